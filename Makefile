@@ -1,0 +1,33 @@
+# Two commands: `make quickstart` and `make test`. Both make .venv first; nothing but Python 3.11+, make and pip is needed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: quickstart test lint clean
+
+# torch goes first and pinned, so that nothing else pulls in another build of it: without an NVIDIA driver the
+# CPU build, wherever pip is set up to find it, else the registry's.
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	{ ! command -v nvidia-smi >/dev/null && $(BIN)/python -m pip install -q "$(TORCH)+cpu" 2>/dev/null; } \
+		|| $(BIN)/python -m pip install -q "$(TORCH)"
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+quickstart: $(READY)
+	$(BIN)/python -m lit_compress fit --config quickstart.yaml --ckpt_path last
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy lit_compress
+
+clean:
+	rm -rf $(VENV) runs

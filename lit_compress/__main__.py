@@ -1,0 +1,54 @@
+"""``python -m lit_compress``: the commands, and how they end. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import sys
+
+USAGE = """usage: python -m lit_compress COMMAND ...
+
+  fit --config NAME.yaml [--model.density 0.25] [--data.path DIR] [--run_dir DIR] [--ckpt_path last]
+                         run every stage of a method and export the result; `last` continues a stopped run
+  validate TARGET        dev metrics of a run or an export
+  test TARGET            metrics on the test split
+  predict TARGET         write text, label and probability of every row as JSON lines
+  export RUN OUT         write a finished run as a folder that loads without this package
+
+COMMAND --help shows every option with its default; NAME.yaml is a path or a shipped config:
+  {configs}
+"""
+
+COMMANDS = ("fit", "validate", "test", "predict", "export")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one command; a user's mistake is one line on stderr and exit code 2."""
+    from lit_compress.errors import UserError, nearest
+
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        from lit_compress.configs_path import shipped
+
+        print(USAGE.format(configs="\n  ".join(_columns(shipped()))))
+        return
+    if argv[0] == "--version":
+        from lit_compress import __version__
+
+        print(__version__)
+        return
+    try:
+        if argv[0] not in COMMANDS:
+            raise UserError(f"unknown command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")
+        from lit_compress import cli
+
+        getattr(cli, argv[0])(argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _columns(names: list[str], width: int = 4) -> list[str]:
+    return ["  ".join(f"{name:18}" for name in names[i : i + width]).rstrip() for i in range(0, len(names), width)]
+
+
+if __name__ == "__main__":
+    main()

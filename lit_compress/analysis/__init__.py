@@ -1,0 +1,1 @@
+"""Pictures and numbers that explain a compressed net."""

@@ -1,0 +1,102 @@
+"""What a stage did to the net, as pictures: densities and ranks by role, one mask, ranks by layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lit_compress.callbacks import RunLogger
+from lit_compress.export.report import markdown
+from lit_compress.families import find_sites
+from lit_compress.layers import LowRankLinear
+from lit_compress.runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel
+
+
+def site_table(net: PreTrainedModel) -> list[dict[str, Any]]:
+    """Return per site: name, role, layer, rank of the factors (None if dense), density of its weights."""
+    table = []
+    for site in find_sites(net):
+        module = net.get_submodule(site.name)
+        low_rank = isinstance(module, LowRankLinear)
+        weights = [module.left, module.right] if low_rank else [module.weight]
+        kept = sum(int(torch.count_nonzero(w)) for w in weights)
+        table.append(
+            {
+                "name": site.name, "role": site.role, "layer": site.layer,
+                "rank": module.rank if low_rank else None,
+                "density": kept / (module.in_features * module.out_features),
+            }
+        )  # fmt: skip
+    return table
+
+
+def structure_figure(net: PreTrainedModel, title: str) -> Figure:
+    """Draw layers x roles: the rank of every factorized site, else the density of its weights."""
+    from matplotlib.figure import Figure
+
+    table = site_table(net)
+    roles = list(dict.fromkeys(row["role"] for row in table))
+    layers = 1 + max(row["layer"] for row in table)
+    ranks = any(row["rank"] for row in table)
+    grid = torch.full((layers, len(roles)), torch.nan)
+    figure = Figure(figsize=(1.2 + 0.9 * len(roles), 1.2 + 0.45 * layers), layout="constrained")
+    axes = figure.subplots()
+    for row in table:
+        value = row["rank"] if ranks else row["density"]
+        grid[row["layer"], roles.index(row["role"])] = torch.nan if value is None else value
+    top = None if ranks else 1.0
+    image = axes.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=top)
+    for layer in range(layers):
+        for column in range(len(roles)):
+            value = float(grid[layer, column])
+            label = "dense" if value != value else f"{value:.0f}" if ranks else f"{value:.2f}"
+            bright = value == value and value > 0.6 * (top or float(grid.nan_to_num().max()))
+            axes.text(column, layer, label, ha="center", va="center", fontsize=8, color="black" if bright else "white")
+    axes.set(xticks=range(len(roles)), xticklabels=roles, yticks=range(layers), ylabel="layer", title=title)
+    figure.colorbar(image, label="rank" if ranks else "density")
+    return figure
+
+
+def mask_figure(net: PreTrainedModel, title: str) -> Figure:
+    """Draw which weights of the first layer's attention output stayed (LPAF's Figure 3): dark = kept.
+
+    The matrix is shown in cells of 4 x 4 weights, as the fraction kept, so that empty rows show.
+    """
+    from matplotlib.figure import Figure
+    from torch.nn.functional import avg_pool2d
+
+    site = next(site for site in find_sites(net) if site.role == "o")
+    kept = (net.get_submodule(site.name).weight != 0).float()
+    figure = Figure(figsize=(5, 5.4), layout="constrained")
+    axes = figure.subplots()
+    cells = avg_pool2d(kept[None], 4)[0]
+    axes.imshow(cells, cmap="Greys", vmin=0, vmax=max(float(cells.max()), 1e-9), extent=(0, kept.shape[1], kept.shape[0], 0))
+    rows = int((kept.sum(1) > 0).sum())
+    axes.set(title=f"{title}: {site.name}\n{float(kept.mean()):.1%} kept, {rows} of {len(kept)} rows alive", xlabel="in", ylabel="out")
+    return figure
+
+
+def log_structure(logger: RunLogger, net: PreTrainedModel, stage: str, steps: int) -> None:
+    """Show the finished stage in TensorBoard: a histogram per role, the structure, and a mask if weights were zeroed."""
+    table, writer, step = site_table(net), logger.experiment, logger.offset + steps
+    for role in dict.fromkeys(row["role"] for row in table):
+        rows = [row for row in table if row["role"] == role]
+        writer.add_histogram(f"density/{role}", torch.tensor([row["density"] for row in rows]), step)
+        ranks = [row["rank"] for row in rows if row["rank"] is not None]
+        if ranks:
+            writer.add_histogram(f"rank/{role}", torch.tensor(ranks, dtype=torch.float32), step)
+    writer.add_figure("structure", structure_figure(net, stage), step)
+    if all(row["rank"] is None for row in table) and any(row["density"] < 0.999 for row in table):
+        writer.add_figure("mask", mask_figure(net, stage), step)
+
+
+def log_report(run: Run, report: dict[str, Any]) -> None:
+    """Show the final table in TensorBoard."""
+    logger = RunLogger(run.folder, 0)
+    logger.experiment.add_text("report", markdown(report), sum(record["steps"] for record in run.finished().values()))
+    logger.finalize("success")

@@ -1,0 +1,143 @@
+"""One accounting for every method: parameters, density, FLOPs, bytes, latency; all measured on the net itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import ceil
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from lit_compress.decompose import rank_for_density
+from lit_compress.errors import UserError
+from lit_compress.families import embeddings, find_sites
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Params:
+    """Stored parameters: weights of the sites (no biases), all but the embeddings, all."""
+
+    sites: int
+    non_embedding: int
+    total: int
+
+
+def _weights(module: nn.Module) -> list[torch.Tensor]:
+    return [p for name, p in module.named_parameters(recurse=False) if name != "bias"]
+
+
+def dense_site_params(net: PreTrainedModel) -> int:
+    """Return the number of weights the sites of ``net`` have before compression: sum of in x out."""
+    modules = {id(m): m for m in (net.get_submodule(site.name) for site in find_sites(net))}
+    return sum(m.in_features * m.out_features for m in modules.values())  # type: ignore[operator]
+
+
+def count_params(net: PreTrainedModel) -> Params:
+    """Count stored parameters; a shared one counts once, a stored zero counts like any other."""
+    sites = {id(p): p.numel() for site in find_sites(net) for p in _weights(net.get_submodule(site.name))}
+    total = sum(p.numel() for p in net.parameters())
+    return Params(sum(sites.values()), total - sum(p.numel() for p in embeddings(net).parameters()), total)
+
+
+def allocate_ranks(net: PreTrainedModel, density: float, rank: int | None = None) -> dict[str, int]:
+    """Return {site: rank} of the Linears to factorize; a matrix that would not get smaller stays dense.
+
+    Args:
+        net: the dense net.
+        density: every matrix keeps this fraction of its parameters (rounded down); 1.0 keeps all dense.
+        rank: the same rank for every matrix instead.
+
+    Raises:
+        UserError: ``rank`` saves nothing in any matrix.
+    """
+    ranks: dict[str, int] = {}
+    limit = 0
+    for site in find_sites(net):
+        linear = net.get_submodule(site.name)
+        out, inner = linear.out_features, linear.in_features
+        wanted = rank if rank is not None else rank_for_density(density, out, inner)
+        largest = ceil(out * inner / (out + inner)) - 1
+        limit = max(limit, largest)
+        if wanted <= largest and (rank is not None or density < 1):
+            ranks[site.name] = wanted
+    if rank is not None and not ranks:
+        raise UserError(f"model.rank: {rank} makes no matrix smaller; the largest rank that does is {limit}")
+    return ranks
+
+
+def density(net: PreTrainedModel) -> float:
+    """Return remaining / original parameters of the sites; zeros in a weight do not remain."""
+    weights = {id(p): p for site in find_sites(net) for p in _weights(net.get_submodule(site.name))}
+    return sum(int(torch.count_nonzero(p)) for p in weights.values()) / dense_site_params(net)
+
+
+def stored_density(net: PreTrainedModel) -> float:
+    """Return stored / original parameters of the sites, without looking at the values."""
+    return count_params(net).sites / dense_site_params(net)
+
+
+def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
+    """Return the floating-point operations of one forward (2 per multiply-add) on ``batch`` x ``length`` tokens."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    was, attention = net.training, net.config._attn_implementation
+    net.eval()
+    net.set_attn_implementation("eager")  # the counter knows every plain matmul, not every fused kernel
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            net(**_inputs(net, batch, length))
+    finally:
+        net.set_attn_implementation(attention)
+        net.train(was)
+    return int(counter.get_total_flops())
+
+
+def _inputs(net: PreTrainedModel, batch: int, length: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, net.config.vocab_size, (batch, length), generator=generator).to(net.device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def latency(
+    nets: Sequence[PreTrainedModel], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
+) -> list[dict[str, Any]]:
+    """Time one forward of each net, interleaved, in milliseconds.
+
+    Interleaving makes the machine's drift hit all nets alike; threads are pinned because more of them than
+    free cores gives noise, not numbers.
+
+    Returns:
+        For each net: median, p10, p90, batch, length, threads.
+    """
+    pinned = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    times: list[list[float]] = [[] for _ in nets]
+    try:
+        with torch.inference_mode():
+            for repeat in range(repeats + 5):
+                for net, record in zip(nets, times, strict=True):
+                    inputs = _inputs(net, batch, length)
+                    start = time.perf_counter()
+                    net(**inputs)
+                    if net.device.type == "cuda":
+                        torch.cuda.synchronize()
+                    if repeat >= 5:  # the first rounds warm caches up
+                        record.append(1000 * (time.perf_counter() - start))
+    finally:
+        torch.set_num_threads(pinned)
+    shared = {"batch": batch, "length": length, "threads": threads}
+    return [
+        {"median": median(t), "p10": quantiles(t, n=10)[0], "p90": quantiles(t, n=10)[-1], **shared} for t in times
+    ]
+
+
+def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:
+    """Return density, parameters and FLOPs of ``net`` as the report stores them."""
+    return {"density": density(net), "params": asdict(count_params(net)), "flops": flops(net, length)}

@@ -1,0 +1,137 @@
+"""The order of batches: a pure function of seed and epoch, and a loader that can stop and go on in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+GROUPED_BATCHES = 50  # batches that are shuffled, then sorted by length, together: little padding, still random
+
+
+def batch_order(
+    lengths: Sequence[int],
+    batch_size: int,
+    seed: int = 0,
+    epoch: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    shuffle: bool = True,
+) -> list[list[int]]:
+    """Return the batches of one rank as lists of row numbers; rows of like length are together.
+
+    All ranks get the same number of batches, and the k-th batches are of the same size and of like length.
+    A number of rows that does not divide by ``world_size`` is filled up: for training (``shuffle``) with
+    rows from the start of the epoch's order; for evaluation with copies of the last row, written as
+    ``~row`` (negative), so that metrics can leave them out. One rank never gets a row twice, or none.
+
+    Args:
+        lengths: tokens of every row.
+        batch_size: rows per rank and batch; only the last batch (before shuffling) is smaller.
+        seed: with ``epoch``, decides the order if ``shuffle``.
+        epoch: counted from 0.
+        rank: 0 <= rank < world_size.
+        world_size: number of processes that share an epoch.
+        shuffle: a new order every epoch (training); else by falling length, so that running out of
+            memory shows in the first batch.
+    """
+    rows = list(range(len(lengths)))
+    missing = -len(rows) % world_size
+    chunk = batch_size * world_size
+    if not shuffle:
+        rows.sort(key=lambda row: -lengths[row])
+        rows += [~rows[-1]] * missing
+        return [rows[start : start + chunk][rank::world_size] for start in range(0, len(rows), chunk)]
+    # the multiplier keeps (seed, epoch) and (seed + 1, epoch - 1) apart
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    rows = torch.randperm(len(rows), generator=generator).tolist()
+    rows = (rows * (1 + world_size))[: len(rows) + missing]
+    for start in range(0, len(rows), GROUPED_BATCHES * chunk):
+        group = slice(start, start + GROUPED_BATCHES * chunk)
+        rows[group] = sorted(rows[group], key=lambda row: lengths[row])
+    chunks = [rows[start : start + chunk] for start in range(0, len(rows), chunk)]
+    return [chunks[k][rank::world_size] for k in torch.randperm(len(chunks), generator=generator).tolist()]
+
+
+class BatchOrder(Sampler[list[int]]):
+    """The batches of :func:`batch_order` from a position on; what ``DataLoader(batch_size=None)`` samples.
+
+    Attributes:
+        epoch: the epoch that the next iteration goes through.
+        skip: how many of its batches the next iteration leaves out, as they were delivered before.
+        delivered: batches of the epoch handed out so far, not counting those that workers read ahead.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: bool = True,
+    ) -> None:
+        self.lengths = lengths
+        self.settings: dict[str, Any] = {
+            "batch_size": batch_size, "seed": seed, "rank": rank, "world_size": world_size, "shuffle": shuffle
+        }
+        self.epoch = 0
+        self.skip = 0
+        self.delivered = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of ``epoch``, unless that is the epoch we are in: then the position stays.
+
+        Lightning calls this before every epoch, after it has restored the position and after it has asked
+        for an iterator.
+        """
+        if epoch != self.epoch:
+            self.epoch, self.skip, self.delivered = epoch, 0, 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(batch_order(self.lengths, epoch=self.epoch, **self.settings)[self.skip :])
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, wherever we are in it."""
+        chunk = self.settings["batch_size"] * self.settings["world_size"]
+        return -(-len(self.lengths) // chunk)
+
+
+class ResumableLoader(DataLoader):
+    """A loader over a :class:`BatchOrder` whose position is saved in Lightning's checkpoints.
+
+    There is no ``__init__`` here on purpose: Lightning makes loaders again from the arguments of
+    ``DataLoader``. Give ``sampler=BatchOrder(...)`` and ``batch_size=None``.
+    """
+
+    @property
+    def order(self) -> BatchOrder:
+        """The sampler, typed."""
+        assert isinstance(self.sampler, BatchOrder)
+        return self.sampler
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position: the epoch, and the batches of it that were handed out."""
+        return {"epoch": self.order.epoch, "batch": self.order.delivered}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Make the next iteration go on from the position in ``state_dict``."""
+        self.order.epoch = state_dict["epoch"]
+        self.order.skip = self.order.delivered = state_dict["batch"]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the rest of the current epoch after a restore, else all of it.
+
+        A generator, so the position is read at the first batch: Lightning asks for the iterator before it
+        says which epoch it is.
+        """
+        order = self.order
+        epoch = order.epoch
+        batches = super().__iter__()  # reads the position
+        order.delivered, order.skip = order.skip, 0
+        for batch in batches:
+            order.delivered += 1
+            yield batch
+        order.set_epoch(epoch + 1)

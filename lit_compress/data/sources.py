@@ -1,0 +1,351 @@
+"""Where the rows come from: a folder of files, the hub, or the package itself; checked row by row.
+
+Whatever the source, a split becomes a dataset with the task's text columns and, if the rows have labels,
+``label``: the class number, or a float for regression. Rows are counted from 1, a header is no row.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.embedded import load_texts
+from lit_compress.errors import UserError, nearest
+from lit_compress.tasks import Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
+
+LABEL = "label"
+UNLABELLED = -1  # how the hub marks the rows of a test split whose labels are secret
+CHUNK = 10_000  # rows that are Python objects at one time
+
+# The text columns as an Arrow table, and the labels as they are written; None: there is no label column.
+Raw = tuple["pa.Table", list[Any] | None]
+
+
+def _names(task: Task, split: str) -> list[str]:
+    """File names without suffix that hold ``split``; the first validation split may be called plainly."""
+    plain = ["validation"] if split == task.validation[0] else []
+    names = [split, *plain]
+    return list(dict.fromkeys([*names, *(name.replace("validation", "dev") for name in names)]))
+
+
+def find_split(task: Task, path: str, split: str) -> Path | None:
+    """Return the file of ``split`` in the folder ``path``, None if there is none.
+
+    Raises:
+        UserError: no such folder, or two files that could be meant.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        kind = "is a file" if folder.exists() else "no such folder"
+        raise UserError(f"data.path: '{path}': {kind}; give a folder with train and validation files")
+    files = [folder / f"{name}{suffix}" for name in _names(task, split) for suffix in READERS]
+    found = [file for file in files if file.is_file()]
+    if len(found) > 1:
+        raise UserError(
+            f"data.path: '{path}' holds {' and '.join(file.name for file in found)}, both could be "
+            f"'{split}'; leave one"
+        )
+    return found[0] if found else None
+
+
+def load_split_files(
+    task: Task, path: str | None, splits: Iterable[str] | None = None, labelled: bool = True
+) -> dict[str, Dataset]:
+    """Read splits of ``task`` from the folder ``path``; without one from the hub, or from the package.
+
+    Args:
+        task: names the columns, the labels and the splits.
+        path: a folder with ``train`` and ``validation`` (or ``dev``) and ``test`` files, as .parquet,
+            .jsonl, .json (one object a line), .csv or .tsv (quotes are ordinary characters there).
+        splits: what to read; None: ``train`` and all of ``task.validation``.
+        labelled: the splits must have labels; else a split without them has no column ``label``.
+
+    Returns:
+        The splits asked for; those of ``task.validation`` after the first only if they are there.
+
+    Raises:
+        UserError: anything wrong with the folder, a file, a column or a row; one line that names it.
+    """
+    wanted = list(splits) if splits is not None else ["train", *task.validation]
+    if path is not None:
+        readers = _local(task, path, wanted)
+    elif task.hub is None:
+        readers = _embedded(task)
+    else:
+        readers = _hub(task, *task.hub)
+    loaded = {}
+    for split in wanted:
+        if split in readers:
+            where, read = readers[split]
+            loaded[split] = _checked(task, where, *read(), labelled)
+        elif split not in task.validation[1:]:
+            raise UserError(f"data.task: '{task.name}' has no split '{split}'; {nearest(split, readers)}")
+    return loaded
+
+
+# ------------------------------------------------------------------------------------------- sources
+
+Readers = dict[str, tuple[str, Callable[[], Raw]]]  # split -> how errors call it, how to read it
+
+
+def _local(task: Task, path: str, wanted: list[str]) -> Readers:
+    """The files of the splits ``wanted``; a missing one is an error, but for a second validation split."""
+    readers: Readers = {}
+    for split in wanted:
+        file = find_split(task, path, split)
+        if file is not None:
+            readers[split] = (f"data.path: '{file}'", _file_reader(task, file))
+        elif split not in task.validation[1:]:
+            names, suffixes = "|".join(_names(task, split)), "|".join(READERS)
+            there = sorted(entry.name for entry in Path(path).expanduser().iterdir())
+            raise UserError(
+                f"data.path: '{path}' has no file for the split '{split}'; looked for ({names})({suffixes}), "
+                f"{nearest(split, there) if there else 'the folder is empty'}"
+            )
+    return readers
+
+
+def _file_reader(task: Task, file: Path) -> Callable[[], Raw]:
+    return lambda: READERS[file.suffix](task, file)
+
+
+def _embedded(task: Task) -> Readers:
+    """The rows the package makes; a generator's one column of text."""
+    return {
+        split: (f"data.task: '{task.name}' split '{split}'", lambda rows=rows: _from_rows(task, "", rows))
+        for split, rows in load_texts(task).items()
+    }
+
+
+def _hub(task: Task, repository: str, configuration: str) -> Readers:
+    """The splits of a hub dataset, from the local hub cache if it was loaded before."""
+    import datasets
+
+    try:
+        dataset = datasets.load_dataset(repository, configuration)
+    except Exception as error:  # no network, a proxy, no such repository: datasets raises dozens of classes
+        reason = str(error).strip().split("\n")[0][:160]
+        raise UserError(
+            f"data.task: cannot load '{task.name}' ({repository}) from the hub ({type(error).__name__}: "
+            f"{reason}); without network give a folder of files with --data.path"
+        ) from error
+    return {
+        str(split): (
+            f"data.task: '{task.name}' split '{split}'",
+            lambda split=split: _from_table(task, f"data.task: '{task.name}'", dataset[split].data.table),
+        )
+        for split in dataset
+    }
+
+
+# -------------------------------------------------------------------------------------- file formats
+
+
+def _read_parquet(task: Task, file: Path) -> Raw:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    where = f"data.path: '{file}'"
+    if file.stat().st_size == 0:
+        raise UserError(f"{where} is empty (0 bytes)")
+    try:
+        names = pq.read_schema(file).names
+        columns = [name for name in (*task.text, LABEL) if name in names]
+        _need_columns(task, where, names)
+        table = pq.read_table(file, columns=columns)
+        table.validate(full=True)  # bytes that are not UTF-8
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{where} is no readable parquet file: {str(error)[:160]}") from error
+    return _from_table(task, where, table)
+
+
+def _read_jsonl(task: Task, file: Path) -> Raw:
+    where = f"data.path: '{file}'"
+
+    def rows() -> Iterator[dict[str, Any]]:
+        row = 0
+        for line in _lines(file):
+            if not line.strip():
+                continue
+            row += 1
+            try:
+                value = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{where} row {row}: malformed JSON: {error.msg} (column {error.colno})") from error
+            if not isinstance(value, dict):
+                raise UserError(f"{where} row {row}: a JSON {type(value).__name__}; give one object per line")
+            yield value
+
+    return _from_rows(task, where, rows())
+
+
+def _read_separated(delimiter: str, quoting: int) -> Callable[[Task, Path], Raw]:
+    def read(task: Task, file: Path) -> Raw:
+        where = f"data.path: '{file}'"
+
+        def rows() -> Iterator[dict[str, Any]]:
+            row = 0
+            reader = csv.reader(_lines(file), delimiter=delimiter, quoting=quoting, strict=True)
+            try:
+                header = next(reader, [])
+                _need_columns(task, where, header)
+                for fields in reader:
+                    if not fields:
+                        continue  # an empty line, as at the end of many files
+                    row += 1
+                    if len(fields) != len(header):
+                        raise UserError(
+                            f"{where} row {row}: {len(fields)} fields, the header has {len(header)} ({', '.join(header)})"
+                        )
+                    # there is no null in these formats: an empty field is a missing value
+                    yield {name: field or None for name, field in zip(header, fields, strict=True)}
+            except csv.Error as error:
+                raise UserError(f"{where} row {row + 1}: {error}") from error
+
+        return _from_rows(task, where, rows())
+
+    return read
+
+
+def _lines(file: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file, a byte order mark left out; errors name the byte."""
+    where, offset = f"data.path: '{file}'", 0
+    if file.stat().st_size == 0:
+        raise UserError(f"{where} is empty (0 bytes)")
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{where} line {number}: byte {offset + error.start} (0x{line[error.start]:02x}) is not UTF-8; "
+                    "save the file as UTF-8"
+                ) from error
+            offset += len(line)
+            yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+READERS: dict[str, Callable[[Task, Path], Raw]] = {
+    ".parquet": _read_parquet,
+    ".jsonl": _read_jsonl,
+    ".json": _read_jsonl,
+    ".csv": _read_separated(",", csv.QUOTE_MINIMAL),
+    ".tsv": _read_separated("\t", csv.QUOTE_NONE),
+}
+
+
+# -------------------------------------------------------------------------------------------- checks
+
+
+def _need_columns(task: Task, where: str, names: Iterable[str]) -> None:
+    names = list(names)
+    for column in task.text:
+        if column not in names:
+            raise UserError(f"{where} has no column '{column}'; {nearest(column, names)}")
+
+
+def _from_table(task: Task, where: str, table: pa.Table) -> Raw:
+    """Check an Arrow table's text columns."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    _need_columns(task, where, table.column_names)
+    columns = {}
+    for name in task.text:
+        column = table[name]
+        if pa.types.is_dictionary(column.type):  # a pandas categorical
+            column = column.cast(column.type.value_type)
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            raise UserError(f"{where} column '{name}' is of type {column.type}; give text (string)")
+        if column.null_count:
+            row = pc.index(column.is_null(), True).as_py() + 1
+            raise UserError(f"{where} row {row}: '{name}' is null; fill it in or leave the row out")
+        columns[name] = column
+    labels = table[LABEL].to_pylist() if LABEL in table.column_names else None
+    return pa.table(columns), labels
+
+
+def _from_rows(task: Task, where: str, rows: Iterable[dict[str, Any]]) -> Raw:
+    """Check rows one by one and gather them in Arrow tables."""
+    import pyarrow as pa
+
+    schema = pa.schema([(name, pa.string()) for name in task.text])
+    tables, chunk, labels, has_labels = [schema.empty_table()], [], [], False
+    for number, row in enumerate(rows, start=1):
+        for name in task.text:
+            if name not in row:
+                raise UserError(f"{where} row {number} has no '{name}'; {nearest(name, row)}")
+            if row[name] is None:
+                raise UserError(f"{where} row {number}: '{name}' is null; fill it in or leave the row out")
+            if not isinstance(row[name], str):
+                raise UserError(
+                    f"{where} row {number}: '{name}' is {row[name]!r:.60} ({type(row[name]).__name__}); give text"
+                )
+        has_labels = has_labels or LABEL in row
+        labels.append(row.get(LABEL))
+        chunk.append({name: row[name] for name in task.text})
+        if len(chunk) == CHUNK:
+            tables.append(pa.Table.from_pylist(chunk, schema=schema))
+            chunk = []
+    tables.append(pa.Table.from_pylist(chunk, schema=schema))
+    return pa.concat_tables(tables), labels if has_labels else None
+
+
+def _checked(task: Task, where: str, texts: pa.Table, written: list[Any] | None, labelled: bool) -> Dataset:
+    """Put checked texts and labels together."""
+    import datasets
+    import pyarrow as pa
+
+    if not len(texts):
+        raise UserError(f"{where} is empty (0 rows)")
+    if written is None or all(_is_unlabelled(value) for value in written):
+        if labelled:
+            missing = f"no column '{LABEL}'" if written is None else f"no labels (all are {UNLABELLED})"
+            raise UserError(f"{where} has {missing}; only predict reads rows without labels")
+        return datasets.Dataset(texts)
+    to_label = _class_number if task.kind == "classification" else _number
+    labels = [to_label(task, f"{where} row {row}", value) for row, value in enumerate(written, start=1)]
+    kind = pa.int64() if task.kind == "classification" else pa.float32()
+    return datasets.Dataset(texts.append_column(LABEL, pa.array(labels, kind)))
+
+
+def _is_unlabelled(value: Any) -> bool:
+    return value in (UNLABELLED, str(UNLABELLED), str(float(UNLABELLED)))
+
+
+def _class_number(task: Task, where: str, value: Any) -> int:
+    """Return the class of a label: its name, or its number as an integer or as digits."""
+    if value is None or value != value:
+        raise UserError(f"{where}: the label is null; fill it in or leave the row out")
+    if value in task.labels:
+        return task.labels.index(value)
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if is_number or (isinstance(value, str) and value.isascii() and value.isdigit()):
+        number = int(value)
+        if 0 <= number < len(task.labels):
+            return number
+    raise UserError(
+        f"{where}: label {value!r:.60} is none of task '{task.name}'; {nearest(value, task.labels)}, "
+        f"or 0..{len(task.labels) - 1}"
+    )
+
+
+def _number(task: Task, where: str, value: Any) -> float:
+    """Return a regression label."""
+    if value is None:
+        raise UserError(f"{where}: the label is null; fill it in or leave the row out")
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"{where}: label {value!r:.60} is not a finite number; task '{task.name}' is a regression")
+    return number

@@ -1,0 +1,63 @@
+"""The model card of an export."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.export.report import markdown
+
+if TYPE_CHECKING:
+    from lit_compress.tasks import Task
+
+_CARD = """---
+library_name: transformers
+pipeline_tag: text-classification
+tags: [lit_compress, {method}, compressed]
+---
+
+# {backbone} on {task}, compressed by {method} to {density:.1%} of its block matrices
+
+Loads without lit_compress; torch and transformers are enough:
+
+```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+net = AutoModelForSequenceClassification.from_pretrained(FOLDER, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+logits = net(**tokenizer({example}, return_tensors="pt")).logits
+```
+
+## Measured
+
+{table}
+
+Latency: one thread, batch 1, {length} tokens, all columns interleaved in one process on {cpu}.
+Reloaded in a process without lit_compress, the logits differ by at most {difference:.1e}.
+
+## Meaning of the output
+
+{labels}
+
+## Files
+
+`model.safetensors` holds `<site>.left` [out, rank], `<site>.right` [rank, in] and `<site>.bias` of every factorized
+Linear; `structure.json` names the sites and ranks; `modeling_compressed.py` puts the factors in place;
+`report.json` has every number above with the config, the versions and the machine.
+"""
+
+
+def card(report: dict[str, Any], task: Task) -> str:
+    """Return the text of the export's README.md."""
+    labels = "\n".join(f"- {i}: {name}" for i, name in enumerate(task.labels)) or "One real number, the predicted score."
+    return _CARD.format(
+        method=report["method"],
+        backbone=report["config"]["model"]["init_args"]["backbone"],
+        task=task.name,
+        density=report["compressed"]["density"],
+        example=", ".join(f'"a {column}"' for column in task.text),
+        table=markdown(report),
+        length=report["compressed"]["latency_ms"]["length"],
+        cpu=report["hardware"]["cpu"],
+        difference=report["export_difference"],
+        labels=labels,
+    )

@@ -1,0 +1,60 @@
+"""Write a finished run as a folder that loads where this package is not installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.errors import UserError
+from lit_compress.evaluation import evaluate
+from lit_compress.export.card import card
+from lit_compress.export.check import check_export
+from lit_compress.export.fuse import fuse
+from lit_compress.export.modelling import write_model
+from lit_compress.export.report import build_report
+from lit_compress.progress import track
+from lit_compress.runs import Run, write_json
+from lit_compress.surgery import atomic_folder, load_net
+
+if TYPE_CHECKING:
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.methods import Method
+
+
+def export_run(run: Run, out: Path, method: Method, data: DataModule) -> dict[str, Any]:
+    """Export the last stage's net of ``run`` to ``out`` and return the report, which stands there too.
+
+    The folder appears only when its logits, reloaded in another process, are those of the run's net.
+
+    Args:
+        run: a finished run.
+        out: folder to write; an earlier export there is replaced.
+        method: whose stages they are.
+        data: for the dev metric of the exported net.
+
+    Raises:
+        UserError: a stage is not finished; ``out`` holds something else; the check fails.
+    """
+    done, stages = run.finished(), ["dense", *(stage.name for stage in method.stages() if stage.name != "dense")]
+    missing = [name for name in stages if name not in done]
+    if missing:
+        raise UserError(f"export: stage {missing[0]} of '{run.folder}' is not finished; continue it with fit --ckpt_path last")
+    if out.exists() and any(out.iterdir()) and not (out / "structure.json").is_file():
+        raise UserError(f"export: '{out}' holds something that is not an export; give an empty or new folder")
+    task, key = data.record, f"val/{data.record.metrics[0]}"
+    folders = {name: run.net(name) for name in stages}
+    nets = {name: (load_net(folder), folder, done[name]["metric"][key]) for name, folder in folders.items()}
+    with atomic_folder(out) as temporary:
+        net = fuse(nets[stages[-1]][0])
+        write_model(net, temporary)
+        data.tokenizer.save_pretrained(temporary)
+        for _ in track([0], "check the export in another process"):
+            difference = check_export(net, temporary)
+        exported = load_net(temporary)
+        nets["compressed"] = (exported, temporary, evaluate(exported, data)[key])
+        del nets[stages[-1]]
+        report = build_report(task, type(method).__name__, nets, run.config())
+        report["export_difference"] = difference
+        write_json(temporary / "report.json", report)
+        (temporary / "README.md").write_text(card(report, task))
+    return report

@@ -1,0 +1,53 @@
+"""The modelling file of an export: the layers' own source under a few lines that put them in place.
+
+``AutoModel...from_pretrained(OUT, trust_remote_code=True)`` runs it; it needs torch and transformers only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lit_compress.layers import LowRankLinear
+from lit_compress.surgery import describe, save_net
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MODULE = "modeling_compressed"
+
+_TEMPLATE = '''"""{base} with compressed Linears, as config.structure lists them. Made by lit_compress; stands by itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import {base}
+
+
+{layers}
+
+class Compressed{base}({base}):
+    """{base} whose Linears at the sites of config.structure are products of two factors."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        for name, spec in config.structure.items():
+            parent, _, child = name.rpartition(".")
+            linear = self.get_submodule(name)
+            layer = LowRankLinear(linear.in_features, linear.out_features, spec["rank"], linear.bias is not None)
+            setattr(self.get_submodule(parent), child, layer)
+'''
+
+
+def write_model(net: PreTrainedModel, folder: Path) -> None:
+    """Write weights, config with ``auto_map`` and structure, and the modelling file of the fused ``net``."""
+    base = type(net).__name__
+    net.config.structure = describe(net)
+    net.config.auto_map = {"AutoModelForSequenceClassification": f"{MODULE}.Compressed{base}"}
+    net.config.architectures = [f"Compressed{base}"]
+    save_net(net, folder)
+    source = _TEMPLATE.format(base=base, layers=inspect.getsource(LowRankLinear))
+    (folder / f"{MODULE}.py").write_text(source)

@@ -1,0 +1,146 @@
+"""The report of a run: every number measured on the nets themselves, dense beside compressed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lit_compress import __version__
+from lit_compress.budget import latency, measure
+from lit_compress.progress import track
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from transformers import PreTrainedModel
+
+    from lit_compress.tasks import Task
+
+_PACKAGES = ("torch", "lightning", "transformers", "datasets", "torchmetrics")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions a result depends on."""
+    return {"lit_compress": __version__, "python": platform.python_version(), **{p: version(p) for p in _PACKAGES}}
+
+
+def hardware() -> dict[str, Any]:
+    """Return the machine: processor, cores, memory in GiB, accelerator."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        name = names[0] if names else name
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else None
+    return {
+        "cpu": name,
+        "cores": os.cpu_count(),
+        "memory_gib": memory and round(memory, 1),
+        "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+    }
+
+
+def commit() -> str | None:
+    """Return the commit of this checkout, with ``-dirty`` if files differ; None outside a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    found = subprocess.run(
+        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
+    )
+    return found.stdout.strip() or None
+
+
+def entry(net: PreTrainedModel, folder: Path, metric: float, task: Task) -> dict[str, Any]:
+    """Return what the report says of one net, without its latency.
+
+    Args:
+        net: as loaded from ``folder``.
+        folder: where its ``model.safetensors`` stands.
+        metric: of the dev set.
+        task: gives the length in tokens at which FLOPs are counted.
+    """
+    return {"metric": metric, **measure(net, task.length), "bytes": (folder / "model.safetensors").stat().st_size}
+
+
+def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task: Task) -> None:
+    """Time the nets against each other, one thread, batch 1, the task's length, and add it to their entries."""
+    for item, times in zip(entries, latency(nets, task.length), strict=True):
+        item["latency_ms"] = times
+
+
+def build_report(
+    task: Task, method: str, nets: dict[str, tuple[PreTrainedModel, Path, float]], config: dict[str, Any]
+) -> dict[str, Any]:
+    """Measure every net and compare the last with the first.
+
+    Args:
+        task: what they do.
+        method: name of the method.
+        nets: stage name -> net, its folder, its dev metric; the first is dense, the last the export.
+        config: of the run.
+    """
+    stages = {
+        name: entry(net, folder, metric, task)
+        for name, (net, folder, metric) in track(nets.items(), "measure", len(nets))
+    }
+    add_latency(list(stages.values()), [net for net, *_ in nets.values()], task)
+    dense, *_, compressed = stages.values()
+    ratios = {
+        "metric": compressed["metric"] / dense["metric"] if dense["metric"] else None,
+        "params": {key: compressed["params"][key] / dense["params"][key] for key in dense["params"]},
+        "flops": compressed["flops"] / dense["flops"],
+        "bytes": compressed["bytes"] / dense["bytes"],
+        "speedup": dense["latency_ms"]["median"] / compressed["latency_ms"]["median"],
+    }
+    return {
+        "task": task.name, "method": method, "metric": {"name": task.metrics[0], "mode": "max"},
+        "dense": dense, "compressed": compressed, "ratios": ratios, "stages": stages,
+        "config": config, "versions": versions(), "hardware": hardware(), "commit": commit(),
+    }  # fmt: skip
+
+
+_ROWS = (
+    ("{metric}", lambda e: f"{e['metric']:.4f}"),
+    ("site density", lambda e: f"{e['density']:.4f}"),
+    ("site parameters", lambda e: f"{e['params']['sites']:,}"),
+    ("non-embedding parameters", lambda e: f"{e['params']['non_embedding']:,}"),
+    ("total parameters", lambda e: f"{e['params']['total']:,}"),
+    ("MFLOPs, 1 x {length} tokens", lambda e: f"{e['flops'] / 1e6:,.1f}"),
+    ("bytes on disk", lambda e: f"{e['bytes']:,}"),
+    ("CPU latency ms, median", lambda e: f"{e['latency_ms']['median']:.2f}"),
+    ("   p10 - p90", lambda e: f"{e['latency_ms']['p10']:.2f} - {e['latency_ms']['p90']:.2f}"),
+)
+
+
+def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the rows of the final table."""
+    names = list(report["stages"])
+    words = {"metric": f"dev {report['metric']['name']}", "length": report["dense"]["latency_ms"]["length"]}
+    header = [f"{report['method']} on {report['task']}", *names]
+    return header, [[label.format(**words), *(show(report["stages"][n]) for n in names)] for label, show in _ROWS]
+
+
+def table(report: dict[str, Any]) -> Table:
+    """Return the final table for the terminal."""
+    from rich.table import Table
+
+    header, body = rows(report)
+    shown = Table(title=None)
+    for i, name in enumerate(header):
+        shown.add_column(name, justify="left" if i == 0 else "right")
+    for row in body:
+        shown.add_row(*row)
+    return shown
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Return the final table as Markdown, for TensorBoard and the model card."""
+    header, body = rows(report)
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(cell.strip() for cell in row) + " |" for row in body)])

@@ -1,0 +1,126 @@
+"""Where the Linears of the transformer blocks live in each Hugging Face family: a table.
+
+A new architecture is one entry. Paths are relative to the base model (``net.base_model``). Poolers, task
+heads and embeddings are never sites (LPAF 4.1 and FWSVD 3 compress "the linear layers in the
+transformer blocks"; their published parameter percentages hold only so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from torch import nn
+
+from lit_compress.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Role = Literal["q", "k", "v", "o", "up", "down"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture.
+
+    Attributes:
+        stacks: name of a stack of blocks -> path of its ModuleList.
+        roles: path of a Linear inside a block -> what it does.
+        embeddings: path of the embeddings, left out of the non-embedding count.
+    """
+
+    stacks: dict[str, str]
+    roles: dict[str, Role]
+    embeddings: str = "embeddings"
+
+
+_BERT = Family(
+    stacks={"encoder": "encoder.layer"},
+    roles={
+        "attention.self.query": "q",
+        "attention.self.key": "k",
+        "attention.self.value": "v",
+        "attention.output.dense": "o",
+        "intermediate.dense": "up",
+        "output.dense": "down",
+    },
+)
+
+FAMILIES: dict[str, Family] = {
+    "bert": _BERT,
+    "roberta": _BERT,
+    "distilbert": Family(
+        stacks={"encoder": "transformer.layer"},
+        roles={
+            "attention.q_lin": "q",
+            "attention.k_lin": "k",
+            "attention.v_lin": "v",
+            "attention.out_lin": "o",
+            "ffn.lin1": "up",
+            "ffn.lin2": "down",
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """A named place in the net that a method may compress.
+
+    Attributes:
+        name: full name in the net, as ``net.get_submodule`` takes it.
+        role: q, k, v, o (attention), up, down (feed-forward).
+        layer: index of the block in its stack.
+        stack: ``encoder`` or ``decoder``.
+    """
+
+    name: str
+    role: Role
+    layer: int
+    stack: str
+
+
+def get_family(net: PreTrainedModel) -> Family:
+    """Return the table entry of ``net``.
+
+    Raises:
+        UserError: the architecture has no entry; names the nearest one.
+    """
+    kind = net.config.model_type
+    if kind not in FAMILIES:
+        raise UserError(f"model.backbone: architecture '{kind}' is not supported; {nearest(kind, FAMILIES)}")
+    return FAMILIES[kind]
+
+
+def base_prefix(net: PreTrainedModel) -> str:
+    """Return the name of the base model inside ``net`` with its dot, or "" if ``net`` is the base model."""
+    return "" if net.base_model is net else f"{net.base_model_prefix}."
+
+
+def blocks(net: PreTrainedModel) -> Iterator[tuple[str, int, str, nn.Module]]:
+    """Yield (stack, layer, full name, module) of every transformer block."""
+    prefix = base_prefix(net)
+    for stack, path in get_family(net).stacks.items():
+        for layer, block in enumerate(net.base_model.get_submodule(path)):  # type: ignore[arg-type]
+            yield stack, layer, f"{prefix}{path}.{layer}", block
+
+
+def find_sites(net: PreTrainedModel) -> list[Site]:
+    """Return every site of ``net`` in forward order, whatever stands there now (Linear or its replacement).
+
+    Raises:
+        UserError: unknown architecture.
+    """
+    roles = get_family(net).roles
+    return [
+        Site(f"{name}.{path}", role, layer, stack)
+        for stack, layer, name, _ in blocks(net)
+        for path, role in roles.items()
+    ]
+
+
+def embeddings(net: PreTrainedModel) -> nn.Module:
+    """Return the embeddings module of ``net``."""
+    return net.base_model.get_submodule(get_family(net).embeddings)

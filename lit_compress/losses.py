@@ -1,0 +1,86 @@
+"""Losses every method shares. Half-precision logits are computed in float32, also under autocast."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Kind = Literal["classification", "regression"]
+
+
+def task_loss(logits: Tensor, labels: Tensor, kind: Kind) -> Tensor:
+    """Cross-entropy or mean squared error, mean over the batch.
+
+    Args:
+        logits: [..., classes] for classification, [batch] or [batch, 1] for regression.
+        labels: int [...] (-100 = ignored), or float [batch].
+        kind: what the head predicts.
+
+    Returns:
+        0-dim, float32 (float64 for float64 logits).
+    """
+    logits = _full(logits)
+    with _no_autocast(logits):
+        if kind == "regression":
+            return F.mse_loss(logits.reshape(labels.shape), labels.to(logits.dtype))
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+def distillation_loss(student: Tensor, teacher: Tensor, kind: Kind, temperature: float = 2.0) -> Tensor:
+    """Distance of the student's logits from the teacher's; no gradient reaches the teacher.
+
+    Classification: temperature^2 * KL(softmax(teacher / temperature) || softmax(student / temperature)),
+    mean over the samples (the form of CoFi and nn_pruning, temperature 2; Hinton et al. 2015, Sec. 2).
+    Regression: mean squared error.
+
+    Args:
+        student: [..., classes] or, for regression, any shape.
+        teacher: same shape.
+        kind: what the head predicts.
+        temperature: softens both distributions; > 0; not used for regression.
+
+    Returns:
+        0-dim, float32 (float64 for float64 logits).
+    """
+    student, teacher = _full(student), _full(teacher).detach()
+    with _no_autocast(student):
+        if kind == "regression":
+            return F.mse_loss(student, teacher)
+        log_student = F.log_softmax(student / temperature, -1).flatten(0, -2)
+        log_teacher = F.log_softmax(teacher / temperature, -1).flatten(0, -2)
+        divergence = F.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True)
+        return temperature**2 * divergence
+
+
+def consistency_loss(first: Tensor, second: Tensor, kind: Kind) -> Tensor:
+    """How far two forward passes of one batch disagree (LPAF Sec. 4.3, L_c; the form of R-Drop).
+
+    Classification: (KL(p1 || p2) + KL(p2 || p1)) / 2, mean over the samples, written as
+    sum (p1 - p2)(log p1 - log p2) / 2: exactly symmetric, exactly 0 for equal logits, never negative.
+    Regression: mean squared error. Gradients flow into both passes.
+
+    Args:
+        first: [..., classes] or, for regression, any shape.
+        second: same shape.
+        kind: what the head predicts.
+
+    Returns:
+        0-dim, float32 (float64 for float64 logits).
+    """
+    first, second = _full(first), _full(second)
+    with _no_autocast(first):
+        if kind == "regression":
+            return F.mse_loss(first, second)
+        log_first, log_second = F.log_softmax(first, -1), F.log_softmax(second, -1)
+        return 0.5 * ((log_first.exp() - log_second.exp()) * (log_first - log_second)).sum(-1).mean()
+
+
+def _full(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _no_autocast(logits: Tensor) -> torch.autocast:
+    return torch.autocast(logits.device.type, enabled=False)

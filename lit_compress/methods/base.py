@@ -1,0 +1,328 @@
+"""The part every method shares: a LightningModule that runs one stage after another.
+
+This is the only file that knows Lightning's order inside an optimizer step: closure (forward, backward) ->
+``on_before_optimizer_step`` (gradients whole, unscaled, not clipped: scores are read here) -> clipping ->
+step -> back in ``optimizer_step`` (weights are zeroed here).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from lit_compress import __version__
+from lit_compress.errors import UserError
+from lit_compress.families import blocks
+from lit_compress.losses import distillation_loss, task_loss
+from lit_compress.metrics import build_metrics
+from lit_compress.methods.stage import Stage
+from lit_compress.schedules import linear_warmup_decay
+from lit_compress.surgery import describe, load_net
+from lit_compress.tasks import get_task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+@dataclass
+class Distillation:
+    """Logits distillation from the dense teacher (the form CoFi and nn_pruning use; LPAF names none).
+
+    Args:
+        alpha: weight of the teacher's part; the labels have 1 - alpha. 0 turns distillation off.
+        temperature: softens both distributions; the term is scaled by its square.
+    """
+
+    alpha: float = 0.5
+    temperature: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise UserError(f"distillation.alpha: {self.alpha} is not in [0, 1]; nearest {min(max(self.alpha, 0), 1)}")
+        if self.temperature <= 0:
+            raise UserError(f"distillation.temperature: {self.temperature} is not above 0; usual: 2.0")
+
+
+class Method(pl.LightningModule):
+    """A compression method: a net, a task and a list of stages.
+
+    Args:
+        task: name of the task; the data is read for the same one.
+        backbone: folder or hub name of the pre-trained model, or ``embedded`` for a small one built here.
+        density: remaining / original parameters of the compressed matrices, in (0, 1].
+        teacher: folder of a model already fine-tuned on the task, e.g. ``runs/x/dense/net``; it takes the
+            place of the dense stage. None: the dense stage makes it.
+        distillation: how the teacher is listened to.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        backbone: str,
+        density: float,
+        teacher: str | None,
+        distillation: Distillation,
+    ) -> None:
+        super().__init__()
+        if not 0 < density <= 1:
+            raise UserError(f"model.density: {density} is not in (0, 1]; nearest valid value {1.0 if density > 1 else 0.01}")
+        self.task_record = get_task(task)
+        self.backbone, self.density, self.teacher, self.distillation = backbone, density, teacher, distillation
+        self.net: PreTrainedModel | None = None
+        self.stage: Stage | None = None
+        self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
+        self.val_metrics = nn.ModuleList([build_metrics(self.task_record) for _ in self.task_record.validation])
+        self.test_metrics = build_metrics(self.task_record)
+        self.initial: dict[str, float] = {}
+
+    def stages(self) -> list[Stage]:
+        """Return the stages in order; the first is called ``dense`` unless a teacher is given."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------- set-up
+
+    def enter(
+        self, stage: Stage, seed: int, previous: Path | None, teacher: Path | None, restoring: bool = False
+    ) -> None:
+        """Prepare for the fit of ``stage``; the net itself is built in ``configure_model``."""
+        self.stage, self._seed, self._previous, self._teacher_folder = stage, seed, previous, teacher
+        self._restoring = restoring
+
+    def configure_model(self) -> None:
+        """Build the structure before any wrapping; shard it when the strategy brings a device mesh."""
+        if self.net is not None:
+            return
+        assert self.stage is not None, "enter() first"
+        with torch.device("cpu"):
+            net = self.stage.build(self, self._previous, self._restoring)
+            if self._teacher_folder and self.stage.distil and self.distillation.alpha > 0:
+                self._teacher = (load_net(self._teacher_folder).requires_grad_(False).eval(),)
+        net.train()
+        if self.device_mesh is not None:
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = self.device_mesh["data_parallel"]
+            for *_, block in blocks(net):
+                fully_shard(block, mesh=mesh)
+            fully_shard(net, mesh=mesh)
+        self.net = net
+        self.stage.attach(net)
+        # Scores and frozen matrices are the same on every rank already; DDP need not send them each step.
+        self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
+
+    def on_fit_start(self) -> None:
+        """Bring the teacher to the device."""
+        for teacher in self._teacher:
+            teacher.to(self.device)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW with linear warm-up and decay, a pure function of the optimizer step."""
+        assert self.stage is not None and self.net is not None
+        settings = self.stage.training_settings
+        self.stage.begin(self._count_steps())
+        decay, plain = [], []
+        for parameter in self.net.parameters():
+            if parameter.requires_grad:
+                (decay if parameter.ndim > 1 else plain).append(parameter)
+        optimizer = torch.optim.AdamW(
+            [{"params": decay, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+            lr=settings.learning_rate,
+            # A fused optimizer unscales float16 gradients itself, so that scores would be read scaled.
+            fused=None if str(self.trainer.precision) == "16-mixed" else True,
+        )
+        total, warmup = self.stage.total_steps, ceil(settings.warmup * self.stage.total_steps)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: linear_warmup_decay(step, total, warmup))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _count_steps(self) -> int:
+        """Return the optimizer steps of this fit, without asking Lightning (its count breaks exact resume)."""
+        trainer = self.trainer
+        batches = trainer.datamodule.batches_per_epoch(trainer.world_size)
+        limit = trainer.limit_train_batches
+        if isinstance(limit, float):
+            batches = int(batches * limit)
+        elif limit is not None:
+            batches = min(batches, limit)
+        steps = ceil(batches / trainer.accumulate_grad_batches) * (trainer.max_epochs or 1)
+        return min(steps, trainer.max_steps) if trainer.max_steps > 0 else steps
+
+    # ---------------------------------------------------------------- loss
+
+    def logits(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the net's logits [b, num_labels] for the inputs of ``batch``."""
+        assert self.net is not None
+        return self.net(**{k: batch[k] for k in _INPUTS if k in batch}).logits
+
+    def objective(self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1) -> dict[str, Tensor]:
+        """Return the task term and, with a teacher, the distillation term.
+
+        Args:
+            logits: [copies * b, num_labels]; the copies stand one after the other.
+            batch: the b examples.
+            distil: listen to the teacher if there is one.
+            copies: how often the batch was put through the net; means over copies equal the mean of the means.
+        """
+        kind = self.task_record.kind
+        hard = task_loss(logits, batch["labels"].repeat(copies), kind)
+        if not (distil and self._teacher):
+            return {"task": hard}
+        with torch.no_grad():
+            (teacher,) = self._teacher
+            target = teacher(**{k: batch[k] for k in _INPUTS if k in batch}).logits.repeat(copies, 1)
+        alpha = self.distillation.alpha
+        soft = distillation_loss(logits, target, kind, self.distillation.temperature)
+        return {"task": (1 - alpha) * hard, "distillation": alpha * soft}
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Seed the step: random numbers are a function of the position, so a resumed run draws the same ones."""
+        assert self.stage is not None
+        self.micro_seed = crc32(f"{self._seed} {self.stage.name} {self.current_epoch} {batch_idx}".encode())
+        torch.manual_seed(self.micro_seed + self.global_rank)
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        """Sum the stage's terms and log them."""
+        assert self.stage is not None and self.net is not None
+        terms = self.stage.losses(self, batch)
+        loss = torch.stack(list(terms.values())).sum()
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        self.log_dict({f"train/{name}": value.detach() for name, value in terms.items()})
+        return loss
+
+    # ---------------------------------------------------------------- around the optimizer step
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the stage read whole gradients."""
+        assert self.stage is not None and self.net is not None
+        self.stage.before_step(self.net)
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        """Step, then let the stage change values; Lightning's counter moves only afterwards."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        assert self.stage is not None and self.net is not None
+        step = self.trainer.global_step + 1
+        self.stage.after_step(self.net, step)
+        if step % self.trainer.log_every_n_steps == 0 or step == self.stage.total_steps:
+            self._log_status(step)
+
+    def _log_status(self, step: int) -> None:
+        assert self.stage is not None and self.net is not None
+        for name, value in self.stage.status(self.net, step).items():
+            self.log(f"train/{name}", value, prog_bar=name in ("density", "target"))
+        self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
+
+    # ---------------------------------------------------------------- evaluation
+
+    @staticmethod
+    def _update(metrics: Any, logits: Tensor, batch: dict[str, Tensor]) -> None:
+        real = batch["index"] >= 0  # the rest fills up the last batches of other ranks
+        metrics.update(logits[real].float(), batch["labels"][real])
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Collect the dev metric of one validation split."""
+        self._update(self.val_metrics[dataloader_idx], self.logits(batch), batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics, and ``val/score``: the first one, or -inf until the budget is met.
+
+        The pass before training gives the metric right after a factorization; it is kept in ``initial``.
+        """
+        values: dict[str, Tensor] = {}
+        for i, metrics in enumerate(self.val_metrics):
+            if any(m._update_called for m in metrics.values()):
+                prefix = "val" if i == 0 else self.task_record.validation[i].replace("validation", "val")
+                values |= {f"{prefix}/{name}": value for name, value in metrics.compute().items()}
+                metrics.reset()
+        main = float(values[f"val/{self.task_record.metrics[0]}"])
+        if self.trainer.sanity_checking:
+            self.initial = {name: float(value) for name, value in values.items()}
+            return
+        at_budget = self.stage is None or self.stage.at_budget(self.trainer.global_step)
+        self.log_dict(values, prog_bar=True)
+        self.log("val/score", main if at_budget else -inf)
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """Collect the metric of the test split."""
+        self._update(self.test_metrics, self.logits(batch), batch)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the test metrics."""
+        self.log_dict({f"test/{name}": value for name, value in self.test_metrics.compute().items()})
+        self.test_metrics.reset()
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Return the row numbers [b] and the logits [b, num_labels] on the CPU."""
+        return {"index": batch["index"].cpu(), "logits": self.logits(batch).float().cpu()}
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say whose checkpoint it is, in primitives (``weights_only=True`` loads it)."""
+        assert self.stage is not None and self.net is not None
+        checkpoint["lit_compress"] = {
+            "version": __version__,
+            "method": type(self).__name__,
+            "stage": self.stage.name,
+            "total_steps": self.stage.total_steps,
+            "at_budget": self.stage.at_budget(self.trainer.global_step),
+            "structure": describe(self.net),
+            "initial": self.initial,
+            "metrics": {
+                name: float(value)
+                for name, value in self.trainer.callback_metrics.items()
+                if name.startswith("val") and name != "val/score"
+            },
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that the checkpoint is of this method, stage and structure.
+
+        Raises:
+            UserError: it is not.
+        """
+        assert self.stage is not None and self.net is not None
+        mark = check_mark(checkpoint, type(self).__name__, self.stage.name)
+        if mark["structure"] != describe(self.net):
+            raise UserError("ckpt_path: the checkpoint's ranks are not those of this config; resume with the config it was made with")
+        self._saved_steps = mark["total_steps"]
+        self.initial = mark["initial"]
+
+    def on_train_start(self) -> None:
+        """Refuse a resume that would silently move the schedules.
+
+        Raises:
+            UserError: the stage has another length than when it was begun.
+        """
+        saved = getattr(self, "_saved_steps", None)
+        if saved not in (None, self.stage.total_steps):  # type: ignore[union-attr]
+            raise UserError(
+                f"ckpt_path: the stage was begun with {saved} optimizer steps, this config makes "
+                f"{self.stage.total_steps}; resume with the same data, epochs and batch size"  # type: ignore[union-attr]
+            )
+
+
+def check_mark(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:
+    """Return what :meth:`Method.on_save_checkpoint` wrote.
+
+    Raises:
+        UserError: the checkpoint is foreign.
+    """
+    mark = checkpoint.get("lit_compress")
+    if mark is None:
+        raise UserError("ckpt_path: this checkpoint was not written by lit_compress; give `last` or one of this run folder")
+    if (mark["method"], mark["stage"]) != (method, stage):
+        raise UserError(
+            f"ckpt_path: the checkpoint is of {mark['method']}, stage {mark['stage']}, not of {method}, stage {stage}"
+        )
+    return mark

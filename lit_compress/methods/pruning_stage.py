@@ -1,0 +1,185 @@
+"""First-order unstructured pruning on the cubic schedule: LPAF's step 1, and a baseline by itself.
+
+Ren & Zhu 2023, "Low-Rank Prune-And-Factorize for Language Model Compression", section 2.2:
+
+    Eq. 4   S_ij = - sum_t g_ij(t) W_ij(t)            (``signed``, the published text)
+            S_ij =   sum_t |g_ij(t) W_ij(t)|          (``absolute``, its LaTeX source's earlier definition)
+    Eq. 5   kept fraction v(t): 1 until t_i, then cubic down to v_f at T - t_f, v_f from there
+    text    "we discard M and directly set W_ij to zero if S_ij(t) is not in the top-v_t at time step t"
+
+Deviations: the threshold is found anew every ``interval`` steps and at the last one ("at certain iterations we
+need to rank all model parameters", Limitations), and applied after every step, because AdamW moves a
+zeroed weight again. A zeroed weight has g W = 0, so its score is frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lit_compress.errors import UserError
+from lit_compress.families import find_sites
+from lit_compress.importance import Weighting, accumulate_first_order_, row_importance
+from lit_compress.masks import apply_threshold_, break_ties_, keep_count, kth_largest
+from lit_compress.methods.stage import Stage, Training
+from lit_compress.schedules import cubic
+from lit_compress.tensors import local
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass
+class Pruning(Training):
+    """How the sparse net is made.
+
+    Args:
+        density: kept fraction v of the weights; None: 0.50, 0.25 or 0.10, the best of LPAF's Table 4 for the
+            method's density.
+        score: ``absolute`` adds |g W| to a weight's importance, ``signed`` subtracts g W (Eq. 4).
+        scope: rank all weights of the sites together, or each matrix by itself.
+        start: fraction of the steps before pruning begins (t_i / T).
+        end: fraction of the steps at the final density (t_f / T).
+        interval: optimizer steps between two rankings.
+        init: start from the fine-tuned net or from the pre-trained backbone.
+    """
+
+    density: float | None = None
+    score: Literal["absolute", "signed"] = "absolute"
+    scope: Literal["global", "matrix"] = "global"
+    start: float = 0.1
+    end: float = 0.3
+    interval: int = 10
+    init: Literal["finetuned", "pretrained"] = "finetuned"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.density is not None and not 0 < self.density <= 1:
+            raise UserError(f"prune.density: {self.density} is not in (0, 1]; nearest valid value {1.0 if self.density > 1 else 0.01}")
+        if min(self.start, self.end) < 0 or self.start + self.end >= 1:
+            raise UserError(
+                f"prune.start + prune.end: {self.start} + {self.end} leave no step to prune in; their sum must be below 1"
+            )
+        if self.interval < 1:
+            raise UserError(f"prune.interval: {self.interval} is below 1, the smallest valid value")
+
+
+class UnstructuredPruning(Stage):
+    """Train, accumulate scores, zero what falls out of the top v(t).
+
+    Args:
+        settings: how.
+        density: final kept fraction v_f.
+    """
+
+    threshold: Tensor
+
+    def __init__(self, settings: Pruning, density: float) -> None:
+        super().__init__("prune", settings)
+        self.settings, self.density = settings, density
+        self.from_backbone = settings.init == "pretrained"
+        self.register_buffer("threshold", torch.full((1,), -torch.inf))
+
+    def attach(self, net: PreTrainedModel) -> None:
+        """Make one float32 score per weight of the sites, sharded like the weight."""
+        self._names = [site.name for site in find_sites(net)]
+        self._weights = [net.get_submodule(name).weight for name in self._names]
+        for i, weight in enumerate(self._weights):
+            self.register_buffer(f"score_{i}", torch.zeros_like(weight, dtype=torch.float32, requires_grad=False))
+        if self.settings.scope == "matrix":
+            self.threshold = torch.full((len(self._names),), -torch.inf)
+        mesh = getattr(self._weights[0], "device_mesh", None)
+        self._group = None if mesh is None else mesh.get_group()
+        self._shard = (0, 1) if mesh is None else (mesh.get_local_rank(), mesh.size())
+
+    @property
+    def scores(self) -> list[Tensor]:
+        """Importance per site, [out, in] float32."""
+        return [self.get_buffer(f"score_{i}") for i in range(len(self._names))]
+
+    def begin(self, total_steps: int) -> None:
+        """Turn the fractions into steps.
+
+        Raises:
+            UserError: nothing is left between them.
+        """
+        super().begin(total_steps)
+        self._start, self._end = round(self.settings.start * total_steps), round(self.settings.end * total_steps)
+        self.target(0)
+
+    def target(self, step: int) -> float:
+        """Return v(step), the kept fraction (Eq. 5)."""
+        return cubic(step, self.total_steps, self._start, self._end, self.density)
+
+    def at_budget(self, step: int) -> bool:
+        """Say whether the schedule has arrived at the final density."""
+        return step >= self.total_steps - self._end
+
+    def before_step(self, net: PreTrainedModel) -> None:
+        """Add this step's first-order term to the scores (Eq. 4)."""
+        grads = [weight.grad for weight in self._weights]
+        accumulate_first_order_(self.scores, self._weights, grads, self.settings.score, self._reduce)
+
+    def after_step(self, net: PreTrainedModel, step: int) -> None:
+        """Zero every weight below the threshold; find the threshold anew when it is time."""
+        if step < self._start or self.density == 1:
+            return
+        arrived = self.total_steps - self._end
+        if step % self.settings.interval == 0 or step in (self._start, arrived, self.total_steps):
+            self._rank(step)
+        thresholds = self.threshold if len(self.threshold) > 1 else self.threshold.expand(len(self._names))
+        for weight, score, threshold in zip(self._weights, self.scores, thresholds, strict=True):
+            apply_threshold_([weight], [score], threshold)
+
+    def _rank(self, step: int) -> None:
+        """Set the threshold so that the kept fraction is v(step), exactly at the end."""
+        groups = [self.scores] if self.settings.scope == "global" else [[score] for score in self.scores]
+        tolerance = 0.0 if step == self.total_steps else 0.001
+        for i, group in enumerate(groups):
+            keep = keep_count(self.target(step), sum(score.numel() for score in group))
+            threshold = kth_largest(group, keep, self._reduce)
+            break_ties_(group, threshold, keep, tolerance, self._reduce, self._shard)
+            self.threshold[i] = threshold
+
+    @property
+    def _reduce(self) -> Callable[[Tensor], object] | None:
+        """Sum over the ranks that hold other shards; None where this rank has everything."""
+        if self._group is None:
+            return None
+        return lambda counts: torch.distributed.all_reduce(counts, group=self._group)
+
+    @torch.no_grad()
+    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+        """Show target and achieved density."""
+        kept = torch.stack([torch.count_nonzero(local(weight)) for weight in self._weights]).sum()
+        if self._reduce:
+            self._reduce(kept)
+        total = sum(weight.numel() for weight in self._weights)
+        return {"target": self.target(step), "density": int(kept) / total}
+
+    def finish(self, net: PreTrainedModel, folder: Path) -> None:
+        """Write every weighting's row importances, so that the next stage can choose without pruning again."""
+        from safetensors.torch import save_file
+
+        thresholds = self.threshold.expand(len(self._names))
+        rows = {
+            f"{name}/{weighting}": row_importance(score, weight.detach(), weighting, threshold)
+            for name, score, weight, threshold in zip(
+                self._names, self.scores, self._weights, thresholds, strict=True
+            )
+            for weighting in get_args(Weighting)
+        }
+        save_file(rows, folder / "importance.safetensors")
+
+
+def load_row_importance(folder: Path, weighting: Weighting) -> dict[str, Tensor]:
+    """Return {site: importance of its output rows, float64 [out]} that a pruning stage left in ``folder``."""
+    from safetensors.torch import load_file
+
+    rows = load_file(folder / "importance.safetensors")
+    return {key.rpartition("/")[0]: value for key, value in rows.items() if key.endswith(f"/{weighting}")}

@@ -1,0 +1,111 @@
+"""A stage: one ``Trainer.fit`` of a method, and everything that happens in it.
+
+The parameter set never changes inside a stage; values may (masks, p, temperature). What a stage must
+remember is a buffer of it, so that it travels in the checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from lit_compress import backbones
+from lit_compress.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.methods.base import Method
+
+
+@dataclass
+class Training:
+    """How long and how fast a stage trains.
+
+    Args:
+        epochs: passes over the training data.
+        learning_rate: peak learning rate of AdamW.
+        warmup: fraction of the optimizer steps in which the learning rate rises; then it falls linearly to 0.
+        weight_decay: decoupled weight decay of matrices; biases and LayerNorms have none.
+    """
+
+    epochs: int = 3
+    learning_rate: float = 2e-5
+    warmup: float = 0.06
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise UserError(f"epochs: {self.epochs} is below 1, the smallest valid value")
+        if self.learning_rate <= 0:
+            raise UserError(f"learning_rate: {self.learning_rate} is not above 0; e.g. 2e-5")
+        if not 0 <= self.warmup <= 1:
+            raise UserError(f"warmup: {self.warmup} is not in [0, 1]; nearest valid {min(max(self.warmup, 0), 1)}")
+        if self.weight_decay < 0:
+            raise UserError(f"weight_decay: {self.weight_decay} is below 0, the smallest valid value")
+
+
+class Stage(nn.Module):
+    """One fit. The base trains the net of the previous stage (or the backbone) on the task loss.
+
+    Args:
+        name: folder of the stage in the run, and its name in logs.
+        training: how it trains.
+        distil: whether the teacher's logits are part of the loss.
+    """
+
+    from_backbone = False  # start from the pre-trained backbone instead of the net of the stage before
+
+    def __init__(self, name: str, training: Training, distil: bool = True) -> None:
+        super().__init__()
+        self.name = name
+        self.training_settings = training
+        self.distil = distil
+        self.total_steps = 0
+
+    def build(self, method: Method, previous: Path | None, restoring: bool) -> PreTrainedModel:
+        """Return the net this stage trains.
+
+        Args:
+            method: whose stage it is.
+            previous: folder of the net to start from; None for the backbone itself.
+            restoring: the values are about to come from a checkpoint, so only the shapes matter.
+        """
+        from lit_compress.surgery import load_net
+
+        return load_net(previous) if previous else backbones.load_net(method.backbone, method.task_record)
+
+    def attach(self, net: PreTrainedModel) -> None:
+        """Make the state that mirrors parameters of ``net`` (after sharding, before any checkpoint is read)."""
+
+    def begin(self, total_steps: int) -> None:
+        """Learn the length of the stage in optimizer steps.
+
+        Raises:
+            UserError: a schedule does not fit into it.
+        """
+        self.total_steps = total_steps
+
+    def losses(self, method: Method, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the terms of the loss, whose sum is minimised; the names are logged as ``train/<name>``."""
+        return method.objective(method.logits(batch), batch, distil=self.distil)
+
+    def before_step(self, net: PreTrainedModel) -> None:
+        """See the gradients of one optimizer step: accumulated, reduced, unscaled, not clipped."""
+
+    def after_step(self, net: PreTrainedModel, step: int) -> None:
+        """Change values after the optimizer step; ``step`` counts the completed ones."""
+
+    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+        """Return what to show of the stage at ``step``, e.g. target and achieved density."""
+        return {}
+
+    def at_budget(self, step: int) -> bool:
+        """Say whether the net has its final density; only then an epoch may count as the best."""
+        return True
+
+    def finish(self, net: PreTrainedModel, folder: Path) -> None:
+        """Write what the next stage needs beside the net (rank 0, after the best checkpoint was loaded)."""

@@ -1,0 +1,140 @@
+"""Swap submodules at sites; describe, save and rebuild a structure.
+
+A structure is JSON: {site name: {"kind": "low_rank", "rank": 64}}. With the configuration of the net it is
+enough to build every shape empty, before any checkpoint is read or any strategy wraps the net.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.backbones import empty_net
+from lit_compress.errors import UserError
+from lit_compress.layers import LowRankLinear
+from lit_compress.progress import track
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Structure = dict[str, dict[str, Any]]
+
+EMPTY: dict[str, Callable[[nn.Linear, dict[str, Any]], nn.Module]] = {
+    "low_rank": lambda linear, spec: LowRankLinear(
+        linear.in_features, linear.out_features, spec["rank"], linear.bias is not None
+    ),
+}
+
+
+def replace(net: nn.Module, name: str, module: nn.Module) -> None:
+    """Put ``module`` at ``name`` in ``net``; the host model's code stays untouched."""
+    parent, _, child = name.rpartition(".")
+    setattr(net.get_submodule(parent), child, module)
+
+
+def describe(net: nn.Module) -> Structure:
+    """Return the structure of ``net``: every replaced Linear with its kind and sizes."""
+    return {
+        name: {"kind": "low_rank", "rank": module.rank}
+        for name, module in net.named_modules()
+        if isinstance(module, LowRankLinear)
+    }
+
+
+Factors = Callable[[str, Tensor, int], tuple[Tensor, Tensor]]
+
+
+def factorize(
+    net: PreTrainedModel, ranks: dict[str, int], factors: Factors | None, layer: type[LowRankLinear] = LowRankLinear
+) -> PreTrainedModel:
+    """Replace the Linears named in ``ranks`` by ``layer``.
+
+    Args:
+        net: changed in place.
+        ranks: site name -> rank.
+        factors: (name, weight [out, in], rank) -> left [out, rank], right [rank, in]; None leaves the values
+            to a checkpoint.
+        layer: what takes the place.
+    """
+    for name, rank in track(ranks.items(), "factorize", len(ranks)):
+        linear = net.get_submodule(name)
+        assert isinstance(linear, nn.Linear), f"{name} is {type(linear).__name__}"
+        if factors is None:
+            left, right = torch.zeros(linear.out_features, rank), torch.zeros(rank, linear.in_features)
+        else:
+            left, right = factors(name, linear.weight.detach(), rank)
+        replace(net, name, layer.from_factors(linear, left, right))
+    return net
+
+
+def rebuild(net: PreTrainedModel, structure: Structure) -> PreTrainedModel:
+    """Give ``net`` the shapes of ``structure``; the values of replaced modules are not initialised."""
+    for name, spec in structure.items():
+        linear = net.get_submodule(name)
+        assert isinstance(linear, nn.Linear), f"{name} is {type(linear).__name__}"
+        replace(net, name, EMPTY[spec["kind"]](linear, spec))
+    return net
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside ``folder``; rename it into place when all is written.
+
+    An interrupted write leaves what stood at ``folder`` before as it was.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        if folder.exists():
+            old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+            folder.rename(old)
+            temporary.rename(folder)
+            shutil.rmtree(old)
+        else:
+            temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save_net(net: PreTrainedModel, folder: Path) -> None:
+    """Write config.json, model.safetensors and structure.json into the existing ``folder``.
+
+    A net with an empty structure is an ordinary Hugging Face folder.
+    """
+    from safetensors.torch import save_file
+
+    net.config.save_pretrained(folder)
+    tensors = {name: value.detach().contiguous().cpu() for name, value in net.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "structure.json").write_text(json.dumps(describe(net), indent=2) + "\n")
+
+
+def load_net(folder: Path) -> PreTrainedModel:
+    """Rebuild the net that :func:`save_net` wrote.
+
+    Raises:
+        UserError: the folder is incomplete or broken.
+    """
+    from safetensors.torch import load_file
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        structure = json.loads((folder / "structure.json").read_text())
+        net = rebuild(empty_net(config), structure)
+        net.load_state_dict(load_file(folder / "model.safetensors"))
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0][:160]
+        raise UserError(f"cannot load a net from '{folder}': {reason or type(error).__name__}") from error
+    return net.eval()

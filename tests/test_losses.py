@@ -1,0 +1,130 @@
+"""The shared losses against loops over probabilities."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_compress.losses import consistency_loss, distillation_loss, task_loss
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def softmax(row: list[float], temperature: float = 1.0) -> list[float]:
+    exps = [math.exp(value / temperature) for value in row]
+    return [value / sum(exps) for value in exps]
+
+
+def kl(p: list[float], q: list[float]) -> float:
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+
+
+def test_task_loss() -> None:
+    """Mean over the batch of -log p[label], or of the squared error."""
+    logits, labels = draw(5, 3), torch.tensor([0, 2, 1, 1, 0])
+    expected = (
+        sum(-math.log(softmax(row)[y]) for row, y in zip(logits.tolist(), labels.tolist(), strict=True)) / 5
+    )
+    assert task_loss(logits, labels, "classification").item() == pytest.approx(expected)
+    scores, targets = draw(5), draw(5, seed=1)
+    expected = sum((a - b) ** 2 for a, b in zip(scores.tolist(), targets.tolist(), strict=True)) / 5
+    assert task_loss(scores, targets, "regression").item() == pytest.approx(expected)
+    assert task_loss(scores[:, None], targets, "regression").item() == pytest.approx(expected)
+    assert task_loss(scores[:1, None], targets[:1], "regression").shape == ()
+    labels[1] = -100
+    kept = torch.tensor([0, 2, 3, 4])
+    assert task_loss(logits, labels, "classification") == task_loss(
+        logits[kept], labels[kept], "classification"
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 4.0])
+def test_distillation_is_the_loop(temperature: float) -> None:
+    """Invariant 38: T^2 KL(teacher || student), batch mean; the direction matters."""
+    student, teacher = draw(4, 3, seed=1), draw(4, 3, seed=2)
+    expected = 0.0
+    for s, t in zip(student.tolist(), teacher.tolist(), strict=True):
+        expected += temperature**2 * kl(softmax(t, temperature), softmax(s, temperature)) / 4
+    loss = distillation_loss(student, teacher, "classification", temperature)
+    assert loss.item() == pytest.approx(expected)
+    assert loss.item() != pytest.approx(
+        distillation_loss(teacher, student, "classification", temperature).item()
+    )
+    tokens = distillation_loss(student.view(2, 2, 3), teacher.view(2, 2, 3), "classification", temperature)
+    assert tokens.item() == pytest.approx(expected)
+    regression = distillation_loss(student, teacher, "regression", temperature)
+    assert regression.item() == pytest.approx(((student - teacher) ** 2).mean().item())
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_a_perfect_student_learns_nothing(kind: str) -> None:
+    """Invariant 38: teacher == student gives loss 0 and gradient 0; the teacher never gets one."""
+    student, teacher = draw(4, 3).requires_grad_(), draw(4, 3).requires_grad_()
+    loss = distillation_loss(student, teacher, kind)  # type: ignore[arg-type]
+    loss.backward()
+    assert loss.abs() < 1e-12 and student.grad is not None and student.grad.abs().max() < 1e-12
+    assert teacher.grad is None
+
+
+def test_consistency_is_the_loop() -> None:
+    """Invariant 31: half of both KL, batch mean."""
+    first, second = draw(4, 3, seed=1), draw(4, 3, seed=2)
+    expected = 0.0
+    for a, b in zip(first.tolist(), second.tolist(), strict=True):
+        p, q = softmax(a), softmax(b)
+        expected += 0.5 * (kl(p, q) + kl(q, p)) / 4
+    assert consistency_loss(first, second, "classification").item() == pytest.approx(expected)
+    squared = consistency_loss(first, second, "regression").item()
+    assert squared == pytest.approx(((first - second) ** 2).mean().item())
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_consistency_properties(kind: str) -> None:
+    """Invariant 31: 0 for equal passes, never negative, symmetric, a gradient for both."""
+    for seed in range(20):
+        first, second = draw(4, 3, seed=seed).requires_grad_(), draw(4, 3, seed=seed + 50).requires_grad_()
+        loss = consistency_loss(first, second, kind)  # type: ignore[arg-type]
+        assert loss > 0
+        assert loss == consistency_loss(second, first, kind)  # type: ignore[arg-type]
+        assert consistency_loss(first, first, kind) == 0  # type: ignore[arg-type]
+        loss.backward()
+        assert first.grad is not None and second.grad is not None
+        assert first.grad.abs().max() > 0 and second.grad.abs().max() > 0
+
+
+def test_masked_logits_stay_finite() -> None:
+    """Invariant 31: padded span logits are a large negative finite number."""
+    first, second = draw(2, 6, seed=1).float(), draw(2, 6, seed=2).float()
+    for logits in (first, second):
+        logits[:, 4:] = torch.finfo(torch.float32).min
+    first.requires_grad_()
+    loss = consistency_loss(first, second, "classification")
+    loss = loss + distillation_loss(first, second, "classification")
+    loss.backward()
+    assert loss.isfinite() and first.grad is not None and first.grad.isfinite().all()
+    short = consistency_loss(first[:, :4], second[:, :4], "classification")
+    torch.testing.assert_close(consistency_loss(first, second, "classification"), short)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_logits(dtype: torch.dtype, autocast: bool) -> None:
+    """House rule 5: losses in float32, under autocast too."""
+    first, second = draw(4, 3, seed=1).to(dtype), draw(4, 3, seed=2).to(dtype)
+    labels = torch.tensor([0, 1, 2, 0])
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        for loss, wide in (
+            (task_loss(first, labels, "classification"), task_loss(first.float(), labels, "classification")),
+            (task_loss(first[:, 0], labels.to(dtype), "regression"), None),
+            (distillation_loss(first, second, "classification"), None),
+            (distillation_loss(first, second, "regression"), None),
+            (consistency_loss(first, second, "classification"), None),
+            (consistency_loss(first, second, "regression"), None),
+        ):
+            assert loss.dtype == torch.float32
+            assert wide is None or loss == wide
