@@ -134,7 +134,8 @@ def latency(
         torch.set_num_threads(pinned)
     shared = {"batch": batch, "length": length, "threads": threads}
     return [
-        {"median": median(t), "p10": quantiles(t, n=10)[0], "p90": quantiles(t, n=10)[-1], **shared} for t in times
+        {"median": median(t), "p10": quantiles(t, n=10)[0], "p90": quantiles(t, n=10)[-1], **shared}
+        for t in times
     ]
 
 

@@ -82,7 +82,9 @@ class StageBar(TQDMProgressBar):
     def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
         """Name the epoch too."""
         super().on_train_epoch_start(trainer, *args)
-        self.train_progress_bar.set_description(f"{self.title} epoch {trainer.current_epoch + 1}/{trainer.max_epochs}")
+        self.train_progress_bar.set_description(
+            f"{self.title} epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+        )
 
     def get_metrics(self, *args: Any) -> dict[str, Any]:
         """Leave out the version number; short names."""
@@ -100,7 +102,9 @@ class RunLogger(TensorBoardLogger):
     """
 
     def __init__(self, folder: Path, offset: int, purge_step: int | None = None) -> None:
-        super().__init__(save_dir=folder, name="tensorboard", version="", default_hp_metric=False, purge_step=purge_step)
+        super().__init__(
+            save_dir=folder, name="tensorboard", version="", default_hp_metric=False, purge_step=purge_step
+        )
         self.offset = offset
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:

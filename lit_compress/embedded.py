@@ -199,7 +199,9 @@ def load_texts(task: Task) -> dict[str, list[dict[str, Any]]]:
         UserError: the standard library has no sources here, or the cache cannot be written.
     """
     if task.name != "docstrings":
-        raise UserError(f"data.task: '{task.name}' has neither a hub name nor embedded data; give --data.path")
+        raise UserError(
+            f"data.task: '{task.name}' has neither a hub name nor embedded data; give --data.path"
+        )
     splits = _docstring_splits(cache_folder())
     return {
         name: [{"text": row["text"], "label": task.labels.index(row["area"])} for row in rows]
@@ -221,8 +223,8 @@ def build_backbone(task: Task) -> Path:
     """
     if task.max_length > BACKBONE["max_position_embeddings"]:
         raise UserError(
-            f"model.backbone: 'embedded' reads {BACKBONE['max_position_embeddings']} tokens, task '{task.name}' "
-            f"has {task.max_length}; give another backbone"
+            f"model.backbone: 'embedded' reads {BACKBONE['max_position_embeddings']} tokens, "
+            f"task '{task.name}' has {task.max_length}; give another backbone"
         )
     texts = [row["text"] for row in load_texts(get_task("docstrings"))["train"]]
     key = short_hash(texts, VOCABULARY, BACKBONE, SEED, SPECIAL)
@@ -233,16 +235,19 @@ def _write_backbone(folder: Path, texts: list[str]) -> None:
     """Train the tokenizer, draw the weights, save both as the transformers library does."""
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import BertConfig, BertModel, BertTokenizer
 
     pieces = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     pieces.normalizer = normalizers.BertNormalizer(lowercase=True)
     pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    # Ties between merges go by piece number, and the trainer numbers "##x" pieces in a random order unless
+    # they are there from the start: without them every process would train another vocabulary.
+    inner = [f"##{character}" for character in sorted(set("".join(texts)) - {" "})]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(SPECIAL), show_progress=False, min_frequency=2
+        vocab_size=VOCABULARY, special_tokens=[*SPECIAL, *inner], show_progress=False, min_frequency=2
     )
     pieces.train_from_iterator(texts, trainer)
-    tokenizer = BertTokenizerFast(
+    tokenizer = BertTokenizer(
         vocab=pieces.get_vocab(), do_lower_case=True, model_max_length=BACKBONE["max_position_embeddings"]
     )
     tokenizer.save_pretrained(folder)

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
 
 
-def evaluate(net: PreTrainedModel, data: DataModule, stage: Literal["validate", "test"] = "validate") -> dict[str, float]:
+def evaluate(
+    net: PreTrainedModel, data: DataModule, stage: Literal["validate", "test"] = "validate"
+) -> dict[str, float]:
     """Return ``val/<metric>`` of ``net`` on every validation split, as a fit logs them; or ``test/<metric>``."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     net = net.to(device).eval()

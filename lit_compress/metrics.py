@@ -47,6 +47,8 @@ class Correlation(Metric):
 
     full_state_update = False
     higher_is_better = True
+    predictions: list[Tensor]
+    labels: list[Tensor]
 
     def __init__(self, *coefficients: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()

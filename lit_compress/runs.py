@@ -1,10 +1,10 @@
 """The folder of a run: its config, which stages are finished, where each keeps its net.
 
-    RUN/config.yaml            what was asked
-    RUN/stages.json            finished stages: name, metric before and after, steps, seconds
-    RUN/<stage>/net/           the net after the stage (a Hugging Face folder, plus structure.json)
-    RUN/<stage>/last.ckpt      where to continue; best.ckpt: the best epoch at budget
-    RUN/export/, report.json   the result
+RUN/config.yaml            what was asked
+RUN/stages.json            finished stages: name, metric before and after, steps, seconds
+RUN/<stage>/net/           the net after the stage (a Hugging Face folder, plus structure.json)
+RUN/<stage>/last.ckpt      where to continue; best.ckpt: the best epoch at budget
+RUN/export/, report.json   the result
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Run:
         """
         path = self.folder / "config.yaml"
         if not path.is_file():
-            raise UserError(f"run_dir: '{self.folder}' is not a run folder (no config.yaml); give one made by fit")
+            raise UserError(
+                f"run_dir: '{self.folder}' is not a run folder (no config.yaml); give one made by fit"
+            )
         try:
             return yaml.safe_load(path.read_text())
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -98,7 +100,11 @@ class Run:
 def _flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(config, dict) or not config:
         return {prefix: config}
-    return {k: v for key, value in config.items() for k, v in _flatten(value, f"{prefix}.{key}" if prefix else key).items()}
+    return {
+        k: v
+        for key, value in config.items()
+        for k, v in _flatten(value, f"{prefix}.{key}" if prefix else key).items()
+    }
 
 
 def _write(path: Path, text: str) -> None:

@@ -53,7 +53,10 @@ Factors = Callable[[str, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def factorize(
-    net: PreTrainedModel, ranks: dict[str, int], factors: Factors | None, layer: type[LowRankLinear] = LowRankLinear
+    net: PreTrainedModel,
+    ranks: dict[str, int],
+    factors: Factors | None,
+    layer: type[LowRankLinear] = LowRankLinear,
 ) -> PreTrainedModel:
     """Replace the Linears named in ``ranks`` by ``layer``.
 

@@ -43,8 +43,14 @@ class Task:
         return len(self.labels) if self.kind == "classification" else 1
 
 
-def _glue(name: str, text: tuple[str, ...], labels: tuple[str, ...], metrics: tuple[str, ...], length: int,
-          validation: tuple[str, ...] = ("validation",)) -> Task:
+def _glue(
+    name: str,
+    text: tuple[str, ...],
+    labels: tuple[str, ...],
+    metrics: tuple[str, ...],
+    length: int,
+    validation: tuple[str, ...] = ("validation",),
+) -> Task:
     kind: Literal["classification", "regression"] = "classification" if labels else "regression"
     return Task(name, kind, text, labels, metrics, ("nyu-mll/glue", name), validation, length)
 
@@ -59,14 +65,27 @@ TASKS: dict[str, Task] = {
         _glue("mrpc", ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("accuracy", "f1"), 53),
         _glue("stsb", ("sentence1", "sentence2"), (), ("pearson_spearman", "pearson", "spearman"), 28),
         _glue("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1"), 27),
-        _glue("mnli", ("premise", "hypothesis"), ("entailment", "neutral", "contradiction"), ("accuracy",), 36,
-              ("validation_matched", "validation_mismatched")),
+        _glue(
+            "mnli",
+            ("premise", "hypothesis"),
+            ("entailment", "neutral", "contradiction"),
+            ("accuracy",),
+            36,
+            ("validation_matched", "validation_mismatched"),
+        ),
         _glue("qnli", ("question", "sentence"), _ENTAILMENT, ("accuracy",), 48),
         _glue("rte", ("sentence1", "sentence2"), _ENTAILMENT, ("accuracy",), 53),
         # needs no download: which area of the standard library a docstring comes from (embedded.py)
-        Task("docstrings", "classification", ("text",),
-             ("concurrency", "files", "gui", "language", "network", "numbers", "testing", "text"),
-             ("accuracy",), None, length=40, max_length=64),
+        Task(
+            "docstrings",
+            "classification",
+            ("text",),
+            ("concurrency", "files", "gui", "language", "network", "numbers", "testing", "text"),
+            ("accuracy",),
+            None,
+            length=30,
+            max_length=64,
+        ),
     )
 }
 

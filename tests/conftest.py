@@ -28,7 +28,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def shared() -> Path:
     """Real weights and data: the folder LIT_COMPRESS_SHARED, by default `shared` beside the checkout."""
     if not (SHARED / "data").is_dir():
-        pytest.skip(f"no real data at {SHARED}; set LIT_COMPRESS_SHARED to the folder that has data/ and models/")
+        pytest.skip(
+            f"no real data at {SHARED}; set LIT_COMPRESS_SHARED to the folder that has data/ and models/"
+        )
     return SHARED
 
 
@@ -44,7 +46,11 @@ def make_net(family: str = "bert", task: str = "sst2", seed: int = 0, dropout: f
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     config = AutoConfig.for_model(
-        family, vocab_size=100, max_position_embeddings=64, num_labels=get_task(task).num_labels, **TINY[family]
+        family,
+        vocab_size=100,
+        max_position_embeddings=64,
+        num_labels=get_task(task).num_labels,
+        **TINY[family],
     )
     if dropout is not None:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):

@@ -24,7 +24,9 @@ def test_bert_base_totals(bert_base):
     assert budget.count_params(bert_base) == budget.Params(84_934_656, 85_646_594, 109_483_778)
 
 
-@pytest.mark.parametrize(("rank", "sites"), [(260, 43_130_880), (253, 41_969_664), (130, 21_565_440), (80, 13_271_040)])
+@pytest.mark.parametrize(
+    ("rank", "sites"), [(260, 43_130_880), (253, 41_969_664), (130, 21_565_440), (80, 13_271_040)]
+)
 def test_bert_base_fixed_ranks(bert_base, rank, sites):
     """Invariant 9: the published sizes."""
     ranks = budget.allocate_ranks(bert_base, 0.25, rank)
@@ -37,11 +39,13 @@ def test_rank_390_keeps_square_matrices_dense(bert_base):
     """Invariant 9: 390 > 384 would make 768 x 768 larger; those stay dense, 75.7 % remain."""
     ranks = budget.allocate_ranks(bert_base, 0.75, 390)
     assert len(ranks) == 24
-    assert (48 * 768**2 + 24 * 390 * (768 + 3072)) / 84_934_656 == pytest.approx(0.757, abs=1e-3)
+    assert pytest.approx(0.757, abs=1e-3) == (48 * 768**2 + 24 * 390 * (768 + 3072)) / 84_934_656
 
 
 def test_rank_that_saves_nothing_is_one_line():
-    with pytest.raises(UserError, match=r"rank: 22 makes no matrix smaller; the largest rank that does is 21"):
+    with pytest.raises(
+        UserError, match=r"rank: 22 makes no matrix smaller; the largest rank that does is 21"
+    ):
         budget.allocate_ranks(make_net(), 0.5, 22)  # 32 x 64: break-even 21.3
 
 
@@ -80,7 +84,8 @@ def test_flops_shrink_with_the_rank():
     dense = budget.flops(net, 8)
     ranks = budget.allocate_ranks(net, 0.5)
     removed = sum(
-        net.get_submodule(n).weight.numel() - r * sum(net.get_submodule(n).weight.shape) for n, r in ranks.items()
+        net.get_submodule(n).weight.numel() - r * sum(net.get_submodule(n).weight.shape)
+        for n, r in ranks.items()
     )
     factorize(net, ranks, None)
     assert dense - budget.flops(net, 8) == 2 * 8 * removed

@@ -131,6 +131,10 @@ def test_what_does_not_matter(axis: Axis) -> None:
     base = product(weight, 3, importance, axis)
     for factor in (1e-6, 1e6, 1e-300, 1e300):
         torch.testing.assert_close(product(weight, 3, importance * factor, axis), base, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        product(weight, 3, importance / importance.max() * 1.7e308, axis, 1.0),
+        product(weight, 3, importance, axis, 1.0),
+    )
     signs = draw(len(importance), seed=9).sign()
     torch.testing.assert_close(
         product(weight, 3, importance * signs, axis, 1.0), product(weight, 3, importance, axis, 1.0)

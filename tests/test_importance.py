@@ -94,12 +94,14 @@ def test_broken_shard_elsewhere() -> None:
 def test_missing_gradients_and_half_precision() -> None:
     """Invariant 22: float32 scores for bfloat16 weights do not stall; grad None keeps its score."""
     weight = torch.full((2, 2), 1e-3, dtype=torch.bfloat16)
-    grad = torch.ones(2, 2, dtype=torch.bfloat16)
+    grad = torch.full((2, 2), 1.0078125, dtype=torch.bfloat16)  # the product needs more than 8 bits
     scores = [torch.zeros(2, 2), torch.full((3,), 5.0)]
     for _ in range(2000):
         accumulate_first_order_(scores, [weight, torch.ones(3)], [grad, None])
     assert scores[0].dtype == torch.float32
-    torch.testing.assert_close(scores[0], torch.full((2, 2), 2000 * float(weight[0, 0])), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        scores[0], torch.full((2, 2), 2000 * float(weight[0, 0]) * float(grad[0, 0])), rtol=1e-4, atol=0
+    )
     assert scores[1].tolist() == [5.0] * 3
     assert accumulate_first_order_(scores, [weight, weight], [None, None])
 

@@ -97,6 +97,15 @@ def test_consistency_properties(kind: str) -> None:
         assert first.grad.abs().max() > 0 and second.grad.abs().max() > 0
 
 
+def test_consistency_gradient_reaches_every_term() -> None:
+    """Invariant 31: no stop-gradient anywhere; the gradient is that of the formula written out."""
+    first, second = draw(4, 3, seed=1).requires_grad_(), draw(4, 3, seed=2).requires_grad_()
+    p, q = first.softmax(-1), second.softmax(-1)
+    written_out = 0.5 * ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 4
+    found = torch.autograd.grad(consistency_loss(first, second, "classification"), (first, second))
+    torch.testing.assert_close(found, torch.autograd.grad(written_out, (first, second)))
+
+
 def test_masked_logits_stay_finite() -> None:
     """Invariant 31: padded span logits are a large negative finite number."""
     first, second = draw(2, 6, seed=1).float(), draw(2, 6, seed=2).float()

@@ -205,6 +205,13 @@ def test_few_ties_are_tolerated() -> None:
     assert density_after(scores, torch.tensor(9.0)) == 2992
 
 
+def test_ties_at_zero_fall_below_any_flushing_to_zero() -> None:
+    """The lowered zeros are normal numbers: a device that flushes subnormals still sees them below 0."""
+    score = torch.zeros(4)
+    assert break_ties_([score], torch.zeros(()), 1) == 3
+    assert score.tolist() == [0.0] + [-torch.finfo(torch.float32).tiny] * 3
+
+
 def test_apply_threshold_zeroes_what_is_below() -> None:
     """Invariant 23: exactly 0 below, untouched at and above; per matrix too; any dtype."""
     scores = [draw(5, 6, seed=1), draw(3, 4, seed=2)]

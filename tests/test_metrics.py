@@ -79,7 +79,9 @@ def test_reset_forgets():
 
 
 def test_an_unknown_metric_is_one_line():
-    with pytest.raises(UserError, match="^task 'sst2': unknown metric 'acuracy'; did you mean 'accuracy'\\?$"):
+    with pytest.raises(
+        UserError, match=r"^task 'sst2': unknown metric 'acuracy'; did you mean 'accuracy'\?$"
+    ):
         build_metrics(replace(get_task("sst2"), metrics=("acuracy",)))
 
 
@@ -99,4 +101,4 @@ def _rank(rank, folder):
 
 
 def test_two_ranks_give_the_score_of_the_whole(tmp_path):
-    torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)
+    torch.multiprocessing.start_processes(_rank, (str(tmp_path),), nprocs=2, start_method="fork")

@@ -56,7 +56,15 @@ def structure_figure(net: PreTrainedModel, title: str) -> Figure:
             value = float(grid[layer, column])
             label = "dense" if value != value else f"{value:.0f}" if ranks else f"{value:.2f}"
             bright = value == value and value > 0.6 * (top or float(grid.nan_to_num().max()))
-            axes.text(column, layer, label, ha="center", va="center", fontsize=8, color="black" if bright else "white")
+            axes.text(
+                column,
+                layer,
+                label,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="black" if bright else "white",
+            )
     axes.set(xticks=range(len(roles)), xticklabels=roles, yticks=range(layers), ylabel="layer", title=title)
     figure.colorbar(image, label="rank" if ranks else "density")
     return figure
@@ -75,9 +83,19 @@ def mask_figure(net: PreTrainedModel, title: str) -> Figure:
     figure = Figure(figsize=(5, 5.4), layout="constrained")
     axes = figure.subplots()
     cells = avg_pool2d(kept[None], 4)[0]
-    axes.imshow(cells, cmap="Greys", vmin=0, vmax=max(float(cells.max()), 1e-9), extent=(0, kept.shape[1], kept.shape[0], 0))
+    axes.imshow(
+        cells,
+        cmap="Greys",
+        vmin=0,
+        vmax=max(float(cells.max()), 1e-9),
+        extent=(0, kept.shape[1], kept.shape[0], 0),
+    )
     rows = int((kept.sum(1) > 0).sum())
-    axes.set(title=f"{title}: {site.name}\n{float(kept.mean()):.1%} kept, {rows} of {len(kept)} rows alive", xlabel="in", ylabel="out")
+    axes.set(
+        title=f"{title}: {site.name}\n{float(kept.mean()):.1%} kept, {rows} of {len(kept)} rows alive",
+        xlabel="in",
+        ylabel="out",
+    )
     return figure
 
 
@@ -98,5 +116,7 @@ def log_structure(logger: RunLogger, net: PreTrainedModel, stage: str, steps: in
 def log_report(run: Run, report: dict[str, Any]) -> None:
     """Show the final table in TensorBoard."""
     logger = RunLogger(run.folder, 0)
-    logger.experiment.add_text("report", markdown(report), sum(record["steps"] for record in run.finished().values()))
+    logger.experiment.add_text(
+        "report", markdown(report), sum(record["steps"] for record in run.finished().values())
+    )
     logger.finalize("success")

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-GROUPED_BATCHES = 50  # batches that are shuffled, then sorted by length, together: little padding, still random
+# Rows are shuffled, then sorted by length within groups of this many batches: little padding, still random.
+# A small epoch has smaller groups, at least this number, or its batches would hold the same rows every time.
+GROUP_BATCHES = 50
+SMALLEST_NUMBER_OF_GROUPS = 4
 
 
 def batch_order(
@@ -25,7 +28,7 @@ def batch_order(
     All ranks get the same number of batches, and the k-th batches are of the same size and of like length.
     A number of rows that does not divide by ``world_size`` is filled up: for training (``shuffle``) with
     rows from the start of the epoch's order; for evaluation with copies of the last row, written as
-    ``~row`` (negative), so that metrics can leave them out. One rank never gets a row twice, or none.
+    ``~row`` (negative), so that metrics can leave them out. With one rank every row comes exactly once.
 
     Args:
         lengths: tokens of every row.
@@ -42,14 +45,15 @@ def batch_order(
     chunk = batch_size * world_size
     if not shuffle:
         rows.sort(key=lambda row: -lengths[row])
-        rows += [~rows[-1]] * missing
+        rows += [~row for row in rows[-1:]] * missing
         return [rows[start : start + chunk][rank::world_size] for start in range(0, len(rows), chunk)]
     # the multiplier keeps (seed, epoch) and (seed + 1, epoch - 1) apart
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     rows = torch.randperm(len(rows), generator=generator).tolist()
     rows = (rows * (1 + world_size))[: len(rows) + missing]
-    for start in range(0, len(rows), GROUPED_BATCHES * chunk):
-        group = slice(start, start + GROUPED_BATCHES * chunk)
+    group_rows = chunk * max(1, min(GROUP_BATCHES, len(rows) // (chunk * SMALLEST_NUMBER_OF_GROUPS)))
+    for start in range(0, len(rows), group_rows):
+        group = slice(start, start + group_rows)
         rows[group] = sorted(rows[group], key=lambda row: lengths[row])
     chunks = [rows[start : start + chunk] for start in range(0, len(rows), chunk)]
     return [chunks[k][rank::world_size] for k in torch.randperm(len(chunks), generator=generator).tolist()]
@@ -75,7 +79,11 @@ class BatchOrder(Sampler[list[int]]):
     ) -> None:
         self.lengths = lengths
         self.settings: dict[str, Any] = {
-            "batch_size": batch_size, "seed": seed, "rank": rank, "world_size": world_size, "shuffle": shuffle
+            "batch_size": batch_size,
+            "seed": seed,
+            "rank": rank,
+            "world_size": world_size,
+            "shuffle": shuffle,
         }
         self.epoch = 0
         self.skip = 0
@@ -121,7 +129,7 @@ class ResumableLoader(DataLoader):
         self.order.epoch = state_dict["epoch"]
         self.order.skip = self.order.delivered = state_dict["batch"]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield the rest of the current epoch after a restore, else all of it.
 
         A generator, so the position is read at the first batch: Lightning asks for the iterator before it

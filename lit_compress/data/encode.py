@@ -34,6 +34,11 @@ def content_key(dataset: Dataset) -> str:
     return digest.hexdigest()[:16]
 
 
+def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int) -> str:
+    """Return a hash of all that decides the result of :func:`encode`."""
+    return short_hash(FORMAT, content_key(dataset), tokenizer_key(tokenizer), task.text, max_length)
+
+
 def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int) -> Dataset:
     """Tokenise the text columns of ``dataset``; pairs become one sequence, truncated at the longer text.
 
@@ -52,7 +57,7 @@ def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max
     """
     from datasets import load_from_disk
 
-    key = short_hash(FORMAT, content_key(dataset), tokenizer_key(tokenizer), task.text, max_length)
+    key = encoding_key(dataset, tokenizer, task, max_length)
 
     def tokenize(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         texts = [batch[column] for column in task.text]

@@ -10,8 +10,9 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.embedded import load_texts
 from lit_compress.errors import UserError, nearest
@@ -25,8 +26,9 @@ LABEL = "label"
 UNLABELLED = -1  # how the hub marks the rows of a test split whose labels are secret
 CHUNK = 10_000  # rows that are Python objects at one time
 
-# The text columns as an Arrow table, and the labels as they are written; None: there is no label column.
-Raw = tuple["pa.Table", list[Any] | None]
+# The text columns as an Arrow table; the labels as they are written, None if there is no such column; the
+# names of all columns.
+Raw = tuple["pa.Table", list[Any] | None, list[str]]
 
 
 def _names(task: Task, split: str) -> list[str]:
@@ -54,6 +56,17 @@ def find_split(task: Task, path: str, split: str) -> Path | None:
             f"'{split}'; leave one"
         )
     return found[0] if found else None
+
+
+def has_split(task: Task, path: str | None, split: str) -> bool:
+    """Say whether ``split`` is there to be read.
+
+    Raises:
+        UserError: as :func:`load_split_files`, for the folder or the hub.
+    """
+    if path is not None:
+        return find_split(task, path, split) is not None
+    return split in (_embedded(task) if task.hub is None else _hub(task, *task.hub))
 
 
 def load_split_files(
@@ -102,25 +115,25 @@ def _local(task: Task, path: str, wanted: list[str]) -> Readers:
     for split in wanted:
         file = find_split(task, path, split)
         if file is not None:
-            readers[split] = (f"data.path: '{file}'", _file_reader(task, file))
+            readers[split] = (f"data.path: '{file}'", partial(READERS[file.suffix], task, file))
         elif split not in task.validation[1:]:
             names, suffixes = "|".join(_names(task, split)), "|".join(READERS)
-            there = sorted(entry.name for entry in Path(path).expanduser().iterdir())
+            there = sorted(Path(path).expanduser().iterdir())
+            found = (
+                nearest(split + there[0].suffix, (entry.name for entry in there))
+                if there
+                else "the folder is empty"
+            )
             raise UserError(
-                f"data.path: '{path}' has no file for the split '{split}'; looked for ({names})({suffixes}), "
-                f"{nearest(split, there) if there else 'the folder is empty'}"
+                f"data.path: '{path}' has no file for the split '{split}'; looked for ({names})({suffixes}), {found}"
             )
     return readers
 
 
-def _file_reader(task: Task, file: Path) -> Callable[[], Raw]:
-    return lambda: READERS[file.suffix](task, file)
-
-
 def _embedded(task: Task) -> Readers:
-    """The rows the package makes; a generator's one column of text."""
+    """The rows the package makes."""
     return {
-        split: (f"data.task: '{task.name}' split '{split}'", lambda rows=rows: _from_rows(task, "", rows))
+        split: (f"data.task: '{task.name}' split '{split}'", partial(_from_rows, task, "", rows))
         for split, rows in load_texts(task).items()
     }
 
@@ -137,13 +150,11 @@ def _hub(task: Task, repository: str, configuration: str) -> Readers:
             f"data.task: cannot load '{task.name}' ({repository}) from the hub ({type(error).__name__}: "
             f"{reason}); without network give a folder of files with --data.path"
         ) from error
-    return {
-        str(split): (
-            f"data.task: '{task.name}' split '{split}'",
-            lambda split=split: _from_table(task, f"data.task: '{task.name}'", dataset[split].data.table),
-        )
-        for split in dataset
-    }
+    readers: Readers = {}
+    for split in map(str, dataset):
+        where = f"data.task: '{task.name}' split '{split}'"
+        readers[split] = (where, partial(_from_table, task, where, dataset[split].data.table))
+    return readers
 
 
 # -------------------------------------------------------------------------------------- file formats
@@ -164,7 +175,7 @@ def _read_parquet(task: Task, file: Path) -> Raw:
         table.validate(full=True)  # bytes that are not UTF-8
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{where} is no readable parquet file: {str(error)[:160]}") from error
-    return _from_table(task, where, table)
+    return *_from_table(task, where, table)[:2], names
 
 
 def _read_jsonl(task: Task, file: Path) -> Raw:
@@ -179,7 +190,9 @@ def _read_jsonl(task: Task, file: Path) -> Raw:
             try:
                 value = json.loads(line)
             except json.JSONDecodeError as error:
-                raise UserError(f"{where} row {row}: malformed JSON: {error.msg} (column {error.colno})") from error
+                raise UserError(
+                    f"{where} row {row}: malformed JSON: {error.msg} (column {error.colno})"
+                ) from error
             if not isinstance(value, dict):
                 raise UserError(f"{where} row {row}: a JSON {type(value).__name__}; give one object per line")
             yield value
@@ -187,7 +200,7 @@ def _read_jsonl(task: Task, file: Path) -> Raw:
     return _from_rows(task, where, rows())
 
 
-def _read_separated(delimiter: str, quoting: int) -> Callable[[Task, Path], Raw]:
+def _read_separated(delimiter: str, quoting: Literal[0, 3]) -> Callable[[Task, Path], Raw]:
     def read(task: Task, file: Path) -> Raw:
         where = f"data.path: '{file}'"
 
@@ -203,7 +216,8 @@ def _read_separated(delimiter: str, quoting: int) -> Callable[[Task, Path], Raw]
                     row += 1
                     if len(fields) != len(header):
                         raise UserError(
-                            f"{where} row {row}: {len(fields)} fields, the header has {len(header)} ({', '.join(header)})"
+                            f"{where} row {row}: {len(fields)} fields, the header has {len(header)}: "
+                            f"{', '.join(header)}"
                         )
                     # there is no null in these formats: an empty field is a missing value
                     yield {name: field or None for name, field in zip(header, fields, strict=True)}
@@ -270,15 +284,19 @@ def _from_table(task: Task, where: str, table: pa.Table) -> Raw:
             raise UserError(f"{where} row {row}: '{name}' is null; fill it in or leave the row out")
         columns[name] = column
     labels = table[LABEL].to_pylist() if LABEL in table.column_names else None
-    return pa.table(columns), labels
+    return pa.table(columns), labels, table.column_names
 
 
 def _from_rows(task: Task, where: str, rows: Iterable[dict[str, Any]]) -> Raw:
     """Check rows one by one and gather them in Arrow tables."""
     import pyarrow as pa
 
+    tables: list[pa.Table]
+    chunk: list[dict[str, Any]]
+    labels: list[Any]
+    names: dict[str, None]  # an ordered set
     schema = pa.schema([(name, pa.string()) for name in task.text])
-    tables, chunk, labels, has_labels = [schema.empty_table()], [], [], False
+    tables, chunk, labels, names = [schema.empty_table()], [], [], {}
     for number, row in enumerate(rows, start=1):
         for name in task.text:
             if name not in row:
@@ -289,17 +307,19 @@ def _from_rows(task: Task, where: str, rows: Iterable[dict[str, Any]]) -> Raw:
                 raise UserError(
                     f"{where} row {number}: '{name}' is {row[name]!r:.60} ({type(row[name]).__name__}); give text"
                 )
-        has_labels = has_labels or LABEL in row
+        names.update(dict.fromkeys(row))
         labels.append(row.get(LABEL))
         chunk.append({name: row[name] for name in task.text})
         if len(chunk) == CHUNK:
             tables.append(pa.Table.from_pylist(chunk, schema=schema))
             chunk = []
     tables.append(pa.Table.from_pylist(chunk, schema=schema))
-    return pa.concat_tables(tables), labels if has_labels else None
+    return pa.concat_tables(tables), labels if LABEL in names else None, list(names)
 
 
-def _checked(task: Task, where: str, texts: pa.Table, written: list[Any] | None, labelled: bool) -> Dataset:
+def _checked(
+    task: Task, where: str, texts: pa.Table, written: list[Any] | None, names: list[str], labelled: bool
+) -> Dataset:
     """Put checked texts and labels together."""
     import datasets
     import pyarrow as pa
@@ -308,7 +328,9 @@ def _checked(task: Task, where: str, texts: pa.Table, written: list[Any] | None,
         raise UserError(f"{where} is empty (0 rows)")
     if written is None or all(_is_unlabelled(value) for value in written):
         if labelled:
-            missing = f"no column '{LABEL}'" if written is None else f"no labels (all are {UNLABELLED})"
+            missing = f"no labels (all are {UNLABELLED})"
+            if written is None:
+                missing = f"no column '{LABEL}' ({nearest(LABEL, names)})"
             raise UserError(f"{where} has {missing}; only predict reads rows without labels")
         return datasets.Dataset(texts)
     to_label = _class_number if task.kind == "classification" else _number
@@ -347,5 +369,7 @@ def _number(task: Task, where: str, value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise UserError(f"{where}: label {value!r:.60} is not a finite number; task '{task.name}' is a regression")
+        raise UserError(
+            f"{where}: label {value!r:.60} is not a finite number; task '{task.name}' is a regression"
+        )
     return number

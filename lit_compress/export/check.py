@@ -51,15 +51,23 @@ def check_export(net: PreTrainedModel, folder: Path) -> float:
         expected = net.eval()(**probe).logits
     with tempfile.TemporaryDirectory() as work:
         save_file(probe, Path(work) / "probe.safetensors")
-        environment = os.environ | {"HF_MODULES_CACHE": work, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment = os.environ | {
+            "HF_MODULES_CACHE": work,
+            "HF_HUB_OFFLINE": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         done = subprocess.run(
             [sys.executable, "-I", "-c", _LOADER, str(folder), "probe.safetensors", "result.safetensors"],
             cwd=work, env=environment, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode:
-            raise UserError(f"export: '{folder}' does not load by itself: {done.stderr.strip().splitlines()[-1]}")
+            raise UserError(
+                f"export: '{folder}' does not load by itself: {done.stderr.strip().splitlines()[-1]}"
+            )
         found = load_file(Path(work) / "result.safetensors")["logits"]
     difference = float((found - expected).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
-        raise UserError(f"export: the reloaded logits differ by {difference:.2e}, more than {TOLERANCE:.0e}; nothing was exported")
+        raise UserError(
+            f"export: the reloaded logits differ by {difference:.2e}, more than {TOLERANCE:.0e}; nothing was exported"
+        )
     return difference

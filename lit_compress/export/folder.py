@@ -35,10 +35,15 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule) -> dict[st
     Raises:
         UserError: a stage is not finished; ``out`` holds something else; the check fails.
     """
-    done, stages = run.finished(), ["dense", *(stage.name for stage in method.stages() if stage.name != "dense")]
+    done, stages = (
+        run.finished(),
+        ["dense", *(stage.name for stage in method.stages() if stage.name != "dense")],
+    )
     missing = [name for name in stages if name not in done]
     if missing:
-        raise UserError(f"export: stage {missing[0]} of '{run.folder}' is not finished; continue it with fit --ckpt_path last")
+        raise UserError(
+            f"export: stage {missing[0]} of '{run.folder}' is not finished; continue it with fit --ckpt_path last"
+        )
     if out.exists() and any(out.iterdir()) and not (out / "structure.json").is_file():
         raise UserError(f"export: '{out}' holds something that is not an export; give an empty or new folder")
     task, key = data.record, f"val/{data.record.metrics[0]}"

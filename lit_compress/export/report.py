@@ -26,7 +26,11 @@ _PACKAGES = ("torch", "lightning", "transformers", "datasets", "torchmetrics")
 
 def versions() -> dict[str, str]:
     """Return the versions a result depends on."""
-    return {"lit_compress": __version__, "python": platform.python_version(), **{p: version(p) for p in _PACKAGES}}
+    return {
+        "lit_compress": __version__,
+        "python": platform.python_version(),
+        **{p: version(p) for p in _PACKAGES},
+    }
 
 
 def hardware() -> dict[str, Any]:
@@ -34,9 +38,15 @@ def hardware() -> dict[str, Any]:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":")[1].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
         name = names[0] if names else name
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else None
+    memory = (
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else None
+    )
     return {
         "cpu": name,
         "cores": os.cpu_count(),
@@ -51,7 +61,9 @@ def commit() -> str | None:
     if not (root / ".git").exists():
         return None
     found = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
+        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
     )
     return found.stdout.strip() or None
 
@@ -65,7 +77,11 @@ def entry(net: PreTrainedModel, folder: Path, metric: float, task: Task) -> dict
         metric: of the dev set.
         task: gives the length in tokens at which FLOPs are counted.
     """
-    return {"metric": metric, **measure(net, task.length), "bytes": (folder / "model.safetensors").stat().st_size}
+    return {
+        "metric": metric,
+        **measure(net, task.length),
+        "bytes": (folder / "model.safetensors").stat().st_size,
+    }
 
 
 def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task: Task) -> None:
@@ -123,7 +139,9 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     names = list(report["stages"])
     words = {"metric": f"dev {report['metric']['name']}", "length": report["dense"]["latency_ms"]["length"]}
     header = [f"{report['method']} on {report['task']}", *names]
-    return header, [[label.format(**words), *(show(report["stages"][n]) for n in names)] for label, show in _ROWS]
+    return header, [
+        [label.format(**words), *(show(report["stages"][n]) for n in names)] for label, show in _ROWS
+    ]
 
 
 def table(report: dict[str, Any]) -> Table:

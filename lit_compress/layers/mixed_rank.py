@@ -41,8 +41,12 @@ class MixedRankLinear(LowRankLinear):
             return super().forward(x)
         if len(set(self.z)) == 1:
             return self._dense(x)
-        return torch.cat([self._dense(half) if z else super(MixedRankLinear, self).forward(half)
-                          for z, half in zip(self.z, x.chunk(len(self.z)), strict=True)])
+        return torch.cat(
+            [
+                self._dense(half) if z else super(MixedRankLinear, self).forward(half)
+                for z, half in zip(self.z, x.chunk(len(self.z)), strict=True)
+            ]
+        )
 
     def _dense(self, x: torch.Tensor) -> torch.Tensor:
         y = F.linear(x, self.weight, self.bias)

@@ -22,8 +22,8 @@ from lit_compress import __version__
 from lit_compress.errors import UserError
 from lit_compress.families import blocks
 from lit_compress.losses import distillation_loss, task_loss
-from lit_compress.metrics import build_metrics
 from lit_compress.methods.stage import Stage
+from lit_compress.metrics import build_metrics
 from lit_compress.schedules import linear_warmup_decay
 from lit_compress.surgery import describe, load_net
 from lit_compress.tasks import get_task
@@ -48,7 +48,9 @@ class Distillation:
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise UserError(f"distillation.alpha: {self.alpha} is not in [0, 1]; nearest {min(max(self.alpha, 0), 1)}")
+            raise UserError(
+                f"distillation.alpha: {self.alpha} is not in [0, 1]; nearest {min(max(self.alpha, 0), 1)}"
+            )
         if self.temperature <= 0:
             raise UserError(f"distillation.temperature: {self.temperature} is not above 0; usual: 2.0")
 
@@ -75,13 +77,22 @@ class Method(pl.LightningModule):
     ) -> None:
         super().__init__()
         if not 0 < density <= 1:
-            raise UserError(f"model.density: {density} is not in (0, 1]; nearest valid value {1.0 if density > 1 else 0.01}")
+            raise UserError(
+                f"model.density: {density} is not in (0, 1]; nearest valid value {1.0 if density > 1 else 0.01}"
+            )
         self.task_record = get_task(task)
-        self.backbone, self.density, self.teacher, self.distillation = backbone, density, teacher, distillation
+        self.backbone, self.density, self.teacher, self.distillation = (
+            backbone,
+            density,
+            teacher,
+            distillation,
+        )
         self.net: PreTrainedModel | None = None
         self.stage: Stage | None = None
         self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
-        self.val_metrics = nn.ModuleList([build_metrics(self.task_record) for _ in self.task_record.validation])
+        self.val_metrics = nn.ModuleList(
+            [build_metrics(self.task_record) for _ in self.task_record.validation]
+        )
         self.test_metrics = build_metrics(self.task_record)
         self.initial: dict[str, float] = {}
 
@@ -135,13 +146,18 @@ class Method(pl.LightningModule):
             if parameter.requires_grad:
                 (decay if parameter.ndim > 1 else plain).append(parameter)
         optimizer = torch.optim.AdamW(
-            [{"params": decay, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+            [
+                {"params": decay, "weight_decay": settings.weight_decay},
+                {"params": plain, "weight_decay": 0.0},
+            ],
             lr=settings.learning_rate,
             # A fused optimizer unscales float16 gradients itself, so that scores would be read scaled.
             fused=None if str(self.trainer.precision) == "16-mixed" else True,
         )
         total, warmup = self.stage.total_steps, ceil(settings.warmup * self.stage.total_steps)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: linear_warmup_decay(step, total, warmup))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: linear_warmup_decay(step, total, warmup)
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _count_steps(self) -> int:
@@ -163,7 +179,9 @@ class Method(pl.LightningModule):
         assert self.net is not None
         return self.net(**{k: batch[k] for k in _INPUTS if k in batch}).logits
 
-    def objective(self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1) -> dict[str, Tensor]:
+    def objective(
+        self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1
+    ) -> dict[str, Tensor]:
         """Return the task term and, with a teacher, the distillation term.
 
         Args:
@@ -294,7 +312,9 @@ class Method(pl.LightningModule):
         assert self.stage is not None and self.net is not None
         mark = check_mark(checkpoint, type(self).__name__, self.stage.name)
         if mark["structure"] != describe(self.net):
-            raise UserError("ckpt_path: the checkpoint's ranks are not those of this config; resume with the config it was made with")
+            raise UserError(
+                "ckpt_path: the checkpoint's ranks are not those of this config; resume with the config it was made with"
+            )
         self._saved_steps = mark["total_steps"]
         self.initial = mark["initial"]
 
@@ -320,7 +340,9 @@ def check_mark(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str,
     """
     mark = checkpoint.get("lit_compress")
     if mark is None:
-        raise UserError("ckpt_path: this checkpoint was not written by lit_compress; give `last` or one of this run folder")
+        raise UserError(
+            "ckpt_path: this checkpoint was not written by lit_compress; give `last` or one of this run folder"
+        )
     if (mark["method"], mark["stage"]) != (method, stage):
         raise UserError(
             f"ckpt_path: the checkpoint is of {mark['method']}, stage {mark['stage']}, not of {method}, stage {stage}"

@@ -60,7 +60,9 @@ class Pruning(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.density is not None and not 0 < self.density <= 1:
-            raise UserError(f"prune.density: {self.density} is not in (0, 1]; nearest valid value {1.0 if self.density > 1 else 0.01}")
+            raise UserError(
+                f"prune.density: {self.density} is not in (0, 1]; nearest valid value {1.0 if self.density > 1 else 0.01}"
+            )
         if min(self.start, self.end) < 0 or self.start + self.end >= 1:
             raise UserError(
                 f"prune.start + prune.end: {self.start} + {self.end} leave no step to prune in; their sum must be below 1"
@@ -90,7 +92,9 @@ class UnstructuredPruning(Stage):
         self._names = [site.name for site in find_sites(net)]
         self._weights = [net.get_submodule(name).weight for name in self._names]
         for i, weight in enumerate(self._weights):
-            self.register_buffer(f"score_{i}", torch.zeros_like(weight, dtype=torch.float32, requires_grad=False))
+            self.register_buffer(
+                f"score_{i}", torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
+            )
         if self.settings.scope == "matrix":
             self.threshold = torch.full((len(self._names),), -torch.inf)
         mesh = getattr(self._weights[0], "device_mesh", None)
@@ -109,7 +113,10 @@ class UnstructuredPruning(Stage):
             UserError: nothing is left between them.
         """
         super().begin(total_steps)
-        self._start, self._end = round(self.settings.start * total_steps), round(self.settings.end * total_steps)
+        self._start, self._end = (
+            round(self.settings.start * total_steps),
+            round(self.settings.end * total_steps),
+        )
         self.target(0)
 
     def target(self, step: int) -> float:

@@ -1,0 +1,268 @@
+"""The one DataModule: rows of a task -> token ids -> batches that can be resumed."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+
+from lit_compress.backbones import load_config, load_tokenizer
+from lit_compress.data.batching import BatchOrder, ResumableLoader
+from lit_compress.data.encode import encode, encoding_key
+from lit_compress.data.sources import has_split, load_split_files
+from lit_compress.embedded import short_hash
+from lit_compress.errors import UserError
+from lit_compress.tasks import Task, get_task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of text
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split, ready: ``rows`` as they were read, ``encoded`` as token ids, ``key`` of that content."""
+
+    rows: Dataset
+    encoded: Dataset
+    key: str
+
+
+class PaddedBatches(TorchDataset[dict[str, Tensor]]):
+    """Encoded rows, indexed by the row numbers of a whole batch.
+
+    A batch has ``input_ids``, ``attention_mask`` and, if the tokenizer makes them, ``token_type_ids``
+    [batch, tokens]; ``labels`` [batch], if there are any (int64, or float32 for regression); ``index``
+    [batch], the row numbers. A negative number ``~row`` is a copy of that row that only fills up a batch:
+    its index is -1.
+    """
+
+    def __init__(self, encoded: Dataset, pad_token: int) -> None:
+        self.encoded = encoded
+        self.pad_token = pad_token
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def __getitem__(self, numbers: list[int]) -> dict[str, Tensor]:
+        columns = self.encoded[[~number if number < 0 else number for number in numbers]]
+        longest = max(columns["length"])
+        lengths = torch.tensor(columns["length"])
+        batch = {
+            "input_ids": _padded(columns["input_ids"], longest, self.pad_token),
+            "attention_mask": (torch.arange(longest) < lengths[:, None]).long(),
+            "index": torch.tensor([max(number, -1) for number in numbers]),
+        }
+        if "token_type_ids" in columns:
+            batch["token_type_ids"] = _padded(columns["token_type_ids"], longest, 0)
+        if "labels" in columns:
+            batch["labels"] = torch.tensor(columns["labels"])
+        return batch
+
+
+def _padded(rows: list[list[int]], length: int, value: int) -> Tensor:
+    """Return [rows, length], filled up with ``value`` at the right."""
+    return torch.tensor([row + [value] * (length - len(row)) for row in rows])
+
+
+class DataModule(LightningDataModule):
+    """Reads a task's data, tokenises it once, and hands out batches of like length.
+
+    Args:
+        task: name of the task, e.g. sst2; docstrings needs no download.
+        backbone: folder or hub name whose tokenizer is used; follows model.backbone.
+        path: folder with the files train and validation (and test) as .parquet, .jsonl, .csv or .tsv; without
+            it the data comes from the Hugging Face hub.
+        batch_size: training examples per device and batch.
+        eval_batch_size: examples per device and batch when nothing is trained.
+        max_length: longest input in tokens, longer ones are truncated; without it the task's, or the
+            backbone's limit if that is shorter.
+        train_examples: how many training examples to draw (by seed); without it all.
+        num_workers: processes that read ahead; does not change results.
+        seed: decides the order of the batches and which examples are drawn.
+    """
+
+    def __init__(
+        self,
+        task: str = "sst2",
+        backbone: str = "bert-base-uncased",
+        path: str | None = None,
+        batch_size: int = 32,
+        eval_batch_size: int = 64,
+        max_length: int | None = None,
+        train_examples: int | None = None,
+        num_workers: int = 0,
+        seed: int = 42,
+    ) -> None:
+        super().__init__()
+        self.record: Task = get_task(task)
+        for name, value, smallest in (
+            ("batch_size", batch_size, 1),
+            ("eval_batch_size", eval_batch_size, 1),
+            ("max_length", max_length, SHORTEST),
+            ("train_examples", train_examples, 1),
+            ("num_workers", num_workers, 0),
+        ):
+            if value is not None and value < smallest:
+                raise UserError(f"data.{name}: {value} is too small; the smallest is {smallest}")
+        self.task = task
+        self.backbone = backbone
+        self.path = path
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.train_examples = train_examples
+        self.num_workers = num_workers
+        self.seed = seed
+        self._asked_length = max_length
+        # (name, must have labels) -> what was read; None: a second validation split that is not there
+        self._splits: dict[tuple[str, bool], Split | None] = {}
+        self._predicted = ""  # the split that predict goes through
+
+    @functools.cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The backbone's tokenizer."""
+        tokenizer = load_tokenizer(self.backbone, self.record)
+        if tokenizer.pad_token_id is None:
+            raise UserError(
+                f"model.backbone: the tokenizer of '{self.backbone}' has no padding token; add one"
+            )
+        return tokenizer
+
+    @functools.cached_property
+    def max_length(self) -> int:
+        """Longest input in tokens; longer ones are truncated."""
+        positions = getattr(load_config(self.backbone, self.record), "max_position_embeddings", None)
+        limit = min(self.tokenizer.model_max_length, positions or self.tokenizer.model_max_length)
+        if self._asked_length is None:
+            return min(self.record.max_length, limit)
+        if self._asked_length > limit:
+            raise UserError(
+                f"data.max_length: {self._asked_length} is more than '{self.backbone}' reads; the largest is {limit}"
+            )
+        return self._asked_length
+
+    # ------------------------------------------------------------------------------------- preparing
+
+    def prepare_data(self) -> None:
+        """Download and tokenise; Lightning calls this on one process per node, before ``setup`` on all."""
+        self.setup(str(self.trainer.state.fn.value) if self.trainer and self.trainer.state.fn else "fit")
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the splits of ``stage`` (fit, validate, test or predict); what was read stays.
+
+        Raises:
+            UserError: the data, the backbone or a setting is not usable.
+        """
+        validation = list(self.record.validation)
+        if stage in ("fit", None):
+            self._read(["train", *validation], labelled=True)
+        elif stage == "validate":
+            self._read(validation, labelled=True)
+        elif stage == "test":
+            self._read(["test"], labelled=True)
+        elif not self._predicted:
+            split = "test" if has_split(self.record, self.path, "test") else validation[0]
+            self._read([split], labelled=False)
+            self._predicted = split
+
+    def _read(self, names: list[str], labelled: bool) -> None:
+        """Load and encode the splits that were not yet."""
+        names = [name for name in names if (name, labelled) not in self._splits]
+        if not names:
+            return
+        max_length = self.max_length  # checked before anything is read
+        loaded = load_split_files(self.record, self.path, names, labelled)
+        for name in names:
+            rows = loaded.get(name)
+            if rows is None:
+                self._splits[name, labelled] = None
+                continue
+            if name == "train" and self.train_examples is not None:
+                rows = self._drawn(rows, self.train_examples)
+            key = encoding_key(rows, self.tokenizer, self.record, max_length)
+            encoded = encode(rows, self.tokenizer, self.record, max_length)
+            self._splits[name, labelled] = Split(rows, encoded, key)
+
+    def _split(self, name: str, labelled: bool = True) -> Split:
+        """Return a split that :meth:`setup` has read."""
+        split = self._splits[name, labelled]
+        assert split is not None
+        return split
+
+    def _drawn(self, rows: Dataset, number: int) -> Dataset:
+        """Return ``number`` rows in their order; with the same seed, fewer are a part of more."""
+        if number > len(rows):
+            raise UserError(
+                f"data.train_examples: {number} is more than there are; the largest is {len(rows)}"
+            )
+        drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))[:number]
+        return rows.select(drawn.sort().values.tolist())
+
+    # --------------------------------------------------------------------------------------- loaders
+
+    def train_dataloader(self) -> ResumableLoader:
+        """Return the training batches; a new order every epoch."""
+        self.setup("fit")
+        return self._loader(self._split("train"), self.batch_size, shuffle=True)
+
+    def val_dataloader(self) -> list[ResumableLoader]:
+        """Return a loader per validation split that is there; the first decides which epoch is best."""
+        self.setup("validate")
+        splits = [self._splits[name, True] for name in self.record.validation]
+        return [
+            self._loader(split, self.eval_batch_size, shuffle=False) for split in splits if split is not None
+        ]
+
+    def test_dataloader(self) -> ResumableLoader:
+        """Return the batches of the test split, which must have labels."""
+        self.setup("test")
+        return self._loader(self._split("test"), self.eval_batch_size, shuffle=False)
+
+    def predict_dataloader(self) -> ResumableLoader:
+        """Return the batches of the test split if there is one, else of the first validation split."""
+        self.setup("predict")
+        return self._loader(self._split(self._predicted, labelled=False), self.eval_batch_size, shuffle=False)
+
+    def _loader(self, split: Split, batch_size: int, shuffle: bool) -> ResumableLoader:
+        overfit = getattr(self.trainer, "overfit_batches", 0)
+        if overfit > 0:
+            raise UserError(
+                f"trainer.overfit_batches: {overfit} would replace the order of the batches; use data.train_examples"
+            )
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        lengths = split.encoded.with_format("numpy")["length"][:].tolist()
+        options: dict[str, Any] = {
+            "sampler": BatchOrder(lengths, batch_size, self.seed, rank, world_size, shuffle),
+            "batch_size": None,  # the sampler gives whole batches
+            "num_workers": self.num_workers,
+            # a loader draws a seed for its workers: not from the global numbers, which dropout uses
+            "generator": torch.Generator(),
+        }
+        return ResumableLoader(PaddedBatches(split.encoded, int(self.tokenizer.pad_token_id)), **options)
+
+    # ------------------------------------------------------------------------------ facts for others
+
+    @property
+    def prediction_texts(self) -> Dataset:
+        """The rows that predict goes through; a batch's ``index`` are their numbers."""
+        self.setup("predict")
+        return self._split(self._predicted, labelled=False).rows
+
+    def batches_per_epoch(self, world_size: int = 1) -> int:
+        """Return the number of training batches of one process."""
+        self.setup("fit")
+        return -(-len(self._split("train").encoded) // (self.batch_size * world_size))
+
+    def fingerprint(self) -> str:
+        """Return a hash of the data of fit and of all settings that decide its training batches."""
+        self.setup("fit")
+        splits = [self._splits[name, True] for name in ("train", *self.record.validation)]
+        keys = [split.key for split in splits if split is not None]
+        return short_hash(self.record, keys, self.batch_size, self.seed)

@@ -1,0 +1,165 @@
+"""The options of the commands: LightningCLI parses, every mistake is one line."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields, is_dataclass
+from typing import Any, NoReturn
+
+import lightning.pytorch as pl
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from lit_compress import methods
+from lit_compress.configs_path import find_config
+from lit_compress.data.datamodule import DataModule
+from lit_compress.errors import UserError, nearest
+from lit_compress.methods import Method
+from lit_compress.stages import Parts
+
+
+class _Parser(LightningArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if isinstance(ex, UserError):
+            raise ex
+        raise UserError(_explain(message))
+
+
+class CommandLine(LightningCLI):
+    """The options of every command that needs a method and data; builds both anew for each stage."""
+
+    def __init__(self, args: list[str], command: str) -> None:
+        self.command = command
+        super().__init__(
+            Method,
+            DataModule,
+            subclass_mode_model=True,
+            run=False,
+            args=args,
+            save_config_callback=None,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            seed_everything_default=42,
+            trainer_defaults={
+                "gradient_clip_val": 1.0,
+                "log_every_n_steps": 10,
+                "enable_model_summary": False,
+            },
+            parser_class=_Parser,
+            parser_kwargs={"prog": f"python -m lit_compress {command}", "allow_abbrev": False},
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the run folder and what method and data share."""
+        parser.add_argument(
+            "--run_dir",
+            type=str | None,
+            default=None,
+            help="Folder of the run; default runs/<method>-<task>.",
+        )
+        parser.add_argument(
+            "--ckpt_path", type=str | None, default=None,
+            help="`last` continues the run in run_dir where it stopped (and starts it if there is none); or a checkpoint file of it.",
+        )  # fmt: skip
+        parser.add_argument(
+            "--checkpoint_every",
+            type=int,
+            default=500,
+            help="Optimizer steps between two checkpoints to continue from.",
+        )
+        parser.link_arguments("data.task", "model.init_args.task")
+        parser.link_arguments("model.init_args.backbone", "data.backbone")
+        parser.link_arguments("seed_everything", "data.seed")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse ``args``; configs are found by path or among the shipped ones."""
+        self.config = parser.parse_args(_resolve_configs(list(args)))
+
+    def instantiate_classes(self) -> None:
+        """Build nothing yet: every stage gets fresh parts."""
+
+    def build(self) -> Parts:
+        """Build method, data and the Trainer's arguments from the config."""
+        init = self.parser.instantiate_classes(self.config)
+        return Parts(init.model, init.data, dict(init.trainer), self.config.seed_everything)
+
+    def dump(self) -> dict[str, Any]:
+        """Return the whole config as plain values."""
+        self._dump_config()
+        return self.config_dump
+
+
+def _resolve_configs(args: list[str]) -> list[str]:
+    """Replace the value after --config by the file it names."""
+    found = list(args)
+    for i, arg in enumerate(args):
+        if arg in ("--config", "-c") and i + 1 < len(args):
+            found[i + 1] = str(find_config(args[i + 1]))
+        elif arg.startswith("--config="):
+            found[i] = f"--config={find_config(arg.partition('=')[2])}"
+    return found
+
+
+def _keys() -> list[str]:
+    """Return every option of the methods, the data and the trainer, as users type them."""
+    keys = ["run_dir", "ckpt_path", "checkpoint_every", "seed_everything", "config", "print_config"]
+    for name in methods.__all__:
+        for option, parameter in inspect.signature(getattr(methods, name)).parameters.items():
+            keys.append(f"model.{option}")
+            if is_dataclass(parameter.default):
+                keys += [f"model.{option}.{field.name}" for field in fields(parameter.default)]
+    for prefix, kind in (("data", DataModule), ("trainer", pl.Trainer)):
+        keys += [f"{prefix}.{option}" for option in inspect.signature(kind).parameters]
+    return sorted(set(keys))
+
+
+def _explain(message: str) -> str:
+    """Make one line of a parser's message: the name, the value, the nearest valid one."""
+    text = " ".join(message.split())
+    if found := re.search(r"unrecognized arguments: (\S+)", text):
+        key = found[1].lstrip("-").partition("=")[0]
+        return _unknown(key)
+    if found := re.search(r"Group '(\S+)' does not accept option '(\S+)'", text):
+        return _unknown(f"{found[1]}.{found[2]}")
+    if found := re.search(r"Option '(\S+)' is not accepted", text):
+        return _unknown(found[1])
+    if found := re.search(r"Problem with given class_path '([^']+)'|dot import path string: (\S+)", text):
+        name = found[1] or found[2]
+        return f"model.class_path: unknown method '{name}'; {nearest(name.rpartition('.')[2], _names())}"
+    if found := re.search(r'Parser key "(\S+)": .*?Expected a (.+?)\. Got value: (.*)$', text):
+        return f"{_full(found[1])}: '{found[3]}' is not a valid {_type(found[2])}"
+    if found := re.search(
+        r'Parser key "(\S+)":.*?Expected (?:a|one of) (.+?)(?: - | Given| \.).*Given value: (.*)$', text
+    ):
+        return f"{_full(found[1])}: '{found[3]}' is not a valid {_type(found[2])}"
+    if "arguments are required: model" in text:
+        return (
+            f"model: no method given; start from a config (--config lpaf_sst2.yaml) or --model {_names()[0]}"
+        )
+    return text[:400]
+
+
+def _names() -> list[str]:
+    return [name for name in methods.__all__ if name != "Method"]
+
+
+def _full(key: str) -> str:
+    """Return the option users typed for a key that a nested parser names without its prefix."""
+    known = _keys()
+    return next((k for k in (key, f"model.{key}", f"data.{key}") if k in known), key)
+
+
+def _unknown(key: str) -> str:
+    known = _keys()
+    candidates = [key, f"model.{key}"] if key.partition(".")[0] not in ("model", "data", "trainer") else [key]
+    hint = next(
+        (h for h in (nearest(c, known) for c in reversed(candidates)) if h.startswith("did")),
+        nearest(key, known),
+    )
+    return f"unknown option '{key}'; {hint}"
+
+
+def _type(text: str) -> str:
+    return text.replace("<class '", "").replace("'>", "")

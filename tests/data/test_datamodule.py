@@ -1,0 +1,261 @@
+"""Batches as a user's files give them, alone and under a real Trainer."""
+
+from itertools import chain
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lit_compress.backbones import EMBEDDED
+from lit_compress.data.datamodule import DataModule
+from lit_compress.errors import UserError
+
+
+@pytest.fixture
+def make(sst2, backbone):
+    def build(**options):
+        return DataModule(
+            **{"task": "sst2", "backbone": backbone, "path": str(sst2), "batch_size": 4, **options}
+        )
+
+    return build
+
+
+def _rows(loader):
+    return sorted(row for batch in loader for row in batch["index"].tolist())
+
+
+def test_a_batch_is_what_the_tokenizer_makes_of_its_rows(make):
+    dm = make()
+    batch = next(iter(dm.train_dataloader()))
+    assert {name: tensor.dtype for name, tensor in batch.items()} == dict.fromkeys(
+        ("input_ids", "attention_mask", "token_type_ids", "labels", "index"), torch.int64
+    )
+    rows = dm._split("train").rows[batch["index"].tolist()]
+    expected = dm.tokenizer(rows["sentence"], padding=True, return_tensors="pt")
+    for name in ("input_ids", "attention_mask", "token_type_ids"):
+        assert torch.equal(batch[name], expected[name]), name
+    assert batch["labels"].tolist() == rows["label"]
+
+
+def test_every_row_once_and_a_new_order_each_epoch(make):
+    loader = make().train_dataloader()
+    first, second = ([batch["index"].tolist() for batch in loader] for _ in range(2))
+    assert first != second
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(37))
+    assert len(loader) == len(first) == make().batches_per_epoch() == 10
+    assert make().batches_per_epoch(world_size=2) == 5
+
+
+def test_evaluation_goes_through_all_rows(make):
+    [loader] = make(eval_batch_size=4).val_dataloader()
+    assert _rows(loader) == list(range(11))
+
+
+def test_regression_labels_are_floats(tmp_path, backbone):
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.tsv").write_text("sentence1\tsentence2\tlabel\na\tb\t2.5\nc\td e\t0\n")
+    dm = DataModule("stsb", backbone, str(tmp_path))
+    batch = next(iter(dm.val_dataloader()[0]))
+    assert batch["labels"].dtype == torch.float32 and sorted(batch["labels"].tolist()) == [0.0, 2.5]
+
+
+def test_both_validation_splits_of_mnli(tmp_path, backbone):
+    for split in ("train", "validation_matched", "validation_mismatched"):
+        (tmp_path / f"{split}.tsv").write_text("premise\thypothesis\tlabel\na\tb\tneutral\n")
+    assert len(DataModule("mnli", backbone, str(tmp_path)).val_dataloader()) == 2
+    (tmp_path / "validation_mismatched.tsv").unlink()
+    assert len(DataModule("mnli", backbone, str(tmp_path)).val_dataloader()) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(make, workers):
+    alone, helped = list(make().train_dataloader()), list(make(num_workers=workers).train_dataloader())
+    assert len(alone) == len(helped)
+    assert all(torch.equal(a[name], b[name]) for a, b in zip(alone, helped, strict=True) for name in a)
+
+
+def test_drawn_examples_are_seeded_and_nested(make):
+    def texts(**options):
+        dm = make(**options)
+        dm.setup("fit")
+        return dm._split("train").rows["sentence"][:]
+
+    assert texts(train_examples=9) == texts(train_examples=9)
+    assert texts(train_examples=9) != texts(train_examples=9, seed=1)
+    assert all(text in texts(train_examples=9) for text in texts(train_examples=5))
+    assert texts(train_examples=37) == texts()
+
+
+def test_predict_prefers_test_and_needs_no_labels(make, sst2):
+    dm = make()
+    [index] = [batch["index"] for batch in dm.predict_dataloader()]
+    assert sorted(index.tolist()) == list(range(11)) and len(dm.prediction_texts) == 11
+    (sst2 / "test.tsv").write_text("sentence\nthe film\ngood\nwas the film bad\n")
+    dm = make()
+    [batch] = dm.predict_dataloader()
+    assert "labels" not in batch
+    assert [dm.prediction_texts[row]["sentence"] for row in batch["index"].tolist()] == [
+        "was the film bad",
+        "the film",
+        "good",
+    ]
+    with pytest.raises(UserError, match="only predict reads rows without labels"):
+        dm.test_dataloader()
+
+
+def test_test_split(make, sst2):
+    with pytest.raises(UserError, match="no file for the split 'test'"):
+        make().test_dataloader()
+    (sst2 / "test.tsv").write_text("sentence\tlabel\nthe film\t1\n")
+    assert _rows(make().test_dataloader()) == [0]
+
+
+def test_predict_does_not_read_the_other_files(make, sst2):
+    (sst2 / "train.tsv").unlink()
+    assert len(make().predict_dataloader()) == 1 and len(make().val_dataloader()) == 1
+
+
+def test_fingerprint_follows_content_and_order(make, sst2):
+    first = make().fingerprint()
+    assert first == make(num_workers=1, eval_batch_size=3).fingerprint()
+    changed = [make(seed=1), make(batch_size=5), make(max_length=6), make(train_examples=9)]
+    prints = {first, *(dm.fingerprint() for dm in changed)}
+    (sst2 / "validation.tsv").write_text("sentence\tlabel\nthe film\t1\n")
+    assert len(prints | {make().fingerprint()}) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "sst3"}, "data.task: unknown task 'sst3'; did you mean 'sst2'?"),
+        ({"batch_size": 0}, "data.batch_size: 0 is too small; the smallest is 1"),
+        ({"eval_batch_size": -1}, "data.eval_batch_size: -1 is too small; the smallest is 1"),
+        ({"max_length": 3}, "data.max_length: 3 is too small; the smallest is 4"),
+        ({"max_length": 33}, "data.max_length: 33 is more than"),
+        ({"train_examples": 0}, "data.train_examples: 0 is too small; the smallest is 1"),
+        ({"train_examples": 38}, "data.train_examples: 38 is more than there are; the largest is 37"),
+        ({"num_workers": -1}, "data.num_workers: -1 is too small; the smallest is 0"),
+        ({"path": "/nowhere"}, "data.path: '/nowhere': no such folder"),
+        ({"backbone": "/nowhere"}, "model.backbone: no folder '/nowhere'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_one_line(make, options, message):
+    with pytest.raises(UserError) as caught:
+        make(**options).train_dataloader()
+    assert str(caught.value).startswith(message)
+
+
+def test_length_limits(make):
+    assert make().max_length == 32  # the task has 128, the backbone reads 32
+    assert max(batch["input_ids"].shape[1] for batch in make(max_length=6).train_dataloader()) == 6
+
+
+class _Net(LightningModule):
+    """A bag of words that keeps which rows it saw, with dropout to notice disturbed random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.EmbeddingBag(100, 2)
+        self.seen = []
+
+    def training_step(self, batch, _):
+        self.seen.append(batch["index"].tolist())
+        logits = torch.nn.functional.dropout(self.embedding(batch["input_ids"]), 0.3)
+        return torch.nn.functional.cross_entropy(logits, batch["labels"])
+
+    def validation_step(self, batch, _):
+        assert batch["index"].min() >= 0
+
+    def predict_step(self, batch, _):
+        return batch["index"]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["random"] = torch.get_rng_state()
+
+    def on_load_checkpoint(self, checkpoint):
+        self.random = checkpoint["random"]
+
+    def on_train_start(self):
+        if hasattr(self, "random"):
+            torch.set_rng_state(self.random)
+
+
+def _trainer(folder, callbacks=(), **options):
+    return Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        callbacks=list(callbacks),
+        enable_checkpointing=bool(callbacks),
+        **options,
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_stopped_in_an_epoch_and_resumed_is_the_same_run(make, tmp_path, workers, accumulate):
+    torch.manual_seed(0)
+    whole, save = _Net(), ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
+    options = {"accumulate_grad_batches": accumulate}
+    _trainer(tmp_path, [save], **options).fit(whole, datamodule=make(num_workers=workers))
+    assert len(whole.seen) == 20
+    file = tmp_path / "step=3.ckpt"
+    resumed = _Net()
+    _trainer(tmp_path, **options).fit(
+        resumed, datamodule=make(num_workers=workers), ckpt_path=str(file), weights_only=True
+    )
+    assert resumed.seen == whole.seen[3 * accumulate :]
+    assert torch.equal(resumed.embedding.weight, whole.embedding.weight)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trainer_validates_and_predicts(make, tmp_path):
+    trainer = _trainer(tmp_path)
+    trainer.validate(_Net(), datamodule=make(), verbose=False)
+    indices = trainer.predict(_Net(), datamodule=make(eval_batch_size=4))
+    assert sorted(torch.cat(indices).tolist()) == list(range(11))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_overfit_batches_is_refused(make, tmp_path):
+    with pytest.raises(UserError, match=r"trainer.overfit_batches: 2 .* data.train_examples"):
+        _trainer(tmp_path, overfit_batches=2).fit(_Net(), datamodule=make())
+
+
+def test_two_ranks_share_the_rows(make):
+    modules = []
+    for rank in (0, 1):
+        dm = make(eval_batch_size=3)
+        dm.trainer = type("Trainer", (), {"global_rank": rank, "world_size": 2, "overfit_batches": 0})()
+        modules.append(dm)
+    train = [list(dm.train_dataloader()) for dm in modules]
+    assert len(train[0]) == len(train[1]) == 5 and all(
+        batch["index"].min() >= 0 for batch in train[0] + train[1]
+    )
+    assert {row for dm in modules for row in _rows(dm.train_dataloader())} == set(range(37))
+    evaluated = sorted(row for dm in modules for row in _rows(dm.val_dataloader()[0]))
+    assert evaluated == [-1, *range(11)]  # 11 rows, 2 ranks: one copy, marked
+
+
+def test_the_embedded_task_needs_nothing():
+    dm = DataModule("docstrings", EMBEDDED)
+    batch = next(iter(dm.val_dataloader()[0]))
+    assert batch["input_ids"].shape == (64, 64) and 0 < batch["labels"].max() < 8
+    assert dm.batches_per_epoch() > 100
+
+
+def test_real_data_and_tokenizer(shared):
+    dm = DataModule("mnli", str(shared / "models" / "minilm-l6-h384"), str(shared / "data" / "glue" / "mnli"))
+    assert [len(loader) for loader in dm.val_dataloader()] == [154, 16]
+    batch = next(iter(dm.train_dataloader()))
+    assert len(batch["labels"]) == 32 and batch["token_type_ids"].max() == 1

@@ -1,0 +1,89 @@
+"""Encoding is right, kept on disk, and made again when anything that decides it changes."""
+
+import pytest
+from datasets import Dataset
+
+from lit_compress.backbones import load_tokenizer
+from lit_compress.data import encode as room
+from lit_compress.data.encode import encode, encoding_key
+from lit_compress.tasks import get_task
+
+SST2, MRPC = get_task("sst2"), get_task("mrpc")
+
+
+@pytest.fixture
+def tokenizer(backbone, tmp_path, monkeypatch):
+    monkeypatch.setenv("LIT_COMPRESS_CACHE", str(tmp_path / "cache"))
+    return load_tokenizer(backbone, SST2)
+
+
+@pytest.fixture
+def rows():
+    return Dataset.from_dict({"sentence": ["the film was good .", "bad"], "label": [1, 0]})
+
+
+def test_columns(rows, tokenizer):
+    encoded = encode(rows, tokenizer, SST2, 32)
+    expected = tokenizer(rows["sentence"][:])
+    assert encoded.to_dict() == {
+        "input_ids": expected["input_ids"],
+        "token_type_ids": expected["token_type_ids"],
+        "length": [7, 3],
+        "labels": [1, 0],
+    }
+
+
+def test_pairs_and_truncation(tokenizer):
+    rows = Dataset.from_dict({"sentence1": ["a b c d e f g h"], "sentence2": ["the film"]})
+    encoded = encode(rows, tokenizer, MRPC, 8)[0]
+    assert "labels" not in encoded
+    assert tokenizer.decode(encoded["input_ids"]) == "[CLS] a b c [SEP] the film [SEP]"
+    assert encoded["token_type_ids"] == [0, 0, 0, 0, 0, 1, 1, 1] and encoded["length"] == 8
+
+
+def test_float_labels_stay_floats(tokenizer):
+    rows = Dataset.from_dict({"sentence1": ["a"], "sentence2": ["b"], "label": [2.5]})
+    assert encode(rows, tokenizer, get_task("stsb"), 8)["labels"][:] == [2.5]
+
+
+def test_the_second_time_is_read_from_disk(rows, tokenizer, backbone, tmp_path, monkeypatch):
+    first = encode(rows, tokenizer, SST2, 32)
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [
+        f"encoded-{encoding_key(rows, tokenizer, SST2, 32)}"
+    ]
+    monkeypatch.setattr(Dataset, "map", None)
+    assert encode(rows, tokenizer, SST2, 32).to_dict() == first.to_dict()
+    assert encode(rows, load_tokenizer(backbone, SST2), SST2, 32).to_dict() == first.to_dict()
+
+
+def test_whatever_decides_the_result_changes_the_key(rows, tokenizer):
+    longer = Dataset.from_dict({**rows.to_dict(), "sentence": ["the film was good .", "bad ."]})
+    other_label = Dataset.from_dict({**rows.to_dict(), "label": [1, 1]})
+    keys = [
+        encoding_key(data, tokenizer, SST2, 32) for data in (rows, longer, other_label, rows.select([1, 0]))
+    ]
+    keys.append(encoding_key(rows, tokenizer, SST2, 31))
+    tokenizer.add_tokens(["films"])
+    keys.append(encoding_key(rows, tokenizer, SST2, 32))
+    assert len(set(keys)) == 6
+
+
+def test_how_the_rows_are_held_does_not_change_the_key(rows, tokenizer):
+    twice = Dataset.from_dict({"sentence": rows["sentence"][:] * 2, "label": rows["label"][:] * 2})
+    assert (
+        room.content_key(twice.select([0, 1]))
+        == room.content_key(twice.select([2, 3]))
+        == room.content_key(rows)
+    )
+
+
+def test_a_killed_run_leaves_no_cache(rows, tokenizer, tmp_path, monkeypatch):
+    def die(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Dataset, "save_to_disk", die)
+        with pytest.raises(KeyboardInterrupt):
+            encode(rows, tokenizer, SST2, 32)
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert len(encode(rows, tokenizer, SST2, 32)) == 2
