@@ -128,6 +128,8 @@ def _explain(message: str) -> str:
     if found := re.search(r"Problem with given class_path '([^']+)'|dot import path string: (\S+)", text):
         name = found[1] or found[2]
         return f"model.class_path: unknown method '{name}'; {nearest(name.rpartition('.')[2], _names())}"
+    if found := re.search(r"Given value: NestedArg\(key='(\S+)'", text):
+        return f"model.{found[1]}: no method given before it; put --config lpaf_sst2.yaml or --model {_names()[0]} first"
     if found := re.search(r'Parser key "(\S+)": .*?Expected a (.+?)\. Got value: (.*)$', text):
         return f"{_full(found[1])}: '{found[3]}' is not a valid {_type(found[2])}"
     if found := re.search(

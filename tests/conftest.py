@@ -73,3 +73,46 @@ def make_batch(size: int = 4, length: int = 9, seed: int = 1) -> dict[str, torch
         "labels": torch.randint(0, 2, (size,), generator=generator),
         "index": torch.arange(size),
     }
+
+
+WORDS = "a film of great bad warm dull charm wit the plot is so not very fine poor story cast and but".split()
+
+
+@pytest.fixture(scope="session")
+def tiny_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a 2-layer BERT and a WordPiece tokenizer over a few words."""
+    from transformers import BertTokenizerFast
+
+    folder = tmp_path_factory.mktemp("backbone")
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    (folder / "vocab.txt").write_text("\n".join(vocab))
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    make_net("bert", dropout=0.1).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with SST-2-shaped files: 100 training and 40 validation sentences, half of them positive."""
+    import json
+    import random
+
+    folder, rng = tmp_path_factory.mktemp("data"), random.Random(0)
+    for split, rows in (("train", 100), ("validation", 40)):
+        lines = []
+        for i in range(rows):
+            words = rng.choices(WORDS, k=rng.randint(2, 12)) + rng.choices(["great", "warm"] if i % 2 else ["bad", "dull"], k=2)
+            lines.append(json.dumps({"sentence": " ".join(words), "label": i % 2}))
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def short_run(tiny_backbone: Path, tiny_data: Path) -> list[str]:
+    """Options of a whole run in a second or two, to which a test adds method, density and run folder."""
+    return [
+        "--model.backbone", str(tiny_backbone), "--data.task", "sst2", "--data.path", str(tiny_data),
+        "--data.batch_size", "8", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false",
+        "--model.dense.epochs", "2", "--model.dense.learning_rate", "3e-3",
+        "--model.retrain.epochs", "2", "--model.retrain.learning_rate", "1e-3",
+    ]  # fmt: skip

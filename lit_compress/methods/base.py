@@ -152,8 +152,10 @@ class Method(pl.LightningModule):
             ],
             lr=settings.learning_rate,
             # A fused optimizer unscales float16 gradients itself, so that scores would be read scaled.
-            fused=None if str(self.trainer.precision) == "16-mixed" else True,
+            fused=None if self.trainer.precision == "16-mixed" else True,
         )
+        if self.trainer.precision == "bf16-mixed":
+            optimizer._step_supports_amp_scaling = False  # nothing is scaled: Lightning may clip
         total, warmup = self.stage.total_steps, ceil(settings.warmup * self.stage.total_steps)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: linear_warmup_decay(step, total, warmup)

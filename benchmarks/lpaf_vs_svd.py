@@ -1,0 +1,111 @@
+"""LPAF beside truncated SVD + retraining: same teacher, same updates after factorization, same learning rates tried.
+
+    python benchmarks/lpaf_vs_svd.py --backbone DIR --data DIR [--examples 12000] [--threads 1]
+
+Writes benchmarks/results/lpaf_vs_svd/<run>.json, one per run (a run's report.json with its stages' metrics before and
+after); existing ones are kept, so the script can be stopped and started again. `python benchmarks/tables.py` makes
+the table from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "lpaf_vs_svd"
+DENSITIES = (0.25, 0.5, 0.16)
+RATES = (1e-4, 3e-4)
+
+
+def fit(run: Path, options: argparse.Namespace, *extra: str) -> None:
+    """Run one `fit` through the command line."""
+    command = [
+        sys.executable, "-m", "lit_compress", "fit",
+        "--model.backbone", options.backbone, "--data.task", "sst2", "--data.path", options.data,
+        "--data.train_examples", str(options.examples), "--trainer.precision", options.precision,
+        "--trainer.enable_progress_bar", "false", "--run_dir", str(run), "--ckpt_path", "last", *extra,
+    ]  # fmt: skip
+    print(" ".join(command[2:]), flush=True)
+    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": str(options.threads)})
+
+
+def store(run: Path, name: str) -> None:
+    """Keep a run's report with what its stages measured."""
+    report = json.loads((run / "report.json").read_text())
+    report["records"] = json.loads((run / "stages.json").read_text())
+    for key in ("backbone", "path"):  # where the inputs lay on this machine says nothing elsewhere
+        report["config"]["data"][key] = Path(report["config"]["data"][key]).name
+    init = report["config"]["model"]["init_args"]
+    init["backbone"], init["teacher"] = Path(init["backbone"]).name, init["teacher"] and "dense"
+    report["config"].pop("run_dir")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+def fork(source: Path, target: Path, rate: float) -> None:
+    """Copy a run up to its pruned net, to retrain it at another rate."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for stage in ("dense", "prune"):
+        shutil.copytree(source / stage, target / stage)
+    records = [r for r in json.loads((source / "stages.json").read_text()) if r["name"] != "retrain"]
+    (target / "stages.json").write_text(json.dumps(records))
+    config = yaml.safe_load((source / "config.yaml").read_text())
+    config["model"]["init_args"]["retrain"]["learning_rate"] = rate
+    (target / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+def main() -> None:
+    """Make what is missing, the most telling density first."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--backbone", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--work", default="runs/lpaf_vs_svd", type=Path)
+    parser.add_argument("--examples", default=12000, type=int)
+    parser.add_argument("--epochs", default=2, type=int)
+    parser.add_argument("--threads", default=2, type=int)
+    parser.add_argument("--precision", default="bf16-mixed")
+    options = parser.parse_args()
+    epochs = str(options.epochs)
+    teacher: list[str] = []
+
+    def run(name: str, *extra: str, source: str | None = None, rate: float = 0.0) -> None:
+        if (RESULTS / f"{name}.json").exists():
+            return
+        folder = options.work / name
+        if source and not folder.exists():
+            fork(options.work / source, folder, rate)
+        fit(folder, options, *teacher, *extra)
+        store(folder, name)
+
+    dense = options.work / "dense-teacher"
+    if not (dense / "report.json").exists():  # density 1: nothing is factorized, one more epoch of training at most
+        fit(dense, options, "--model", "SVD", "--model.density", "1.0", "--model.dense.epochs", "2",
+            "--model.dense.learning_rate", "5e-5", "--model.retrain.epochs", "1",
+            "--model.retrain.learning_rate", "1e-5")  # fmt: skip
+    teacher += ["--model.teacher", str(dense / "dense" / "net")]
+    prune = ["--model.prune.epochs", epochs, "--model.prune.learning_rate", "1e-4"]
+    for density in DENSITIES:
+        common = ["--model.density", str(density), "--model.retrain.epochs", epochs, "--model.retrain.learning_rate"]
+        for i, rate in enumerate(RATES):
+            first = f"lpaf-{density}-{RATES[0]:g}"
+            lpaf = ["--model", "LPAF", *prune, *common, str(rate)]
+            run(f"lpaf-{density}-{rate:g}", *lpaf, source=first if i else None, rate=rate)
+            run(f"svd-{density}-{rate:g}", "--model", "SVD", *common, str(rate))
+    signed = ["--model", "LPAF", "--model.density", "0.25", *prune, "--model.prune.score", "signed",
+              "--model.retrain.epochs", epochs, "--model.retrain.learning_rate", str(RATES[0])]  # fmt: skip
+    run("lpaf-signed-0.25", *signed)
+    low = [*signed, "--model.prune.learning_rate", "2e-5"]
+    run("lpaf-signed-0.25-prune-2e-05", *low)
+
+
+if __name__ == "__main__":
+    main()

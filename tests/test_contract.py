@@ -1,0 +1,198 @@
+"""Every shipped method through the same checks. A new method joins by its config alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import make_batch
+from safetensors.torch import load_file
+
+from lit_compress import methods
+from lit_compress.__main__ import main
+from lit_compress.configs_path import FOLDER
+from lit_compress.export.check import check_export
+from lit_compress.export.fuse import fuse
+from lit_compress.surgery import load_net
+
+
+def shipped_methods() -> list[str]:
+    """Find the methods in the shipped configs."""
+    paths = (yaml.safe_load(path.read_text())["model"]["class_path"] for path in FOLDER.glob("*.yaml"))
+    return sorted({path.rpartition(".")[2] for path in paths})
+
+
+METHODS = shipped_methods()
+
+
+def options(method: str, density: float = 0.5) -> list[str]:
+    extra = ["--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3"] if method == "LPAF" else []
+    return ["--model", method, "--model.density", str(density), *extra]
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def run(request, short_run, tmp_path_factory):
+    """One finished run of the method at density 0.5: its name and its folder."""
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    main(["fit", *options(request.param), *short_run, "--run_dir", str(folder), "--checkpoint_every", "5"])
+    return request.param, folder
+
+
+def test_every_method_is_found():
+    assert set(METHODS) == set(methods.__all__) - {"Method"}
+
+
+def test_stages_are_finished_and_finite(run):
+    _, folder = run
+    for record in json.loads((folder / "stages.json").read_text()):
+        assert 0.3 <= record["metric"]["val/accuracy"] <= 1
+        checkpoint = torch.load(folder / record["name"] / "best.ckpt", weights_only=True)
+        assert all(t.isfinite().all() or (t == -torch.inf).any() for t in checkpoint["state_dict"].values())
+        assert checkpoint["lit_compress"]["stage"] == record["name"]
+
+
+def test_budget_is_reached_in_the_exported_file(run):
+    _, folder = run
+    report = json.loads((folder / "report.json").read_text())
+    found, dense = report["compressed"], report["dense"]
+    assert 0.40 < found["density"] <= 0.5
+    tensors = load_file(folder / "export" / "model.safetensors")
+    sites = [v for k, v in tensors.items() if "encoder.layer" in k and v.ndim == 2]
+    assert sum(v.numel() for v in sites) == found["params"]["sites"] == round(found["density"] * dense["params"]["sites"])
+    assert sum(v.numel() for v in tensors.values()) == found["params"]["total"]
+    assert found["bytes"] == (folder / "export" / "model.safetensors").stat().st_size < dense["bytes"]
+    assert found["flops"] < dense["flops"]
+
+
+def test_report_has_every_field(run):
+    method, folder = run
+    report = json.loads((folder / "report.json").read_text())
+    assert report == json.loads((folder / "export" / "report.json").read_text())
+    assert {"task", "method", "metric", "dense", "compressed", "ratios", "config", "versions", "hardware", "commit",
+            "stages"} <= report.keys()  # fmt: skip
+    assert report["method"] == method and report["metric"] == {"name": "accuracy", "mode": "max"}
+    for entry in report["stages"].values():
+        assert {"metric", "density", "params", "flops", "bytes", "latency_ms"} <= entry.keys()
+        assert set(entry["params"]) == {"sites", "non_embedding", "total"}
+        assert set(entry["latency_ms"]) == {"median", "p10", "p90", "batch", "length", "threads"}
+
+
+def test_fuse_equals_training_form(run):
+    """The best checkpoint of the last stage, in training form, gives the exported logits."""
+    method, folder = run
+    last = json.loads((folder / "stages.json").read_text())[-1]["name"]
+    module = built(method, folder, last)
+    module.load_state_dict(torch.load(folder / last / "best.ckpt", weights_only=True)["state_dict"])
+    inputs = {k: v % 20 if k == "input_ids" else v for k, v in make_batch().items() if k.startswith(("input", "att"))}
+    expected = module.net.eval()(**inputs).logits
+    assert torch.allclose(fuse(module.net)(**inputs).logits, expected, atol=1e-6)
+    assert torch.allclose(load_net(folder / "export")(**inputs).logits, expected, atol=1e-6)
+
+
+def built(method, folder, stage_name, density=0.5):
+    """Build the net of a stage as its fit does, from the files of a run."""
+    module = getattr(methods, method)(task="sst2", backbone="unused", density=density)
+    stage = next(s for s in module.stages() if s.name == stage_name)
+    names = [s.name for s in module.stages()]
+    previous = folder / names[names.index(stage_name) - 1] / "net"
+    module.enter(stage, 0, previous, folder / "dense" / "net")
+    module.configure_model()
+    stage.begin(100)
+    return module
+
+
+def test_identity_at_density_one(run):
+    """No stage changes the net before its first step when nothing is to be removed."""
+    method, folder = run
+    inputs = {k: v % 20 if k == "input_ids" else v for k, v in make_batch().items() if k.startswith(("input", "att"))}
+    for record in json.loads((folder / "stages.json").read_text())[1:]:
+        module = built(method, folder, record["name"], density=1.0)
+        assert torch.equal(module.net.eval()(**inputs).logits, load_net(module._previous)(**inputs).logits)
+
+
+def test_export_loads_without_the_package(run, tmp_path):
+    """check_export is what the export itself relies on: it must also notice a wrong folder."""
+    _, folder = run
+    net = load_net(folder / "export")
+    assert check_export(net, folder / "export") <= 1e-5
+    names = sorted(p.name for p in (folder / "export").iterdir())
+    assert {"config.json", "model.safetensors", "structure.json", "report.json", "README.md", "modeling_compressed.py",
+            "tokenizer.json"} <= set(names)  # fmt: skip
+    source = (folder / "export" / "modeling_compressed.py").read_text()
+    assert "import lit_compress" not in source and "from lit_compress" not in source
+
+
+def test_teacher_takes_the_place_of_the_dense_stage(run, short_run, tmp_path):
+    method, folder = run
+    args = [*options(method), *short_run, "--model.teacher", str(folder / "dense" / "net")]
+    main(["fit", *args, "--run_dir", str(tmp_path / "again")])
+    assert not (tmp_path / "again" / "dense" / "best.ckpt").exists()
+    first, second = (load_file(f / "export" / "model.safetensors") for f in (folder, tmp_path / "again"))
+    assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+def spawn(args: list[str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "lit_compress", "fit", *args, "--ckpt_path", "last"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def kill_when(args: list[str], there: list[Path]) -> None:
+    """Start the run and kill it hard once one of the files is there."""
+    process = spawn(args)
+    deadline = time.time() + 120
+    while not any(path.exists() for path in there):
+        assert process.poll() is None, process.stderr.read().decode()[-2000:]
+        assert time.time() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_and_continued_equals_uninterrupted(method, short_run, tmp_path):
+    """kill -9 in mid-epoch and between stages, through the command line; the exports are bit for bit the same."""
+    args = [*options(method), *short_run, "--checkpoint_every", "3", "--trainer.accumulate_grad_batches", "2"]
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    assert spawn([*args, "--run_dir", str(straight)]).wait() == 0
+    again = [*args, "--run_dir", str(killed)]
+    names = [s["name"] for s in json.loads((straight / "stages.json").read_text())]
+    kill_when(again, [killed / "dense" / "last.ckpt"])  # in mid-epoch
+    assert not (killed / "stages.json").exists()
+    kill_when(again, [killed / "stages.json"])  # between stages
+    kill_when(again, [killed / names[-1] / "last.ckpt"])  # in mid-epoch of the last stage
+    assert len(json.loads((killed / "stages.json").read_text())) == len(names) - 1
+    assert spawn(again).wait() == 0
+    for name in ("straight", "killed"):
+        assert not list((tmp_path / name).rglob("*.tmp"))
+    first, second = (load_file(f / "export" / "model.safetensors") for f in (straight, killed))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    records = [json.loads((f / "stages.json").read_text()) for f in (straight, killed)]
+    assert [r["metric"] for r in records[0]] == [r["metric"] for r in records[1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "lightning.pytorch.strategies.ModelParallelStrategy"])
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes(method, strategy, short_run, tmp_path):
+    """DDP and FSDP2 on two processes: the whole job, budget met exactly."""
+    args = [*options(method), *short_run, "--run_dir", str(tmp_path / "run"), "--trainer.strategy", strategy,
+            "--trainer.devices", "2"]  # fmt: skip
+    process = spawn(args)
+    assert process.wait() == 0, process.stderr.read().decode()[-3000:]
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert 0.40 < report["compressed"]["density"] <= 0.5
+    if "prune" in report["stages"]:
+        assert report["stages"]["prune"]["density"] == 0.5
