@@ -1,6 +1,6 @@
 """LPAF beside truncated SVD + retraining: same teacher, same updates after factorization, same learning rates tried.
 
-    python benchmarks/lpaf_vs_svd.py --backbone DIR --data DIR [--examples 12000] [--threads 1]
+    python benchmarks/lpaf_vs_svd.py --backbone DIR --data DIR [--examples 8000] [--threads 1]
 
 Writes benchmarks/results/lpaf_vs_svd/<run>.json, one per run (a run's report.json with its stages' metrics before and
 after); existing ones are kept, so the script can be stopped and started again. `python benchmarks/tables.py` makes
@@ -25,12 +25,12 @@ DENSITIES = (0.25, 0.5, 0.16)
 RATES = (1e-4, 3e-4)
 
 
-def fit(run: Path, options: argparse.Namespace, *extra: str) -> None:
+def fit(run: Path, options: argparse.Namespace, examples: int, *extra: str) -> None:
     """Run one `fit` through the command line."""
     command = [
         sys.executable, "-m", "lit_compress", "fit",
         "--model.backbone", options.backbone, "--data.task", "sst2", "--data.path", options.data,
-        "--data.train_examples", str(options.examples), "--trainer.precision", options.precision,
+        "--data.train_examples", str(examples), "--trainer.precision", options.precision,
         "--trainer.enable_progress_bar", "false", "--run_dir", str(run), "--ckpt_path", "last", *extra,
     ]  # fmt: skip
     print(" ".join(command[2:]), flush=True)
@@ -69,7 +69,8 @@ def main() -> None:
     parser.add_argument("--backbone", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--work", default="runs/lpaf_vs_svd", type=Path)
-    parser.add_argument("--examples", default=12000, type=int)
+    parser.add_argument("--teacher_examples", default=12000, type=int)
+    parser.add_argument("--examples", default=8000, type=int)
     parser.add_argument("--epochs", default=2, type=int)
     parser.add_argument("--threads", default=2, type=int)
     parser.add_argument("--precision", default="bf16-mixed")
@@ -83,12 +84,12 @@ def main() -> None:
         folder = options.work / name
         if source and not folder.exists():
             fork(options.work / source, folder, rate)
-        fit(folder, options, *teacher, *extra)
+        fit(folder, options, options.examples, *teacher, *extra)
         store(folder, name)
 
     dense = options.work / "dense-teacher"
-    if not (dense / "report.json").exists():  # density 1: nothing is factorized, one more epoch of training at most
-        fit(dense, options, "--model", "SVD", "--model.density", "1.0", "--model.dense.epochs", "2",
+    if not (dense / "dense" / "net").exists():  # density 1: nothing is factorized; only the dense stage is used
+        fit(dense, options, options.teacher_examples, "--model", "SVD", "--model.density", "1.0", "--model.dense.epochs", "2",
             "--model.dense.learning_rate", "5e-5", "--model.retrain.epochs", "1",
             "--model.retrain.learning_rate", "1e-5")  # fmt: skip
     teacher += ["--model.teacher", str(dense / "dense" / "net")]
@@ -101,7 +102,7 @@ def main() -> None:
             run(f"lpaf-{density}-{rate:g}", *lpaf, source=first if i else None, rate=rate)
             run(f"svd-{density}-{rate:g}", "--model", "SVD", *common, str(rate))
     signed = ["--model", "LPAF", "--model.density", "0.25", *prune, "--model.prune.score", "signed",
-              "--model.retrain.epochs", epochs, "--model.retrain.learning_rate", str(RATES[0])]  # fmt: skip
+              "--model.retrain.epochs", "1", "--model.retrain.learning_rate", str(RATES[0])]  # fmt: skip
     run("lpaf-signed-0.25", *signed)
     low = [*signed, "--model.prune.learning_rate", "2e-5"]
     run("lpaf-signed-0.25-prune-2e-05", *low)

@@ -47,9 +47,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _columns(names: list[str], width: int = 4) -> list[str]:
-    return [
-        "  ".join(f"{name:18}" for name in names[i : i + width]).rstrip() for i in range(0, len(names), width)
-    ]
+    return ["  ".join(f"{name:18}" for name in names[i : i + width]).rstrip() for i in range(0, len(names), width)]
 
 
 if __name__ == "__main__":

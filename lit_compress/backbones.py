@@ -37,9 +37,7 @@ def resolve(backbone: str, task: Task) -> str:
             )
         return str(path)
     if path.is_absolute() or backbone.startswith((".", "~")) or backbone.count("/") > 1:
-        raise UserError(
-            f"model.backbone: no folder '{backbone}'; give a folder with a config.json, or a hub name"
-        )
+        raise UserError(f"model.backbone: no folder '{backbone}'; give a folder with a config.json, or a hub name")
     return backbone
 
 
@@ -124,9 +122,7 @@ def load_finetuned(name: str, task: Task) -> PreTrainedModel:
         )
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])[0]
-        raise UserError(
-            f"model.teacher: '{name}' is not fine-tuned, it has no '{missing}'; leave it out to train one"
-        )
+        raise UserError(f"model.teacher: '{name}' is not fine-tuned, it has no '{missing}'; leave it out to train one")
     if net.config.num_labels != task.num_labels:
         raise UserError(
             f"model.teacher: '{name}' has {net.config.num_labels} labels, {task.name} has {task.num_labels}; "

@@ -133,10 +133,7 @@ def latency(
     finally:
         torch.set_num_threads(pinned)
     shared = {"batch": batch, "length": length, "threads": threads}
-    return [
-        {"median": median(t), "p10": quantiles(t, n=10)[0], "p90": quantiles(t, n=10)[-1], **shared}
-        for t in times
-    ]
+    return [{"median": median(t), "p10": quantiles(t, n=10)[0], "p90": quantiles(t, n=10)[-1], **shared} for t in times]
 
 
 def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:

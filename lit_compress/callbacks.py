@@ -82,9 +82,7 @@ class StageBar(TQDMProgressBar):
     def on_train_epoch_start(self, trainer: Trainer, *args: Any) -> None:
         """Name the epoch too."""
         super().on_train_epoch_start(trainer, *args)
-        self.train_progress_bar.set_description(
-            f"{self.title} epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
-        )
+        self.train_progress_bar.set_description(f"{self.title} epoch {trainer.current_epoch + 1}/{trainer.max_epochs}")
 
     def get_metrics(self, *args: Any) -> dict[str, Any]:
         """Leave out the version number; short names."""

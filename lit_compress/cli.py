@@ -186,7 +186,7 @@ def _quiet() -> None:
     for message in (
         "does not have many workers",
         "`isinstance\\(treespec, LeafSpec\\)`",
-        "Checkpoint directory",
+        "It is recommended to use `self.log",  # our metrics are reduced over ranks already
         "The number of training batches",
     ):
         warnings.filterwarnings("ignore", f".*{message}")

@@ -199,9 +199,7 @@ def load_texts(task: Task) -> dict[str, list[dict[str, Any]]]:
         UserError: the standard library has no sources here, or the cache cannot be written.
     """
     if task.name != "docstrings":
-        raise UserError(
-            f"data.task: '{task.name}' has neither a hub name nor embedded data; give --data.path"
-        )
+        raise UserError(f"data.task: '{task.name}' has neither a hub name nor embedded data; give --data.path")
     splits = _docstring_splits(cache_folder())
     return {
         name: [{"text": row["text"], "label": task.labels.index(row["area"])} for row in rows]

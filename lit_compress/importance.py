@@ -12,14 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lit_compress.tensors import local
+
 FirstOrderForm = Literal["absolute", "signed"]
 Weighting = Literal["scores", "scores_abs", "scores_raw", "scores_all", "scores_shifted", "mask", "none"]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """The part of a tensor on this rank, sharing its storage; the tensor itself if it is not a DTensor."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
 
 
 def magnitude(weight: Tensor) -> Tensor:
@@ -58,11 +54,11 @@ def accumulate_first_order_(
     assert len(scores) == len(weights) == len(grads)
     assert form in ("absolute", "signed"), form
     here = [
-        (_local(score), _local(weight), _local(grad))
+        (local(score), local(weight), local(grad))
         for score, weight, grad in zip(scores, weights, grads, strict=True)
         if grad is not None
     ]
-    finite = _all_finite([grad for _, _, grad in here], device=_local(scores[0]).device, reduce=reduce)
+    finite = _all_finite([grad for _, _, grad in here], device=local(scores[0]).device, reduce=reduce)
     for score, weight, grad in here:
         term = torch.mul(grad.float(), weight)  # float32 also where weight is bfloat16
         if form == "absolute":
@@ -73,9 +69,7 @@ def accumulate_first_order_(
     return finite
 
 
-def _all_finite(
-    grads: Sequence[Tensor], device: torch.device, reduce: Callable[[Tensor], object] | None
-) -> Tensor:
+def _all_finite(grads: Sequence[Tensor], device: torch.device, reduce: Callable[[Tensor], object] | None) -> Tensor:
     """0-dim bool: every element of every tensor (and shard) is finite. One read-only pass, no host sync."""
     # Both ends of the range show an inf or a NaN, and vectorise 20 times better than isfinite().all().
     ends = [end.float() for grad in grads if grad.numel() for end in torch.aminmax(grad)]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.errors import UserError
+from lit_compress.tensors import local
 
 Scope = Literal["global", "matrix"]
 Reduce = Callable[[Tensor], object]
@@ -53,7 +54,7 @@ def kth_largest(scores: Sequence[Tensor], keep: int, reduce: Reduce | None = Non
     Returns:
         0-dim float32 on the scores' device, the same on every rank. Zero comes back as +0.0.
     """
-    shards = [_local(score) for score in scores]
+    shards = [local(score) for score in scores]
     device = shards[0].device
     if keep <= 0:
         return torch.full((), math.inf, device=device)
@@ -131,7 +132,7 @@ def topk_masks(
         ]
     assert isinstance(keep, int), "one number for all tensors"
     threshold = kth_largest(scores, keep, reduce)
-    shards = [_local(score) for score in scores]
+    shards = [local(score) for score in scores]
     quotas, _, _ = _share_ties(shards, threshold, keep, reduce, shard)
     masks = [score > threshold for score in shards]
     for score, mask, quota in zip(shards, masks, quotas, strict=True):
@@ -165,7 +166,7 @@ def break_ties_(
     Returns:
         The surplus that was found, in elements over all ranks.
     """
-    shards = [_local(score) for score in scores]
+    shards = [local(score) for score in scores]
     quotas, surplus, total = _share_ties(shards, threshold, keep, reduce, shard)
     if surplus > tolerance * total:
         tiny = torch.finfo(torch.float32).tiny
@@ -202,9 +203,7 @@ def _ties(score: Tensor, threshold: Tensor, part: slice) -> tuple[Tensor, ...]:
 
 
 @torch.no_grad()
-def apply_threshold_(
-    weights: Sequence[Tensor], scores: Sequence[Tensor], threshold: Tensor | Sequence[Tensor]
-) -> None:
+def apply_threshold_(weights: Sequence[Tensor], scores: Sequence[Tensor], threshold: Tensor | Sequence[Tensor]) -> None:
     """Zero the weights whose score is below the threshold, in place (LPAF Sec. 2.2: "set W to zero").
 
     Element-wise: one bool mask of temporary memory, no wait for the device. It multiplies by the mask, which
@@ -217,10 +216,4 @@ def apply_threshold_(
     """
     thresholds = [threshold] * len(weights) if isinstance(threshold, Tensor) else threshold
     for weight, score, limit in zip(weights, scores, thresholds, strict=True):
-        _local(weight).mul_(_local(score) >= limit)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """The part of a tensor on this rank, sharing its storage; the tensor itself if it is not a DTensor."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
+        local(weight).mul_(local(score) >= limit)

@@ -96,6 +96,4 @@ def build_metrics(task: Task, prefix: str = "") -> MetricCollection:
         if name not in METRICS:
             raise UserError(f"task '{task.name}': unknown metric '{name}'; {nearest(name, METRICS)}")
     # No groups of shared states: they are found by comparing values, and lists may be equal by accident.
-    return MetricCollection(
-        {name: METRICS[name](task) for name in task.metrics}, prefix=prefix, compute_groups=False
-    )
+    return MetricCollection({name: METRICS[name](task) for name in task.metrics}, prefix=prefix, compute_groups=False)

@@ -16,6 +16,7 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.errors import UserError, nearest
 from lit_compress.methods import Method
 from lit_compress.stages import Parts
+from lit_compress.strategies import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
 
 
 class _Parser(LightningArgumentParser):
@@ -129,7 +130,9 @@ def _explain(message: str) -> str:
         name = found[1] or found[2]
         return f"model.class_path: unknown method '{name}'; {nearest(name.rpartition('.')[2], _names())}"
     if found := re.search(r"Given value: NestedArg\(key='(\S+)'", text):
-        return f"model.{found[1]}: no method given before it; put --config lpaf_sst2.yaml or --model {_names()[0]} first"
+        return (
+            f"model.{found[1]}: no method given before it; put --config lpaf_sst2.yaml or --model {_names()[0]} first"
+        )
     if found := re.search(r'Parser key "(\S+)": .*?Expected a (.+?)\. Got value: (.*)$', text):
         return f"{_full(found[1])}: '{found[3]}' is not a valid {_type(found[2])}"
     if found := re.search(
@@ -137,9 +140,7 @@ def _explain(message: str) -> str:
     ):
         return f"{_full(found[1])}: '{found[3]}' is not a valid {_type(found[2])}"
     if "arguments are required: model" in text:
-        return (
-            f"model: no method given; start from a config (--config lpaf_sst2.yaml) or --model {_names()[0]}"
-        )
+        return f"model: no method given; start from a config (--config lpaf_sst2.yaml) or --model {_names()[0]}"
     return text[:400]
 
 

@@ -41,9 +41,7 @@ def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         for index in sorted(logits):
-            file.write(
-                json.dumps({**texts[index], **_answer(data, logits[index])}, ensure_ascii=False) + "\n"
-            )
+            file.write(json.dumps({**texts[index], **_answer(data, logits[index])}, ensure_ascii=False) + "\n")
     os.replace(temporary, path)
     return len(logits)
 

@@ -57,9 +57,7 @@ class Run:
         """
         path = self.folder / "config.yaml"
         if not path.is_file():
-            raise UserError(
-                f"run_dir: '{self.folder}' is not a run folder (no config.yaml); give one made by fit"
-            )
+            raise UserError(f"run_dir: '{self.folder}' is not a run folder (no config.yaml); give one made by fit")
         try:
             return yaml.safe_load(path.read_text())
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -101,9 +99,7 @@ def _flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(config, dict) or not config:
         return {prefix: config}
     return {
-        k: v
-        for key, value in config.items()
-        for k, v in _flatten(value, f"{prefix}.{key}" if prefix else key).items()
+        k: v for key, value in config.items() for k, v in _flatten(value, f"{prefix}.{key}" if prefix else key).items()
     }
 
 

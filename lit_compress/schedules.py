@@ -36,9 +36,7 @@ def cubic(step: int, total: int, start: int, end: int, final: float, initial: fl
             + (f"valid: start + end of at most {total - 1}" if total > 0 else "valid: total of at least 1")
         )
     if not 0.0 < final <= initial <= 1.0:
-        raise UserError(
-            f"schedule: density from initial={initial} to final={final}; valid: 0 < final <= initial <= 1"
-        )
+        raise UserError(f"schedule: density from initial={initial} to final={final}; valid: 0 < final <= initial <= 1")
     if step < start:
         return initial
     if step >= total - end:
@@ -68,9 +66,7 @@ def linear_decay_to_zero(step: int, total: int, initial: float) -> float:
     return initial * (max(0, total - 2 * step) / total)
 
 
-def linear_warmup_decay(
-    step: int, total: int, warmup: int, after: Literal["linear", "constant"] = "linear"
-) -> float:
+def linear_warmup_decay(step: int, total: int, warmup: int, after: Literal["linear", "constant"] = "linear") -> float:
     """Learning-rate factor in [0, 1]: linear warm-up, then linear to 0 at ``total`` or constant 1.
 
     The same values as ``get_linear_schedule_with_warmup`` of transformers.

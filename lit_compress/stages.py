@@ -86,9 +86,7 @@ def _previous(names: list[str], number: int, stage: Stage, run: Run) -> Path | N
     return run.net(names[number - 1]) if number and not stage.from_backbone else None
 
 
-def _trainer(
-    parts: Parts, run: Run, stage: Stage, title: str, checkpoint: Path | None, every: int
-) -> Trainer:
+def _trainer(parts: Parts, run: Run, stage: Stage, title: str, checkpoint: Path | None, every: int) -> Trainer:
     """Build the Trainer of one stage from the user's arguments and what the stage brings."""
     offset = sum(record["steps"] for record in run.finished().values())
     arguments = dict(parts.trainer)
@@ -123,9 +121,7 @@ def _find_checkpoint(run: Run, method: Method, stage: Stage, ckpt_path: str | No
     if ckpt_path != "last":
         given = Path(ckpt_path).expanduser().resolve()
         if not given.is_file():
-            raise UserError(
-                f"ckpt_path: no file '{ckpt_path}'; give `last`, or a last.ckpt of this run folder"
-            )
+            raise UserError(f"ckpt_path: no file '{ckpt_path}'; give `last`, or a last.ckpt of this run folder")
         if given.parent != run.stage(stage.name):
             mark = read_checkpoint(given).get("lit_compress") or {}
             if not mark or given.parent.parent != run.folder:
@@ -154,9 +150,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 @rank_zero_only
-def _leave(
-    parts: Parts, name: str, previous: Path | None, run: Run, trainer: Trainer, seconds: float
-) -> None:
+def _leave(parts: Parts, name: str, previous: Path | None, run: Run, trainer: Trainer, seconds: float) -> None:
     """Write the best net of a finished stage, what the next stage needs, and its record."""
     folder = run.stage(name)
     checkpoint = read_checkpoint(folder / "best.ckpt")

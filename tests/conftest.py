@@ -28,9 +28,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def shared() -> Path:
     """Real weights and data: the folder LIT_COMPRESS_SHARED, by default `shared` beside the checkout."""
     if not (SHARED / "data").is_dir():
-        pytest.skip(
-            f"no real data at {SHARED}; set LIT_COMPRESS_SHARED to the folder that has data/ and models/"
-        )
+        pytest.skip(f"no real data at {SHARED}; set LIT_COMPRESS_SHARED to the folder that has data/ and models/")
     return SHARED
 
 
@@ -101,7 +99,9 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split, rows in (("train", 100), ("validation", 40)):
         lines = []
         for i in range(rows):
-            words = rng.choices(WORDS, k=rng.randint(2, 12)) + rng.choices(["great", "warm"] if i % 2 else ["bad", "dull"], k=2)
+            words = rng.choices(WORDS, k=rng.randint(2, 12)) + rng.choices(
+                ["great", "warm"] if i % 2 else ["bad", "dull"], k=2
+            )
             lines.append(json.dumps({"sentence": " ".join(words), "label": i % 2}))
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
     return folder

@@ -24,9 +24,7 @@ def test_bert_base_totals(bert_base):
     assert budget.count_params(bert_base) == budget.Params(84_934_656, 85_646_594, 109_483_778)
 
 
-@pytest.mark.parametrize(
-    ("rank", "sites"), [(260, 43_130_880), (253, 41_969_664), (130, 21_565_440), (80, 13_271_040)]
-)
+@pytest.mark.parametrize(("rank", "sites"), [(260, 43_130_880), (253, 41_969_664), (130, 21_565_440), (80, 13_271_040)])
 def test_bert_base_fixed_ranks(bert_base, rank, sites):
     """Invariant 9: the published sizes."""
     ranks = budget.allocate_ranks(bert_base, 0.25, rank)
@@ -43,9 +41,7 @@ def test_rank_390_keeps_square_matrices_dense(bert_base):
 
 
 def test_rank_that_saves_nothing_is_one_line():
-    with pytest.raises(
-        UserError, match=r"rank: 22 makes no matrix smaller; the largest rank that does is 21"
-    ):
+    with pytest.raises(UserError, match=r"rank: 22 makes no matrix smaller; the largest rank that does is 21"):
         budget.allocate_ranks(make_net(), 0.5, 22)  # 32 x 64: break-even 21.3
 
 
@@ -84,8 +80,7 @@ def test_flops_shrink_with_the_rank():
     dense = budget.flops(net, 8)
     ranks = budget.allocate_ranks(net, 0.5)
     removed = sum(
-        net.get_submodule(n).weight.numel() - r * sum(net.get_submodule(n).weight.shape)
-        for n, r in ranks.items()
+        net.get_submodule(n).weight.numel() - r * sum(net.get_submodule(n).weight.shape) for n, r in ranks.items()
     )
     factorize(net, ranks, None)
     assert dense - budget.flops(net, 8) == 2 * 8 * removed

@@ -66,7 +66,9 @@ def test_budget_is_reached_in_the_exported_file(run):
     assert 0.40 < found["density"] <= 0.5
     tensors = load_file(folder / "export" / "model.safetensors")
     sites = [v for k, v in tensors.items() if "encoder.layer" in k and v.ndim == 2]
-    assert sum(v.numel() for v in sites) == found["params"]["sites"] == round(found["density"] * dense["params"]["sites"])
+    assert (
+        sum(v.numel() for v in sites) == found["params"]["sites"] == round(found["density"] * dense["params"]["sites"])
+    )
     assert sum(v.numel() for v in tensors.values()) == found["params"]["total"]
     assert found["bytes"] == (folder / "export" / "model.safetensors").stat().st_size < dense["bytes"]
     assert found["flops"] < dense["flops"]
@@ -184,7 +186,7 @@ def test_killed_and_continued_equals_uninterrupted(method, short_run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "lightning.pytorch.strategies.ModelParallelStrategy"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes(method, strategy, short_run, tmp_path):
     """DDP and FSDP2 on two processes: the whole job, budget met exactly."""

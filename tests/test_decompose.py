@@ -80,9 +80,7 @@ def test_plain_svd_and_its_sides(shape: tuple[int, int]) -> None:
             torch.testing.assert_close(left.norm(dim=0), sigma[:rank] ** left_power)
             torch.testing.assert_close(right.norm(dim=1), sigma[:rank] ** (1 - left_power))
             assert left.numel() + right.numel() == rank * sum(shape)
-        assert weighted_error(weight, low) ** 2 == pytest.approx(
-            float((sigma[rank:] ** 2).sum()), rel=1e-9, abs=1e-18
-        )
+        assert weighted_error(weight, low) ** 2 == pytest.approx(float((sigma[rank:] ** 2).sum()), rel=1e-9, abs=1e-18)
     assert torch.equal(decompose(weight, 2)[0], decompose(weight, 2, sigma_side="out")[0])
     assert torch.equal(decompose(weight, 2, axis="in")[0], decompose(weight, 2, sigma_side="in")[0])
 
@@ -94,9 +92,7 @@ def test_each_is_best_at_its_own_error(axis: Axis) -> None:
     importance = importance_for(weight, axis)
     for rank in range(1, 8):
         weighted, plain = product(weight, rank, importance, axis), product(weight, rank)
-        assert weighted_error(weight, weighted, importance, axis) < weighted_error(
-            weight, plain, importance, axis
-        )
+        assert weighted_error(weight, weighted, importance, axis) < weighted_error(weight, plain, importance, axis)
         assert weighted_error(weight, weighted) > weighted_error(weight, plain)
 
 

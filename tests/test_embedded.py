@@ -48,11 +48,7 @@ def test_no_text_twice(splits):
 def test_a_passage_is_cut_at_sentences_and_hides_the_module():
     sentence = "Parse the argument with Json and then return " + "very " * 10 + "new objects."
     first, second = embedded._passages(f"{sentence} {sentence}\n\n-----\n\nToo short.", "json")
-    assert (
-        first == second
-        and first.startswith("parse the argument with module and")
-        and first.endswith("objects .")
-    )
+    assert first == second and first.startswith("parse the argument with module and") and first.endswith("objects .")
 
 
 def test_sources_that_are_missing_or_broken_are_left_out(tmp_path):
@@ -85,8 +81,7 @@ def test_the_backbone_loads_and_knows_the_words(folder):
     )
     tokens = tokenizer("Return the socket's file descriptor", "zyxwv")
     assert (
-        len(tokens["input_ids"]) == len(tokens["token_type_ids"])
-        and tokenizer.unk_token_id not in tokens["input_ids"]
+        len(tokens["input_ids"]) == len(tokens["token_type_ids"]) and tokenizer.unk_token_id not in tokens["input_ids"]
     )
     assert tokenizer.model_max_length == 128
     assert net(**tokenizer("a b", return_tensors="pt")).logits.shape == (1, 8)

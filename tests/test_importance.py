@@ -153,9 +153,7 @@ def test_row_importance_is_the_loop(weighting: Weighting, threshold: float) -> N
     result = row_importance(scores, weight, weighting, torch.tensor(threshold))
     assert result.dtype == torch.float64 and result.shape == (6,)
     threshold32 = float(torch.tensor(threshold))
-    expected = [
-        naive_row(s, w, weighting, threshold32) for s, w in zip(scores.tolist(), weight.tolist(), strict=True)
-    ]
+    expected = [naive_row(s, w, weighting, threshold32) for s, w in zip(scores.tolist(), weight.tolist(), strict=True)]
     assert result.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
     if weighting in ("scores", "scores_shifted", "scores_all", "scores_abs"):
         assert (result >= 0).all()

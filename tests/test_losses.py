@@ -27,9 +27,7 @@ def kl(p: list[float], q: list[float]) -> float:
 def test_task_loss() -> None:
     """Mean over the batch of -log p[label], or of the squared error."""
     logits, labels = draw(5, 3), torch.tensor([0, 2, 1, 1, 0])
-    expected = (
-        sum(-math.log(softmax(row)[y]) for row, y in zip(logits.tolist(), labels.tolist(), strict=True)) / 5
-    )
+    expected = sum(-math.log(softmax(row)[y]) for row, y in zip(logits.tolist(), labels.tolist(), strict=True)) / 5
     assert task_loss(logits, labels, "classification").item() == pytest.approx(expected)
     scores, targets = draw(5), draw(5, seed=1)
     expected = sum((a - b) ** 2 for a, b in zip(scores.tolist(), targets.tolist(), strict=True)) / 5
@@ -38,9 +36,7 @@ def test_task_loss() -> None:
     assert task_loss(scores[:1, None], targets[:1], "regression").shape == ()
     labels[1] = -100
     kept = torch.tensor([0, 2, 3, 4])
-    assert task_loss(logits, labels, "classification") == task_loss(
-        logits[kept], labels[kept], "classification"
-    )
+    assert task_loss(logits, labels, "classification") == task_loss(logits[kept], labels[kept], "classification")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 4.0])
@@ -52,9 +48,7 @@ def test_distillation_is_the_loop(temperature: float) -> None:
         expected += temperature**2 * kl(softmax(t, temperature), softmax(s, temperature)) / 4
     loss = distillation_loss(student, teacher, "classification", temperature)
     assert loss.item() == pytest.approx(expected)
-    assert loss.item() != pytest.approx(
-        distillation_loss(teacher, student, "classification", temperature).item()
-    )
+    assert loss.item() != pytest.approx(distillation_loss(teacher, student, "classification", temperature).item())
     tokens = distillation_loss(student.view(2, 2, 3), teacher.view(2, 2, 3), "classification", temperature)
     assert tokens.item() == pytest.approx(expected)
     regression = distillation_loss(student, teacher, "regression", temperature)

@@ -79,9 +79,7 @@ def test_reset_forgets():
 
 
 def test_an_unknown_metric_is_one_line():
-    with pytest.raises(
-        UserError, match=r"^task 'sst2': unknown metric 'acuracy'; did you mean 'accuracy'\?$"
-    ):
+    with pytest.raises(UserError, match=r"^task 'sst2': unknown metric 'acuracy'; did you mean 'accuracy'\?$"):
         build_metrics(replace(get_task("sst2"), metrics=("acuracy",)))
 
 

@@ -56,9 +56,7 @@ def test_factor_names_in_the_file(tmp_path):
 def test_structure_alone_gives_the_shapes():
     net = compress(make_net())
     empty = surgery.rebuild(make_net(), json.loads(json.dumps(surgery.describe(net))))
-    assert {k: v.shape for k, v in empty.state_dict().items()} == {
-        k: v.shape for k, v in net.state_dict().items()
-    }
+    assert {k: v.shape for k, v in empty.state_dict().items()} == {k: v.shape for k, v in net.state_dict().items()}
 
 
 @pytest.mark.parametrize("damage", ["config.json", "model.safetensors", "structure.json"])

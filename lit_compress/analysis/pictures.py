@@ -116,7 +116,5 @@ def log_structure(logger: RunLogger, net: PreTrainedModel, stage: str, steps: in
 def log_report(run: Run, report: dict[str, Any]) -> None:
     """Show the final table in TensorBoard."""
     logger = RunLogger(run.folder, 0)
-    logger.experiment.add_text(
-        "report", markdown(report), sum(record["steps"] for record in run.finished().values())
-    )
+    logger.experiment.add_text("report", markdown(report), sum(record["steps"] for record in run.finished().values()))
     logger.finalize("success")

@@ -130,9 +130,7 @@ class DataModule(LightningDataModule):
         """The backbone's tokenizer."""
         tokenizer = load_tokenizer(self.backbone, self.record)
         if tokenizer.pad_token_id is None:
-            raise UserError(
-                f"model.backbone: the tokenizer of '{self.backbone}' has no padding token; add one"
-            )
+            raise UserError(f"model.backbone: the tokenizer of '{self.backbone}' has no padding token; add one")
         return tokenizer
 
     @functools.cached_property
@@ -199,9 +197,7 @@ class DataModule(LightningDataModule):
     def _drawn(self, rows: Dataset, number: int) -> Dataset:
         """Return ``number`` rows in their order; with the same seed, fewer are a part of more."""
         if number > len(rows):
-            raise UserError(
-                f"data.train_examples: {number} is more than there are; the largest is {len(rows)}"
-            )
+            raise UserError(f"data.train_examples: {number} is more than there are; the largest is {len(rows)}")
         drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))[:number]
         return rows.select(drawn.sort().values.tolist())
 
@@ -216,9 +212,7 @@ class DataModule(LightningDataModule):
         """Return a loader per validation split that is there; the first decides which epoch is best."""
         self.setup("validate")
         splits = [self._splits[name, True] for name in self.record.validation]
-        return [
-            self._loader(split, self.eval_batch_size, shuffle=False) for split in splits if split is not None
-        ]
+        return [self._loader(split, self.eval_batch_size, shuffle=False) for split in splits if split is not None]
 
     def test_dataloader(self) -> ResumableLoader:
         """Return the batches of the test split, which must have labels."""

@@ -52,8 +52,7 @@ def find_split(task: Task, path: str, split: str) -> Path | None:
     found = [file for file in files if file.is_file()]
     if len(found) > 1:
         raise UserError(
-            f"data.path: '{path}' holds {' and '.join(file.name for file in found)}, both could be "
-            f"'{split}'; leave one"
+            f"data.path: '{path}' holds {' and '.join(file.name for file in found)}, both could be '{split}'; leave one"
         )
     return found[0] if found else None
 
@@ -120,9 +119,7 @@ def _local(task: Task, path: str, wanted: list[str]) -> Readers:
             names, suffixes = "|".join(_names(task, split)), "|".join(READERS)
             there = sorted(Path(path).expanduser().iterdir())
             found = (
-                nearest(split + there[0].suffix, (entry.name for entry in there))
-                if there
-                else "the folder is empty"
+                nearest(split + there[0].suffix, (entry.name for entry in there)) if there else "the folder is empty"
             )
             raise UserError(
                 f"data.path: '{path}' has no file for the split '{split}'; looked for ({names})({suffixes}), {found}"
@@ -190,9 +187,7 @@ def _read_jsonl(task: Task, file: Path) -> Raw:
             try:
                 value = json.loads(line)
             except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{where} row {row}: malformed JSON: {error.msg} (column {error.colno})"
-                ) from error
+                raise UserError(f"{where} row {row}: malformed JSON: {error.msg} (column {error.colno})") from error
             if not isinstance(value, dict):
                 raise UserError(f"{where} row {row}: a JSON {type(value).__name__}; give one object per line")
             yield value
@@ -369,7 +364,5 @@ def _number(task: Task, where: str, value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise UserError(
-            f"{where}: label {value!r:.60} is not a finite number; task '{task.name}' is a regression"
-        )
+        raise UserError(f"{where}: label {value!r:.60} is not a finite number; task '{task.name}' is a regression")
     return number

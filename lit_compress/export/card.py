@@ -49,8 +49,7 @@ Linear; `structure.json` names the sites and ranks; `modeling_compressed.py` put
 def card(report: dict[str, Any], task: Task) -> str:
     """Return the text of the export's README.md."""
     labels = (
-        "\n".join(f"- {i}: {name}" for i, name in enumerate(task.labels))
-        or "One real number, the predicted score."
+        "\n".join(f"- {i}: {name}" for i, name in enumerate(task.labels)) or "One real number, the predicted score."
     )
     return _CARD.format(
         method=report["method"],

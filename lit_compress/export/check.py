@@ -61,9 +61,7 @@ def check_export(net: PreTrainedModel, folder: Path) -> float:
             cwd=work, env=environment, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode:
-            raise UserError(
-                f"export: '{folder}' does not load by itself: {done.stderr.strip().splitlines()[-1]}"
-            )
+            raise UserError(f"export: '{folder}' does not load by itself: {done.stderr.strip().splitlines()[-1]}")
         found = load_file(Path(work) / "result.safetensors")["logits"]
     difference = float((found - expected).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):

@@ -38,15 +38,9 @@ def hardware() -> dict[str, Any]:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        names = [
-            line.split(":")[1].strip()
-            for line in info.read_text().splitlines()
-            if line.startswith("model name")
-        ]
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
         name = names[0] if names else name
-    memory = (
-        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else None
-    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else None
     return {
         "cpu": name,
         "cores": os.cpu_count(),
@@ -139,9 +133,7 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     names = list(report["stages"])
     words = {"metric": f"dev {report['metric']['name']}", "length": report["dense"]["latency_ms"]["length"]}
     header = [f"{report['method']} on {report['task']}", *names]
-    return header, [
-        [label.format(**words), *(show(report["stages"][n]) for n in names)] for label, show in _ROWS
-    ]
+    return header, [[label.format(**words), *(show(report["stages"][n]) for n in names)] for label, show in _ROWS]
 
 
 def table(report: dict[str, Any]) -> Table:

@@ -48,9 +48,7 @@ class Distillation:
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise UserError(
-                f"distillation.alpha: {self.alpha} is not in [0, 1]; nearest {min(max(self.alpha, 0), 1)}"
-            )
+            raise UserError(f"distillation.alpha: {self.alpha} is not in [0, 1]; nearest {min(max(self.alpha, 0), 1)}")
         if self.temperature <= 0:
             raise UserError(f"distillation.temperature: {self.temperature} is not above 0; usual: 2.0")
 
@@ -90,9 +88,7 @@ class Method(pl.LightningModule):
         self.net: PreTrainedModel | None = None
         self.stage: Stage | None = None
         self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
-        self.val_metrics = nn.ModuleList(
-            [build_metrics(self.task_record) for _ in self.task_record.validation]
-        )
+        self.val_metrics = nn.ModuleList([build_metrics(self.task_record) for _ in self.task_record.validation])
         self.test_metrics = build_metrics(self.task_record)
         self.initial: dict[str, float] = {}
 
@@ -157,9 +153,7 @@ class Method(pl.LightningModule):
         if self.trainer.precision == "bf16-mixed":
             optimizer._step_supports_amp_scaling = False  # nothing is scaled: Lightning may clip
         total, warmup = self.stage.total_steps, ceil(settings.warmup * self.stage.total_steps)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: linear_warmup_decay(step, total, warmup)
-        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: linear_warmup_decay(step, total, warmup))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _count_steps(self) -> int:
@@ -181,9 +175,7 @@ class Method(pl.LightningModule):
         assert self.net is not None
         return self.net(**{k: batch[k] for k in _INPUTS if k in batch}).logits
 
-    def objective(
-        self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1
-    ) -> dict[str, Tensor]:
+    def objective(self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1) -> dict[str, Tensor]:
         """Return the task term and, with a teacher, the distillation term.
 
         Args:

@@ -78,9 +78,7 @@ class MixedRank(Training):
                 f"retrain.p_init: {self.p_init} is not in [0, 1]; nearest valid {min(max(self.p_init, 0), 1)}"
             )
         if self.power <= 0:
-            raise UserError(
-                f"retrain.power: {self.power} is not above 0; 0.5 solves Eq. 7, 1.0 is the printed form"
-            )
+            raise UserError(f"retrain.power: {self.power} is not above 0; 0.5 solves Eq. 7, 1.0 is the printed form")
         if self.consistency < 0:
             raise UserError(f"retrain.consistency: {self.consistency} is below 0, the smallest valid value")
 
@@ -200,11 +198,7 @@ class LPAF(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune, retrain."""
-        v = (
-            self.prune.density
-            if self.prune.density is not None
-            else by_density(self.density, 0.50, 0.25, 0.10)
-        )
+        v = self.prune.density if self.prune.density is not None else by_density(self.density, 0.50, 0.25, 0.10)
         v = 1.0 if self.density == 1 else v
         stages: list[Stage] = [] if self.teacher else [Stage("dense", self.dense, distil=False)]
         return [

@@ -92,9 +92,7 @@ class UnstructuredPruning(Stage):
         self._names = [site.name for site in find_sites(net)]
         self._weights = [net.get_submodule(name).weight for name in self._names]
         for i, weight in enumerate(self._weights):
-            self.register_buffer(
-                f"score_{i}", torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
-            )
+            self.register_buffer(f"score_{i}", torch.zeros_like(weight, dtype=torch.float32, requires_grad=False))
         if self.settings.scope == "matrix":
             self.threshold = torch.full((len(self._names),), -torch.inf)
         mesh = getattr(self._weights[0], "device_mesh", None)
@@ -176,9 +174,7 @@ class UnstructuredPruning(Stage):
         thresholds = self.threshold.expand(len(self._names))
         rows = {
             f"{name}/{weighting}": row_importance(score, weight.detach(), weighting, threshold)
-            for name, score, weight, threshold in zip(
-                self._names, self.scores, self._weights, thresholds, strict=True
-            )
+            for name, score, weight, threshold in zip(self._names, self.scores, self._weights, thresholds, strict=True)
             for weighting in get_args(Weighting)
         }
         save_file(rows, folder / "importance.safetensors")

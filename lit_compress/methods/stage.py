@@ -43,9 +43,7 @@ class Training:
         if self.learning_rate <= 0:
             raise UserError(f"learning_rate: {self.learning_rate} is not above 0; e.g. 2e-5")
         if not 0 <= self.warmup <= 1:
-            raise UserError(
-                f"warmup: {self.warmup} is not in [0, 1]; nearest valid {min(max(self.warmup, 0), 1)}"
-            )
+            raise UserError(f"warmup: {self.warmup} is not in [0, 1]; nearest valid {min(max(self.warmup, 0), 1)}")
         if self.weight_decay < 0:
             raise UserError(f"weight_decay: {self.weight_decay} is below 0, the smallest valid value")
 

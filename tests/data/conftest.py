@@ -16,9 +16,9 @@ def backbone(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("backbone")
     vocabulary = {word: number for number, word in enumerate(WORDS)}
     BertTokenizer(vocab=vocabulary, model_max_length=32).save_pretrained(folder)
-    BertConfig(
-        vocab_size=len(WORDS), max_position_embeddings=32, hidden_size=8, num_attention_heads=2
-    ).save_pretrained(folder)
+    BertConfig(vocab_size=len(WORDS), max_position_embeddings=32, hidden_size=8, num_attention_heads=2).save_pretrained(
+        folder
+    )
     return str(folder)
 
 

@@ -15,9 +15,7 @@ LENGTHS = torch.randint(3, 60, (503,), generator=torch.Generator().manual_seed(0
 
 
 def _ranks(world_size, **options):
-    return [
-        batch_order(LENGTHS, 4, rank=rank, world_size=world_size, **options) for rank in range(world_size)
-    ]
+    return [batch_order(LENGTHS, 4, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -48,17 +46,13 @@ def test_evaluation_marks_what_only_fills_up(world_size):
 
 def test_fewer_rows_than_ranks():
     for shuffle in (True, False):
-        assert [
-            len(batch_order([5], 4, rank=rank, world_size=3, shuffle=shuffle)[0]) for rank in range(3)
-        ] == [1, 1, 1]
+        assert [len(batch_order([5], 4, rank=rank, world_size=3, shuffle=shuffle)[0]) for rank in range(3)] == [1, 1, 1]
 
 
 def test_order_depends_on_seed_and_epoch_alone():
     first = batch_order(LENGTHS, 4, seed=1, epoch=2)
     assert first == batch_order(LENGTHS, 4, seed=1, epoch=2)
-    others = [
-        batch_order(LENGTHS, 4, seed=seed, epoch=epoch) for seed, epoch in ((1, 3), (2, 2), (2, 1), (0, 3))
-    ]
+    others = [batch_order(LENGTHS, 4, seed=seed, epoch=epoch) for seed, epoch in ((1, 3), (2, 2), (2, 1), (0, 3))]
     assert all(first != other for other in others)
     assert batch_order(LENGTHS, 4, seed=1, shuffle=False) == batch_order(LENGTHS, 4, epoch=5, shuffle=False)
 
@@ -85,9 +79,7 @@ class _Rows(Dataset):
 
 def _loader(size=22, batch_size=4, workers=0, shuffle=True):
     order = BatchOrder(LENGTHS[:size], batch_size, seed=5, shuffle=shuffle)
-    return ResumableLoader(
-        _Rows(), sampler=order, batch_size=None, num_workers=workers, generator=torch.Generator()
-    )
+    return ResumableLoader(_Rows(), sampler=order, batch_size=None, num_workers=workers, generator=torch.Generator())
 
 
 def _epoch(epoch, size=22):
@@ -211,9 +203,7 @@ def test_resumed_runs_see_the_batches_of_an_unbroken_one(tmp_path, options):
     epoch (restarting is always set then), so epochs are counted one off: left out.
     """
     step = ModelCheckpoint(tmp_path, "step-{step}", every_n_train_steps=1, save_top_k=-1)
-    end = ModelCheckpoint(
-        tmp_path, "end-{epoch}", every_n_epochs=1, save_top_k=-1, save_on_train_epoch_end=True
-    )
+    end = ModelCheckpoint(tmp_path, "end-{epoch}", every_n_epochs=1, save_top_k=-1, save_on_train_epoch_end=True)
     whole = _run(tmp_path, callbacks=[step, end], **options)
     per_epoch = options.get("limit_train_batches", 6)
     if "max_steps" not in options:

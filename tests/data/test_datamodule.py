@@ -15,9 +15,7 @@ from lit_compress.errors import UserError
 @pytest.fixture
 def make(sst2, backbone):
     def build(**options):
-        return DataModule(
-            **{"task": "sst2", "backbone": backbone, "path": str(sst2), "batch_size": 4, **options}
-        )
+        return DataModule(**{"task": "sst2", "backbone": backbone, "path": str(sst2), "batch_size": 4, **options})
 
     return build
 
@@ -239,9 +237,7 @@ def test_two_ranks_share_the_rows(make):
         dm.trainer = type("Trainer", (), {"global_rank": rank, "world_size": 2, "overfit_batches": 0})()
         modules.append(dm)
     train = [list(dm.train_dataloader()) for dm in modules]
-    assert len(train[0]) == len(train[1]) == 5 and all(
-        batch["index"].min() >= 0 for batch in train[0] + train[1]
-    )
+    assert len(train[0]) == len(train[1]) == 5 and all(batch["index"].min() >= 0 for batch in train[0] + train[1])
     assert {row for dm in modules for row in _rows(dm.train_dataloader())} == set(range(37))
     evaluated = sorted(row for dm in modules for row in _rows(dm.val_dataloader()[0]))
     assert evaluated == [-1, *range(11)]  # 11 rows, 2 ranks: one copy, marked

@@ -59,9 +59,7 @@ def test_the_second_time_is_read_from_disk(rows, tokenizer, backbone, tmp_path, 
 def test_whatever_decides_the_result_changes_the_key(rows, tokenizer):
     longer = Dataset.from_dict({**rows.to_dict(), "sentence": ["the film was good .", "bad ."]})
     other_label = Dataset.from_dict({**rows.to_dict(), "label": [1, 1]})
-    keys = [
-        encoding_key(data, tokenizer, SST2, 32) for data in (rows, longer, other_label, rows.select([1, 0]))
-    ]
+    keys = [encoding_key(data, tokenizer, SST2, 32) for data in (rows, longer, other_label, rows.select([1, 0]))]
     keys.append(encoding_key(rows, tokenizer, SST2, 31))
     tokenizer.add_tokens(["films"])
     keys.append(encoding_key(rows, tokenizer, SST2, 32))
@@ -70,11 +68,7 @@ def test_whatever_decides_the_result_changes_the_key(rows, tokenizer):
 
 def test_how_the_rows_are_held_does_not_change_the_key(rows, tokenizer):
     twice = Dataset.from_dict({"sentence": rows["sentence"][:] * 2, "label": rows["label"][:] * 2})
-    assert (
-        room.content_key(twice.select([0, 1]))
-        == room.content_key(twice.select([2, 3]))
-        == room.content_key(rows)
-    )
+    assert room.content_key(twice.select([0, 1])) == room.content_key(twice.select([2, 3])) == room.content_key(rows)
 
 
 def test_a_killed_run_leaves_no_cache(rows, tokenizer, tmp_path, monkeypatch):

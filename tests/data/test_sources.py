@@ -64,9 +64,7 @@ def test_labels_may_be_names(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
 def test_regression_labels_are_numbers(tmp_path, suffix):
-    _write(
-        tmp_path / f"train.{suffix}", [("a", "b", 2.5), ("c", "d", 5.0)], ("sentence1", "sentence2", "label")
-    )
+    _write(tmp_path / f"train.{suffix}", [("a", "b", 2.5), ("c", "d", 5.0)], ("sentence1", "sentence2", "label"))
     assert load_split_files(STSB, str(tmp_path), ["train"])["train"]["label"][:] == [2.5, 5.0]
 
 
@@ -95,9 +93,7 @@ def test_second_validation_split_may_be_missing(tmp_path):
 def test_rows_without_labels_are_for_predict_only(tmp_path, rows):
     file = tmp_path / "test.jsonl"
     _write(file, rows) if rows else _write(file, [("a",)], ("sentence",))
-    assert load_split_files(SST2, str(tmp_path), ["test"], labelled=False)["test"].column_names == [
-        "sentence"
-    ]
+    assert load_split_files(SST2, str(tmp_path), ["test"], labelled=False)["test"].column_names == ["sentence"]
     message = _fails(SST2, tmp_path, ["test"])
     assert "test.jsonl" in message and "only predict" in message
 

@@ -24,9 +24,7 @@ def naive(layer, x, coins):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize(
-    "coins", [(False,), (True,), (False, False), (True, True), (True, False), (False, True)]
-)
+@pytest.mark.parametrize("coins", [(False,), (True,), (False, False), (True, True), (True, False), (False, True)])
 def test_coins_choose_per_half(layer, coins):
     x = torch.randn(4, 3, 6, dtype=torch.float64)
     layer.z = coins

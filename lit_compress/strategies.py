@@ -1,0 +1,24 @@
+"""Strategies by name: ``--trainer.strategy ddp`` is Lightning's own, ``fsdp2`` is registered here."""
+
+from __future__ import annotations
+
+from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
+
+
+class FSDP2Strategy(ModelParallelStrategy):
+    """Shard parameters, gradients, optimizer state and scores over all processes (``torch.distributed.fsdp.fully_shard``).
+
+    What is sharded is decided in :meth:`lit_compress.methods.base.Method.configure_model`. Checkpoints hold whole
+    tensors, so a run may be continued on another number of processes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
+
+    def setup_environment(self) -> None:
+        """Use every process for data parallelism."""
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+
+StrategyRegistry.register("fsdp2", FSDP2Strategy, description="FSDP2 over all processes")
