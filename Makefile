@@ -27,7 +27,7 @@ test: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy lit_compress
+	$(BIN)/mypy
 
 clean:
 	rm -rf $(VENV) runs

@@ -89,8 +89,8 @@ def main() -> None:
 
     dense = options.work / "dense-teacher"
     if not (dense / "dense" / "net").exists():  # density 1: nothing is factorized; only the dense stage is used
-        fit(dense, options, options.teacher_examples, "--model", "SVD", "--model.density", "1.0", "--model.dense.epochs", "2",
-            "--model.dense.learning_rate", "5e-5", "--model.retrain.epochs", "1",
+        fit(dense, options, options.teacher_examples, "--model", "SVD", "--model.density", "1.0",
+            "--model.dense.epochs", "2", "--model.dense.learning_rate", "5e-5", "--model.retrain.epochs", "1",
             "--model.retrain.learning_rate", "1e-5")  # fmt: skip
     teacher += ["--model.teacher", str(dense / "dense" / "net")]
     prune = ["--model.prune.epochs", epochs, "--model.prune.learning_rate", "1e-4"]

@@ -1,8 +1,7 @@
 """Data and a backbone that are on every machine: docstrings of the standard library, a small BERT.
 
 The task ``docstrings`` asks which area of the library a passage comes from. The sources are read with
-:mod:`ast`, never imported. What is costly is kept in the cache folder: environment variable
-``LIT_COMPRESS_CACHE``, else ``~/.cache/lit_compress``.
+:mod:`ast`, never imported. What is costly is kept in the cache folder.
 """
 
 from __future__ import annotations
@@ -11,16 +10,14 @@ import ast
 import functools
 import hashlib
 import json
-import os
 import re
-import shutil
 import sysconfig
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lit_compress.cache import build_once, cache_folder, short_hash
 from lit_compress.errors import UserError
 from lit_compress.tasks import Task, get_task
 
@@ -59,46 +56,6 @@ BACKBONE: dict[str, Any] = {
 }
 SEED = 0
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-
-def cache_folder() -> Path:
-    """Return the folder for what can be made again; it may not exist yet."""
-    return Path(os.environ.get("LIT_COMPRESS_CACHE") or "~/.cache/lit_compress").expanduser()
-
-
-def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """Return ``folder``, made by ``fill(temporary folder)`` and a rename if it is not there yet.
-
-    A killed process leaves no half-written folder, and of two processes that race one wins.
-
-    Raises:
-        UserError: the cache cannot be written.
-    """
-    if folder.is_dir():
-        return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        temporary.chmod(0o755)  # mkdtemp hides it from the other users of a shared cache
-    except OSError as error:
-        raise UserError(
-            f"LIT_COMPRESS_CACHE: cannot write to '{folder.parent}' ({error.strerror}); give a folder you own"
-        ) from error
-    try:
-        fill(temporary)
-        try:
-            temporary.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # otherwise another process was first, with the same content
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder
-
-
-def short_hash(*parts: object) -> str:
-    """Return 16 hexadecimal digits that depend on every part, by its ``repr``."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def _percent(text: str) -> int:

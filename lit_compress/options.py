@@ -62,7 +62,7 @@ class CommandLine(LightningCLI):
         )
         parser.add_argument(
             "--ckpt_path", type=str | None, default=None,
-            help="`last` continues the run in run_dir where it stopped (and starts it if there is none); or a checkpoint file of it.",
+            help="`last` continues the run in run_dir where it stopped, or starts it; or a checkpoint of that run.",
         )  # fmt: skip
         parser.add_argument(
             "--checkpoint_every",

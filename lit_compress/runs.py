@@ -20,7 +20,7 @@ from lit_compress.errors import UserError
 
 # What may differ when a run is continued: where it runs and what it shows, not what it computes.
 _FREE = {
-    "run_dir", "ckpt_path", "checkpoint_every", "export_dir", "data.path", "data.num_workers", "model.init_args.teacher",
+    "run_dir", "ckpt_path", "checkpoint_every", "data.path", "data.num_workers", "model.init_args.teacher",
     "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.enable_progress_bar", "trainer.logger",
     "trainer.callbacks", "trainer.log_every_n_steps", "trainer.enable_model_summary", "trainer.profiler",
 }  # fmt: skip
@@ -90,8 +90,8 @@ class Run:
             if old.get(key) != new.get(key):
                 name = key.replace(".init_args", "")
                 raise UserError(
-                    f"run_dir: '{self.folder}' belongs to another config: {name} was {old.get(key)}, now {new.get(key)}; "
-                    "give the same config to continue it, or another --run_dir"
+                    f"run_dir: '{self.folder}' belongs to another config: {name} was {old.get(key)}, "
+                    f"now {new.get(key)}; give the same config to continue it, or another --run_dir"
                 )
 
 

@@ -6,7 +6,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 
 
 class FSDP2Strategy(ModelParallelStrategy):
-    """Shard parameters, gradients, optimizer state and scores over all processes (``torch.distributed.fsdp.fully_shard``).
+    """Shard parameters, gradients, optimizer state and scores over all processes, by ``fully_shard``.
 
     What is sharded is decided in :meth:`lit_compress.methods.base.Method.configure_model`. Checkpoints hold whole
     tensors, so a run may be continued on another number of processes.

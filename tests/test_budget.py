@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TINY, make_batch, make_net
+from tiny import TINY, make_batch, make_net
 from torch import nn
 
 from lit_compress import budget

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import make_batch
 from safetensors.torch import load_file
+from tiny import make_batch
 
 from lit_compress import methods
 from lit_compress.__main__ import main

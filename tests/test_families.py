@@ -1,7 +1,7 @@
 """Every Linear of the blocks is a site; nothing else is."""
 
 import pytest
-from conftest import TINY, make_net
+from tiny import TINY, make_net
 from torch import nn
 
 from lit_compress.errors import UserError

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import TINY, make_batch, make_net
+from tiny import TINY, make_batch, make_net
 
 from lit_compress import surgery
 from lit_compress.budget import allocate_ranks

@@ -100,7 +100,7 @@ def mask_figure(net: PreTrainedModel, title: str) -> Figure:
 
 
 def log_structure(logger: RunLogger, net: PreTrainedModel, stage: str, steps: int) -> None:
-    """Show the finished stage in TensorBoard: a histogram per role, the structure, and a mask if weights were zeroed."""
+    """Show the finished stage in TensorBoard: a histogram per role, the structure, a mask if weights were zeroed."""
     table, writer, step = site_table(net), logger.experiment, logger.offset + steps
     for role in dict.fromkeys(row["role"] for row in table):
         rows = [row for row in table if row["role"] == role]

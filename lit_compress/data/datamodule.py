@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from lit_compress.backbones import load_config, load_tokenizer
+from lit_compress.cache import short_hash
 from lit_compress.data.batching import BatchOrder, ResumableLoader
 from lit_compress.data.encode import encode, encoding_key
 from lit_compress.data.sources import has_split, load_split_files
-from lit_compress.embedded import short_hash
 from lit_compress.errors import UserError
 from lit_compress.tasks import Task, get_task
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.embedded import build_once, cache_folder, short_hash
+from lit_compress.cache import build_once, cache_folder, short_hash
 from lit_compress.tasks import Task
 
 if TYPE_CHECKING:

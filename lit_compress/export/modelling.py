@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MODULE = "modeling_compressed"
 
-_TEMPLATE = '''"""{base} with compressed Linears, as config.structure lists them. Made by lit_compress; stands by itself."""
+_TEMPLATE = '''"""{base} with compressed Linears, as config.structure lists them. Written by lit_compress."""
 
 from __future__ import annotations
 

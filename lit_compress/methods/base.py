@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Distillation:
     """Logits distillation from the dense teacher (the form CoFi and nn_pruning use; LPAF names none).
 
@@ -307,7 +307,7 @@ class Method(pl.LightningModule):
         mark = check_mark(checkpoint, type(self).__name__, self.stage.name)
         if mark["structure"] != describe(self.net):
             raise UserError(
-                "ckpt_path: the checkpoint's ranks are not those of this config; resume with the config it was made with"
+                "ckpt_path: the checkpoint's ranks are not those of this config; resume with the config it had"
             )
         self._saved_steps = mark["total_steps"]
         self.initial = mark["initial"]

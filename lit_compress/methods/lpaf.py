@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass
+@dataclass(frozen=True)
 class MixedRank(Training):
     """How the factorized net is retrained.
 
@@ -57,7 +57,8 @@ class MixedRank(Training):
             kept weights, ``scores_all`` = positive scores, ``scores_abs`` = their absolute values,
             ``scores_raw`` = the plain sum, ``mask`` = kept weights, ``none`` = plain SVD.
         power: exponent on the row importance; 0.5 solves Eq. 7, 1.0 is the literal Eq. 9.
-        p_init: first probability of the sparse matrix; None: 0.1, 0.3 or 0.7 for density 0.5, 0.25, 0.16; 0 turns mixing off.
+        p_init: first probability of the sparse matrix; 0 turns mixing off. None: 0.1, 0.3 or 0.7 for density 0.5,
+            0.25 or 0.16.
         consistency: weight of L_c; 0 turns the second forward off.
         consistency_after_decay: keep L_c (two dropout masks) once p has reached 0.
         double_forward: ``concat`` puts both through the net as one batch, ``sequential`` one after the other,

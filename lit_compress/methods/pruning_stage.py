@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pruning(Training):
     """How the sparse net is made.
 
@@ -61,11 +61,11 @@ class Pruning(Training):
         super().__post_init__()
         if self.density is not None and not 0 < self.density <= 1:
             raise UserError(
-                f"prune.density: {self.density} is not in (0, 1]; nearest valid value {1.0 if self.density > 1 else 0.01}"
+                f"prune.density: {self.density} is not in (0, 1]; nearest valid {1.0 if self.density > 1 else 0.01}"
             )
         if min(self.start, self.end) < 0 or self.start + self.end >= 1:
             raise UserError(
-                f"prune.start + prune.end: {self.start} + {self.end} leave no step to prune in; their sum must be below 1"
+                f"prune.start + prune.end: {self.start} + {self.end} leave no step to prune; the sum must be below 1"
             )
         if self.interval < 1:
             raise UserError(f"prune.interval: {self.interval} is below 1, the smallest valid value")

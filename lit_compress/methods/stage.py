@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lit_compress.methods.base import Method
 
 
-@dataclass
+@dataclass(frozen=True)
 class Training:
     """How long and how fast a stage trains.
 

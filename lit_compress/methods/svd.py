@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass
+@dataclass(frozen=True)
 class Factorized(Training):
     """How the factorized net is retrained.
 
