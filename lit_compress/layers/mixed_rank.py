@@ -49,6 +49,7 @@ class MixedRankLinear(LowRankLinear):
         )
 
     def _dense(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.weight is not None
         y = F.linear(x, self.weight, self.bias)
         # Left and right must get a gradient (zero) in every step: DDP waits for it, and AdamW would
         # otherwise skip them on one device but not on two.

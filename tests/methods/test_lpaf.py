@@ -1,0 +1,269 @@
+"""LPAF step by step: the weighted factorization, the coins, the two forwards, the whole loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny import TINY, make_batch, make_net
+
+from lit_compress.errors import UserError
+from lit_compress.families import find_sites
+from lit_compress.layers import MixedRankLinear
+from lit_compress.losses import consistency_loss, task_loss
+from lit_compress.methods import LPAF
+from lit_compress.methods.lpaf import MixedRank, by_density
+from lit_compress.surgery import save_net
+
+WEIGHTINGS = ("scores", "scores_abs", "scores_raw", "scores_all", "scores_shifted", "mask", "none")
+
+
+@pytest.fixture
+def pruned(tmp_path):
+    """The folder of a sparse net with row importances, as the pruning stage leaves it."""
+    return make_pruned(tmp_path / "pruned", make_net(dropout=0.0))
+
+
+def make_pruned(folder, net, seed=3):
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(seed)
+    rows = {}
+    for site in find_sites(net):
+        weight = net.get_submodule(site.name).weight
+        with torch.no_grad():
+            weight.normal_(generator=generator).mul_(torch.rand(weight.shape, generator=generator) < 0.4)
+        importance = torch.rand(len(weight), generator=generator, dtype=torch.float64) ** 4 + 1e-3
+        rows |= {f"{site.name}/{w}": importance if w == "scores" else torch.ones_like(importance) for w in WEIGHTINGS}
+    save_file(rows, folder / "importance.safetensors")
+    save_net(net, folder)
+    return folder
+
+
+def module(pruned, density=0.5, seed=0, **settings):
+    """LPAF in its last stage, built from ``pruned``, with a trainer that stands at a step."""
+    method = LPAF(backbone="unused", density=density, retrain=MixedRank(**settings))
+    stage = method.stages()[-1]
+    method.enter(stage, seed, pruned, None)
+    method.configure_model()
+    stage.begin(100)
+    method.micro_seed = 5
+    return method
+
+
+class At:
+    """Stands for a trainer at a step."""
+
+    def __init__(self, step):
+        self.global_step = step
+
+
+def at(method, step):
+    method._fabric = None
+    type(method).trainer = property(lambda self: At(step))
+    return method
+
+
+@pytest.fixture(autouse=True)
+def _own_trainer_again():
+    yield
+    if "trainer" in LPAF.__dict__:
+        del LPAF.trainer
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+def test_factors_are_the_literal_formula(pruned, power):
+    """Eqs. 9-11 with the inverse, row importance on the output side: A = D^-1 U_k Sigma_k, B = V_k^T."""
+    from safetensors.torch import load_file
+
+    from lit_compress.surgery import load_net
+
+    net, rows = load_net(pruned), load_file(pruned / "importance.safetensors")
+    built = module(pruned, power=power).net
+    for site in find_sites(net):
+        weight = net.get_submodule(site.name).weight.detach().double()
+        d = rows[f"{site.name}/scores"] ** power
+        u, s, vh = torch.linalg.svd(torch.diag(d) @ weight)
+        layer = built.get_submodule(site.name)
+        k = layer.rank
+        literal = torch.diag(1 / d) @ u[:, :k] @ torch.diag(s[:k]) @ vh[:k]
+        assert torch.allclose(layer.left.double() @ layer.right.double(), literal, atol=1e-5)
+        wrong = torch.linalg.svd(weight)
+        plain = wrong.U[:, :k] @ torch.diag(wrong.S[:k]) @ wrong.Vh[:k]
+        assert not torch.allclose(literal, plain, atol=1e-2)
+
+
+def test_power_half_minimises_eq_7(pruned):
+    """Invariant 37: sum_ij s_i (W - AB)_ij^2 is least for power 0.5, the squared weights' for power 1."""
+    from safetensors.torch import load_file
+
+    from lit_compress.surgery import load_net
+
+    net, rows = load_net(pruned), load_file(pruned / "importance.safetensors")
+    built = {p: module(pruned, power=p).net for p in (0.5, 1.0)} | {"none": module(pruned, weighting="none").net}
+    for site in find_sites(net):
+        weight, s = net.get_submodule(site.name).weight.detach().double(), rows[f"{site.name}/scores"][:, None]
+        layers = {key: n.get_submodule(site.name) for key, n in built.items()}
+        rest = {key: (weight - la.left.double() @ la.right.double()).square() for key, la in layers.items()}
+        assert min(rest, key=lambda key: float((s * rest[key]).sum().detach())) == 0.5
+        assert min(rest, key=lambda key: float((s**2 * rest[key]).sum().detach())) == 1.0
+
+
+def test_p_falls_linearly_to_zero_at_half_time(pruned):
+    """Invariant 29."""
+    stage = module(pruned, p_init=0.6).stage
+    assert [stage.p(step) for step in (0, 25, 50, 51, 100)] == pytest.approx([0.6, 0.3, 0.0, 0.0, 0.0])
+    stage.begin(101)
+    assert stage.p(50) > 0 == stage.p(51)
+
+
+@pytest.mark.parametrize(("density", "p", "v"), [(0.5, 0.1, 0.5), (0.25, 0.3, 0.25), (0.16, 0.7, 0.1), (0.1, 0.7, 0.1)])
+def test_defaults_follow_the_density(density, p, v):
+    _, prune, retrain = LPAF(backbone="unused", density=density).stages()
+    assert (retrain.p_init, prune.density) == (p, v)
+    assert by_density(density, 0.1, 0.3, 0.7) == p
+
+
+def test_coins_have_the_right_mean_and_depend_on_the_seed_only(pruned):
+    """Invariant 33."""
+    stage = module(pruned).stage
+    coins = torch.cat([stage._throw(0.3, seed, 2) for seed in range(400)]).float()
+    assert float(coins.mean()) == pytest.approx(0.3, abs=0.02)
+    assert torch.equal(stage._throw(0.3, 9, 2), stage._throw(0.3, 9, 2))
+    assert not torch.equal(stage._throw(0.5, 9, 2), stage._throw(0.5, 10, 2))
+    assert not torch.equal(*(row for row in stage._throw(0.5, 9, 2)))
+
+
+def test_p_one_is_the_sparse_net_p_zero_the_factorized(pruned):
+    """Invariant 30."""
+    from lit_compress.surgery import load_net
+
+    method, batch = module(pruned), make_batch()
+    method.stage._set(torch.ones(1, len(method.stage._layers), dtype=torch.bool))
+    sparse = load_net(pruned)(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    assert torch.allclose(method.logits(batch), sparse, atol=1e-6)
+    method.stage._set(torch.zeros(1, len(method.stage._layers), dtype=torch.bool))
+    trained = method.logits(batch)
+    assert torch.equal(trained, method.eval().logits(batch))
+    assert not torch.allclose(trained, sparse, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("mode", ["concat", "sequential", "checkpoint"])
+def test_two_forwards_equal_two_plain_ones(family, mode, tmp_path):
+    """Invariant 32: same coins, no dropout: every mode gives the logits and the gradients of two passes."""
+    pruned = make_pruned(tmp_path / "pruned", make_net(family, dropout=0.0))
+    method, batch = module(pruned, double_forward=mode), make_batch()
+    stage = method.stage
+    coins = stage._throw(0.5, 3, 2)
+    assert not torch.equal(coins[0], coins[1])
+    found = stage._two_forwards(method, batch, coins)
+    (found**2).sum().backward()
+    grads = {n: p.grad.clone() for n, p in method.net.named_parameters() if p.grad is not None}
+    method.zero_grad()
+    expected = []
+    for row in coins:
+        stage._set(row[None])
+        expected.append(method.logits(batch))
+    (torch.cat(expected) ** 2).sum().backward()
+    assert torch.allclose(found, torch.cat(expected), atol=1e-5)
+    for name, p in method.net.named_parameters():
+        if p.grad is not None:
+            assert torch.allclose(grads[name], p.grad, atol=1e-3, rtol=1e-3), name
+
+
+def test_loss_is_task_plus_consistency(pruned):
+    """Eq. 14 added to the mean of the two task losses, by hand."""
+    method, batch = at(module(pruned, p_init=0.5, consistency=0.7), 10), make_batch()
+    terms = method.stage.losses(method, batch)
+    coins = method.stage._throw(method.stage.p(10), 5, 2)
+    logits = []
+    for row in coins:
+        method.stage._set(row[None])
+        logits.append(method.logits(batch))
+    task = sum(task_loss(y, batch["labels"], "classification") for y in logits) / 2
+    assert torch.allclose(terms["task"], task, atol=1e-6)
+    assert torch.allclose(terms["consistency"], 0.7 * consistency_loss(*logits, "classification"), atol=1e-6)
+    assert terms["consistency"] > 0
+
+
+def test_equal_coins_have_no_consistency_loss(pruned):
+    """Invariant 31, without dropout."""
+    method = at(module(pruned, p_init=0.0), 0)
+    assert float(method.stage.losses(method, make_batch())["consistency"]) == pytest.approx(0, abs=1e-10)
+
+
+def test_after_the_decay_the_matrices_are_released(pruned):
+    method = at(module(pruned, p_init=0.5, consistency_after_decay=False), 60)
+    terms = method.stage.losses(method, make_batch())
+    assert set(terms) == {"task"}
+    assert all(layer.weight is None for layer in method.stage._layers)
+    method = at(module(pruned, p_init=0.5), 60)
+    assert "consistency" in method.stage.losses(method, make_batch())
+
+
+def test_no_consistency_is_a_single_forward(pruned):
+    method = at(module(pruned, consistency=0.0), 0)
+    assert set(method.stage.losses(method, make_batch())) == {"task"}
+    assert {len(layer.z) for layer in method.stage._layers} == {1}
+
+
+def test_distillation_teacher_is_frozen_and_hidden(pruned):
+    """Invariant 38: alpha 0 is the hard loss; a teacher equal to the student adds nothing; it is in no state."""
+    method, batch = module(pruned), make_batch()
+    method.enter(method.stage, 0, pruned, pruned)
+    method.net = None
+    method.configure_model()
+    (teacher,) = method._teacher
+    assert not any(p.requires_grad for p in teacher.parameters()) and not teacher.training
+    assert not any("teacher" in name for name in method.state_dict())
+    logits = teacher(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    terms = method.objective(logits, batch, distil=True)
+    assert float(terms["distillation"]) == pytest.approx(0, abs=1e-7)
+    assert torch.allclose(terms["task"], 0.5 * task_loss(logits, batch["labels"], "classification"))
+    assert set(method.objective(logits, batch, distil=False)) == {"task"}
+
+
+def test_sparse_matrix_is_not_trained_and_not_saved(pruned):
+    """Invariant 34."""
+    method = module(pruned)
+    assert all(isinstance(m, MixedRankLinear) and not m.weight.requires_grad for m in method.stage._layers)
+    trained = {id(p) for p in method.net.parameters()}
+    assert not any(id(m.weight) in trained for m in method.stage._layers)
+    assert not any(name.endswith("query.weight") for name in method.state_dict())
+
+
+def test_restoring_builds_the_same_shapes_without_an_svd(pruned, monkeypatch):
+    full = module(pruned)
+    monkeypatch.setattr("lit_compress.methods.lpaf.decompose", None)
+    method = LPAF(backbone="unused", density=0.5)
+    method.enter(method.stages()[-1], 0, pruned, None, restoring=True)
+    method.configure_model()
+    assert {k: v.shape for k, v in method.state_dict().items()} == {k: v.shape for k, v in full.state_dict().items()}
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_regression_task(family, tmp_path):
+    pruned = make_pruned(tmp_path / "pruned", make_net(family, task="stsb", dropout=0.0))
+    method = LPAF(task="stsb", backbone="unused", density=0.5, retrain=MixedRank(p_init=0.5))
+    method.enter(method.stages()[-1], 0, pruned, pruned)
+    method.configure_model()
+    method.stage.begin(10)
+    method.micro_seed = 1
+    batch = make_batch() | {"labels": torch.tensor([0.5, 4.0, 2.5, 1.0])}
+    terms = at(method, 0).stage.losses(method, batch)
+    assert set(terms) == {"task", "distillation", "consistency"} and all(t.isfinite() for t in terms.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"p_init": 1.2}, "retrain.p_init: 1.2"), ({"power": 0.0}, "power: 0.0"), ({"consistency": -1.0}, "consistency: -1")],
+)
+def test_bad_settings_are_one_line(settings, words):
+    with pytest.raises(UserError, match=words):
+        MixedRank(**settings)
+
+
+@pytest.mark.parametrize("density", [0.0, -0.5, 1.1])
+def test_density_outside_is_one_line(density):
+    with pytest.raises(UserError, match=f"model.density: {density} is not in"):
+        LPAF(density=density)
