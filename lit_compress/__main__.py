@@ -41,9 +41,20 @@ def main(argv: list[str] | None = None) -> None:
         from lit_compress import cli
 
         getattr(cli, argv[0])(argv[1:])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except Exception as error:
+        if (found := _user_error(error)) is None:
+            raise
+        print(f"error: {found}", file=sys.stderr)
         sys.exit(2)
+
+
+def _user_error(error: BaseException | None) -> BaseException | None:
+    """Return the user's mistake behind ``error``; parsers and trainers wrap it in errors of their own."""
+    from lit_compress.errors import UserError
+
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _columns(names: list[str], width: int = 4) -> list[str]:

@@ -23,7 +23,7 @@ from lit_compress.export.report import table
 from lit_compress.options import CommandLine
 from lit_compress.predictions import write_predictions
 from lit_compress.runs import Run, write_json
-from lit_compress.stages import run_stages
+from lit_compress.stages import check_stages, run_stages
 from lit_compress.surgery import load_net
 
 
@@ -41,17 +41,19 @@ def fit(args: list[str]) -> None:
     parts = cli.build()
     name = type(parts.method).__name__
     run = Run(config.run_dir or f"runs/{name.lower()}-{parts.data.record.name}")
-    _begin(run, cli.dump(), config.ckpt_path)
+    _begin(run, cli, config.ckpt_path)
     run_stages(cli.build, run, config.ckpt_path, config.checkpoint_every)
     _report(run, cli)
 
 
 @rank_zero_only
-def _begin(run: Run, config: dict[str, Any], ckpt_path: str | None) -> None:
-    """Create the run folder, or check that it may be continued."""
+def _begin(run: Run, cli: CommandLine, ckpt_path: str | None) -> None:
+    """Check that the run can work, then create its folder; or check that it may be continued."""
+    config = cli.dump()
     if not run.started:
-        if run.folder.exists() and any(run.folder.iterdir()):
+        if run.folder.exists() and any(run.folder.iterdir()) and not (run.folder / "config.yaml").is_file():
             raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
+        check_stages(cli.build())
         run.begin(config)
         return
     run.check_same(config)
@@ -181,7 +183,8 @@ def _quiet() -> None:
     """Keep the bar and our own lines; hide advice that is not for the user of this command."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    for name in ("transformers", "huggingface_hub", "datasets"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
     for message in (
         "does not have many workers",

@@ -20,12 +20,19 @@ from lit_compress.strategies import FSDP2Strategy  # noqa: F401  registers --tra
 
 
 class _Parser(LightningArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser that takes no abbreviations and whose errors are one line."""
+
+    explained: list[str] = []  # by the nested parsers of a class, whose errors an outer one wraps in a longer text
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if isinstance(ex, UserError):
-            raise ex
-        raise UserError(_explain(message))
+        """Raise the message as a :class:`UserError` of one line."""
+        text = " ".join(message.split())
+        line = next((known for known in self.explained if known in text), None) or _explain(text)
+        self.explained.append(line)
+        raise UserError(line)
 
 
 class CommandLine(LightningCLI):
@@ -49,7 +56,7 @@ class CommandLine(LightningCLI):
                 "enable_model_summary": False,
             },
             parser_class=_Parser,
-            parser_kwargs={"prog": f"python -m lit_compress {command}", "allow_abbrev": False},
+            parser_kwargs={"prog": f"python -m lit_compress {command}"},
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -116,9 +123,8 @@ def _keys() -> list[str]:
     return sorted(set(keys))
 
 
-def _explain(message: str) -> str:
+def _explain(text: str) -> str:
     """Make one line of a parser's message: the name, the value, the nearest valid one."""
-    text = " ".join(message.split())
     if found := re.search(r"unrecognized arguments: (\S+)", text):
         key = found[1].lstrip("-").partition("=")[0]
         return _unknown(key)
@@ -129,17 +135,13 @@ def _explain(message: str) -> str:
     if found := re.search(r"Problem with given class_path '([^']+)'|dot import path string: (\S+)", text):
         name = found[1] or found[2]
         return f"model.class_path: unknown method '{name}'; {nearest(name.rpartition('.')[2], _names())}"
-    if found := re.search(r"Given value: NestedArg\(key='(\S+)'", text):
-        return (
-            f"model.{found[1]}: no method given before it; put --config lpaf_sst2.yaml or --model {_names()[0]} first"
-        )
     if found := re.search(r'Parser key "(\S+)": .*?Expected a (.+?)\. Got value: (.*)$', text):
         return f"{_full(found[1])}: '{found[3]}' is not a valid {_type(found[2])}"
     if found := re.search(
         r'Parser key "(\S+)":.*?Expected (?:a|one of) (.+?)(?: - | Given| \.).*Given value: (.*)$', text
     ):
         return f"{_full(found[1])}: '{found[3]}' is not a valid {_type(found[2])}"
-    if "arguments are required: model" in text:
+    if "arguments are required: model" in text or "class_path='lit_compress.methods.Method'" in text:
         return f"model: no method given; start from a config (--config lpaf_sst2.yaml) or --model {_names()[0]}"
     return text[:400]
 
@@ -165,4 +167,4 @@ def _unknown(key: str) -> str:
 
 
 def _type(text: str) -> str:
-    return text.replace("<class '", "").replace("'>", "")
+    return text.replace("<class '", "").replace("'>", "").replace("typing.Literal", "value of ")

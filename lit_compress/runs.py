@@ -46,8 +46,10 @@ class Run:
 
     @property
     def started(self) -> bool:
-        """Whether something is there to continue."""
-        return (self.folder / "config.yaml").is_file()
+        """Whether something is there to continue: a config and a checkpoint or a finished stage."""
+        if not (self.folder / "config.yaml").is_file():
+            return False
+        return (self.folder / "stages.json").is_file() or any(self.folder.glob("*/*.ckpt"))
 
     def config(self) -> dict[str, Any]:
         """Return the config the run was started with.

@@ -18,12 +18,12 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from lit_compress.analysis.pictures import log_structure
-from lit_compress.backbones import load_finetuned
+from lit_compress.backbones import empty_net, load_config, load_finetuned
 from lit_compress.callbacks import Checkpoints, RunLogger, StageBar
 from lit_compress.errors import UserError
 from lit_compress.evaluation import evaluate
 from lit_compress.export.fuse import fuse
-from lit_compress.methods.base import Method, check_mark
+from lit_compress.methods.base import Method, check_mark, count_steps
 from lit_compress.methods.stage import Stage
 from lit_compress.runs import Run
 from lit_compress.surgery import atomic_folder, save_net
@@ -40,6 +40,28 @@ class Parts:
     data: DataModule
     trainer: dict[str, Any]
     seed: int
+
+
+def check_stages(parts: Parts) -> None:
+    """Refuse what can be seen to fail before a stage is started: data, architecture, ranks, schedules.
+
+    Raises:
+        UserError: the first thing that is wrong.
+    """
+    method, data, trainer = parts.method, parts.data, parts.trainer
+    with torch.device("meta"):
+        method.check(empty_net(load_config(method.backbone, method.task_record)))
+    data.prepare_data()
+    accumulate = trainer.get("accumulate_grad_batches") or 1
+    for stage in method.stages():
+        steps = count_steps(
+            data.batches_per_epoch(),
+            stage.training_settings.epochs,
+            accumulate,
+            trainer.get("limit_train_batches"),
+            trainer.get("max_steps"),
+        )
+        stage.begin(steps)
 
 
 def run_stages(build: Callable[[], Parts], run: Run, ckpt_path: str | None, every: int) -> None:

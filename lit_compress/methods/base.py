@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lit_compress import __version__
 from lit_compress.errors import UserError
-from lit_compress.families import blocks
+from lit_compress.families import blocks, find_sites
 from lit_compress.losses import distillation_loss, task_loss
 from lit_compress.methods.stage import Stage
 from lit_compress.metrics import build_metrics
@@ -96,6 +96,17 @@ class Method(pl.LightningModule):
         """Return the stages in order; the first is called ``dense`` unless a teacher is given."""
         raise NotImplementedError
 
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse what cannot work before anything is trained.
+
+        Args:
+            net: the backbone, without values (device ``meta``).
+
+        Raises:
+            UserError: e.g. a rank that saves nothing.
+        """
+        find_sites(net)
+
     # ---------------------------------------------------------------- set-up
 
     def enter(
@@ -136,7 +147,17 @@ class Method(pl.LightningModule):
         """AdamW with linear warm-up and decay, a pure function of the optimizer step."""
         assert self.stage is not None and self.net is not None
         settings = self.stage.training_settings
-        self.stage.begin(self._count_steps())
+        trainer = self.trainer
+        batches = trainer.datamodule.batches_per_epoch(trainer.world_size)  # type: ignore[attr-defined]
+        self.stage.begin(
+            count_steps(
+                batches,
+                settings.epochs,
+                trainer.accumulate_grad_batches,
+                trainer.limit_train_batches,
+                trainer.max_steps,
+            )
+        )
         decay, plain = [], []
         for parameter in self.net.parameters():
             if parameter.requires_grad:
@@ -155,18 +176,6 @@ class Method(pl.LightningModule):
         total, warmup = self.stage.total_steps, ceil(settings.warmup * self.stage.total_steps)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: linear_warmup_decay(step, total, warmup))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def _count_steps(self) -> int:
-        """Return the optimizer steps of this fit, without asking Lightning (its count breaks exact resume)."""
-        trainer = self.trainer
-        batches = trainer.datamodule.batches_per_epoch(trainer.world_size)
-        limit = trainer.limit_train_batches
-        if isinstance(limit, float):
-            batches = int(batches * limit)
-        elif limit is not None:
-            batches = min(batches, limit)
-        steps = ceil(batches / trainer.accumulate_grad_batches) * (trainer.max_epochs or 1)
-        return min(steps, trainer.max_steps) if trainer.max_steps > 0 else steps
 
     # ---------------------------------------------------------------- loss
 
@@ -324,6 +333,26 @@ class Method(pl.LightningModule):
                 f"ckpt_path: the stage was begun with {saved} optimizer steps, this config makes "
                 f"{self.stage.total_steps}; resume with the same data, epochs and batch size"  # type: ignore[union-attr]
             )
+
+
+def count_steps(
+    batches: int, epochs: int, accumulate: int = 1, limit: int | float | None = None, max_steps: int | None = None
+) -> int:
+    """Return the optimizer steps of a fit, without asking Lightning (its count breaks exact resume).
+
+    Args:
+        batches: per epoch and rank.
+        epochs: of the stage.
+        accumulate: batches per optimizer step; the last step of an epoch may have fewer.
+        limit: Trainer's ``limit_train_batches``.
+        max_steps: Trainer's; None or -1 for no limit.
+    """
+    if isinstance(limit, float):
+        batches = int(batches * limit)
+    elif limit is not None:
+        batches = min(batches, limit)
+    steps = ceil(batches / accumulate) * epochs
+    return min(steps, max_steps) if max_steps and max_steps > 0 else steps
 
 
 def check_mark(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:

@@ -197,6 +197,11 @@ class LPAF(Method):
         super().__init__(task, backbone, density, teacher, distillation)
         self.rank, self.dense, self.prune, self.retrain = rank, dense, prune, retrain
 
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse a rank that makes no matrix smaller."""
+        super().check(net)
+        allocate_ranks(net, self.density, self.rank)
+
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune, retrain."""
         v = self.prune.density if self.prune.density is not None else by_density(self.density, 0.50, 0.25, 0.10)

@@ -95,6 +95,11 @@ class SVD(Method):
         super().__init__(task, backbone, density, teacher, distillation)
         self.rank, self.dense, self.retrain = rank, dense, retrain
 
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse a rank that makes no matrix smaller."""
+        super().check(net)
+        allocate_ranks(net, self.density, self.rank)
+
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), retrain."""
         stages: list[Stage] = [] if self.teacher else [Stage("dense", self.dense, distil=False)]
