@@ -21,8 +21,6 @@ def evaluate(
     """Return ``val/<metric>`` of ``net`` on every validation split, as a fit logs them; or ``test/<metric>``."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     net = net.to(device).eval()
-    data.prepare_data()
-    data.setup(stage)
     if stage == "test":
         splits = [("test", data.test_dataloader())]
     else:

@@ -137,11 +137,12 @@ def _explain(text: str) -> str:
         return f"model.class_path: unknown method '{name}'; {nearest(name.rpartition('.')[2], _names())}"
     if found := re.search(r'Parser key "(\S+)": .*?Expected a (.+?)\. Got value: (.*)$', text):
         return f"{_full(found[1])}: '{found[3]}' is not a valid {_type(found[2])}"
-    if found := re.search(
-        r'Parser key "(\S+)":.*?Expected (?:a|one of) (.+?)(?: - | Given| \.).*Given value: (.*)$', text
+    if found := re.search(r'Parser key "(\S+)":.*Given value: (.*)$', text):
+        return f"{_full(found[1])}: '{found[2]}' is not valid; see --help for what it takes"
+    if (
+        text.endswith(("are required: model", "are required: backbone"))
+        or "class_path='lit_compress.methods.Method'" in text
     ):
-        return f"{_full(found[1])}: '{found[3]}' is not a valid {_type(found[2])}"
-    if "arguments are required: model" in text or "class_path='lit_compress.methods.Method'" in text:
         return f"model: no method given; start from a config (--config lpaf_sst2.yaml) or --model {_names()[0]}"
     return text[:400]
 

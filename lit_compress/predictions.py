@@ -28,8 +28,6 @@ def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     net = net.to(device).eval()
-    data.prepare_data()
-    data.setup("predict")
     loader = data.predict_dataloader()
     logits: dict[int, torch.Tensor] = {}
     for batch in track(loader, "predict", len(loader)):

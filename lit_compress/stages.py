@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from lit_compress.analysis.pictures import log_structure
@@ -51,6 +52,7 @@ def check_stages(parts: Parts) -> None:
     method, data, trainer = parts.method, parts.data, parts.trainer
     with torch.device("meta"):
         method.check(empty_net(load_config(method.backbone, method.task_record)))
+    make_trainer(**trainer | {"logger": False, "enable_checkpointing": False})
     data.prepare_data()
     accumulate = trainer.get("accumulate_grad_batches") or 1
     for stage in method.stages():
@@ -119,16 +121,26 @@ def _trainer(parts: Parts, run: Run, stage: Stage, title: str, checkpoint: Path 
         step = torch.load(checkpoint, weights_only=True, mmap=True)["global_step"] if checkpoint else None
         arguments["logger"] = RunLogger(run.folder, offset, None if step is None else offset + step + 1)
     arguments["callbacks"] = [*(arguments.get("callbacks") or []), *callbacks]
-    return Trainer(
-        **arguments
-        | {
-            "max_epochs": stage.training_settings.epochs,
-            "default_root_dir": run.stage(stage.name),
-            "enable_checkpointing": False,
-            "use_distributed_sampler": False,
-            "num_sanity_val_steps": -1,  # a whole validation before training: the metric right after a factorization
-        }
-    )
+    own = {
+        "max_epochs": stage.training_settings.epochs,
+        "default_root_dir": run.stage(stage.name),
+        "enable_checkpointing": False,
+        "use_distributed_sampler": False,
+        "num_sanity_val_steps": -1,  # a whole validation before training: the metric right after a factorization
+    }
+    return make_trainer(**arguments | own)
+
+
+def make_trainer(**arguments: Any) -> Trainer:
+    """Build a Trainer.
+
+    Raises:
+        UserError: Lightning does not take the arguments on this machine.
+    """
+    try:
+        return Trainer(**arguments)
+    except (TypeError, ValueError, MisconfigurationException) as error:
+        raise UserError(f"trainer: {error}") from error
 
 
 def _find_checkpoint(run: Run, method: Method, stage: Stage, ckpt_path: str | None) -> Path | None:

@@ -256,7 +256,11 @@ def test_regression_task(family, tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"p_init": 1.2}, "retrain.p_init: 1.2"), ({"power": 0.0}, "power: 0.0"), ({"consistency": -1.0}, "consistency: -1")],
+    [
+        ({"p_init": 1.2}, "retrain.p_init: 1.2"),
+        ({"power": 0.0}, "power: 0.0"),
+        ({"consistency": -1.0}, "consistency: -1"),
+    ],
 )
 def test_bad_settings_are_one_line(settings, words):
     with pytest.raises(UserError, match=words):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -63,13 +65,13 @@ def test_zeros_hold_after_every_step_and_the_budget_is_exact(fit, dense, form, s
         frozen.append([(w == 0, s.clone()) for w, s in zip(weights(method), stage.scores, strict=True)])
 
     method = fit(lpaf(score=form, scope=scope, interval=3), "prune", dense, look)
-    for earlier, later in zip(frozen, frozen[1:], strict=False):  # a zero weight adds nothing to its score
+    for earlier, later in pairwise(frozen):  # a zero weight adds nothing to its score
         for (zero, score), (still, next_score) in zip(earlier, later, strict=True):
             assert torch.allclose(score[zero & still], next_score[zero & still], atol=1e-30)
     sizes = [w.numel() for w in weights(method)]
     kept = sum(int(0.3 * n + 0.5) for n in sizes) if scope == "matrix" else int(0.3 * sum(sizes) + 0.5)
     assert density[-1] == kept / sum(sizes)
-    assert density[0] == 1.0 and all(a >= b - 0.02 for a, b in zip(density, density[1:], strict=False))
+    assert density[0] == 1.0 and all(a >= b - 0.02 for a, b in pairwise(density))
 
 
 def test_only_sites_are_zeroed(fit, dense):

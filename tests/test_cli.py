@@ -1,0 +1,271 @@
+"""The command line: every mistake is one line with exit code 2; runs and exports are evaluated, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lit_compress.__main__ import main
+from lit_compress.configs_path import find_config, shipped
+
+
+@pytest.fixture(scope="module")
+def run(short_run, tmp_path_factory):
+    """A finished SVD run."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    main(["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir", str(folder)])
+    return folder
+
+
+def fails(capsys, *args) -> str:
+    """Return the one line a command fails with."""
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in args])
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    lines = [line for line in re.split(r"[\r\n]", err) if line.startswith("error: ")]
+    assert len(lines) == 1 and err.endswith(f"{lines[0]}\n") and "Traceback" not in err
+    return lines[0]
+
+
+CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("fitt",), "unknown command 'fitt'; did you mean 'fit'?"),
+        (("fit", "--config", "lpaf_sst3.yaml"), "'lpaf_sst3.yaml'; did you mean 'lpaf_sst2.yaml'?"),
+        (("fit",), "no method given"),
+        (("fit", "--model.density", "0.3"), "no method given"),
+        ((*CONFIG, "--data.task", "sst3"), "data.task: unknown task 'sst3'; did you mean 'sst2'?"),
+        ((*CONFIG, "--model", "LPAFF"), "unknown method 'LPAFF'; did you mean 'LPAF'?"),
+        ((*CONFIG, "--model.densty", "0.3"), "unknown option 'densty'; did you mean 'model.density'?"),
+        ((*CONFIG, "--model.prune.scor", "signed"), "did you mean 'model.prune.score'?"),
+        ((*CONFIG, "--model.prune.score", "sign"), "model.prune.score: 'sign' is not a valid value of"),
+        ((*CONFIG, "--data.pth", "x"), "unknown option 'data.pth'; did you mean 'data.path'?"),
+        ((*CONFIG, "--trainer.max_epoch", "3"), "did you mean 'trainer.max_epochs'?"),
+        ((*CONFIG, "--trainer.max_epochs", "3"), "trainer.max_epochs: 3 would hold for every stage"),
+        ((*CONFIG, "--model.density", "0"), "model.density: 0.0 is not in (0, 1]; nearest valid value 0.01"),
+        ((*CONFIG, "--model.density", "1.5"), "model.density: 1.5 is not in (0, 1]; nearest valid value 1.0"),
+        ((*CONFIG, "--model.density", "abc"), "model.density: 'abc' is not a valid float"),
+        ((*CONFIG, "--data.batch_size", "0"), "data.batch_size: 0 "),
+        ((*CONFIG, "--checkpoint_every", "0"), "checkpoint_every: 0 is below 1"),
+        ((*CONFIG, "--model.prune.start", "0.8"), "0.8 + 0.3 leave no step to prune"),
+        ((*CONFIG, "--model.backbone", "./nowhere"), "no folder './nowhere'"),
+        ((*CONFIG, "--model.backbone", "no-such/model"), "without network give the folder"),
+        (("predict", "/nowhere"), "no folder '/nowhere'"),
+        (("validate",), "the following arguments are required: TARGET"),
+        (("export", "/nowhere", "/tmp/out"), "'/nowhere' is not a run folder"),
+    ],
+)
+def test_mistakes_are_one_line(args, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert words in fails(capsys, *args)
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("model: {class_path: lit_compress.methods.LPAF\n", "Problems parsing config"),
+        ("modl: {class_path: x}\n", "unknown option 'modl"),
+        ("model: {class_path: lit_compress.methods.Nope}\n", "unknown method 'lit_compress.methods.Nope'"),
+        (
+            "model: {class_path: lit_compress.methods.LPAF, init_args: {prune: {epoch: 3}}}\n",
+            "did you mean 'model.prune.epochs'",
+        ),
+        ("model: {class_path: lit_compress.methods.LPAF, init_args: {densty: 3}}\n", "did you mean 'model.density'"),
+    ],
+)
+def test_mistakes_in_a_config_are_one_line(content, words, capsys, tmp_path):
+    (tmp_path / "mine.yaml").write_text(content)
+    assert words in fails(capsys, "fit", "--config", tmp_path / "mine.yaml")
+
+
+def fit(short_run, folder, *extra):
+    return ["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir", str(folder), *extra]
+
+
+def test_no_saving_rank_is_refused_before_training(capsys, short_run, tmp_path):
+    line = fails(capsys, *fit(short_run, tmp_path / "run", "--model.rank", "22"))
+    assert "model.rank: 22 makes no matrix smaller; the largest rank that does is 21" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_schedule_longer_than_training_is_refused_before_training(capsys, short_run, tmp_path):
+    args = ["fit", "--model", "LPAF", *short_run, "--model.prune.epochs", "1", "--model.prune.start", "0.9",
+            "--model.prune.end", "0.09", "--data.batch_size", "100", "--run_dir", str(tmp_path / "run")]  # fmt: skip
+    assert "leave no step of total=1" in fails(capsys, *args)
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_data_is_one_line_and_writes_nothing(capsys, short_run, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"sentence": "a film", "label": 3}\n')
+    (tmp_path / "data" / "validation.jsonl").write_text('{"sentence": "a film", "label": 1}\n')
+    line = fails(capsys, *fit(short_run, tmp_path / "run", "--data.path", str(tmp_path / "data")))
+    assert "row 1: label 3" in line and not (tmp_path / "run").exists()
+
+
+def test_trainer_refusal_is_one_line(capsys, short_run, tmp_path):
+    assert "trainer: " in fails(capsys, *fit(short_run, tmp_path / "run", "--trainer.devices", "foo"))
+
+
+def test_an_existing_run_is_not_overwritten(run, capsys, short_run):
+    assert "exists already; continue it with --ckpt_path last" in fails(capsys, *fit(short_run, run))
+
+
+def test_a_run_of_another_config_is_refused(run, capsys, short_run):
+    line = fails(capsys, *fit(short_run, run, "--model.retrain.learning_rate", "0.5", "--ckpt_path", "last"))
+    assert "model.retrain.learning_rate was 0.001, now 0.5" in line
+
+
+def test_a_finished_run_shows_its_table_again(run, capsys, short_run):
+    before = (run / "export" / "model.safetensors").stat().st_mtime_ns
+    main(fit(short_run, run, "--ckpt_path", "last"))
+    assert "site density" in capsys.readouterr().out
+    assert (run / "export" / "model.safetensors").stat().st_mtime_ns == before
+
+
+@pytest.fixture
+def stopped(run, tmp_path):
+    """The run as it stood in the middle of its last stage."""
+    folder = tmp_path / "stopped"
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("export", "report.json", "net"))
+    shutil.copytree(run / "dense" / "net", folder / "dense" / "net")
+    records = json.loads((folder / "stages.json").read_text())[:1]
+    (folder / "stages.json").write_text(json.dumps(records))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x00\x01broken", "is not a readable checkpoint"),
+        (b"", "is not a readable checkpoint"),
+        ({"state_dict": {}}, "was not written by lit_compress"),
+        ({"lit_compress": {"method": "LPAF", "stage": "retrain"}}, "is of LPAF, stage retrain, not of SVD"),
+    ],
+)
+def test_corrupt_or_foreign_checkpoint_is_one_line(stopped, content, words, capsys, short_run):
+    path = stopped / "retrain" / "last.ckpt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    kept = path.read_bytes()
+    assert words in fails(capsys, *fit(short_run, stopped, "--ckpt_path", "last"))
+    assert path.read_bytes() == kept
+
+
+def test_checkpoint_of_elsewhere_is_refused(run, stopped, capsys, short_run):
+    for path in (run / "retrain" / "best.ckpt", stopped / "nothing.ckpt"):
+        assert "ckpt_path: " in fails(capsys, *fit(short_run, stopped, "--ckpt_path", path))
+
+
+def test_a_changed_length_is_refused(run, stopped, capsys, short_run, tmp_path, tiny_data):
+    """The schedules would move: other data under the same config."""
+    checkpoint = torch.load(run / "retrain" / "best.ckpt", weights_only=True)
+    assert checkpoint["lit_compress"]["total_steps"] == 26
+    data = tmp_path / "less"
+    shutil.copytree(tiny_data, data)
+    lines = (data / "train.jsonl").read_text().splitlines()
+    (data / "train.jsonl").write_text("\n".join(lines[:50]) + "\n")
+    args = fit(short_run, stopped, "--checkpoint_every", "2")
+    with pytest.MonkeyPatch.context() as patch:  # stop after the first checkpoint
+        from lit_compress.callbacks import Checkpoints
+
+        save = Checkpoints._save
+
+        def once(self, trainer, name, weights_only=False):
+            save(self, trainer, name, weights_only)
+            if name == "last.ckpt":
+                raise RuntimeError("stopped")
+
+        patch.setattr(Checkpoints, "_save", once)
+        with pytest.raises(RuntimeError, match="stopped"):
+            main([*args, "--ckpt_path", "last"])
+    line = fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))
+    assert "begun with 26 optimizer steps, this config makes 14" in line
+
+
+def test_validate_run_and_export_agree_with_the_report(run, capsys):
+    report = json.loads((run / "report.json").read_text())
+    for target in (run, run / "export"):
+        capsys.readouterr()
+        main(["validate", str(target)])
+        name, value = capsys.readouterr().out.split()
+        assert name == "val/accuracy" and float(value) == pytest.approx(report["compressed"]["metric"], abs=1e-6)
+
+
+def test_test_needs_labels(run, capsys, tmp_path, tiny_data):
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    shutil.copy(data / "validation.jsonl", data / "test.jsonl")
+    main(["test", str(run), "--data.path", str(data)])
+    assert capsys.readouterr().out.startswith("test/accuracy ")
+    (data / "test.jsonl").write_text('{"sentence": "a film", "label": -1}\n')
+    assert "labels" in fails(capsys, "test", run, "--data.path", data)
+
+
+@pytest.mark.parametrize("target", ["", "export"])
+def test_predict_writes_text_label_probability(run, target, tmp_path, tiny_data):
+    out = tmp_path / "p.jsonl"
+    main(["predict", str(run / target), "--output", str(out)])
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = [json.loads(line) for line in (tiny_data / "validation.jsonl").read_text().splitlines()]
+    assert [line["sentence"] for line in lines] == [row["sentence"] for row in rows]
+    assert all(line["label"] in ("negative", "positive") and 0.5 <= line["probability"] <= 1 for line in lines)
+
+
+def test_predict_needs_no_labels(run, tmp_path):
+    (tmp_path / "test.csv").write_text("sentence\na great film\n")
+    main(["predict", str(run), "--data.path", str(tmp_path), "--output", str(tmp_path / "p.jsonl")])
+    (line,) = (tmp_path / "p.jsonl").read_text().splitlines()
+    assert json.loads(line)["sentence"] == "a great film"
+
+
+def test_export_again_gives_the_same_net(run, tmp_path, capsys):
+    main(["export", str(run), str(tmp_path / "out")])
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (run / "export" / "model.safetensors").read_bytes()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("do not lose me")
+    assert "holds something that is not an export" in fails(capsys, "export", run, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_unfinished_run_is_not_exported(stopped, tmp_path, capsys):
+    assert "stage retrain of" in fails(capsys, "export", stopped, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_config_names_are_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_config("lpaf_sst2.yaml").is_file() and find_config("lpaf_sst2").is_file()
+    (tmp_path / "lpaf_sst2.yaml").write_text("mine")
+    assert find_config("lpaf_sst2.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_config_parses(name):
+    from lit_compress.options import CommandLine
+
+    parts = CommandLine(["--config", name], "fit").build()
+    assert parts.method.task_record.name == parts.data.record.name
+    assert parts.method.stages()[0].name == "dense"
+
+
+@pytest.mark.slow
+def test_help_is_fast_to_import_and_complete():
+    """`--help` of the package imports nothing heavy; that of a command documents every option."""
+    code = "import sys; sys.argv=['x', '--help']; from lit_compress.__main__ import main; main(); print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip().endswith("False") and "lpaf_sst2.yaml" in out
+    out = subprocess.run(
+        [sys.executable, "-m", "lit_compress", "fit", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "--data.path" in out and "Folder of the run" in out
