@@ -12,6 +12,6 @@ T = TypeVar("T")
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterable[T]:
-    """Return ``items`` with a bar called ``description``; it vanishes when done."""
+    """Return ``items`` with a bar called ``description``; it vanishes when done, and only a terminal shows it."""
     hidden = os.environ.get("LOCAL_RANK", "0") != "0" or os.environ.get("RANK", "0") != "0"
-    return tqdm(items, desc=description, total=total, leave=False, disable=hidden, dynamic_ncols=True)
+    return tqdm(items, desc=description, total=total, leave=False, disable=hidden or None, dynamic_ncols=True)

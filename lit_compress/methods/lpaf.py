@@ -61,8 +61,9 @@ class MixedRank(Training):
             0.25 or 0.16.
         consistency: weight of L_c; 0 turns the second forward off.
         consistency_after_decay: keep L_c (two dropout masks) once p has reached 0.
-        double_forward: ``concat`` puts both through the net as one batch, ``sequential`` one after the other,
-            ``checkpoint`` also recomputes the first, which halves the activations.
+        double_forward: ``sequential`` puts the batch through the net twice, ``checkpoint`` also recomputes the first
+            pass, which halves the activations, ``concat`` makes one batch of twice the size. Same loss and
+            gradients; on CPUs ``concat`` is the slowest (benchmarks/README.md).
     """
 
     weighting: Weighting = "scores"
@@ -70,7 +71,7 @@ class MixedRank(Training):
     p_init: float | None = None
     consistency: float = 1.0
     consistency_after_decay: bool = True
-    double_forward: Literal["concat", "sequential", "checkpoint"] = "concat"
+    double_forward: Literal["sequential", "checkpoint", "concat"] = "sequential"
 
     def __post_init__(self) -> None:
         super().__post_init__()
