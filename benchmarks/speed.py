@@ -118,14 +118,14 @@ def step_of(variant: str, folder: Path, precision: str, device: str) -> Any:
 
 def time_steps(shape: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Interleave the variants; pruning makes ten steps a round on CUDA, one of ten ranks on the CPU too."""
-    steps = {v: step_of(v, folder, options.precision, options.device) for v in VARIANTS}
+    steps = {v: step_of(v, folder, options.precision, options.device) for v in options.variants}
     for step in steps.values():
         step()
-    times: dict[str, list[float]] = {v: [] for v in VARIANTS}
+    times: dict[str, list[float]] = {v: [] for v in options.variants}
     for _ in range(options.rounds):
         for variant, step in steps.items():
             times[variant].append(step())
-    ratios = {v: sorted(t / d for t, d in zip(times[v], times["dense"], strict=True)) for v in VARIANTS}
+    ratios = {v: sorted(t / d for t, d in zip(times[v], times["dense"], strict=True)) for v in options.variants}
     return {
         "seconds": times,
         "ratio": {v: {"median": median(r), "min": r[0], "max": r[-1]} for v, r in ratios.items()},
@@ -186,6 +186,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", nargs="*", default=["steps", "memory", "factorize", "help"])
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
     parser.add_argument("--shape", default="bert-base", help=argparse.SUPPRESS)
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -213,7 +214,7 @@ def main() -> None:
             if "steps" in options.only:
                 store(f"steps-{shape}", time_steps(shape, options, Path(work)))
         if "memory" in options.only:
-            peaks = {v: peak_memory(shape, v, options) for v in VARIANTS}
+            peaks = {v: peak_memory(shape, v, options) for v in options.variants}
             store(f"memory-{shape}", {"mib": peaks, "ratio": {v: p / peaks["dense"] for v, p in peaks.items()}})
 
 

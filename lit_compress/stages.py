@@ -203,6 +203,8 @@ def _leave(parts: Parts, name: str, previous: Path | None, run: Run, trainer: Tr
     for logger in trainer.loggers:
         if isinstance(logger, RunLogger):
             log_structure(logger, net, name, mark["total_steps"])
+            for key, value in mark["metrics"].items():
+                logger.experiment.add_scalar(f"stage/{name} {key}", value, logger.offset + checkpoint["global_step"])
             logger.finalize("success")
     record = {
         "name": name, "metric": mark["metrics"], "initial": mark["initial"], "steps": trainer.global_step,

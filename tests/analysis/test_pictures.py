@@ -1,0 +1,60 @@
+"""The pictures say what the net is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny import make_net
+
+from lit_compress.analysis.pictures import log_structure, mask_figure, site_table, structure_figure
+from lit_compress.budget import allocate_ranks, density
+from lit_compress.callbacks import RunLogger
+from lit_compress.families import find_sites
+from lit_compress.surgery import factorize
+
+
+@pytest.fixture
+def sparse():
+    net = make_net()
+    for i, site in enumerate(find_sites(net)):
+        weight = net.get_submodule(site.name).weight
+        with torch.no_grad():
+            weight[i:] = 0
+    return net
+
+
+def test_site_table_adds_up_to_the_density(sparse):
+    table = site_table(sparse)
+    sizes = [sparse.get_submodule(row["name"]).weight.numel() for row in table]
+    total = sum(row["density"] * size for row, size in zip(table, sizes, strict=True)) / sum(sizes)
+    assert total == pytest.approx(density(sparse))
+    net = make_net()
+    ranks = allocate_ranks(net, 0.5)
+    factorize(net, ranks, None)
+    assert {row["name"]: row["rank"] for row in site_table(net)} == ranks
+
+
+def test_structure_figure_shows_every_site(sparse):
+    texts = [text.get_text() for text in structure_figure(sparse, "prune").axes[0].texts]
+    assert len(texts) == len(find_sites(sparse)) and texts[1] == f"{1 / 32:.2f}"
+    factorize(sparse, allocate_ranks(sparse, 0.5), None)
+    assert {text.get_text() for text in structure_figure(sparse, "x").axes[0].texts} == {"8", "10"}
+
+
+def test_mask_figure_counts_living_rows(sparse):
+    title = mask_figure(sparse, "prune").axes[0].get_title()
+    assert "3 of 32 rows alive" in title and f"{3 / 32:.1%} kept" in title
+
+
+def test_tensorboard_gets_histograms_and_pictures_of_the_run(sparse, tmp_path):
+    logger = RunLogger(tmp_path, offset=100)
+    logger.log_metrics({"train/loss": 1.0, "epoch": 0.0, "val/score": float("-inf")}, 5)
+    log_structure(logger, sparse, "prune", 7)
+    logger.finalize("success")
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()
+    assert tags["scalars"] == ["train/loss"] and events.Scalars("train/loss")[0].step == 105
+    assert set(tags["images"]) == {"structure", "mask"} and events.Images("mask")[0].step == 107
+    assert set(tags["histograms"]) == {f"density/{role}" for role in ("q", "k", "v", "o", "up", "down")}
