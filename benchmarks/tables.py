@@ -81,10 +81,10 @@ def lpaf_vs_svd() -> list[str]:
     dense = percent(stage(any_run, "dense")["metric"][KEY])
     return [
         "## LPAF beside truncated SVD + retraining, MiniLM-L6-H384 on SST-2",
-        f"Dev accuracy in % (872 sentences; one sentence is 0.11, one standard error about 1.1). Teacher: {dense}, fine-tuned on",
-        "12,000 training phrases for 2 epochs; pruning and retraining: 8,000 phrases, 2 epochs each (500 updates after",
-        "factorization for both methods), batch 32, bf16-mixed, seed 42, learning rates 1e-4 and 3e-4 tried for both, the better",
-        "shown. `before` is right after the factorization.",
+        f"Dev accuracy in % (872 sentences: one is 0.11, a standard error about 1.2). Teacher: {dense}, fine-tuned on 12,000",
+        "training phrases for 2 epochs; pruning and retraining: 8,000 phrases, 2 epochs each (500 updates after the",
+        "factorization for both methods), batch 32, bf16-mixed, seed 42; learning rates 1e-4 and 3e-4 tried for both, the",
+        "better shown. `before` is right after the factorization.",
         "",
         table(header, rows),
         "",

@@ -24,8 +24,9 @@ from lit_compress.callbacks import Checkpoints, RunLogger, StageBar
 from lit_compress.errors import UserError
 from lit_compress.evaluation import evaluate
 from lit_compress.export.fuse import fuse
-from lit_compress.methods.base import Method, check_mark, count_steps
-from lit_compress.methods.stage import Stage
+from lit_compress.families import find_sites
+from lit_compress.methods.base import Method, check_mark
+from lit_compress.methods.stage import Stage, count_steps
 from lit_compress.runs import Run
 from lit_compress.surgery import atomic_folder, save_net
 
@@ -51,11 +52,13 @@ def check_stages(parts: Parts) -> None:
     """
     method, data, trainer = parts.method, parts.data, parts.trainer
     with torch.device("meta"):
-        method.check(empty_net(load_config(method.backbone, method.task_record)))
+        net = empty_net(load_config(method.backbone, method.task_record))
+    find_sites(net)
     make_trainer(**trainer | {"logger": False, "enable_checkpointing": False})
     data.prepare_data()
     accumulate = trainer.get("accumulate_grad_batches") or 1
     for stage in method.stages():
+        stage.check(net)
         steps = count_steps(
             data.batches_per_epoch(),
             stage.training_settings.epochs,

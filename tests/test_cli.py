@@ -262,7 +262,7 @@ def test_every_shipped_config_parses(name):
 @pytest.mark.slow
 def test_help_is_fast_to_import_and_complete():
     """`--help` of the package imports nothing heavy; that of a command documents every option."""
-    code = "import sys; sys.argv=['x', '--help']; from lit_compress.__main__ import main; main(); print('torch' in sys.modules)"
+    code = "import sys; from lit_compress.__main__ import main; main(['--help']); print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip().endswith("False") and "lpaf_sst2.yaml" in out
     out = subprocess.run(

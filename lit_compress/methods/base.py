@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from lit_compress import __version__
 from lit_compress.errors import UserError
-from lit_compress.families import blocks, find_sites
+from lit_compress.families import blocks
 from lit_compress.losses import distillation_loss, task_loss
-from lit_compress.methods.stage import Stage
+from lit_compress.methods.stage import Stage, count_steps
 from lit_compress.metrics import build_metrics
 from lit_compress.schedules import linear_warmup_decay
 from lit_compress.surgery import describe, load_net
@@ -95,17 +95,6 @@ class Method(pl.LightningModule):
     def stages(self) -> list[Stage]:
         """Return the stages in order; the first is called ``dense`` unless a teacher is given."""
         raise NotImplementedError
-
-    def check(self, net: PreTrainedModel) -> None:
-        """Refuse what cannot work before anything is trained.
-
-        Args:
-            net: the backbone, without values (device ``meta``).
-
-        Raises:
-            UserError: e.g. a rank that saves nothing.
-        """
-        find_sites(net)
 
     # ---------------------------------------------------------------- set-up
 
@@ -333,26 +322,6 @@ class Method(pl.LightningModule):
                 f"ckpt_path: the stage was begun with {saved} optimizer steps, this config makes "
                 f"{self.stage.total_steps}; resume with the same data, epochs and batch size"  # type: ignore[union-attr]
             )
-
-
-def count_steps(
-    batches: int, epochs: int, accumulate: int = 1, limit: int | float | None = None, max_steps: int | None = None
-) -> int:
-    """Return the optimizer steps of a fit, without asking Lightning (its count breaks exact resume).
-
-    Args:
-        batches: per epoch and rank.
-        epochs: of the stage.
-        accumulate: batches per optimizer step; the last step of an epoch may have fewer.
-        limit: Trainer's ``limit_train_batches``.
-        max_steps: Trainer's; None or -1 for no limit.
-    """
-    if isinstance(limit, float):
-        batches = int(batches * limit)
-    elif limit is not None:
-        batches = min(batches, limit)
-    steps = ceil(batches / accumulate) * epochs
-    return min(steps, max_steps) if max_steps and max_steps > 0 else steps
 
 
 def check_mark(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:

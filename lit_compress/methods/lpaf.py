@@ -32,17 +32,17 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lit_compress.budget import allocate_ranks, stored_density
 from lit_compress.decompose import decompose
 from lit_compress.errors import UserError
 from lit_compress.importance import Weighting
 from lit_compress.layers import MixedRankLinear
 from lit_compress.losses import consistency_loss
 from lit_compress.methods.base import Distillation, Method
+from lit_compress.methods.low_rank_stage import LowRankRetraining
 from lit_compress.methods.pruning_stage import Pruning, UnstructuredPruning, load_row_importance
-from lit_compress.methods.stage import Stage, Training
+from lit_compress.methods.stage import Host, Stage, Training
 from lit_compress.schedules import linear_decay_to_zero
-from lit_compress.surgery import factorize, load_net
+from lit_compress.surgery import Factors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,7 +85,7 @@ class MixedRank(Training):
             raise UserError(f"retrain.consistency: {self.consistency} is below 0, the smallest valid value")
 
 
-class MixedRankRetraining(Stage):
+class MixedRankRetraining(LowRankRetraining):
     """Steps 2 and 3: factorize the sparse net, retrain the factors with the sparse matrices mixed in.
 
     Args:
@@ -94,24 +94,18 @@ class MixedRankRetraining(Stage):
         rank: the same rank for every matrix instead.
     """
 
+    layer = MixedRankLinear
+
     def __init__(self, settings: MixedRank, density: float, rank: int | None) -> None:
-        super().__init__("retrain", settings)
-        self.settings, self.density, self.rank = settings, density, rank
+        super().__init__(settings, density, rank)
+        self.settings = settings
         self.p_init = settings.p_init if settings.p_init is not None else by_density(density, 0.1, 0.3, 0.7)
 
-    def build(self, method: Method, previous: Path | None, restoring: bool) -> PreTrainedModel:
-        """Factorize the sparse net by sparsity-aware SVD (Eqs. 7-11)."""
-        assert previous is not None
-        net = load_net(previous)
+    def factors(self, previous: Path) -> Factors:
+        """Return the sparsity-aware SVD of one matrix (Eqs. 7-11)."""
         rows = load_row_importance(previous, self.settings.weighting)
-
-        def factors(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-            return decompose(weight, rank, rows.get(name), axis="out", power=self.settings.power, name=name)
-
-        ranks = allocate_ranks(net, self.density, self.rank)
-        factorize(net, ranks, None if restoring else factors, MixedRankLinear)
-        self.achieved = stored_density(net)
-        return net
+        power = self.settings.power
+        return lambda name, weight, rank: decompose(weight, rank, rows[name], axis="out", power=power, name=name)
 
     def attach(self, net: PreTrainedModel) -> None:
         """Find the layers whose coin is thrown."""
@@ -121,7 +115,7 @@ class MixedRankRetraining(Stage):
         """Return the probability of the sparse matrix at ``step`` (Eq. 13)."""
         return linear_decay_to_zero(step, self.total_steps, self.p_init)
 
-    def losses(self, method: Method, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def losses(self, method: Host, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Throw the coins, put the batch through once or twice, compare (Eqs. 12-14)."""
         p = self.p(method.trainer.global_step)
         if p == 0:
@@ -147,7 +141,7 @@ class MixedRankRetraining(Stage):
         for layer, z in zip(self._layers, coins.T.tolist(), strict=True):
             layer.z = tuple(z)
 
-    def _two_forwards(self, method: Method, batch: dict[str, Tensor], coins: Tensor) -> Tensor:
+    def _two_forwards(self, method: Host, batch: dict[str, Tensor], coins: Tensor) -> Tensor:
         """Return the logits [2b, num_labels] of both forwards."""
         if self.settings.double_forward == "concat":
             self._set(coins)
@@ -163,8 +157,8 @@ class MixedRankRetraining(Stage):
         return torch.cat([forward(0), forward(1)])
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
-        """Show p and the density, which no longer changes."""
-        return {"p": self.p(step), "density": self.achieved, "target": self.density}
+        """Show p too."""
+        return {**super().status(net, step), "p": self.p(step)}
 
 
 class LPAF(Method):
@@ -197,11 +191,6 @@ class LPAF(Method):
     ) -> None:
         super().__init__(task, backbone, density, teacher, distillation)
         self.rank, self.dense, self.prune, self.retrain = rank, dense, prune, retrain
-
-    def check(self, net: PreTrainedModel) -> None:
-        """Refuse a rank that makes no matrix smaller."""
-        super().check(net)
-        allocate_ranks(net, self.density, self.rank)
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune, retrain."""

@@ -7,8 +7,9 @@ remember is a buffer of it, so that it travels in the checkpoint.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ from lit_compress.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lit_compress.methods.base import Method
+    from lit_compress.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,21 @@ class Training:
             raise UserError(f"weight_decay: {self.weight_decay} is below 0, the smallest valid value")
 
 
+class Host(Protocol):
+    """What a stage sees of the method it belongs to."""
+
+    backbone: str
+    task_record: Task
+    micro_seed: int  # of this forward; the same on every rank
+    trainer: Any
+
+    def logits(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the net's logits [b, num_labels] for ``batch``."""
+
+    def objective(self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1) -> dict[str, Tensor]:
+        """Return the task term and, with a teacher, the distillation term."""
+
+
 class Stage(nn.Module):
     """One fit. The base trains the net of the previous stage (or the backbone) on the task loss.
 
@@ -66,7 +82,17 @@ class Stage(nn.Module):
         self.distil = distil
         self.total_steps = 0
 
-    def build(self, method: Method, previous: Path | None, restoring: bool) -> PreTrainedModel:
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse what cannot work before anything is trained.
+
+        Args:
+            net: the backbone, without values (device ``meta``).
+
+        Raises:
+            UserError: e.g. a rank that saves nothing.
+        """
+
+    def build(self, method: Host, previous: Path | None, restoring: bool) -> PreTrainedModel:
         """Return the net this stage trains.
 
         Args:
@@ -89,7 +115,7 @@ class Stage(nn.Module):
         """
         self.total_steps = total_steps
 
-    def losses(self, method: Method, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def losses(self, method: Host, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the terms of the loss, whose sum is minimised; the names are logged as ``train/<name>``."""
         return method.objective(method.logits(batch), batch, distil=self.distil)
 
@@ -109,3 +135,23 @@ class Stage(nn.Module):
 
     def finish(self, net: PreTrainedModel, folder: Path) -> None:
         """Write what the next stage needs beside the net (rank 0, after the best checkpoint was loaded)."""
+
+
+def count_steps(
+    batches: int, epochs: int, accumulate: int = 1, limit: int | float | None = None, max_steps: int | None = None
+) -> int:
+    """Return the optimizer steps of a fit, without asking Lightning (its count breaks exact resume).
+
+    Args:
+        batches: per epoch and rank.
+        epochs: of the stage.
+        accumulate: batches per optimizer step; the last step of an epoch may have fewer.
+        limit: Trainer's ``limit_train_batches``.
+        max_steps: Trainer's; None or -1 for no limit.
+    """
+    if isinstance(limit, float):
+        batches = int(batches * limit)
+    elif limit is not None:
+        batches = min(batches, limit)
+    steps = ceil(batches / accumulate) * epochs
+    return min(steps, max_steps) if max_steps and max_steps > 0 else steps

@@ -10,18 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from torch import Tensor
-
-from lit_compress.budget import allocate_ranks, stored_density
 from lit_compress.decompose import decompose
 from lit_compress.methods.base import Distillation, Method
+from lit_compress.methods.low_rank_stage import LowRankRetraining
 from lit_compress.methods.stage import Stage, Training
-from lit_compress.surgery import factorize, load_net
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from lit_compress.surgery import Factors
 
 
 @dataclass(frozen=True)
@@ -36,34 +31,13 @@ class Factorized(Training):
     sigma_side: Literal["out", "in", "balanced"] = "out"
 
 
-class Retraining(Stage):
-    """Factorize by truncated SVD, retrain everything.
+class Retraining(LowRankRetraining):
+    """Factorize by truncated SVD, retrain everything."""
 
-    Args:
-        settings: how.
-        density: of the sites, after factorization.
-        rank: the same rank for every matrix instead.
-    """
-
-    def __init__(self, settings: Factorized, density: float, rank: int | None) -> None:
-        super().__init__("retrain", settings)
-        self.settings, self.density, self.rank = settings, density, rank
-
-    def build(self, method: Method, previous: Path | None, restoring: bool) -> PreTrainedModel:
-        """Factorize the dense net."""
-        assert previous is not None
-        net = load_net(previous)
-
-        def factors(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-            return decompose(weight, rank, sigma_side=self.settings.sigma_side, name=name)
-
-        factorize(net, allocate_ranks(net, self.density, self.rank), None if restoring else factors)
-        self.achieved = stored_density(net)
-        return net
-
-    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
-        """Show the density, which no longer changes."""
-        return {"density": self.achieved, "target": self.density}
+    def factors(self, previous: Path) -> Factors:
+        """Return the truncated SVD of one matrix (Eqs. 1-2)."""
+        side = self.training_settings.sigma_side
+        return lambda name, weight, rank: decompose(weight, rank, sigma_side=side, name=name)
 
 
 class SVD(Method):
@@ -94,11 +68,6 @@ class SVD(Method):
     ) -> None:
         super().__init__(task, backbone, density, teacher, distillation)
         self.rank, self.dense, self.retrain = rank, dense, retrain
-
-    def check(self, net: PreTrainedModel) -> None:
-        """Refuse a rank that makes no matrix smaller."""
-        super().check(net)
-        allocate_ranks(net, self.density, self.rank)
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), retrain."""

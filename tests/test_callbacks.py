@@ -1,0 +1,86 @@
+"""Checkpoints stand where a run can go on from: between two batches of an epoch, at the end of an accumulation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import pairwise
+
+import pytest
+import torch
+
+from lit_compress.__main__ import main
+from lit_compress.callbacks import Checkpoints
+
+
+def args(short_run, folder, *extra):
+    return ["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir", str(folder), *extra]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_last_is_never_written_after_the_last_batch_or_inside_a_window(accumulate, short_run, tmp_path, monkeypatch):
+    seen = []
+    save = Checkpoints._save
+
+    def note(self, trainer, name, weights_only=False):
+        batch = trainer.fit_loop.epoch_loop.batch_idx
+        seen.append((name, trainer.global_step, (batch + 1) % accumulate, trainer.is_last_batch))
+        save(self, trainer, name, weights_only)
+
+    monkeypatch.setattr(Checkpoints, "_save", note)
+    extra = ["--checkpoint_every", "2", "--trainer.accumulate_grad_batches", str(accumulate)]
+    main(args(short_run, tmp_path / "run", *extra))
+    last = [entry for entry in seen if entry[0] == "last.ckpt"]
+    assert last and all(not inside and not end for _, _, inside, end in last)
+    steps = [step for _, step, _, _ in last]
+    assert all(1 <= b - a <= 4 or b < a for a, b in pairwise(steps))
+    best = [entry for entry in seen if entry[0] == "best.ckpt"]
+    assert best and all(end for _, _, _, end in best)  # after a validation, which ends an epoch
+
+
+def test_a_stopped_stage_goes_on_and_finished_ones_stay(short_run, tmp_path, monkeypatch):
+    """Also the data position: a run continued in mid-epoch ends with the weights of an unbroken one."""
+    from safetensors.torch import load_file
+
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    extra = ["--checkpoint_every", "4"]
+    main(args(short_run, straight, *extra))
+    save, dense_done = Checkpoints._save, []
+
+    def stop(self, trainer, name, weights_only=False):
+        save(self, trainer, name, weights_only)
+        if name == "last.ckpt" and (stopped / "stages.json").exists():
+            raise RuntimeError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_save", stop)
+        with pytest.raises(RuntimeError, match="stopped"):
+            main(args(short_run, stopped, *extra))
+    checkpoint = torch.load(stopped / "retrain" / "last.ckpt", weights_only=True)
+    position = checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+    assert checkpoint["global_step"] == 4 and "4" in json.dumps(position)
+    dense_done.append((stopped / "dense" / "net" / "model.safetensors").stat().st_mtime_ns)
+    main(args(short_run, stopped, *extra, "--ckpt_path", "last"))
+    dense_done.append((stopped / "dense" / "net" / "model.safetensors").stat().st_mtime_ns)
+    assert dense_done[0] == dense_done[1]
+    first, second = (load_file(f / "export" / "model.safetensors") for f in (straight, stopped))
+    assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_tensorboard_is_one_run_with_the_metric_of_every_stage(short_run, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / "run"
+    main(args(short_run, folder))
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()
+    wanted = {"train/loss", "train/task", "train/distillation", "train/learning_rate", "train/density", "train/target",
+              "val/accuracy", "stage/dense val/accuracy", "stage/retrain val/accuracy"}  # fmt: skip
+    assert wanted <= set(tags["scalars"])
+    assert {"rank/q", "density/q"} <= set(tags["histograms"]) and "structure" in tags["images"]
+    assert "report/text_summary" in tags["tensors"]
+    records = json.loads((folder / "stages.json").read_text())
+    steps = [event.step for event in events.Scalars("train/loss")]
+    assert steps == sorted(steps) and steps[-1] >= records[0]["steps"]
+    shutil.rmtree(folder)

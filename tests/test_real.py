@@ -1,0 +1,30 @@
+"""The main job on real weights and real data, cut short."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lit_compress.__main__ import main
+
+
+@pytest.mark.slow
+def test_lpaf_on_minilm_and_sst2(shared, tmp_path):
+    folder = tmp_path / "run"
+    main(
+        [
+            "fit", "--config", "lpaf_sst2.yaml", "--model.backbone", str(shared / "models" / "minilm-l6-h384"),
+            "--data.path", str(shared / "data" / "glue" / "sst2"), "--data.train_examples", "320",
+            "--trainer.precision", "bf16-mixed", "--model.dense.epochs", "1", "--model.dense.learning_rate", "1e-4",
+            "--model.prune.epochs", "1", "--model.retrain.epochs", "1", "--trainer.enable_progress_bar", "false",
+            "--run_dir", str(folder),
+        ]
+    )  # fmt: skip
+    report = json.loads((folder / "report.json").read_text())
+    assert report["dense"]["params"]["sites"] == 10_616_832 and report["dense"]["density"] == 1.0
+    assert report["dense"]["bytes"] > 4 * report["dense"]["params"]["total"]  # float32, whatever was stored
+    assert report["stages"]["prune"]["density"] == 0.25
+    assert 0.24 < report["compressed"]["density"] <= 0.25
+    assert report["ratios"]["flops"] < 0.3 and report["ratios"]["speedup"] > 1.2
+    assert report["export_difference"] <= 1e-5
