@@ -28,3 +28,26 @@ def test_lpaf_on_minilm_and_sst2(shared, tmp_path):
     assert 0.24 < report["compressed"]["density"] <= 0.25
     assert report["ratios"]["flops"] < 0.3 and report["ratios"]["speedup"] > 1.2
     assert report["export_difference"] <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"])
+def test_every_glue_task_runs_whole_on_its_real_files(task, shared, tiny_backbone, tmp_path):
+    folder = tmp_path / "run"
+    main(
+        [
+            "fit", "--config", f"svd_{task}.yaml", "--model.backbone", str(tiny_backbone), "--model.density", "0.5",
+            "--data.path", str(shared / "data" / "glue" / task), "--data.train_examples", "64", "--data.max_length", "24",
+            "--data.eval_batch_size", "500", "--model.dense.epochs", "1", "--model.retrain.epochs", "1",
+            "--trainer.enable_progress_bar", "false", "--run_dir", str(folder),
+        ]
+    )  # fmt: skip
+    report = json.loads((folder / "report.json").read_text())
+    record = json.loads((folder / "stages.json").read_text())[-1]
+    assert report["task"] == task and -1 <= report["compressed"]["metric"] <= 1
+    assert f"val/{report['metric']['name']}" in record["metric"]
+    assert report["compressed"]["metric"] == pytest.approx(
+        record["metric"][f"val/{report['metric']['name']}"], abs=1e-5
+    )
+    if task == "mnli":
+        assert "val_mismatched/accuracy" in record["metric"]
