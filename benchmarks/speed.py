@@ -116,20 +116,23 @@ def step_of(variant: str, folder: Path, precision: str, device: str) -> Any:
     return step
 
 
-def time_steps(shape: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Interleave the variants; pruning makes ten steps a round on CUDA, one of ten ranks on the CPU too."""
-    steps = {v: step_of(v, folder, options.precision, options.device) for v in options.variants}
-    for step in steps.values():
+def time_steps(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Let every variant take turns with dense fine-tuning, one pair after another (all at once would fill the memory)."""
+    dense = step_of("dense", folder, options.precision, options.device)
+    dense()
+    times: dict[str, dict[str, list[float]]] = {}
+    ratios: dict[str, dict[str, float]] = {}
+    for variant in options.variants:
+        if variant == "dense":
+            continue
+        step = step_of(variant, folder, options.precision, options.device)
         step()
-    times: dict[str, list[float]] = {v: [] for v in options.variants}
-    for _ in range(options.rounds):
-        for variant, step in steps.items():
-            times[variant].append(step())
-    ratios = {v: sorted(t / d for t, d in zip(times[v], times["dense"], strict=True)) for v in options.variants}
-    return {
-        "seconds": times,
-        "ratio": {v: {"median": median(r), "min": r[0], "max": r[-1]} for v, r in ratios.items()},
-    }
+        pairs = [(step(), dense()) for _ in range(options.rounds)]
+        found = sorted(a / b for a, b in pairs)
+        times[variant] = {"step": [a for a, _ in pairs], "dense": [b for _, b in pairs]}
+        ratios[variant] = {"median": median(found), "min": found[0], "max": found[-1]}
+        del step
+    return {"seconds": times, "ratio": ratios}
 
 
 def peak_memory(shape: str, variant: str, options: argparse.Namespace) -> float:
@@ -212,7 +215,7 @@ def main() -> None:
             if "factorize" in options.only:
                 store(f"factorize-{shape}", time_factorize(Path(work)))
             if "steps" in options.only:
-                store(f"steps-{shape}", time_steps(shape, options, Path(work)))
+                store(f"steps-{shape}", time_steps(options, Path(work)))
         if "memory" in options.only:
             peaks = {v: peak_memory(shape, v, options) for v in options.variants}
             store(f"memory-{shape}", {"mib": peaks, "ratio": {v: p / peaks["dense"] for v, p in peaks.items()}})
