@@ -21,8 +21,8 @@ quickstart: $(READY)
 	$(BIN)/python -m lit_compress fit --config quickstart.yaml --ckpt_path last
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

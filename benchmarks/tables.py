@@ -35,7 +35,7 @@ No distillation on either side, batch 32 x 128 tokens, density 0.25; median over
 
 MEMORY = """## Peak memory / dense fine-tuning
 
-Peak resident size of a whole process that makes two steps, the same steps as above.
+Peak resident size of a whole process that makes two steps, the same steps as above, with MALLOC_MMAP_THRESHOLD_=65536.
 """
 
 
