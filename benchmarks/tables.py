@@ -35,7 +35,8 @@ No distillation on either side, batch 32 x 128 tokens, density 0.25; median over
 
 MEMORY = """## Peak memory / dense fine-tuning
 
-Peak resident size of a whole process that makes two steps, the same steps as above, with MALLOC_MMAP_THRESHOLD_=65536.
+Peak resident size of a whole process that makes two steps, the same steps as above, with MALLOC_MMAP_THRESHOLD_=65536
+(what is alive), unless a column says default allocator (what glibc keeps).
 """
 
 
@@ -145,9 +146,7 @@ def speed() -> list[str]:
     memory = [r for r in results if r["name"].startswith("memory")]
 
     def names(group: list[dict[str, Any]], prefix: str) -> list[str]:
-        return [
-            f"{r['name'].removeprefix(prefix)}, {r['setting']['device']}, {r['setting']['precision']}" for r in group
-        ]
+        return [r["file"].removeprefix(prefix).replace("-cpu-", ", CPU, ").replace("-again", ", again") for r in group]
 
     goals = {"prune": ["1.15", "1.05"], "svd": ["", ""], "dense": ["", ""]}
     variants = list(dict.fromkeys(v for r in steps for v in r["ratio"]))
@@ -168,9 +167,9 @@ def speed() -> list[str]:
             [
                 v,
                 *(["1.4", "1.1"] if "mixed" in v else ["", ""]),
-                *(f"{r['ratio'][v]:.2f} ({r['mib'][v]:,.0f} MiB)" for r in memory),
+                *(f"{r['ratio'][v]:.2f} ({r['mib'][v]:,.0f} MiB)" if v in r["mib"] else "" for r in memory),
             ]
-            for v in memory[0]["mib"]
+            for v in max((r["mib"] for r in memory), key=len)
         ]
         lines += [MEMORY, table(["process", "paper", "goal", *names(memory, "memory-")], rows)]
     lines.append("## The rest\n")
