@@ -39,7 +39,8 @@ def test_every_glue_task_runs_whole_on_its_real_files(task, shared, tiny_backbon
             "fit", "--config", f"svd_{task}.yaml", "--model.backbone", str(tiny_backbone), "--model.density", "0.5",
             "--data.path", str(shared / "data" / "glue" / task), "--data.train_examples", "64",
             "--data.max_length", "24", "--data.eval_batch_size", "500",
-            "--model.dense.epochs", "1", "--model.retrain.epochs", "1", "--trainer.enable_progress_bar", "false", "--run_dir", str(folder),
+            "--model.dense.epochs", "1", "--model.retrain.epochs", "1",
+            "--trainer.enable_progress_bar", "false", "--run_dir", str(folder),
         ]
     )  # fmt: skip
     report = json.loads((folder / "report.json").read_text())
