@@ -51,8 +51,9 @@ def check_stages(parts: Parts) -> None:
         UserError: the first thing that is wrong.
     """
     method, data, trainer = parts.method, parts.data, parts.trainer
+    config = load_config(method.backbone, method.task_record)
     with torch.device("meta"):
-        net = empty_net(load_config(method.backbone, method.task_record))
+        net = empty_net(config)
     find_sites(net)
     make_trainer(**trainer | {"logger": False, "enable_checkpointing": False})
     data.prepare_data()

@@ -269,3 +269,14 @@ def test_help_is_fast_to_import_and_complete():
         [sys.executable, "-m", "lit_compress", "fit", "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert "--data.path" in out and "Folder of the run" in out
+
+
+@pytest.mark.slow
+def test_quickstart_starts_from_nothing(tmp_path, monkeypatch):
+    """With an empty cache: the embedded data and backbone are made, the whole pipeline runs."""
+    monkeypatch.setenv("LIT_COMPRESS_CACHE", str(tmp_path / "cache"))
+    args = ["fit", "--config", "quickstart.yaml", "--ckpt_path", "last", "--run_dir", str(tmp_path / "run")]
+    args += ["--data.train_examples", "96", "--trainer.enable_progress_bar", "false"]
+    args += [text for stage in ("dense", "prune", "retrain") for text in (f"--model.{stage}.epochs", "1")]
+    main(args)
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["task"] == "docstrings"
