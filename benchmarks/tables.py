@@ -160,7 +160,7 @@ def speed() -> list[str]:
             [r["ratio"][f"mixed {mode}{h}"]["median"] for h in ("", " p=0") if f"mixed {mode}{h}" in r["ratio"]]
             for r in steps
         ]
-        rows.append([f"mixed {mode}, mean of both", "1.3", "1.0", *(f"{sum(h) / 2:.2f}" if h else "" for h in halves)])
+        rows.append([f"mixed {mode}, mean of both", "1.3", "1.0", *(f"{sum(h) / 2:.2f}" if len(h) == 2 else "" for h in halves)])
     lines = [STEPS, table(["step", "paper", "goal", *names(steps, "steps-")], rows)]
     if memory:
         rows = [
