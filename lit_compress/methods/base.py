@@ -89,7 +89,6 @@ class Method(pl.LightningModule):
         self.stage: Stage | None = None
         self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
         self.val_metrics = nn.ModuleList([build_metrics(self.task_record) for _ in self.task_record.validation])
-        self.test_metrics = build_metrics(self.task_record)
         self.initial: dict[str, float] = {}
 
     def stages(self) -> list[Stage]:
@@ -262,19 +261,6 @@ class Method(pl.LightningModule):
         self.log_dict(values, prog_bar=True)
         self.log("val/score", main if at_budget else -inf)
 
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Collect the metric of the test split."""
-        self._update(self.test_metrics, self.logits(batch), batch)
-
-    def on_test_epoch_end(self) -> None:
-        """Log the test metrics."""
-        self.log_dict({f"test/{name}": value for name, value in self.test_metrics.compute().items()})
-        self.test_metrics.reset()
-
-    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Return the row numbers [b] and the logits [b, num_labels] on the CPU."""
-        return {"index": batch["index"].cpu(), "logits": self.logits(batch).float().cpu()}
-
     # ---------------------------------------------------------------- checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -285,6 +271,7 @@ class Method(pl.LightningModule):
             "method": type(self).__name__,
             "stage": self.stage.name,
             "total_steps": self.stage.total_steps,
+            "data": self.trainer.datamodule.fingerprint(),  # type: ignore[attr-defined]
             "at_budget": self.stage.at_budget(self.trainer.global_step),
             "structure": describe(self.net),
             "initial": self.initial,
@@ -307,7 +294,7 @@ class Method(pl.LightningModule):
             raise UserError(
                 "ckpt_path: the checkpoint's ranks are not those of this config; resume with the config it had"
             )
-        self._saved_steps = mark["total_steps"]
+        self._saved_steps, self._saved_data = mark["total_steps"], mark["data"]
         self.initial = mark["initial"]
 
     def on_train_start(self) -> None:
@@ -322,6 +309,8 @@ class Method(pl.LightningModule):
                 f"ckpt_path: the stage was begun with {saved} optimizer steps, this config makes "
                 f"{self.stage.total_steps}; resume with the same data, epochs and batch size"  # type: ignore[union-attr]
             )
+        if saved is not None and self._saved_data != self.trainer.datamodule.fingerprint():  # type: ignore[attr-defined]
+            raise UserError("data.path: the data is not what the stage was begun with; resume with the same files")
 
 
 def check_mark(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:
