@@ -26,18 +26,18 @@ class Family:
     """One architecture.
 
     Attributes:
-        stacks: name of a stack of blocks -> path of its ModuleList.
+        stacks: name of a stack of blocks -> path of its blocks; ``*`` stands for every index of a ModuleList.
         roles: path of a Linear inside a block -> what it does.
-        embeddings: path of the embeddings, left out of the non-embedding count.
+        embeddings: how the names of the embeddings' parameters begin; left out of the non-embedding count.
     """
 
     stacks: dict[str, str]
     roles: dict[str, Role]
-    embeddings: str = "embeddings"
+    embeddings: tuple[str, ...] = ("embeddings.",)
 
 
 _BERT = Family(
-    stacks={"encoder": "encoder.layer"},
+    stacks={"encoder": "encoder.layer.*"},
     roles={
         "attention.self.query": "q",
         "attention.self.key": "k",
@@ -51,8 +51,9 @@ _BERT = Family(
 FAMILIES: dict[str, Family] = {
     "bert": _BERT,
     "roberta": _BERT,
+    "electra": _BERT,
     "distilbert": Family(
-        stacks={"encoder": "transformer.layer"},
+        stacks={"encoder": "transformer.layer.*"},
         roles={
             "attention.q_lin": "q",
             "attention.k_lin": "k",
@@ -61,6 +62,42 @@ FAMILIES: dict[str, Family] = {
             "ffn.lin1": "up",
             "ffn.lin2": "down",
         },
+    ),
+    # a block is one object that runs num_hidden_layers / num_hidden_groups times
+    "albert": Family(
+        stacks={"encoder": "encoder.albert_layer_groups.*.albert_layers.*"},
+        roles={
+            "attention.query": "q",
+            "attention.key": "k",
+            "attention.value": "v",
+            "attention.dense": "o",
+            "ffn": "up",
+            "ffn_output": "down",
+        },
+    ),
+    "deberta-v2": Family(
+        stacks={"encoder": "encoder.layer.*"},
+        roles={
+            "attention.self.query_proj": "q",
+            "attention.self.key_proj": "k",
+            "attention.self.value_proj": "v",
+            "attention.output.dense": "o",
+            "intermediate.dense": "up",
+            "output.dense": "down",
+        },
+        embeddings=("embeddings.", "encoder.rel_embeddings."),
+    ),
+    "opt": Family(
+        stacks={"decoder": "decoder.layers.*"},
+        roles={
+            "self_attn.q_proj": "q",
+            "self_attn.k_proj": "k",
+            "self_attn.v_proj": "v",
+            "self_attn.out_proj": "o",
+            "fc1": "up",
+            "fc2": "down",
+        },
+        embeddings=("decoder.embed_tokens.", "decoder.embed_positions."),
     ),
 }
 
@@ -102,9 +139,20 @@ def base_prefix(net: PreTrainedModel) -> str:
 def blocks(net: PreTrainedModel) -> Iterator[tuple[str, int, str, nn.Module]]:
     """Yield (stack, layer, full name, module) of every transformer block."""
     prefix = base_prefix(net)
-    for stack, path in get_family(net).stacks.items():
-        for layer, block in enumerate(net.base_model.get_submodule(path)):  # type: ignore[arg-type]
-            yield stack, layer, f"{prefix}{path}.{layer}", block
+    for stack, pattern in get_family(net).stacks.items():
+        for layer, (path, block) in enumerate(_matches(net.base_model, pattern)):
+            yield stack, layer, f"{prefix}{path}", block
+
+
+def _matches(module: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (path, module) of every submodule that ``pattern`` stands for, in order."""
+    before, star, after = pattern.partition(".*")
+    found = module.get_submodule(before)
+    if not star:
+        yield before, found
+        return
+    for i in range(len(found)):  # type: ignore[arg-type]
+        yield from _matches(module, f"{before}.{i}{after}")
 
 
 def find_sites(net: PreTrainedModel) -> list[Site]:
@@ -121,6 +169,7 @@ def find_sites(net: PreTrainedModel) -> list[Site]:
     ]
 
 
-def embeddings(net: PreTrainedModel) -> nn.Module:
-    """Return the embeddings module of ``net``."""
-    return net.base_model.get_submodule(get_family(net).embeddings)
+def embedding_params(net: PreTrainedModel) -> list[nn.Parameter]:
+    """Return the parameters of the embeddings of ``net``."""
+    starts = get_family(net).embeddings
+    return [p for name, p in net.base_model.named_parameters() if name.startswith(starts)]

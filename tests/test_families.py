@@ -1,26 +1,70 @@
 """Every Linear of the blocks is a site; nothing else is."""
 
 import pytest
-from tiny import TINY, make_net
+import torch
+from tiny import ALL, TINY, VARIANTS, make_batch, make_net
 from torch import nn
 
+from lit_compress.decompose import decompose
 from lit_compress.errors import UserError
+from lit_compress.export.check import check_export
+from lit_compress.export.modelling import write_model
 from lit_compress.families import blocks, find_sites
+from lit_compress.ranks import RankRule
+from lit_compress.surgery import factorize
+
+SELF = [f"attention.self.{part}" for part in ("query", "key", "value")]
+BERT = [*SELF, "attention.output.dense", "intermediate.dense", "output.dense"]
+
+# the whole truth: block names and Linears inside a block, in forward order
+NAMES = {
+    "bert": (["bert.encoder.layer.0", "bert.encoder.layer.1"], BERT),
+    "roberta": (["roberta.encoder.layer.0", "roberta.encoder.layer.1"], BERT),
+    "electra": (["electra.encoder.layer.0", "electra.encoder.layer.1"], BERT),
+    "distilbert": (
+        ["distilbert.transformer.layer.0", "distilbert.transformer.layer.1"],
+        ["attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "ffn.lin1", "ffn.lin2"],
+    ),
+    "albert": (
+        ["albert.encoder.albert_layer_groups.0.albert_layers.0"],
+        ["attention.query", "attention.key", "attention.value", "attention.dense", "ffn", "ffn_output"],
+    ),
+    "deberta-v2": (
+        ["deberta.encoder.layer.0", "deberta.encoder.layer.1"],
+        [*(f"{name}_proj" for name in SELF), *BERT[3:]],
+    ),
+    "opt": (
+        ["model.decoder.layers.0", "model.decoder.layers.1"],
+        [*(f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")), "fc1", "fc2"],
+    ),
+}
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_sites_are_all_linears_of_the_blocks(family):
-    """Invariant 10: embeddings, pooler and head are untouched."""
-    net = make_net(family)
+def test_names(family):
+    """Invariant 10: exactly these, in forward order."""
+    names, inside = NAMES[family]
+    sites = find_sites(make_net(family))
+    assert [site.name for site in sites] == [f"{block}.{path}" for block in names for path in inside]
+    assert [site.role for site in sites] == ["q", "k", "v", "o", "up", "down"] * len(names)
+    assert {site.stack for site in sites} == {"decoder" if family == "opt" else "encoder"}
+
+
+@pytest.mark.parametrize("variant", ALL)
+def test_sites_are_all_linears_of_the_blocks(variant):
+    """Invariant 10: embeddings, projections, pooler and head are untouched."""
+    family, settings = ALL[variant]
+    net = make_net(family, **settings)
     inside = {
         f"{name}.{path}"
         for *_, name, block in blocks(net)
         for path, module in block.named_modules()
-        if isinstance(module, nn.Linear)
+        if isinstance(module, nn.Linear) and not path.endswith(("pos_key_proj", "pos_query_proj"))
     }
     assert {site.name for site in find_sites(net)} == inside
     outside = {name for name, m in net.named_modules() if isinstance(m, nn.Linear)} - inside
-    assert all("pooler" in name or "classifier" in name for name in outside)
+    allowed = ("pooler", "classifier", "score", "project", "embedding_hidden_mapping_in", "pos_")
+    assert all(any(word in name for word in allowed) for name in outside)
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -33,6 +77,36 @@ def test_roles_have_the_right_shapes(family):
         assert f".{site.layer}." in site.name
 
 
+def test_blocks_of_groups_are_numbered_through():
+    """ALBERT with 2 blocks in each of 3 groups."""
+    found = [(layer, name) for _, layer, name, _ in blocks(make_net("albert", **VARIANTS["albert-groups"][1]))]
+    path = "albert.encoder.albert_layer_groups.{}.albert_layers.{}"
+    assert found == [(2 * group + inner, path.format(group, inner)) for group in range(3) for inner in range(2)]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_full_rank_equals_dense(variant):
+    """Invariant 1, beyond the families' usual shapes (those: test_surgery)."""
+    family, settings = VARIANTS[variant]
+    net = make_net(family, **settings).eval()
+    inputs = {k: v for k, v in make_batch().items() if k in ("input_ids", "attention_mask")}
+    before = net(**inputs).logits
+    ranks = {site.name: 32 for site in find_sites(net)}
+    factorize(net, ranks, lambda _, w, r: decompose(w, r))
+    torch.testing.assert_close(net(**inputs).logits, before, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_exports_load_elsewhere(variant, tmp_path):
+    """Another process gets the same logits (the families' usual shapes: export/test_check)."""
+    family, settings = VARIANTS[variant]
+    net = make_net(family, **settings).eval()
+    factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r))
+    write_model(net, tmp_path)
+    assert check_export(net, tmp_path) <= 1e-5
+
+
 def test_base_model_alone_has_sites_too():
     net = make_net("bert").base_model
     assert find_sites(net)[0].name == "encoder.layer.0.attention.self.query"
@@ -41,7 +115,7 @@ def test_base_model_alone_has_sites_too():
 def test_unknown_architecture_is_one_line():
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    config = AutoConfig.for_model("electra", vocab_size=50, embedding_size=8, hidden_size=8, num_hidden_layers=1,
-                                  num_attention_heads=1, intermediate_size=8)  # fmt: skip
-    with pytest.raises(UserError, match=r"'electra' is not supported; .*bert"):
+    config = AutoConfig.for_model("mobilebert", vocab_size=50, hidden_size=8, num_hidden_layers=1,
+                                  num_attention_heads=1, intermediate_size=8, embedding_size=8)  # fmt: skip
+    with pytest.raises(UserError, match=r"'mobilebert' is not supported; .*bert"):
         find_sites(AutoModelForSequenceClassification.from_config(config))

@@ -12,11 +12,29 @@ TINY = {
     "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
     "roberta": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+    "electra": {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+                "intermediate_size": 64},
+    "albert": {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+               "intermediate_size": 64},
+    "deberta-v2": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+                   "relative_attention": True, "position_buckets": 6, "norm_rel_ebd": "layer_norm",
+                   "share_att_key": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False},
+    "opt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64},
+}  # fmt: skip
+
+# name -> family and settings: what published models of a family have and the net above has not
+VARIANTS = {
+    "albert-groups": ("albert", {"num_hidden_groups": 3, "inner_group_num": 2}),
+    "deberta-v2-conv": ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu"}),
+    "deberta-v2-own-positions": ("deberta-v2", {"share_att_key": False}),
+    "deberta-v2-absolute": ("deberta-v2", {"relative_attention": False, "position_biased_input": True}),
+    "opt-350m": ("opt", {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),
 }
+ALL = {**{family: (family, {}) for family in TINY}, **VARIANTS}
 
 
-def make_net(family: str = "bert", task: str = "sst2", seed: int = 0, dropout: float | None = None):
-    """Build a tiny random net of a family with the head of a task."""
+def make_net(family: str = "bert", task: str = "sst2", seed: int = 0, dropout: float | None = None, **settings):
+    """Build a tiny random net of a family with the head of a task; ``settings`` of its configuration come last."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     config = AutoConfig.for_model(
@@ -24,10 +42,11 @@ def make_net(family: str = "bert", task: str = "sst2", seed: int = 0, dropout: f
         vocab_size=100,
         max_position_embeddings=64,
         num_labels=get_task(task).num_labels,
-        **TINY[family],
+        **TINY[family] | settings,
     )
     if dropout is not None:
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout",
+                     "classifier_dropout_prob", "summary_last_dropout"):  # fmt: skip
             if hasattr(config, name):
                 setattr(config, name, dropout)
         config.seq_classif_dropout = dropout
