@@ -7,11 +7,13 @@ Everything is element-wise on local shards, so it serves single devices, DDP and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lit_compress.errors import UserError
 from lit_compress.tensors import local
 
 FirstOrderForm = Literal["absolute", "signed"]
@@ -67,6 +69,78 @@ def accumulate_first_order_(
             term.neg_()
         score.add_(term.masked_fill_(~finite, 0.0))  # selects: 0 * inf would be NaN
     return finite
+
+
+@torch.no_grad()
+def accumulate_sensitivity_(
+    means: Sequence[Tensor],
+    steps: Tensor,
+    weights: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    reduce: Callable[[Tensor], object] | None = None,
+) -> Tensor:
+    """Take one step's sensitivity |g * W| into its mean over a window of steps, in place (PLATON's I).
+
+    A step with an inf or NaN gradient anywhere is left out, as in :func:`accumulate_first_order_`.
+
+    Args:
+        means: float32, the shapes of ``weights``; changed in place.
+        steps: int64 [1], the steps in the means so far; changed in place.
+        weights: any float dtype.
+        grads: same shapes; a tensor whose gradient is None has sensitivity 0.
+        reduce: see :func:`accumulate_first_order_`.
+
+    Returns:
+        0-dim bool tensor on the means' device: True if the step was taken in.
+    """
+    assert len(means) == len(weights) == len(grads)
+    here = [local(grad) for grad in grads if grad is not None]
+    finite = _all_finite(here, device=local(means[0]).device, reduce=reduce)
+    steps += finite
+    share = finite / steps.clamp_min(1)  # of this step in the mean; 0 if it is left out
+    for mean, weight, grad in zip(means, weights, grads, strict=True):
+        term = torch.zeros_like(local(mean)) if grad is None else torch.mul(local(grad).float(), local(weight)).abs_()
+        local(mean).lerp_(term.masked_fill_(~finite, 0.0), share)  # selects: 0 * inf would be NaN
+    return finite
+
+
+@torch.no_grad()
+def fold_sensitivity_(
+    averages: Sequence[Tensor],
+    uncertainties: Sequence[Tensor],
+    means: Sequence[Tensor],
+    steps: Tensor,
+    beta1: float,
+    beta2: float,
+) -> list[Tensor]:
+    """End a window: fold its mean into the two moving averages and begin the next, in place (PLATON).
+
+    In this order: Ibar = beta1 Ibar + (1 - beta1) I, then U = |I - Ibar| with the new Ibar, then
+    Ubar = beta2 Ubar + (1 - beta2) U. A window without a finite step changes nothing.
+
+    Args:
+        averages: Ibar, float32; changed in place.
+        uncertainties: Ubar, same shapes; empty if ``beta2`` is 1, which turns the uncertainty off.
+        means: I, the mean over the window, of :func:`accumulate_sensitivity_`; left at 0.
+        steps: int64 [1], the steps in the means; left at 0.
+        beta1: memory of the sensitivity, in [0, 1).
+        beta2: memory of the uncertainty, in [0, 1].
+
+    Returns:
+        The scores Ibar * Ubar, or copies of Ibar if ``beta2`` is 1; local shards, never negative.
+    """
+    assert bool(uncertainties) == (beta2 < 1)
+    seen = (steps > 0).float()
+    for average, mean in zip(averages, means, strict=True):
+        local(average).lerp_(local(mean), (1 - beta1) * seen)
+    for average, uncertainty, mean in zip(averages, uncertainties, means, strict=False):
+        local(uncertainty).lerp_((local(mean) - local(average)).abs_(), (1 - beta2) * seen)
+    for mean in means:
+        local(mean).zero_()
+    steps.zero_()
+    if not uncertainties:
+        return [local(average).clone() for average in averages]
+    return [local(i) * local(u) for i, u in zip(averages, uncertainties, strict=True)]
 
 
 def _all_finite(grads: Sequence[Tensor], device: torch.device, reduce: Callable[[Tensor], object] | None) -> Tensor:
@@ -125,3 +199,85 @@ def row_importance(
         case "none":
             return torch.ones_like(scores[:, 0])
     raise AssertionError(weighting)
+
+
+def load_row_importance(folder: Path, weighting: Weighting) -> dict[str, Tensor]:
+    """Return {site: importance of its output rows, float64 [out]} that a pruning stage left beside its net.
+
+    Raises:
+        UserError: there are no scores in ``folder``.
+    """
+    from safetensors.torch import load_file
+
+    path = folder / "importance.safetensors"
+    if not path.is_file():
+        raise UserError(
+            f"weighting: '{folder}' has no scores (importance.safetensors); give the net of a pruning stage, "
+            "e.g. RUN/prune/net, or weighting fisher"
+        )
+    return {key.rpartition("/")[0]: rows for key, rows in load_file(path).items() if key.endswith(f"/{weighting}")}
+
+
+@torch.no_grad()
+def row_sensitivity(weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor]:
+    """Mean over the inputs of |w dL/dw| of every output row (LoSparse Eqs. 2 and 4).
+
+    The mean commutes with the moving average of Eq. 3, so one number per row is all that has to be kept. Rows
+    are whole on every rank, also under FSDP2, whose shards are slices of rows.
+
+    Args:
+        weights: [out, in], any float dtype.
+        grads: same shapes; None counts as zero. Whole: accumulated, reduced, unscaled.
+
+    Returns:
+        float32 [rows here] per weight; not finite where a gradient is not.
+    """
+    return [
+        torch.mul(local(grad).float(), local(weight)).abs_().mean(1)
+        if grad is not None
+        else torch.zeros_like(local(weight)[:, 0], dtype=torch.float32)
+        for weight, grad in zip(weights, grads, strict=True)
+    ]
+
+
+@torch.no_grad()
+def update_row_average_(
+    averages: Sequence[Tensor],
+    windows: Sequence[Tensor],
+    terms: Sequence[Tensor],
+    step: int,
+    beta: float,
+    interval: int,
+    reduce: Callable[[Tensor], object] | None = None,
+) -> Tensor:
+    """Take one step's row sensitivities into the moving averages, in place (LoSparse Eq. 3, by windows).
+
+    With l = step mod interval the window holds the mean of the last l terms. At l = 0 the finished window is folded,
+    average = beta * average + (1 - beta) * window, and a new one begins with this term. ``interval`` 1 is Eq. 3
+    with one step of delay.
+
+    If any term is inf or NaN (a step that a loss scaler skips), nothing changes at all; the decision is taken on
+    the device, without waiting for it.
+
+    Args:
+        averages: float32 [rows] per weight, zero before the first step; changed in place.
+        windows: as ``averages``.
+        terms: of :func:`row_sensitivity`.
+        step: optimizer steps completed before the one the terms are of.
+        beta: share of the past, in [0, 1).
+        interval: steps of a window.
+        reduce: in-place all-reduce (SUM) of an int64 tensor [1] over the ranks that hold shards; see
+            :func:`accumulate_first_order_`.
+
+    Returns:
+        0-dim bool tensor on the averages' device: True if the update was applied.
+    """
+    here = [(local(a), local(w), t) for a, w, t in zip(averages, windows, terms, strict=True)]
+    finite = _all_finite(terms, device=here[0][0].device, reduce=reduce)
+    place = step % interval
+    for average, window, term in here:
+        if place == 0:
+            average.copy_(torch.where(finite, average.lerp(window, 1 - beta), average))
+        mean = term if place == 0 else window.lerp(term, 1 / (place + 1))
+        window.copy_(torch.where(finite, mean, window))
+    return finite

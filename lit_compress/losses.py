@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -22,11 +23,29 @@ def task_loss(logits: Tensor, labels: Tensor, kind: Kind) -> Tensor:
     Returns:
         0-dim, float32 (float64 for float64 logits).
     """
+    return _task_loss(logits, labels, kind, "mean")
+
+
+def example_losses(logits: Tensor, labels: Tensor, kind: Kind) -> Tensor:
+    """Return every example's own cross-entropy or squared error; their mean is :func:`task_loss`.
+
+    Args:
+        logits: [batch, classes] for classification, [batch] or [batch, 1] for regression.
+        labels: int [batch], or float [batch].
+        kind: what the head predicts.
+
+    Returns:
+        [batch], float32 (float64 for float64 logits).
+    """
+    return _task_loss(logits, labels, kind, "none")
+
+
+def _task_loss(logits: Tensor, labels: Tensor, kind: Kind, reduction: str) -> Tensor:
     logits = _full(logits)
     with _no_autocast(logits):
         if kind == "regression":
-            return F.mse_loss(logits.reshape(labels.shape), labels.to(logits.dtype))
-        return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+            return F.mse_loss(logits.reshape(labels.shape), labels.to(logits.dtype), reduction=reduction)
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction=reduction)
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, kind: Kind, temperature: float = 2.0) -> Tensor:
@@ -53,6 +72,32 @@ def distillation_loss(student: Tensor, teacher: Tensor, kind: Kind, temperature:
         log_teacher = F.log_softmax(teacher / temperature, -1).flatten(0, -2)
         divergence = F.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True)
         return temperature**2 * divergence
+
+
+def layer_distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+    """Distance of the student's hidden states from the teacher's; no gradient reaches the teacher.
+
+    sum over l = 0..L of MSE(student_l, teacher_l), the mean over batch, positions and width (Li et al. 2023, LoSparse,
+    App. E; l = 0 is the embedding output). With other depths L_s, L_t, student_l is compared with teacher_m,
+    m = l L_t / L_s rounded, halves up.
+
+    Args:
+        student: L_s + 1 tensors [batch, length, width].
+        teacher: L_t + 1 tensors [batch, length, width].
+        mask: [batch, length], not 0 where a token is; the mean is over those. None: padding is compared too.
+
+    Returns:
+        0-dim, float32 (float64 for float64 states).
+    """
+    depth, depth_teacher = len(student) - 1, len(teacher) - 1
+    total = torch.zeros((), device=student[0].device)
+    with _no_autocast(student[0]):
+        for level, state in enumerate(student):
+            target = teacher[(2 * level * depth_teacher + depth) // (2 * depth)]
+            assert state.shape == target.shape, (state.shape, target.shape)
+            error = (_full(state) - _full(target).detach()).square().mean(-1)
+            total = total + (error.mean() if mask is None else error[mask != 0].mean())
+    return total
 
 
 def consistency_loss(first: Tensor, second: Tensor, kind: Kind) -> Tensor:

@@ -217,3 +217,67 @@ def apply_threshold_(weights: Sequence[Tensor], scores: Sequence[Tensor], thresh
     thresholds = [threshold] * len(weights) if isinstance(threshold, Tensor) else threshold
     for weight, score, limit in zip(weights, scores, thresholds, strict=True):
         local(weight).mul_(local(score) >= limit)
+
+
+@torch.no_grad()
+def select_rows(
+    scores: Sequence[Tensor],
+    costs: Sequence[int],
+    budget: int,
+    reduce: Reduce | None = None,
+    shard: tuple[int, int] = (0, 1),
+) -> list[Tensor]:
+    """Choose the rows to keep: the best of all matrices together, as many as their parameters fit the budget.
+
+    Rows are put in order of falling score, equal ones in order of tensors and rows, and the longest beginning
+    whose parameters sum to at most ``budget`` stays (LoSparse Eq. 9, where a row of many inputs counts for
+    more: "top p" of the parameters, as in the official code). Less than one row of the budget is left over.
+
+    Args:
+        scores: float32 [rows] per matrix; DTensors are read locally.
+        costs: parameters of one row of each matrix.
+        budget: parameters to keep over all matrices and ranks; 0 keeps nothing.
+        reduce: see the top of the module; here also of float32 [rows of all ranks].
+        shard: see :func:`topk_masks`.
+
+    Returns:
+        One bool tensor per matrix, True = keep, of the shape of its score (for DTensors: of the local shard).
+    """
+    shards, (rank, ranks) = [local(score) for score in scores], shard
+    assert all(score.dtype == torch.float32 and score.ndim == 1 for score in shards)
+    device = shards[0].device
+    sizes = torch.zeros(len(shards), ranks, dtype=torch.int64)
+    sizes[:, rank] = torch.tensor([len(score) for score in shards])
+    if reduce is not None:
+        sizes = sizes.to(device)
+        reduce(sizes)
+    starts = (sizes.flatten().cumsum(0).view_as(sizes) - sizes)[:, rank].tolist()
+    places = [slice(start, start + len(score)) for start, score in zip(starts, shards, strict=True)]
+
+    everything = torch.zeros(int(sizes.sum()), device=device)
+    for place, score in zip(places, shards, strict=True):
+        everything[place] = score
+    if reduce is not None:
+        reduce(everything)
+    cost = torch.tensor(costs, device=device).repeat_interleave(sizes.sum(1).to(device))
+    order = everything.argsort(descending=True, stable=True)
+    keep = torch.empty_like(everything, dtype=torch.bool)
+    keep[order] = cost[order].cumsum(0) <= budget
+    return [keep[place] for place in places]
+
+
+@torch.no_grad()
+def rows_above(score: Tensor, threshold: float, least: int) -> Tensor:
+    """Mask of the rows with sigmoid(score) above ``threshold``, and in any case of the ``least`` best rows.
+
+    Args:
+        score: [out], whole.
+        threshold: in [0, 1).
+        least: rows kept whatever their score; of equal ones, those that come first.
+
+    Returns:
+        bool [out], True = keep.
+    """
+    mask = score.sigmoid() > threshold
+    mask[score.argsort(descending=True, stable=True)[:least]] = True
+    return mask

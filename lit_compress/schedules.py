@@ -22,7 +22,7 @@ def cubic(step: int, total: int, start: int, end: int, final: float, initial: fl
         total: optimizer steps of the whole stage, T.
         start: steps before the ramp, t_i.
         end: steps after the ramp, t_f (a length, not a position).
-        final: density at the end, v_f, in (0, 1].
+        final: density at the end, v_f, in [0, 1]; 0 for a part of the net that goes altogether.
         initial: density at the beginning, v_i, in [final, 1].
 
     Raises:
@@ -35,8 +35,8 @@ def cubic(step: int, total: int, start: int, end: int, final: float, initial: fl
             f"schedule: start={start} + end={end} leave no step of total={total} to prune in; "
             + (f"valid: start + end of at most {total - 1}" if total > 0 else "valid: total of at least 1")
         )
-    if not 0.0 < final <= initial <= 1.0:
-        raise UserError(f"schedule: density from initial={initial} to final={final}; valid: 0 < final <= initial <= 1")
+    if not 0.0 <= final <= initial <= 1.0:
+        raise UserError(f"schedule: density from initial={initial} to final={final}; valid: 0 <= final <= initial <= 1")
     if step < start:
         return initial
     if step >= total - end:

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_compress.importance import Weighting, accumulate_first_order_, magnitude, row_importance
+from lit_compress.importance import (
+    Weighting,
+    accumulate_first_order_,
+    accumulate_sensitivity_,
+    fold_sensitivity_,
+    magnitude,
+    row_importance,
+    row_sensitivity,
+    update_row_average_,
+)
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -168,3 +177,151 @@ def test_weightings_relate_as_they_should() -> None:
     assert row_importance(scores, weight, "scores_raw").tolist() == [7.0, 3.5]
     assert (row_importance(-scores.abs(), weight, "scores") == 0).all()
     assert row_importance(scores, weight, "scores_all").tolist() == [10.0, 5.5]
+
+
+def history(steps: int) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Two weights and their gradients in every step."""
+    weights = [draw(3, 4, seed=1), draw(2, 5, seed=2)]
+    return weights, [[draw(*w.shape, seed=10 + 5 * t + n) for n, w in enumerate(weights)] for t in range(steps)]
+
+
+def test_row_sensitivity_by_hand() -> None:
+    """LoSparse Eqs. 2 and 4: the mean of |w g| over a row, float32 whatever the weights are."""
+    weights, (grads,) = history(1)
+    for dtype in (torch.float32, torch.bfloat16):
+        narrow = [w.to(dtype) for w in weights]
+        terms = row_sensitivity(narrow, [g.to(dtype) for g in grads])
+        assert all(term.dtype == torch.float32 for term in terms)
+        for term, weight, grad in zip(terms, narrow, [g.to(dtype) for g in grads], strict=True):
+            for i in range(len(weight)):
+                entries = [abs(float(w) * float(g)) for w, g in zip(weight[i], grad[i], strict=True)]
+                assert float(term[i]) == pytest.approx(sum(entries) / len(entries), rel=1e-5)
+    assert torch.equal(row_sensitivity(weights, [None, grads[1]])[0], torch.zeros(3))
+
+
+@pytest.mark.parametrize("interval", [1, 3, 4])
+def test_row_average_is_the_mean_of_the_elementwise_one(interval: int) -> None:
+    """LoSparse Eq. 3 in windows, kept per entry in float64, then averaged over the row."""
+    weights, grads = history(11)
+    averages, windows = ([torch.zeros(len(w)) for w in weights] for _ in range(2))
+    entry = [torch.zeros_like(w, dtype=torch.float64) for w in weights]
+    parts: list[list[Tensor]] = [[torch.zeros_like(e)] for e in entry]
+    for step, step_grads in enumerate(grads):
+        update_row_average_(averages, windows, row_sensitivity(weights, step_grads), step, 0.85, interval)
+        for n, (weight, grad) in enumerate(zip(weights, step_grads, strict=True)):
+            if step % interval == 0:
+                entry[n] = 0.85 * entry[n] + 0.15 * torch.stack(parts[n]).mean(0)
+                parts[n] = []
+            parts[n].append((weight.double() * grad.double()).abs())
+            torch.testing.assert_close(averages[n], entry[n].mean(1).float(), rtol=1e-5, atol=1e-8)
+
+
+def test_window_of_one_is_equation_three_a_step_late() -> None:
+    weights, grads = history(6)
+    averages, windows = ([torch.zeros(len(w)) for w in weights] for _ in range(2))
+    plain = [torch.zeros(len(w)) for w in weights]
+    for step, step_grads in enumerate(grads):
+        terms = row_sensitivity(weights, step_grads)
+        update_row_average_(averages, windows, terms, step, 0.7, 1)
+        for average, late in zip(averages, plain, strict=True):
+            torch.testing.assert_close(average, late)
+        plain = [0.7 * p + 0.3 * t for p, t in zip(plain, terms, strict=True)]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("step", [0, 1])
+def test_row_average_skips_a_broken_step(value: float, step: int) -> None:
+    """A step that the loss scaler skips changes neither average nor window of any matrix."""
+    weights, (grads,) = history(1)
+    averages, windows = ([torch.ones(len(w)) for w in weights] for _ in range(2))
+    grads[1][0, 0] = value
+    applied = update_row_average_(averages, windows, row_sensitivity(weights, grads), step, 0.5, 2)
+    assert not applied
+    assert all((tensor == 1).all() for tensor in averages + windows)
+    other = update_row_average_(
+        averages, windows, row_sensitivity(weights, [None, None]), step, 0.5, 2, lambda n: n.add_(1)
+    )
+    assert not other and all((tensor == 1).all() for tensor in averages + windows)
+    assert update_row_average_(averages, windows, row_sensitivity(weights, [None, None]), 1, 0.5, 2)
+    assert all((tensor == 0.5).all() for tensor in windows)
+
+
+class Sensitivity:
+    """PLATON's state over some tensors, driven step by step."""
+
+    def __init__(self, sizes: list[tuple[int, ...]], beta1: float, beta2: float) -> None:
+        self.mean, self.average, self.uncertainty = ([torch.zeros(size) for size in sizes] for _ in range(3))
+        if beta2 == 1:
+            self.uncertainty = []
+        self.steps = torch.zeros(1, dtype=torch.int64)
+        self.betas = (beta1, beta2)
+
+    def add(self, weights: list[Tensor], grads: list[Tensor | None]) -> bool:
+        return bool(accumulate_sensitivity_(self.mean, self.steps, weights, grads))
+
+    def fold(self) -> list[Tensor]:
+        return fold_sensitivity_(self.average, self.uncertainty, self.mean, self.steps, *self.betas)
+
+
+def test_sensitivity_by_hand() -> None:
+    """Three windows of one step, beta1 = 0.5, beta2 = 0.75; U uses the new Ibar.
+
+    I = 4, 2, 8; Ibar = 2, 2, 5; U = |4-2|, |2-2|, |8-5| = 2, 0, 3; Ubar = 0.5, 0.375, 1.03125.
+    """
+    state = Sensitivity([(1,)], 0.5, 0.75)
+    for grad, weight, expected in ((-4.0, 1.0, 1.0), (1.0, -2.0, 0.75), (2.0, 4.0, 5.15625)):
+        assert state.add([torch.tensor([weight])], [torch.tensor([grad])])
+        assert state.fold()[0].item() == expected
+
+
+@pytest.mark.parametrize("beta2", [0.95, 0.0, 1.0])
+@pytest.mark.parametrize("window", [1, 3])
+def test_sensitivity_is_the_loop(window: int, beta2: float) -> None:
+    """Spec 2.2: window mean, Ibar before Ubar, score = Ibar Ubar; beta2 = 1 leaves Ibar; never negative."""
+    shapes = [(2, 3), (4, 2)]
+    state = Sensitivity(shapes, 0.85, beta2)
+    tables = [[[0.0, 0.0, 0.0] for _ in range(r * c)] for r, c in shapes]  # I, Ibar, Ubar of every entry
+    for step in range(9):
+        weights = [draw(*shape, seed=100 + 7 * step + n) for n, shape in enumerate(shapes)]
+        grads = [draw(*shape, seed=500 + 7 * step + n) for n, shape in enumerate(shapes)]
+        assert state.add(weights, grads)
+        for table, weight, grad in zip(tables, weights, grads, strict=True):
+            for entry, w, g in zip(table, weight.flatten().tolist(), grad.flatten().tolist(), strict=True):
+                entry[0] += abs(w * g) / window
+        if (step + 1) % window == 0:
+            scores = state.fold()
+            for table, score in zip(tables, scores, strict=True):
+                for entry, found in zip(table, score.flatten().tolist(), strict=True):
+                    entry[1] = 0.85 * entry[1] + 0.15 * entry[0]
+                    entry[2] = beta2 * entry[2] + (1 - beta2) * abs(entry[0] - entry[1])
+                    entry[0] = 0.0
+                    assert found == pytest.approx(entry[1] * (entry[2] if beta2 < 1 else 1.0), rel=1e-5, abs=1e-9)
+                    assert found >= 0
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_broken_steps_are_left_out_of_the_window(bad: float) -> None:
+    """The mean is over the finite steps; a window without one changes nothing."""
+    weights, first, second = [draw(2, 2, seed=1)], [draw(2, 2, seed=2)], [draw(2, 2, seed=3)]
+    broken = [first[0].clone()]
+    broken[0][0, 1] = bad
+    whole, torn = Sensitivity([(2, 2)], 0.85, 0.9), Sensitivity([(2, 2)], 0.85, 0.9)
+    for state, grads in ((whole, [first, second]), (torn, [first, broken, second])):
+        assert [state.add(weights, g) for g in grads] == [g is not broken for g in grads]
+    before = whole.fold()
+    assert torch.equal(before[0], torn.fold()[0])
+    assert not torn.add(weights, broken)
+    assert torch.equal(torn.fold()[0], before[0]) and torn.steps == 0
+    assert not accumulate_sensitivity_(torn.mean, torn.steps, weights, first, reduce=lambda count: count.add_(1))
+    assert not torn.mean[0].any() and torn.steps == 0
+
+
+def test_sensitivity_of_half_precision_and_missing_gradients() -> None:
+    """float32 products of bfloat16 weights; no gradient counts as sensitivity 0."""
+    state = Sensitivity([(1,), (1,)], 0.0, 1.0)
+    weight, grad = torch.tensor([1.0078125]).bfloat16(), torch.tensor([1.0078125]).bfloat16()
+    state.add([weight, torch.ones(1)], [grad, torch.ones(1)])
+    state.add([weight, torch.ones(1)], [grad, None])
+    scores = state.fold()
+    assert scores[0].dtype == torch.float32 and scores[0].item() == 1.0078125**2
+    assert scores[1].item() == 0.5

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_compress.losses import consistency_loss, distillation_loss, task_loss
+from lit_compress.losses import consistency_loss, distillation_loss, example_losses, layer_distillation_loss, task_loss
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -37,6 +37,20 @@ def test_task_loss() -> None:
     labels[1] = -100
     kept = torch.tensor([0, 2, 3, 4])
     assert task_loss(logits, labels, "classification") == task_loss(logits[kept], labels[kept], "classification")
+
+
+def test_example_losses() -> None:
+    """Every example's own -log p[label] or squared error; their mean is the task loss."""
+    logits, labels = draw(5, 3), torch.tensor([0, 2, 1, 1, 0])
+    expected = [-math.log(softmax(row)[y]) for row, y in zip(logits.tolist(), labels.tolist(), strict=True)]
+    losses = example_losses(logits, labels, "classification")
+    assert losses.tolist() == pytest.approx(expected)
+    assert losses.mean().item() == pytest.approx(task_loss(logits, labels, "classification").item())
+    scores, targets = draw(5), draw(5, seed=1)
+    expected = [(a - b) ** 2 for a, b in zip(scores.tolist(), targets.tolist(), strict=True)]
+    assert example_losses(scores, targets, "regression").tolist() == pytest.approx(expected)
+    assert example_losses(scores[:, None], targets, "regression").tolist() == pytest.approx(expected)
+    assert example_losses(scores[:1, None], targets[:1], "regression").shape == (1,)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 4.0])
@@ -124,6 +138,8 @@ def test_half_precision_logits(dtype: torch.dtype, autocast: bool) -> None:
         for loss, wide in (
             (task_loss(first, labels, "classification"), task_loss(first.float(), labels, "classification")),
             (task_loss(first[:, 0], labels.to(dtype), "regression"), None),
+            (example_losses(first, labels, "classification").mean(), None),
+            (example_losses(first[:, 0], labels.to(dtype), "regression").mean(), None),
             (distillation_loss(first, second, "classification"), None),
             (distillation_loss(first, second, "regression"), None),
             (consistency_loss(first, second, "classification"), None),
@@ -131,3 +147,46 @@ def test_half_precision_logits(dtype: torch.dtype, autocast: bool) -> None:
         ):
             assert loss.dtype == torch.float32
             assert wide is None or loss == wide
+
+
+def naive_layers(student: list[Tensor], teacher: list[Tensor], which: list[int], mask: Tensor | None) -> float:
+    total = 0.0
+    for state, level in zip(student, which, strict=True):
+        errors = []
+        for b, example in enumerate(state.tolist()):
+            for t, token in enumerate(example):
+                if mask is None or mask[b, t]:
+                    errors += [(x - y) ** 2 for x, y in zip(token, teacher[level][b, t].tolist(), strict=True)]
+        total += sum(errors) / len(errors)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("depth", "which"),
+    [(4, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (3, [0, 1, 3, 4]), (8, [0, 1, 1, 2, 2, 3, 3, 4, 4]), (1, [0, 4])],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_layer_distillation_is_the_loop(depth: int, which: list[int], masked: bool) -> None:
+    """A sum over levels of means; l L_t / L_s rounded, halves up; padding in or out."""
+    student, teacher = [draw(2, 3, 5, seed=n) for n in range(depth + 1)], [draw(2, 3, 5, seed=50 + n) for n in range(5)]
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]]) if masked else None
+    found = layer_distillation_loss(student, teacher, mask)
+    assert found.item() == pytest.approx(naive_layers(student, teacher, which, mask))
+
+
+def test_layers_of_a_perfect_student() -> None:
+    """Loss 0; every level of the student gets a gradient, no level of the teacher does."""
+    student, teacher = ([draw(2, 3, 4, seed=n).requires_grad_() for n in range(3)] for _ in range(2))
+    assert layer_distillation_loss(student, teacher) == 0
+    layer_distillation_loss(student, [2 * state for state in teacher]).backward()
+    assert all(state.grad is not None and state.grad.any() for state in student)
+    assert all(state.grad is None for state in teacher)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_layers(dtype: torch.dtype) -> None:
+    student, teacher = [draw(2, 3, 4, seed=1).to(dtype)] * 2, [draw(2, 3, 4, seed=2).to(dtype)] * 2
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer_distillation_loss(student, teacher)
+    wide = layer_distillation_loss([s.float() for s in student], [t.float() for t in teacher])
+    assert found.dtype == torch.float32 and found == wide

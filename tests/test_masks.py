@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from lit_compress.errors import UserError
-from lit_compress.masks import apply_threshold_, break_ties_, keep_count, kth_largest, topk_masks
+from lit_compress.masks import (
+    apply_threshold_,
+    break_ties_,
+    keep_count,
+    kth_largest,
+    rows_above,
+    select_rows,
+    topk_masks,
+)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -238,3 +246,75 @@ def test_regrowth_off_is_minus_infinity() -> None:
     scores[0] += draw(6, 6, seed=6)
     (mask,) = topk_masks(scores, 12)
     assert mask.sum() == 12 and not (mask & gone).any()
+
+
+def naive_rows(scores: list[Tensor], costs: list[int], budget: int) -> list[Tensor]:
+    """Best rows first, as long as they fit."""
+    rows = [(-float(value), m, i) for m, score in enumerate(scores) for i, value in enumerate(score)]
+    masks = [torch.zeros(len(score), dtype=torch.bool) for score in scores]
+    spent = 0
+    for _, m, i in sorted(rows):
+        spent += costs[m]
+        if spent > budget:
+            break
+        masks[m][i] = True
+    return masks
+
+
+def row_scores() -> tuple[list[Tensor], list[int]]:
+    """Two widths, ties, zeros, subnormals, a matrix without rows."""
+    scores = [draw(20, seed=1).abs(), torch.zeros(6), torch.tensor([1e-45, 0.0, 0.25, 0.25, 3.0]), torch.zeros(0)]
+    return [*scores, torch.full((7,), 0.25)], [8, 32, 32, 8, 5]
+
+
+def test_rows_fill_the_budget_to_less_than_one_row() -> None:
+    """LoSparse Eq. 9 weighted by fan-in: every budget, against a sort by hand."""
+    scores, costs = row_scores()
+    total = sum(cost * len(score) for cost, score in zip(costs, scores, strict=True))
+    for budget in range(total + 1):
+        masks = select_rows(scores, costs, budget)
+        assert all(torch.equal(a, b) for a, b in zip(masks, naive_rows(scores, costs, budget), strict=True)), budget
+        kept = sum(cost * int(mask.sum()) for cost, mask in zip(costs, masks, strict=True))
+        assert budget - max(costs) < kept <= budget
+    assert all(mask.all() for mask in select_rows(scores, costs, total))
+    assert not any(mask.any() for mask in select_rows(scores, costs, 0))
+
+
+def test_a_row_weighs_what_its_inputs_are() -> None:
+    """The share of parameters holds whichever matrix wins; a quantile over the number of rows would not."""
+    for narrow_wins in (True, False):
+        narrow, wide = torch.rand(300) + narrow_wins, torch.rand(100) + (not narrow_wins)
+        first, second = select_rows([narrow, wide], [10, 40], 3400)
+        assert 10 * int(first.sum()) + 40 * int(second.sum()) == 3400
+
+
+def test_rows_do_not_depend_on_their_order() -> None:
+    scores, order = draw(50, seed=4).abs(), torch.randperm(50, generator=torch.Generator().manual_seed(5))
+    (mask,), (moved,) = select_rows([scores], [3], 60), select_rows([scores[order]], [3], 60)
+    assert torch.equal(mask[order], moved)
+
+
+def test_equal_rows_are_chosen_in_order() -> None:
+    masks = select_rows([torch.ones(3), torch.ones(3)], [2, 2], 8)
+    assert [mask.tolist() for mask in masks] == [[True] * 3, [True, False, False]]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_rows_of_shards(ranks: int) -> None:
+    """FSDP2's slices, some of them empty: the same rows as on one device."""
+    scores, costs = row_scores()
+    whole = select_rows(scores, costs, 300)
+    parts = lockstep_reduce(
+        row_shards(scores, ranks), lambda rank, local, reduce: select_rows(local, costs, 300, reduce, (rank, ranks))
+    )
+    for i, mask in enumerate(whole):
+        assert torch.equal(torch.cat([part[i] for part in parts]), mask)  # type: ignore[index]
+
+
+def test_rows_above_a_threshold() -> None:
+    """sigmoid(0) = 0.5, strictly above; a floor keeps the best rows, of equal ones the first."""
+    score = torch.tensor([0.0, 3.0, -3.0, 0.1, -3.0])
+    assert rows_above(score, 0.5, 1).tolist() == [False, True, False, True, False]
+    assert rows_above(score, 0.0, 1).all()
+    assert rows_above(score, 0.96, 3).tolist() == [True, True, False, True, False]
+    assert rows_above(score * 0, 0.9, 2).tolist() == [True, True, False, False, False]

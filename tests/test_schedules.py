@@ -27,7 +27,7 @@ def platon_cubic(t: int, T: int, t_i: int, t_f: int, v_f: float, v_i: float) -> 
 
 
 @pytest.mark.parametrize(("total", "start", "end"), [(100, 10, 30), (7, 2, 3), (5, 0, 0), (1, 0, 0)])
-@pytest.mark.parametrize("final", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("final", [0.0, 0.1, 0.5, 1.0])
 def test_cubic_is_the_formula(total: int, start: int, end: int, final: float) -> None:
     """Invariant 19: ends, monotone, and equal to Eq. 5 and to PLATON's form of it."""
     values = [cubic(t, total, start, end, final) for t in range(total + 1)]
@@ -52,7 +52,7 @@ def test_cubic_midpoint_and_initial() -> None:
         (dict(total=10, start=4, end=6, final=0.5), ["start=4", "end=6", "total=10", "at most 9"]),
         (dict(total=0, start=0, end=0, final=0.5), ["total=0", "at least 1"]),
         (dict(total=10, start=-1, end=0, final=0.5), ["start=-1", "0 or more"]),
-        (dict(total=10, start=0, end=0, final=0.0), ["final=0.0", "0 < final"]),
+        (dict(total=10, start=0, end=0, final=-0.1), ["final=-0.1", "0 <= final"]),
         (dict(total=10, start=0, end=0, final=0.5, initial=0.4), ["initial=0.4"]),
     ],
 )
