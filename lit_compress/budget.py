@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import ceil
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from lit_compress.decompose import rank_for_density
-from lit_compress.errors import UserError
-from lit_compress.families import embeddings, find_sites
+from lit_compress.backbones import empty_net
+from lit_compress.families import embedding_params, find_sites
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,53 +27,35 @@ class Params:
     total: int
 
 
-def _weights(module: nn.Module) -> list[torch.Tensor]:
+def weights(module: nn.Module) -> list[torch.Tensor]:
+    """Return what counts as weights of a site: its parameters without the bias. An index is a buffer, not a weight."""
     return [p for name, p in module.named_parameters(recurse=False) if name != "bias"]
 
 
 def dense_site_params(net: PreTrainedModel) -> int:
     """Return the number of weights the sites of ``net`` have before compression: sum of in x out."""
-    modules = {id(m): m for m in (net.get_submodule(site.name) for site in find_sites(net))}
-    return sum(m.in_features * m.out_features for m in modules.values())  # type: ignore[operator]
+    modules = {id(net.get_submodule(name)): size for name, size in dense_sizes(net).items()}
+    return sum(modules.values())
+
+
+def dense_sizes(net: PreTrainedModel) -> dict[str, int]:
+    """Return {site: in x out before compression}, from the configuration: a layer may have lost heads or neurons."""
+    with torch.device("meta"):
+        dense = empty_net(net.config)
+    return {site.name: dense.get_submodule(site.name).weight.numel() for site in find_sites(dense)}  # type: ignore
 
 
 def count_params(net: PreTrainedModel) -> Params:
     """Count stored parameters; a shared one counts once, a stored zero counts like any other."""
-    sites = {id(p): p.numel() for site in find_sites(net) for p in _weights(net.get_submodule(site.name))}
+    sites = {id(p): p.numel() for site in find_sites(net) for p in weights(net.get_submodule(site.name))}
     total = sum(p.numel() for p in net.parameters())
-    return Params(sum(sites.values()), total - sum(p.numel() for p in embeddings(net).parameters()), total)
-
-
-def allocate_ranks(net: PreTrainedModel, density: float, rank: int | None = None) -> dict[str, int]:
-    """Return {site: rank} of the Linears to factorize; a matrix that would not get smaller stays dense.
-
-    Args:
-        net: the dense net.
-        density: every matrix keeps this fraction of its parameters (rounded down); 1.0 keeps all dense.
-        rank: the same rank for every matrix instead.
-
-    Raises:
-        UserError: ``rank`` saves nothing in any matrix.
-    """
-    ranks: dict[str, int] = {}
-    limit = 0
-    for site in find_sites(net):
-        linear = net.get_submodule(site.name)
-        out, inner = linear.out_features, linear.in_features
-        wanted = rank if rank is not None else rank_for_density(density, out, inner)
-        largest = ceil(out * inner / (out + inner)) - 1
-        limit = max(limit, largest)
-        if wanted <= largest and (rank is not None or density < 1):
-            ranks[site.name] = wanted
-    if rank is not None and not ranks:
-        raise UserError(f"model.rank: {rank} makes no matrix smaller; the largest rank that does is {limit}")
-    return ranks
+    return Params(sum(sites.values()), total - sum(p.numel() for p in embedding_params(net)), total)
 
 
 def density(net: PreTrainedModel) -> float:
     """Return remaining / original parameters of the sites; zeros in a weight do not remain."""
-    weights = {id(p): p for site in find_sites(net) for p in _weights(net.get_submodule(site.name))}
-    return sum(int(torch.count_nonzero(p)) for p in weights.values()) / dense_site_params(net)
+    stored = {id(p): p for site in find_sites(net) for p in weights(net.get_submodule(site.name))}
+    return sum(int(torch.count_nonzero(p)) for p in stored.values()) / dense_site_params(net)
 
 
 def stored_density(net: PreTrainedModel) -> float:

@@ -1,7 +1,9 @@
 """Swap submodules at sites; describe, save and rebuild a structure.
 
-A structure is JSON: {site name: {"kind": "low_rank", "rank": 64}}. With the configuration of the net it is
-enough to build every shape empty, before any checkpoint is read or any strategy wraps the net.
+A structure is JSON, {site name: spec}, with the spec of the layer that stands there, e.g.
+{"kind": "low_rank", "in_features": 768, "out_features": 768, "rank": 64, "bias": true}. With the configuration
+of the net it is enough to build every shape empty, before any checkpoint is read or any strategy wraps the net.
+The sizes may be smaller than the configuration's: cut.py.
 """
 
 from __future__ import annotations
@@ -19,19 +21,13 @@ from torch import Tensor, nn
 
 from lit_compress.backbones import empty_net
 from lit_compress.errors import UserError
-from lit_compress.layers import LowRankLinear
+from lit_compress.layers import LAYERS, LowRankLinear, LowRankSparseLinear
 from lit_compress.progress import track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Structure = dict[str, dict[str, Any]]
-
-EMPTY: dict[str, Callable[[nn.Linear, dict[str, Any]], nn.Module]] = {
-    "low_rank": lambda linear, spec: LowRankLinear(
-        linear.in_features, linear.out_features, spec["rank"], linear.bias is not None
-    ),
-}
 
 
 def replace(net: nn.Module, name: str, module: nn.Module) -> None:
@@ -43,9 +39,9 @@ def replace(net: nn.Module, name: str, module: nn.Module) -> None:
 def describe(net: nn.Module) -> Structure:
     """Return the structure of ``net``: every replaced Linear with its kind and sizes."""
     return {
-        name: {"kind": "low_rank", "rank": module.rank}
+        name: module.spec()  # type: ignore[operator]
         for name, module in net.named_modules()
-        if isinstance(module, LowRankLinear)
+        if isinstance(module, tuple(LAYERS.values()))
     }
 
 
@@ -56,7 +52,7 @@ def factorize(
     net: PreTrainedModel,
     ranks: dict[str, int],
     factors: Factors | None,
-    layer: type[LowRankLinear] = LowRankLinear,
+    layer: type[LowRankLinear | LowRankSparseLinear] = LowRankLinear,
 ) -> PreTrainedModel:
     """Replace the Linears named in ``ranks`` by ``layer``.
 
@@ -83,7 +79,8 @@ def rebuild(net: PreTrainedModel, structure: Structure) -> PreTrainedModel:
     for name, spec in structure.items():
         linear = net.get_submodule(name)
         assert isinstance(linear, nn.Linear), f"{name} is {type(linear).__name__}"
-        replace(net, name, EMPTY[spec["kind"]](linear, spec))
+        sizes = {key: value for key, value in spec.items() if key != "kind"}
+        replace(net, name, LAYERS[spec["kind"]](**sizes))
     return net
 
 

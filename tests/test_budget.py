@@ -6,8 +6,8 @@ from tiny import TINY, make_batch, make_net
 from torch import nn
 
 from lit_compress import budget
-from lit_compress.errors import UserError
 from lit_compress.families import find_sites
+from lit_compress.ranks import RankRule
 from lit_compress.surgery import factorize
 
 
@@ -24,37 +24,10 @@ def test_bert_base_totals(bert_base):
     assert budget.count_params(bert_base) == budget.Params(84_934_656, 85_646_594, 109_483_778)
 
 
-@pytest.mark.parametrize(("rank", "sites"), [(260, 43_130_880), (253, 41_969_664), (130, 21_565_440), (80, 13_271_040)])
-def test_bert_base_fixed_ranks(bert_base, rank, sites):
-    """Invariant 9: the published sizes."""
-    ranks = budget.allocate_ranks(bert_base, 0.25, rank)
-    shapes = {site.name: bert_base.get_submodule(site.name) for site in find_sites(bert_base)}
-    assert sum(rank * (m.out_features + m.in_features) for n, m in shapes.items() if n in ranks) == sites
-    assert len(ranks) == 72
-
-
-def test_rank_390_keeps_square_matrices_dense(bert_base):
-    """Invariant 9: 390 > 384 would make 768 x 768 larger; those stay dense, 75.7 % remain."""
-    ranks = budget.allocate_ranks(bert_base, 0.75, 390)
-    assert len(ranks) == 24
-    assert pytest.approx(0.757, abs=1e-3) == (48 * 768**2 + 24 * 390 * (768 + 3072)) / 84_934_656
-
-
-def test_rank_that_saves_nothing_is_one_line():
-    with pytest.raises(UserError, match=r"rank: 22 makes no matrix smaller; the largest rank that does is 21"):
-        budget.allocate_ranks(make_net(), 0.5, 22)  # 32 x 64: break-even 21.3
-
-
-@pytest.mark.parametrize("density", [0.1, 0.25, 0.5, 0.9])
-def test_density_is_met_and_never_exceeded(density):
+def test_stored_density_counts_factors():
     net = make_net()
-    factorize(net, budget.allocate_ranks(net, density), None)
-    assert density - 0.08 < budget.stored_density(net) <= density  # 32 x 32: one rank is 6 %
+    factorize(net, RankRule(0.5).allocate(net), None)
     assert budget.stored_density(net) == budget.count_params(net).sites / budget.dense_site_params(net)
-
-
-def test_density_one_keeps_every_matrix():
-    assert budget.allocate_ranks(make_net(), 1.0) == {}
 
 
 def test_zeros_do_not_remain():
@@ -65,20 +38,53 @@ def test_zeros_do_not_remain():
     assert budget.stored_density(net) == 1.0
 
 
+def by_hand(family: str, length: int) -> int:
+    """Multiply-adds of a tiny net on one text: Linears of the blocks, attention, then what only this family has."""
+    layers = 3 if family == "albert" else 2
+    blocks = layers * length * (4 * 32 * 32 + 2 * 32 * 64)
+    attention = layers * 2 * length * length * 32  # scores, context
+    head = 32 * 32 + 32 * 2  # pooler or dense, and the output layer, on the first token
+    projection = length * 16 * 32  # embeddings to the width of the blocks
+    positions = layers * 2 * (12 * 32 * 32 + length * 12 * 32)  # query and key of 12 relative ones, and their scores
+    others = {"electra": head + projection, "albert": head + projection, "deberta-v2": head + positions,
+              "opt": length * 32 * 2}  # fmt: skip
+    return blocks + attention + others.get(family, head)
+
+
 @pytest.mark.parametrize("family", TINY)
 def test_flops_against_a_hand_count(family):
-    """2 per multiply-add: every Linear of a token, both attention products, pooler and head once per text."""
-    net, length = make_net(family), 11
-    linears = 2 * length * budget.dense_site_params(net)
-    attention = 2 * 2 * 2 * length * length * 32  # layers x (scores, context) x 2
-    head = 2 * (32 * 32 + 32 * 2)  # pooler or dense, and the output layer, on the first token
-    assert budget.flops(net, length) == linears + attention + head
+    """2 per multiply-add; ALBERT's shared matrices count at every use."""
+    assert budget.flops(make_net(family), 11) == 2 * by_hand(family, 11)
+
+
+def test_shared_matrices_count_once():
+    """ALBERT: 6 matrices for 3 layers, in parameters, density and ranks."""
+    net = make_net("albert")
+    once = 4 * 32 * 32 + 2 * 32 * 64
+    assert budget.dense_site_params(net) == budget.count_params(net).sites == once
+    assert budget.density(net) == 1.0
+    nn.init.zeros_(net.get_submodule(find_sites(net)[0].name).weight)
+    assert budget.density(net) == 1 - 32 * 32 / once
+    ranks = RankRule(0.5).allocate(net)
+    factorize(net, ranks, None)
+    assert len(ranks) == 6
+    assert budget.stored_density(net) == sum(r * (96 if "ffn" in name else 64) for name, r in ranks.items()) / once
+
+
+@pytest.mark.parametrize(
+    ("family", "numbers"),
+    [("bert", 100 + 64 + 2 + 2), ("deberta-v2", 100 + 2 + 12), ("opt", 100 + 66), ("albert", (100 + 64 + 2 + 2) / 2)],
+)
+def test_embeddings_are_left_out(family, numbers):
+    """Rows of 32: tokens, positions, segments, LayerNorm; relative positions; ALBERT's rows have 16."""
+    params = budget.count_params(make_net(family))
+    assert params.total - params.non_embedding == 32 * numbers
 
 
 def test_flops_shrink_with_the_rank():
     net = make_net()
     dense = budget.flops(net, 8)
-    ranks = budget.allocate_ranks(net, 0.5)
+    ranks = RankRule(0.5).allocate(net)
     removed = sum(
         net.get_submodule(n).weight.numel() - r * sum(net.get_submodule(n).weight.shape) for n, r in ranks.items()
     )

@@ -7,10 +7,10 @@ import torch
 from tiny import TINY, make_batch, make_net
 
 from lit_compress import surgery
-from lit_compress.budget import allocate_ranks
 from lit_compress.decompose import decompose
 from lit_compress.errors import UserError
 from lit_compress.layers import LowRankLinear, MixedRankLinear
+from lit_compress.ranks import RankRule
 
 
 def inputs():
@@ -18,7 +18,7 @@ def inputs():
 
 
 def compress(net, density=0.5, layer=LowRankLinear):
-    return surgery.factorize(net, allocate_ranks(net, density), lambda _, w, r: decompose(w, r), layer).eval()
+    return surgery.factorize(net, RankRule(density).allocate(net), lambda _, w, r: decompose(w, r), layer).eval()
 
 
 @pytest.mark.parametrize("family", TINY)
@@ -26,7 +26,7 @@ def test_full_rank_equals_dense(family):
     """Invariant 1: whole-model logits are equal at full rank."""
     net = make_net(family).eval()
     before = net(**inputs()).logits
-    ranks = {name: min(net.get_submodule(name).weight.shape) for name in allocate_ranks(net, 0.5)}
+    ranks = {name: min(net.get_submodule(name).weight.shape) for name in RankRule(0.5).allocate(net)}
     surgery.factorize(net, ranks, lambda _, w, r: decompose(w, r))
     assert torch.allclose(net(**inputs()).logits, before, atol=1e-6)
 

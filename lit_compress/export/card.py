@@ -17,7 +17,7 @@ tags: [lit_compress, {method}, compressed]
 
 # {backbone} on {task}, compressed by {method} to {density:.1%} of its block matrices
 
-Loads without lit_compress; torch and transformers are enough:
+{zeros}Loads without lit_compress; torch and transformers are enough:
 
 ```python
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -40,9 +40,14 @@ Reloaded in a process without lit_compress, the logits differ by at most {differ
 
 ## Files
 
-`model.safetensors` holds `<site>.left` [out, rank], `<site>.right` [rank, in] and `<site>.bias` of every factorized
-Linear; `structure.json` names the sites and ranks; `modeling_compressed.py` puts the factors in place;
-`report.json` has every number above with the config, the versions and the machine.
+`structure.json` names the Linears that were replaced, by what and of which sizes; `modeling_compressed.py` has the
+layers and puts them in place; `model.safetensors` holds their tensors, e.g. `<site>.left` [out, rank] and
+`<site>.right` [rank, in]; `report.json` has every number above with the config, the versions and the machine.
+"""
+
+
+_ZEROS = """Removed weights are stored as zeros: the folder is as large as the dense net's, and a forward takes as long.
+
 """
 
 
@@ -51,7 +56,9 @@ def card(report: dict[str, Any], task: Task) -> str:
     labels = (
         "\n".join(f"- {i}: {name}" for i, name in enumerate(task.labels)) or "One real number, the predicted score."
     )
+    stored = report["compressed"]["params"]["sites"] / report["dense"]["params"]["sites"]
     return _CARD.format(
+        zeros=_ZEROS if report["compressed"]["density"] < stored else "",
         method=report["method"],
         backbone=report["config"]["model"]["init_args"]["backbone"],
         task=task.name,

@@ -11,12 +11,14 @@ from lit_compress.export.card import card
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
-from lit_compress.export.report import build_report
+from lit_compress.export.report import Measured, build_report
 from lit_compress.progress import track
 from lit_compress.runs import Run, write_json
 from lit_compress.surgery import atomic_folder, load_net
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from lit_compress.data.datamodule import DataModule
     from lit_compress.methods import Method
 
@@ -44,21 +46,51 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule) -> dict[st
         raise UserError(
             f"export: stage {missing[0]} of '{run.folder}' is not finished; continue it with fit --ckpt_path last"
         )
+    key = f"val/{data.record.metrics[0]}"
+    *before, last = [
+        Measured(load_net(run.net(name)), run.net(name), done[name]["metric"][key], done[name]["initial"].get(key))
+        for name in stages
+    ]
+    nets = dict(zip(stages, before, strict=False))
+    return write_export(out, last.net, nets, type(method).__name__, data, run.config(), last.initial)
+
+
+def write_export(
+    out: Path,
+    net: PreTrainedModel,
+    before: dict[str, Measured],
+    method: str,
+    data: DataModule,
+    config: dict[str, Any],
+    initial: float | None = None,
+) -> dict[str, Any]:
+    """Write ``net``, fused, as a folder that loads by itself; return the report, which stands there too.
+
+    Args:
+        out: folder to write; an earlier export there is replaced.
+        net: what is exported.
+        before: stage -> net it was made from; the first is dense.
+        method: name of the method.
+        data: for the dev metric of the exported net.
+        config: of the run.
+        initial: dev metric of the net before it was retrained, if it was.
+
+    Raises:
+        UserError: ``out`` holds something else; the check fails.
+    """
     if out.exists() and any(out.iterdir()) and not (out / "structure.json").is_file():
         raise UserError(f"export: '{out}' holds something that is not an export; give an empty or new folder")
-    task, key = data.record, f"val/{data.record.metrics[0]}"
-    folders = {name: run.net(name) for name in stages}
-    nets = {name: (load_net(folder), folder, done[name]["metric"][key]) for name, folder in folders.items()}
+    task = data.record
     with atomic_folder(out) as temporary:
-        net = fuse(nets[stages[-1]][0])
+        net = fuse(net)
         write_model(net, temporary)
         data.tokenizer.save_pretrained(temporary)
         for _ in track([0], "check the export in another process"):
             difference = check_export(net, temporary)
         exported = load_net(temporary)
-        nets["compressed"] = (exported, temporary, evaluate(exported, data)[key])
-        del nets[stages[-1]]
-        report = build_report(task, type(method).__name__, nets, run.config())
+        metric = evaluate(exported, data)[f"val/{task.metrics[0]}"]
+        nets = {**before, "compressed": Measured(exported, temporary, metric, initial)}
+        report = build_report(task, method, nets, config)
         report["export_difference"] = difference
         write_json(temporary / "report.json", report)
         (temporary / "README.md").write_text(card(report, task))

@@ -9,7 +9,7 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_compress.layers import LowRankLinear
+from lit_compress.layers import LAYERS
 from lit_compress.surgery import describe, save_net
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ _TEMPLATE = '''"""{base} with compressed Linears, as config.structure lists them
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -28,17 +30,18 @@ from transformers import {base}
 
 
 {layers}
+LAYERS = {{layer.kind: layer for layer in [{names}]}}
+
 
 class Compressed{base}({base}):
-    """{base} whose Linears at the sites of config.structure are products of two factors."""
+    """{base} with another layer at the sites of config.structure."""
 
     def __init__(self, config):
         super().__init__(config)
         for name, spec in config.structure.items():
             parent, _, child = name.rpartition(".")
-            linear = self.get_submodule(name)
-            layer = LowRankLinear(linear.in_features, linear.out_features, spec["rank"], linear.bias is not None)
-            setattr(self.get_submodule(parent), child, layer)
+            sizes = {{key: value for key, value in spec.items() if key != "kind"}}
+            setattr(self.get_submodule(parent), child, LAYERS[spec["kind"]](**sizes))
 '''
 
 
@@ -49,5 +52,10 @@ def write_model(net: PreTrainedModel, folder: Path) -> None:
     net.config.auto_map = {"AutoModelForSequenceClassification": f"{MODULE}.Compressed{base}"}
     net.config.architectures = [f"Compressed{base}"]
     save_net(net, folder)
-    source = _TEMPLATE.format(base=base, layers=inspect.getsource(LowRankLinear))
+    layers = [LAYERS[kind] for kind in sorted({spec["kind"] for spec in net.config.structure.values()})]
+    source = _TEMPLATE.format(
+        base=base,
+        layers="".join(f"{inspect.getsource(layer)}\n\n" for layer in layers),
+        names=", ".join(layer.__name__ for layer in layers),
+    )
     (folder / f"{MODULE}.py").write_text(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,20 +63,30 @@ def commit() -> str | None:
     return found.stdout.strip() or None
 
 
-def entry(net: PreTrainedModel, folder: Path, metric: float, task: Task) -> dict[str, Any]:
-    """Return what the report says of one net, without its latency.
+@dataclass(frozen=True)
+class Measured:
+    """A net and what is known of it.
 
-    Args:
+    Attributes:
         net: as loaded from ``folder``.
         folder: where its ``model.safetensors`` stands.
         metric: of the dev set.
-        task: gives the length in tokens at which FLOPs are counted.
+        initial: the same before its stage trained: right after a factorization, for one; None if there was no training.
     """
-    return {
-        "metric": metric,
-        **measure(net, task.length),
-        "bytes": (folder / "model.safetensors").stat().st_size,
-    }
+
+    net: PreTrainedModel
+    folder: Path
+    metric: float
+    initial: float | None = None
+
+    def entry(self, task: Task) -> dict[str, Any]:
+        """Return what the report says of the net, without its latency; FLOPs at the task's length in tokens."""
+        return {
+            "metric": self.metric,
+            "initial": self.initial,
+            **measure(self.net, task.length),
+            "bytes": (self.folder / "model.safetensors").stat().st_size,
+        }
 
 
 def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task: Task) -> None:
@@ -84,22 +95,17 @@ def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task
         item["latency_ms"] = times
 
 
-def build_report(
-    task: Task, method: str, nets: dict[str, tuple[PreTrainedModel, Path, float]], config: dict[str, Any]
-) -> dict[str, Any]:
+def build_report(task: Task, method: str, nets: dict[str, Measured], config: dict[str, Any]) -> dict[str, Any]:
     """Measure every net and compare the last with the first.
 
     Args:
         task: what they do.
         method: name of the method.
-        nets: stage name -> net, its folder, its dev metric; the first is dense, the last the export.
+        nets: stage name -> net; the first is dense, the last the export.
         config: of the run.
     """
-    stages = {
-        name: entry(net, folder, metric, task)
-        for name, (net, folder, metric) in track(nets.items(), "measure", len(nets))
-    }
-    add_latency(list(stages.values()), [net for net, *_ in nets.values()], task)
+    stages = {name: measured.entry(task) for name, measured in track(nets.items(), "measure", len(nets))}
+    add_latency(list(stages.values()), [measured.net for measured in nets.values()], task)
     dense, *_, compressed = stages.values()
     ratios = {
         "metric": compressed["metric"] / dense["metric"] if dense["metric"] else None,
@@ -117,6 +123,7 @@ def build_report(
 
 _ROWS = (
     ("{metric}", lambda e: f"{e['metric']:.4f}"),
+    ("   before training", lambda e: "" if e["initial"] is None else f"{e['initial']:.4f}"),
     ("site density", lambda e: f"{e['density']:.4f}"),
     ("site parameters", lambda e: f"{e['params']['sites']:,}"),
     ("non-embedding parameters", lambda e: f"{e['params']['non_embedding']:,}"),

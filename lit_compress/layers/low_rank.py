@@ -6,6 +6,8 @@ exported folder loads where this package is not installed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -20,6 +22,8 @@ class LowRankLinear(nn.Module):
         bias: [out_features] or None; never factorized.
     """
 
+    kind = "low_rank"
+
     def __init__(self, in_features: int, out_features: int, rank: int, bias: bool = True) -> None:
         super().__init__()
         self.in_features, self.out_features, self.rank = in_features, out_features, rank
@@ -33,6 +37,13 @@ class LowRankLinear(nn.Module):
         layer = cls(linear.in_features, linear.out_features, left.shape[1], bias=False)
         layer.left, layer.right, layer.bias = nn.Parameter(left), nn.Parameter(right), linear.bias
         return layer
+
+    def spec(self) -> dict[str, Any]:
+        """Return what an empty one is built from, as JSON."""
+        return {
+            "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
+            "rank": self.rank, "bias": self.bias is not None,
+        }  # fmt: skip
 
     def fuse(self) -> nn.Module:
         """Return the cheapest equal module: itself."""

@@ -6,19 +6,19 @@ import pytest
 import torch
 from tiny import TINY, make_net
 
-from lit_compress.budget import allocate_ranks
 from lit_compress.decompose import decompose
 from lit_compress.errors import UserError
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import MixedRankLinear
+from lit_compress.ranks import RankRule
 from lit_compress.surgery import factorize
 
 
 def exported(family, folder):
     net = make_net(family).eval()
-    factorize(net, allocate_ranks(net, 0.5), lambda _, w, r: decompose(w, r), MixedRankLinear)
+    factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r), MixedRankLinear)
     fused = fuse(net)
     write_model(fused, folder)
     return fused

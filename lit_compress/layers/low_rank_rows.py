@@ -1,0 +1,85 @@
+"""A Linear whose weight is the product of two factors plus a few full rows.
+
+The class is self-contained on purpose: the export copies its source into the modelling file, so that an
+exported folder loads where this package is not installed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class LowRankRowsLinear(nn.Module):
+    """y = left (factor x) + bias, to which rows x is added at the outputs ``index``.
+
+    Factor and rows stand in one matrix, so that x is read once; adding at an index costs less than a second
+    product with a selection matrix, a gather or a scatter.
+
+    Attributes:
+        left: [out_features, rank]; None for rank 0.
+        right: [rank + rows, in_features]: the factor, then the kept rows.
+        index: int32 [rows], the output each row belongs to, without repetition; no weight, so a buffer.
+        bias: [out_features] or None.
+    """
+
+    kind = "low_rank_rows"
+    index: torch.Tensor
+
+    def __init__(self, in_features: int, out_features: int, rank: int, rows: int, bias: bool = True) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.rank, self.rows = in_features, out_features, rank, rows
+        self.left = nn.Parameter(torch.empty(out_features, rank)) if rank else None
+        self.right = nn.Parameter(torch.empty(rank + rows, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.register_buffer("index", torch.zeros(rows, dtype=torch.int32))
+
+    @classmethod
+    def from_rows(
+        cls,
+        left: torch.Tensor | None,
+        right: torch.Tensor | None,
+        sparse: torch.Tensor,
+        kept: torch.Tensor,
+        bias: nn.Parameter | None,
+    ) -> LowRankRowsLinear:
+        """Take left [out, rank], right [rank, in] and the rows of sparse [out, in] where kept [out] is true."""
+        rank = 0 if left is None else left.shape[1]
+        layer = cls(sparse.shape[1], sparse.shape[0], rank, int(kept.sum()), bias=False)
+        if left is not None:
+            layer.left = nn.Parameter(left.detach().clone())
+        parts = [sparse.detach()[kept]] if right is None else [right.detach(), sparse.detach()[kept]]
+        layer.right, layer.bias = nn.Parameter(torch.cat(parts)), bias
+        layer.index = kept.nonzero().squeeze(1).to(torch.int32)
+        return layer
+
+    def spec(self) -> dict[str, Any]:
+        """Return what an empty one is built from, as JSON."""
+        return {
+            "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
+            "rank": self.rank, "rows": self.rows, "bias": self.bias is not None,
+        }  # fmt: skip
+
+    def fuse(self) -> nn.Module:
+        """Return the cheapest equal module: itself."""
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [..., in_features] to [..., out_features]."""
+        hidden = F.linear(x.reshape(-1, self.in_features), self.right)
+        if self.left is not None:
+            y = F.linear(hidden[:, : self.rank], self.left, self.bias)
+        else:
+            y = hidden.new_zeros(len(hidden), self.out_features)
+            if self.bias is not None:
+                y += self.bias
+        y.index_add_(1, self.index, hidden[:, self.rank :])
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(net)``."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, rank={self.rank}, rows={self.rows}"

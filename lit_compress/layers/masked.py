@@ -1,0 +1,53 @@
+"""Movement pruning's layer (Sanh et al. 2020; Lagunas et al. 2021): a Linear whose rows a learned score switches."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class MaskedLinear(nn.Module):
+    """y = (m[:, None] * W) x + m * bias; m in {0, 1} is set from outside, its gradient reaches the score.
+
+    With g = dL/dW' and W' = m[:, None] * W, straight through the mask:
+
+        dL/dscore_i = sum_j g_ij W_ij        dL/dW_ij = m_i g_ij        dL/dbias_i = m_i dL/dbias'_i
+
+    So the score of a removed row goes on moving. The bias is removed with its row (nn_pruning's ``bias_mask``) but
+    has no say in the score.
+
+    Attributes:
+        weight: [out_features, in_features]
+        bias: [out_features] or None
+        score: [out_features], learned
+        mask: bool [out_features], True = keep
+    """
+
+    mask: torch.Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        """Take the place of ``linear``: its weight and bias, scores of 0, every row kept."""
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.score = nn.Parameter(torch.zeros(linear.out_features))
+        self.register_buffer("mask", torch.ones(linear.out_features, dtype=torch.bool))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [..., in_features] to [..., out_features]."""
+        through = self.mask + (self.score - self.score.detach())  # the mask's value, the score's gradient
+        bias = None if self.bias is None else self.mask * self.bias
+        return F.linear(x, through[:, None] * self.weight, bias)
+
+    def fuse(self) -> nn.Linear:
+        """Return the Linear with zeros where rows were removed."""
+        linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
+        linear.weight = nn.Parameter(self.mask[:, None] * self.weight.detach())
+        if self.bias is not None:
+            linear.bias = nn.Parameter(self.mask * self.bias.detach())
+        return linear
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(net)``."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, kept={int(self.mask.sum())}"

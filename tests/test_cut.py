@@ -1,0 +1,147 @@
+"""Heads and neurons that became constants: cut away, the function stays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import TINY, make_batch, make_net
+from torch import nn
+
+from lit_compress import budget
+from lit_compress.cut import ACTIVATION, cut_constants, take
+from lit_compress.export.check import check_export
+from lit_compress.export.fuse import fuse
+from lit_compress.export.modelling import write_model
+from lit_compress.families import find_sites
+from lit_compress.layers import LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, SizedLinear
+from lit_compress.surgery import describe, factorize, load_net, save_net
+
+
+def sites(net, layer):
+    return {s.role: net.get_submodule(s.name) for s in find_sites(net) if s.layer == layer}
+
+
+def rows_net(family="bert"):
+    """A net of rank-0 layers with biases, of 2 layers, 4 heads of 8, 64 neurons."""
+    net = make_net(family).eval()
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.normal_(module.bias, std=0.5)
+    return factorize(net, {s.name: 0 for s in find_sites(net)}, None, LowRankSparseLinear)
+
+
+def zero(linear, *rows):
+    with torch.no_grad():
+        for part in rows:
+            linear.sparse[part] = 0
+
+
+def logits(net):
+    batch = make_batch()
+    with torch.no_grad():
+        return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+
+
+def pruned(family="bert"):
+    net = rows_net(family)
+    first = sites(net, 0)
+    zero(first["v"], slice(0, 8), slice(24, 32), 9)  # two whole heads, and one row of a living one
+    zero(first["q"], slice(4, 12))
+    zero(first["up"], slice(10, 30))
+    zero(first["down"], slice(0, 20))
+    zero(first["o"], 3)
+    return net
+
+
+@pytest.mark.parametrize("family", ACTIVATION)
+def test_cut_net_is_the_zeroed_one(family, tmp_path):
+    """ITP's invariant: folded equals zeroed; the sizes are those that are left; it survives being saved."""
+    net = pruned(family)
+    fused = fuse(net)
+    assert torch.allclose(logits(fused), logits(net), atol=1e-5)
+    first = sites(fused, 0)
+    assert [(first[r].in_features, first[r].out_features) for r in ("q", "k", "v", "o", "up", "down")] == [
+        (32, 16), (32, 16), (32, 16), (16, 32), (32, 44), (44, 32),
+    ]  # fmt: skip
+    assert isinstance(first["k"], SizedLinear) and isinstance(first["up"], SizedLinear)
+    assert (first["v"].rows, first["q"].rows, first["o"].rows, first["down"].rows) == (15, 12, 31, 12)
+    assert all(type(m) is nn.Linear for m in sites(fused, 1).values())
+    save_net(fused, tmp_path)
+    again = load_net(tmp_path)
+    assert describe(again) == describe(fused) and torch.equal(logits(again), logits(fused))
+    assert torch.equal(logits(fuse(again)), logits(again))
+
+
+@pytest.mark.parametrize("family", sorted(TINY.keys() - ACTIVATION.keys()))
+def test_other_families_keep_their_heads_and_lose_rows(family):
+    net = rows_net(family)
+    zero(sites(net, 0)["q"], slice(0, 20))
+    fused = fuse(net)
+    assert sites(fused, 0)["q"].rows == 12
+    assert torch.allclose(logits(fused), logits(net), atol=1e-5)
+
+
+def test_accounting_after_a_cut():
+    fused = fuse(pruned())
+    kept = 12 * 32 + 16 * 32 + 15 * 32 + 31 * 16 + 44 * 32 + 12 * 44 + 4 * 32 * 32 + 2 * 32 * 64
+    assert budget.count_params(fused).sites == kept
+    assert budget.dense_site_params(fused) == 2 * (4 * 32 * 32 + 2 * 32 * 64)
+    assert budget.density(fused) == budget.stored_density(fused) == kept / budget.dense_site_params(fused)
+    dense = budget.flops(make_net(), 8)
+    scores = 2 * 2 * 8 * 8 * 16  # of the lost heads: scores and context
+    assert dense - budget.flops(fused, 8) == 2 * 8 * (budget.dense_site_params(fused) - kept) + scores
+
+
+@pytest.mark.parametrize("family", ACTIVATION)
+def test_everything_dead(family):
+    """All heads of a layer, all neurons of another: one head stays, without a weight."""
+    net = rows_net(family)
+    zero(sites(net, 0)["v"], slice(None))
+    zero(sites(net, 1)["up"], slice(None))
+    fused = fuse(net)
+    assert torch.allclose(logits(fused), logits(net), atol=1e-5)
+    first, second = sites(fused, 0), sites(fused, 1)
+    assert all(isinstance(first[r], LowRankRowsLinear) and first[r].rows == 0 for r in "qkvo")
+    assert first["v"].out_features == first["o"].in_features == 8
+    assert (second["up"].out_features, second["down"].in_features) == (0, 0)
+    assert sum(p.numel() for r in "qkvo" for p in budget.weights(first[r])) == 0
+
+
+def test_nothing_to_cut():
+    """Dense nets, nets with a low-rank part, and zeros that are not of whole heads stay as they are."""
+    net = make_net()
+    with torch.no_grad():
+        sites(net, 0)["up"].weight[:5] = 0
+    assert cut_constants(net) == set() and describe(fuse(net)) == {}
+    net = rows_net()
+    zero(sites(net, 0)["v"], slice(0, 7))
+    zero(sites(net, 0)["q"], slice(None))
+    assert cut_constants(net) == set()
+    assert torch.allclose(logits(fuse(net)), logits(net), atol=1e-5)
+
+
+def test_take_keeps_kind_and_values():
+    torch.manual_seed(0)
+    linear, x = nn.Linear(6, 5), torch.randn(3, 6)
+    rows, columns = torch.tensor([1, 0, 1, 1, 0]).bool(), torch.tensor([1, 1, 0, 1, 0, 1]).bool()
+    left, right = torch.randn(5, 2), torch.randn(2, 6)
+    masked = x * columns
+    for module in (
+        linear,
+        LowRankLinear.from_factors(linear, left, right),
+        LowRankSparseLinear.from_factors(linear, left, right),
+    ):
+        part = take(module, rows, columns)
+        assert type(part) is (SizedLinear if module is linear else type(module))
+        assert torch.allclose(part(x[:, columns]), module(masked)[:, rows], atol=1e-6)
+        assert (part.in_features, part.out_features) == (4, 3)
+        assert torch.allclose(take(module, rows=rows)(x), module(x)[:, rows], atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ACTIVATION)
+def test_export_of_a_cut_net_loads_elsewhere(family, tmp_path):
+    fused = fuse(pruned(family))
+    write_model(fused, tmp_path)
+    assert check_export(fused, tmp_path) <= 1e-5
