@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lit_compress.analysis.pictures import log_structure
 from lit_compress.backbones import empty_net, load_config, load_finetuned
 from lit_compress.callbacks import Checkpoints, RunLogger, StageBar
 from lit_compress.errors import UserError
-from lit_compress.evaluation import evaluate
+from lit_compress.evaluation import constant_score, evaluate
 from lit_compress.export.fuse import fuse
 from lit_compress.families import find_sites
 from lit_compress.methods.base import Method, check_mark
@@ -92,11 +92,12 @@ def run_stages(build: Callable[[], Parts], run: Run, ckpt_path: str | None, ever
             continue
         parts = build()
         stage = next(s for s in parts.method.stages() if s.name == name)
+        if stage.distil and parts.method.distillation.on:
+            _check_teacher(parts, run)
         previous = _previous(names, number, stage, run)
         checkpoint = _find_checkpoint(run, parts.method, stage, ckpt_path)
-        parts.method.enter(
-            stage, parts.seed, previous, run.net("dense") if name != "dense" else None, checkpoint is not None
-        )
+        structure = read_checkpoint(checkpoint)["lit_compress"]["structure"] if checkpoint else None
+        parts.method.enter(stage, parts.seed, previous, run.net("dense") if name != "dense" else None, structure)
         start = time.time()
         run.stage(name).mkdir(parents=True, exist_ok=True)
         title = f"{type(parts.method).__name__} {number + 1}/{len(names)} {name}"
@@ -194,7 +195,7 @@ def _leave(parts: Parts, name: str, previous: Path | None, run: Run, trainer: Tr
     checkpoint = read_checkpoint(folder / "best.ckpt")
     mark = check_mark(checkpoint, type(parts.method).__name__, name)
     stage = next(s for s in parts.method.stages() if s.name == name)
-    parts.method.enter(stage, parts.seed, previous, None, restoring=True)
+    parts.method.enter(stage, parts.seed, previous, None, mark["structure"])
     parts.method.configure_model()
     parts.method.load_state_dict(checkpoint["state_dict"])
     net = parts.method.net
@@ -202,11 +203,12 @@ def _leave(parts: Parts, name: str, previous: Path | None, run: Run, trainer: Tr
     stage.begin(mark["total_steps"])
     with atomic_folder(run.net(name)) as temporary:
         stage.finish(net, temporary)
-        save_net(fuse(net), temporary)
+        fused = fuse(net)
+        save_net(fused, temporary)
         parts.data.tokenizer.save_pretrained(temporary)
     for logger in trainer.loggers:
         if isinstance(logger, RunLogger):
-            log_structure(logger, net, name, mark["total_steps"])
+            log_structure(logger, fused, name, mark["total_steps"])
             for key, value in mark["metrics"].items():
                 logger.experiment.add_scalar(f"stage/{name} {key}", value, logger.offset + checkpoint["global_step"])
             logger.finalize("success")
@@ -232,6 +234,25 @@ def _adopt_teacher(parts: Parts, run: Run) -> None:
         parts.data.tokenizer.save_pretrained(temporary)
     metric = evaluate(net, parts.data)
     run.finish({"name": "dense", "metric": metric, "initial": metric, "steps": 0, "teacher": str(method.teacher)})
+
+
+def _check_teacher(parts: Parts, run: Run) -> None:
+    """Compare the teacher's dev metric, measured when it was made or adopted, with that of a constant answer.
+
+    Raises:
+        UserError: the logits of a given teacher are worse than a constant; its labels may be permuted.
+    """
+    method, name = parts.method, parts.data.record.metrics[0]
+    found, floor = run.finished()["dense"]["metric"][f"val/{name}"], constant_score(parts.data)
+    if found > floor:
+        return
+    finding = f"dev {name} {found:.4f}, the best constant answer has {floor:.4f}"
+    if not method.teacher:
+        rank_zero_warn(f"model.dense: the teacher has learned nothing ({finding}); train it longer, e.g. dense.epochs")
+    elif found < floor and method.distillation.alpha > 0:
+        raise UserError(f"model.teacher: '{method.teacher}' has {finding}; are its labels in another order?")
+    else:
+        rank_zero_warn(f"model.teacher: '{method.teacher}' has {finding}; it can teach little")
 
 
 def barrier() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from lit_compress.__main__ import main
 from lit_compress.configs_path import FOLDER
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import fuse
+from lit_compress.masks import keep_count
 from lit_compress.surgery import load_net
 
 
@@ -31,19 +33,44 @@ def shipped_methods() -> list[str]:
 
 
 METHODS = shipped_methods()
+VARIANTS = {
+    # a window of scores must be complete before the first ranking; and once from the backbone, with a new head
+    "PLATON": {"": ["--model.prune.interval", "2", "--model.prune.start", "0.2", "--model.prune.init", "pretrained"]},
+    "FWSVD": {
+        "": [],
+        "plain": ["--model.retrain.weighting", "none"],
+        **{axis: ["--model.retrain.axis", axis] for axis in ("out", "both", "element")},
+        "batch": ["--model.retrain.estimator", "batch", "--model.retrain.fisher_examples", "50"],
+        "global": ["--model.allocation", "global"],
+    },
+}
+CASES = [(method, variant) for method in METHODS for variant in VARIANTS.get(method, {"": []})]
 
 
-def options(method: str, density: float = 0.5) -> list[str]:
-    extra = ["--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3"] if method == "LPAF" else []
-    return ["--model", method, "--model.density", str(density), *extra]
+SHORT_PRUNE = ["--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3"]
 
 
-@pytest.fixture(scope="module", params=METHODS)
+def options(method: str, short_run: list[str], variant: str = "", density: float = 0.5) -> list[str]:
+    """Return what makes a short run of the method: of the options for stages, those of its own stages."""
+    own = inspect.signature(getattr(methods, method)).parameters
+    given = [*short_run, *SHORT_PRUNE, *VARIANTS.get(method, {}).get(variant, [])]
+    kept = [
+        word
+        for name, value in zip(given[::2], given[1::2], strict=True)
+        if not name.startswith("--model.") or name.split(".")[1] in own
+        for word in (name, value)
+    ]
+    return ["--model", method, "--model.density", str(density), *kept]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=[f"{m}-{v}".strip("-") for m, v in CASES])
 def run(request, short_run, tmp_path_factory):
-    """One finished run of the method at density 0.5: its name and its folder."""
-    folder = tmp_path_factory.mktemp(request.param) / "run"
-    main(["fit", *options(request.param), *short_run, "--run_dir", str(folder), "--checkpoint_every", "5"])
-    return request.param, folder
+    """One finished run of a method at density 0.5: its name and its folder."""
+    method, variant = request.param
+    folder, args = tmp_path_factory.mktemp(method) / "run", options(method, short_run, variant)
+    (folder.parent / "options.json").write_text(json.dumps(args))
+    main(["fit", *args, "--run_dir", str(folder), "--checkpoint_every", "5"])
+    return method, folder
 
 
 def test_every_method_is_found():
@@ -60,16 +87,29 @@ def test_stages_are_finished_and_finite(run):
 
 
 def test_budget_is_reached_in_the_exported_file(run):
-    _, folder = run
+    method, folder = run
     report = json.loads((folder / "report.json").read_text())
+    card = (folder / "export" / "README.md").read_text()
+    assert ("stored as zeros" in card) == getattr(methods, method).stores_zeros
     found, dense = report["compressed"], report["dense"]
     assert 0.40 < found["density"] <= 0.5
     tensors = load_file(folder / "export" / "model.safetensors")
     sites = [v for k, v in tensors.items() if "encoder.layer" in k and v.ndim == 2]
+    if getattr(methods, method).stores_zeros:  # nothing is saved, and the report says so
+        kept = sum(int(torch.count_nonzero(v)) for v in sites)
+        assert kept == round(found["density"] * dense["params"]["sites"])
+        in_rows = all(bool((v != 0).all()) for v in (v[v.any(1)] for v in sites))  # whole rows were removed
+        unit = max(v.shape[1] for v in sites) if in_rows else 1
+        assert 0 <= keep_count(0.5, dense["params"]["sites"]) - kept < unit
+        assert found["params"] == dense["params"] and found["flops"] == dense["flops"]
+        assert sum(v.numel() for v in tensors.values()) == found["params"]["total"]
+        size = (folder / "export" / "model.safetensors").stat().st_size
+        assert found["bytes"] == size == pytest.approx(dense["bytes"], rel=1e-3)
+        return
     assert (
         sum(v.numel() for v in sites) == found["params"]["sites"] == round(found["density"] * dense["params"]["sites"])
     )
-    assert sum(v.numel() for v in tensors.values()) == found["params"]["total"]
+    assert sum(v.numel() for v in tensors.values() if v.is_floating_point()) == found["params"]["total"]
     assert found["bytes"] == (folder / "export" / "model.safetensors").stat().st_size < dense["bytes"]
     assert found["flops"] < dense["flops"]
 
@@ -91,21 +131,22 @@ def test_fuse_equals_training_form(run):
     """The best checkpoint of the last stage, in training form, gives the exported logits."""
     method, folder = run
     last = json.loads((folder / "stages.json").read_text())[-1]["name"]
-    module = built(method, folder, last)
-    module.load_state_dict(torch.load(folder / last / "best.ckpt", weights_only=True)["state_dict"])
+    checkpoint = torch.load(folder / last / "best.ckpt", weights_only=True)
+    module = built(method, folder, last, structure=checkpoint["lit_compress"]["structure"])
+    module.load_state_dict(checkpoint["state_dict"])
     inputs = {k: v % 20 if k == "input_ids" else v for k, v in make_batch().items() if k.startswith(("input", "att"))}
     expected = module.net.eval()(**inputs).logits
     assert torch.allclose(fuse(module.net)(**inputs).logits, expected, atol=1e-6)
     assert torch.allclose(load_net(folder / "export")(**inputs).logits, expected, atol=1e-6)
 
 
-def built(method, folder, stage_name, density=0.5):
+def built(method, folder, stage_name, density=0.5, structure=None):
     """Build the net of a stage as its fit does, from the files of a run."""
     module = getattr(methods, method)(task="sst2", backbone="unused", density=density)
     stage = next(s for s in module.stages() if s.name == stage_name)
     names = [s.name for s in module.stages()]
     previous = folder / names[names.index(stage_name) - 1] / "net"
-    module.enter(stage, 0, previous, folder / "dense" / "net")
+    module.enter(stage, 0, previous, folder / "dense" / "net", structure)
     module.configure_model()
     stage.begin(100)
     return module
@@ -132,10 +173,10 @@ def test_export_loads_without_the_package(run, tmp_path):
     assert "import lit_compress" not in source and "from lit_compress" not in source
 
 
-def test_teacher_takes_the_place_of_the_dense_stage(run, short_run, tmp_path):
-    method, folder = run
-    args = [*options(method), *short_run, "--model.teacher", str(folder / "dense" / "net")]
-    main(["fit", *args, "--run_dir", str(tmp_path / "again")])
+def test_teacher_takes_the_place_of_the_dense_stage(run, tmp_path):
+    _, folder = run
+    args = json.loads((folder.parent / "options.json").read_text())
+    main(["fit", *args, "--model.teacher", str(folder / "dense" / "net"), "--run_dir", str(tmp_path / "again")])
     assert not (tmp_path / "again" / "dense" / "best.ckpt").exists()
     first, second = (load_file(f / "export" / "model.safetensors") for f in (folder, tmp_path / "again"))
     assert all(torch.equal(first[k], second[k]) for k in first)
@@ -165,7 +206,7 @@ def kill_when(args: list[str], there: list[Path]) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_and_continued_equals_uninterrupted(method, short_run, tmp_path):
     """kill -9 in mid-epoch and between stages, through the command line; the exports are bit for bit the same."""
-    args = [*options(method), *short_run, "--checkpoint_every", "3", "--trainer.accumulate_grad_batches", "2"]
+    args = [*options(method, short_run), "--checkpoint_every", "3", "--trainer.accumulate_grad_batches", "2"]
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert spawn([*args, "--run_dir", str(straight)]).wait() == 0
     again = [*args, "--run_dir", str(killed)]
@@ -190,7 +231,7 @@ def test_killed_and_continued_equals_uninterrupted(method, short_run, tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes(method, strategy, short_run, tmp_path):
     """DDP and FSDP2 on two processes: the whole job, budget met exactly."""
-    args = [*options(method), *short_run, "--run_dir", str(tmp_path / "run"), "--trainer.strategy", strategy,
+    args = [*options(method, short_run), "--run_dir", str(tmp_path / "run"), "--trainer.strategy", strategy,
             "--trainer.devices", "2"]  # fmt: skip
     process = spawn(args)
     assert process.wait() == 0, process.stderr.read().decode()[-3000:]
@@ -198,3 +239,16 @@ def test_two_processes(method, strategy, short_run, tmp_path):
     assert 0.40 < report["compressed"]["density"] <= 0.5
     if "prune" in report["stages"]:
         assert report["stages"]["prune"]["density"] == 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_listen_to_the_layers(strategy, short_run, tmp_path):
+    """Hidden states of two forwards and of a teacher that is neither wrapped nor sharded nor saved."""
+    args = [*options("LPAF", short_run), "--model.distillation.alpha_layers", "5", "--run_dir", str(tmp_path / "run"),
+            "--trainer.strategy", strategy, "--trainer.devices", "2"]  # fmt: skip
+    process = spawn(args)
+    assert process.wait() == 0, process.stderr.read().decode()[-3000:]
+    checkpoint = torch.load(tmp_path / "run" / "retrain" / "best.ckpt", weights_only=True)
+    saved = {name for name in checkpoint["state_dict"] if not name.startswith("val_metrics.")}
+    assert saved == {f"net.{name}" for name in load_file(tmp_path / "run" / "export" / "model.safetensors")}

@@ -194,10 +194,10 @@ class DataModule(LightningDataModule):
         assert split is not None
         return split
 
-    def _drawn(self, rows: Dataset, number: int) -> Dataset:
+    def _drawn(self, rows: Dataset, number: int, option: str = "data.train_examples") -> Dataset:
         """Return ``number`` rows in their order; with the same seed, fewer are a part of more."""
         if number > len(rows):
-            raise UserError(f"data.train_examples: {number} is more than there are; the largest is {len(rows)}")
+            raise UserError(f"{option}: {number} is more than there are; the largest is {len(rows)}")
         drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))[:number]
         return rows.select(drawn.sort().values.tolist())
 
@@ -223,6 +223,24 @@ class DataModule(LightningDataModule):
         """Return the batches of the test split if there is one, else of the first validation split."""
         self.setup("predict")
         return self._loader(self._split(self._predicted, labelled=False), self.eval_batch_size, shuffle=False)
+
+    def calibration_dataloader(self, examples: int | None = None) -> ResumableLoader:
+        """Return the training examples once, in batches of like length, for statistics instead of training.
+
+        Several processes share them; rows that only fill up a batch have index -1.
+
+        Args:
+            examples: how many to draw (by seed); None for all.
+
+        Raises:
+            UserError: more are asked for than there are.
+        """
+        self.setup("fit")
+        split = self._split("train")
+        if examples is not None:
+            encoded = self._drawn(split.encoded, examples, "fisher_examples")
+            split = Split(split.rows, encoded, split.key)
+        return self._loader(split, self.batch_size, shuffle=False)
 
     def _loader(self, split: Split, batch_size: int, shuffle: bool) -> ResumableLoader:
         overfit = getattr(self.trainer, "overfit_batches", 0)

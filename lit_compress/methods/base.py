@@ -8,7 +8,6 @@ step -> back in ``optimizer_step`` (weights are zeroed here).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,36 +20,18 @@ from torch import Tensor, nn
 from lit_compress import __version__
 from lit_compress.errors import UserError
 from lit_compress.families import blocks
-from lit_compress.losses import distillation_loss, task_loss
-from lit_compress.methods.stage import Stage, count_steps
+from lit_compress.losses import task_loss
+from lit_compress.methods.distillation import Distillation, check_widths, distillation_terms
+from lit_compress.methods.stage import Stage, Training, count_steps
 from lit_compress.metrics import build_metrics
 from lit_compress.schedules import linear_warmup_decay
-from lit_compress.surgery import describe, load_net
+from lit_compress.surgery import Structure, describe, load_net
 from lit_compress.tasks import get_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-
-
-@dataclass(frozen=True)
-class Distillation:
-    """Logits distillation from the dense teacher (the form CoFi and nn_pruning use; LPAF names none).
-
-    Args:
-        alpha: weight of the teacher's part; the labels have 1 - alpha. 0 turns distillation off.
-        temperature: softens both distributions; the term is scaled by its square.
-    """
-
-    alpha: float = 0.5
-    temperature: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise UserError(f"distillation.alpha: {self.alpha} is not in [0, 1]; nearest {min(max(self.alpha, 0), 1)}")
-        if self.temperature <= 0:
-            raise UserError(f"distillation.temperature: {self.temperature} is not above 0; usual: 2.0")
 
 
 class Method(pl.LightningModule):
@@ -63,7 +44,13 @@ class Method(pl.LightningModule):
         teacher: folder of a model already fine-tuned on the task, e.g. ``runs/x/dense/net``; it takes the
             place of the dense stage. None: the dense stage makes it.
         distillation: how the teacher is listened to.
+
+    Attributes:
+        stores_zeros: the removed weights stay in the exported file, as zeros: the density says what was removed, but
+            bytes, stored parameters and FLOPs are those of the dense net.
     """
+
+    stores_zeros = False
 
     def __init__(
         self,
@@ -88,6 +75,7 @@ class Method(pl.LightningModule):
         self.net: PreTrainedModel | None = None
         self.stage: Stage | None = None
         self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
+        self._hidden: list[tuple[Tensor, ...]] | None = None  # hidden states of a step's forwards; None: not asked for
         self.val_metrics = nn.ModuleList([build_metrics(self.task_record) for _ in self.task_record.validation])
         self.initial: dict[str, float] = {}
 
@@ -95,24 +83,44 @@ class Method(pl.LightningModule):
         """Return the stages in order; the first is called ``dense`` unless a teacher is given."""
         raise NotImplementedError
 
+    def first(self, dense: Training) -> list[Stage]:
+        """Return the dense stage, or nothing where a given teacher takes its place."""
+        return [] if self.teacher else [Stage("dense", dense, distil=False)]
+
     # ---------------------------------------------------------------- set-up
 
     def enter(
-        self, stage: Stage, seed: int, previous: Path | None, teacher: Path | None, restoring: bool = False
+        self,
+        stage: Stage,
+        seed: int,
+        previous: Path | None,
+        teacher: Path | None,
+        structure: Structure | None = None,
     ) -> None:
-        """Prepare for the fit of ``stage``; the net itself is built in ``configure_model``."""
+        """Prepare for the fit of ``stage``; the net itself is built in ``configure_model``.
+
+        Args:
+            stage: of this method.
+            seed: of the run.
+            previous: folder of the net to start from; None for the backbone.
+            teacher: folder of the dense net.
+            structure: of the checkpoint the values will come from; None when the stage starts.
+        """
         self.stage, self._seed, self._previous, self._teacher_folder = stage, seed, previous, teacher
-        self._restoring = restoring
+        self._structure = structure
 
     def configure_model(self) -> None:
         """Build the structure before any wrapping; shard it when the strategy brings a device mesh."""
         if self.net is not None:
             return
         assert self.stage is not None, "enter() first"
+        if self.stage.from_backbone:
+            torch.manual_seed(self._seed)  # its new head is the same on every rank and after a resume
         with torch.device("cpu"):
-            net = self.stage.build(self, self._previous, self._restoring)
-            if self._teacher_folder and self.stage.distil and self.distillation.alpha > 0:
+            net = self.stage.build(self, self._previous, self._structure)
+            if self._teacher_folder and self.stage.distil and self.distillation.on:
                 self._teacher = (load_net(self._teacher_folder).requires_grad_(False).eval(),)
+                check_widths(self.distillation, net, *self._teacher)
         net.train()
         if self.device_mesh is not None:
             from torch.distributed.fsdp import fully_shard
@@ -146,14 +154,17 @@ class Method(pl.LightningModule):
                 trainer.max_steps,
             )
         )
+        own = self.stage.own_groups(self.net)
+        named = {id(parameter) for group in own for parameter in group["params"]}
         decay, plain = [], []
         for parameter in self.net.parameters():
-            if parameter.requires_grad:
+            if parameter.requires_grad and id(parameter) not in named:
                 (decay if parameter.ndim > 1 else plain).append(parameter)
         optimizer = torch.optim.AdamW(
             [
                 {"params": decay, "weight_decay": settings.weight_decay},
                 {"params": plain, "weight_decay": 0.0},
+                *own,
             ],
             lr=settings.learning_rate,
             # A fused optimizer unscales float16 gradients itself, so that scores would be read scaled.
@@ -168,12 +179,23 @@ class Method(pl.LightningModule):
     # ---------------------------------------------------------------- loss
 
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the net's logits [b, num_labels] for the inputs of ``batch``."""
+        """Return the net's logits [b, num_labels] for the inputs of ``batch``; note the hidden states if asked for."""
         assert self.net is not None
-        return self.net(**{k: batch[k] for k in _INPUTS if k in batch}).logits
+        output = self._forward(self.net, batch, hidden=self._hidden is not None)
+        if self._hidden is not None:
+            # a foreign block class would drop its own
+            assert len(output.hidden_states) == 1 + self.net.config.num_hidden_layers
+            self._hidden.append(output.hidden_states)
+        return output.logits
+
+    @staticmethod
+    def _forward(net: PreTrainedModel, batch: dict[str, Tensor], hidden: bool) -> Any:
+        return net(**{k: batch[k] for k in _INPUTS if k in batch}, output_hidden_states=hidden)
 
     def objective(self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1) -> dict[str, Tensor]:
-        """Return the task term and, with a teacher, the distillation term.
+        """Return the task term and, with a teacher, the distillation terms.
+
+        The hidden states are those of the forwards since ``training_step`` began, in :meth:`logits`.
 
         Args:
             logits: [copies * b, num_labels]; the copies stand one after the other.
@@ -186,11 +208,14 @@ class Method(pl.LightningModule):
         if not (distil and self._teacher):
             return {"task": hard}
         with torch.no_grad():
-            (teacher,) = self._teacher
-            target = teacher(**{k: batch[k] for k in _INPUTS if k in batch}).logits.repeat(copies, 1)
-        alpha = self.distillation.alpha
-        soft = distillation_loss(logits, target, kind, self.distillation.temperature)
-        return {"task": (1 - alpha) * hard, "distillation": alpha * soft}
+            target = self._forward(*self._teacher, batch, hidden=self._hidden is not None)
+        passes = None
+        if self._hidden is not None:
+            size = len(batch["labels"])
+            passes = [part for states in self._hidden for part in zip(*(h.split(size) for h in states), strict=True)]
+            assert len(passes) == copies
+        soft = distillation_terms(self.distillation, kind, logits, passes, target, batch["attention_mask"])
+        return {"task": (1 - self.distillation.alpha) * hard, **soft}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed the step: random numbers are a function of the position, so a resumed run draws the same ones."""
@@ -201,7 +226,10 @@ class Method(pl.LightningModule):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Sum the stage's terms and log them."""
         assert self.stage is not None and self.net is not None
+        listens = self._teacher and self.stage.distil and self.distillation.alpha_layers > 0
+        self._hidden = [] if listens else None
         terms = self.stage.losses(self, batch)
+        self._hidden = None  # validation, and what checkpointing computes again, need none
         loss = torch.stack(list(terms.values())).sum()
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log_dict({f"train/{name}": value.detach() for name, value in terms.items()})
@@ -283,17 +311,13 @@ class Method(pl.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint is of this method, stage and structure.
+        """Check that the checkpoint is of this method and stage.
 
         Raises:
             UserError: it is not.
         """
         assert self.stage is not None and self.net is not None
         mark = check_mark(checkpoint, type(self).__name__, self.stage.name)
-        if mark["structure"] != describe(self.net):
-            raise UserError(
-                "ckpt_path: the checkpoint's ranks are not those of this config; resume with the config it had"
-            )
         self._saved_steps, self._saved_data = mark["total_steps"], mark["data"]
         self.initial = mark["initial"]
 

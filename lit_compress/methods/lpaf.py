@@ -30,19 +30,17 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from lit_compress.decompose import decompose
 from lit_compress.errors import UserError
-from lit_compress.importance import Weighting
+from lit_compress.importance import Weighting, load_row_importance
 from lit_compress.layers import MixedRankLinear
 from lit_compress.losses import consistency_loss
 from lit_compress.methods.base import Distillation, Method
-from lit_compress.methods.low_rank_stage import LowRankRetraining
-from lit_compress.methods.pruning_stage import Pruning, UnstructuredPruning, load_row_importance
+from lit_compress.methods.low_rank_stage import LowRankRetraining, WeightedDecomposer
+from lit_compress.methods.pruning_stage import Pruning, UnstructuredPruning
 from lit_compress.methods.stage import Host, Stage, Training
+from lit_compress.ranks import RankRule
 from lit_compress.schedules import linear_decay_to_zero
-from lit_compress.surgery import Factors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,9 +59,9 @@ class MixedRank(Training):
             0.25 or 0.16.
         consistency: weight of L_c; 0 turns the second forward off.
         consistency_after_decay: keep L_c (two dropout masks) once p has reached 0.
-        double_forward: ``sequential`` puts the batch through the net twice, ``checkpoint`` also recomputes the first
-            pass, which halves the activations, ``concat`` makes one batch of twice the size. Same loss and
-            gradients; on CPUs ``concat`` is the slowest (benchmarks/README.md).
+        double_forward: ``sequential`` puts the batch through the net twice, ``concat`` makes one batch of twice the
+            size. Same loss and gradients; on CPUs ``concat`` is slower (benchmarks/README.md). Half the batch size
+            with ``trainer.accumulate_grad_batches`` doubled needs the memory of dense fine-tuning, in the same time.
     """
 
     weighting: Weighting = "scores"
@@ -71,7 +69,7 @@ class MixedRank(Training):
     p_init: float | None = None
     consistency: float = 1.0
     consistency_after_decay: bool = True
-    double_forward: Literal["sequential", "checkpoint", "concat"] = "sequential"
+    double_forward: Literal["sequential", "concat"] = "sequential"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,15 +95,24 @@ class MixedRankRetraining(LowRankRetraining):
     layer = MixedRankLinear
 
     def __init__(self, settings: MixedRank, density: float, rank: int | None) -> None:
-        super().__init__(settings, density, rank)
+        super().__init__(settings, RankRule(density, rank))
         self.settings = settings
         self.p_init = settings.p_init if settings.p_init is not None else by_density(density, 0.1, 0.3, 0.7)
 
-    def factors(self, previous: Path) -> Factors:
-        """Return the sparsity-aware SVD of one matrix (Eqs. 7-11)."""
+    def check(self, net: PreTrainedModel) -> None:
+        """Also refuse ``concat`` where a matrix sees something without a batch axis (DeBERTa's relative positions)."""
+        super().check(net)
+        if self.settings.double_forward == "concat" and getattr(net.config, "share_att_key", False):
+            raise UserError(
+                f"retrain.double_forward: concat does not work with {net.config.model_type}, whose query and key also "
+                "project relative positions; use sequential"
+            )
+
+    def decomposer(self, method: Host, net: PreTrainedModel, previous: Path | None) -> WeightedDecomposer:
+        """Return the sparsity-aware SVD (Eqs. 7-11)."""
+        assert previous is not None
         rows = load_row_importance(previous, self.settings.weighting)
-        power = self.settings.power
-        return lambda name, weight, rank: decompose(weight, rank, rows[name], axis="out", power=power, name=name)
+        return WeightedDecomposer(rows, axis="out", power=self.settings.power)
 
     def attach(self, net: PreTrainedModel) -> None:
         """Find the layers whose coin is thrown."""
@@ -152,8 +159,6 @@ class MixedRankRetraining(LowRankRetraining):
             self._set(coins[i : i + 1])
             return method.logits(batch)
 
-        if self.settings.double_forward == "checkpoint":
-            return torch.cat([checkpoint(forward, 0, use_reentrant=False), forward(1)])
         return torch.cat([forward(0), forward(1)])
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
@@ -196,9 +201,8 @@ class LPAF(Method):
         """Return dense (without a teacher), prune, retrain."""
         v = self.prune.density if self.prune.density is not None else by_density(self.density, 0.50, 0.25, 0.10)
         v = 1.0 if self.density == 1 else v
-        stages: list[Stage] = [] if self.teacher else [Stage("dense", self.dense, distil=False)]
         return [
-            *stages,
+            *self.first(self.dense),
             UnstructuredPruning(self.prune, v),
             MixedRankRetraining(self.retrain, self.density, self.rank),
         ]

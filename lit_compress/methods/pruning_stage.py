@@ -1,4 +1,4 @@
-"""First-order unstructured pruning on the cubic schedule: LPAF's step 1, and a baseline by itself.
+"""Unstructured pruning on the cubic schedule: LPAF's step 1; magnitude, first-order and PLATON pruning.
 
 Ren & Zhu 2023, "Low-Rank Prune-And-Factorize for Language Model Compression", section 2.2:
 
@@ -9,7 +9,7 @@ Ren & Zhu 2023, "Low-Rank Prune-And-Factorize for Language Model Compression", s
 
 Deviations: the threshold is found anew every ``interval`` steps and at the last one ("at certain iterations we
 need to rank all model parameters", Limitations), and applied after every step, because AdamW moves a
-zeroed weight again. A zeroed weight has g W = 0, so its score is frozen.
+zeroed weight again. A zeroed weight has g W = 0, so its first-order score is frozen. Other scores: score.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from torch import Tensor
 
 from lit_compress.errors import UserError
 from lit_compress.families import find_sites
-from lit_compress.importance import Weighting, accumulate_first_order_, row_importance
+from lit_compress.importance import Weighting, row_importance
 from lit_compress.masks import apply_threshold_, break_ties_, keep_count, kth_largest
+from lit_compress.methods.score import FirstOrderScore, Score
 from lit_compress.methods.stage import Stage, Training
 from lit_compress.schedules import cubic
 from lit_compress.tensors import local
@@ -35,27 +36,74 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Pruning(Training):
+class Ramp(Training):
+    """When weights go: nothing until ``start``, all of them by ``end``, cubic in between (Eq. 5).
+
+    Args:
+        start: fraction of the steps before pruning begins (t_i / T).
+        end: fraction of the steps at the final density (t_f / T).
+        init: start from the fine-tuned net or from the pre-trained backbone.
+    """
+
+    start: float = 0.1
+    end: float = 0.3
+    init: Literal["finetuned", "pretrained"] = "finetuned"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.start, self.end) < 0 or self.start + self.end >= 1:
+            raise UserError(
+                f"prune.start + prune.end: {self.start} + {self.end} leave no step to prune; the sum must be below 1"
+            )
+
+
+@dataclass(frozen=True)
+class Ranking(Ramp):
+    """Which weights go, by their scores.
+
+    Args:
+        scope: rank all weights of the sites together, or each matrix by itself.
+        interval: optimizer steps between two rankings.
+    """
+
+    scope: Literal["global", "matrix"] = "global"
+    interval: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.interval < 1:
+            raise UserError(f"prune.interval: {self.interval} is below 1, the smallest valid value")
+
+    def make_score(self) -> Score:
+        """Return what the weights are ranked by."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FirstOrderRanking(Ranking):
+    """Which weights go, by first-order scores.
+
+    Args:
+        score: ``absolute`` adds |g W| to a weight's importance, ``signed`` subtracts g W (Eq. 4).
+    """
+
+    score: Literal["absolute", "signed"] = "absolute"
+
+    def make_score(self) -> Score:
+        """Return the sum of first-order terms."""
+        return FirstOrderScore(self.score)
+
+
+@dataclass(frozen=True)
+class Pruning(FirstOrderRanking):
     """How the sparse net is made.
 
     Args:
         density: kept fraction v of the weights; None: 0.50, 0.25 or 0.10, the best of LPAF's Table 4 for the
             method's density.
-        score: ``absolute`` adds |g W| to a weight's importance, ``signed`` subtracts g W (Eq. 4).
-        scope: rank all weights of the sites together, or each matrix by itself.
-        start: fraction of the steps before pruning begins (t_i / T).
-        end: fraction of the steps at the final density (t_f / T).
-        interval: optimizer steps between two rankings.
-        init: start from the fine-tuned net or from the pre-trained backbone.
     """
 
     density: float | None = None
-    score: Literal["absolute", "signed"] = "absolute"
-    scope: Literal["global", "matrix"] = "global"
-    start: float = 0.1
-    end: float = 0.3
-    interval: int = 10
-    init: Literal["finetuned", "pretrained"] = "finetuned"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,46 +111,20 @@ class Pruning(Training):
             raise UserError(
                 f"prune.density: {self.density} is not in (0, 1]; nearest valid {1.0 if self.density > 1 else 0.01}"
             )
-        if min(self.start, self.end) < 0 or self.start + self.end >= 1:
-            raise UserError(
-                f"prune.start + prune.end: {self.start} + {self.end} leave no step to prune; the sum must be below 1"
-            )
-        if self.interval < 1:
-            raise UserError(f"prune.interval: {self.interval} is below 1, the smallest valid value")
 
 
-class UnstructuredPruning(Stage):
-    """Train, accumulate scores, zero what falls out of the top v(t).
+class RampStage(Stage):
+    """A stage whose density falls on the cubic schedule.
 
     Args:
-        settings: how.
+        settings: when.
         density: final kept fraction v_f.
     """
 
-    threshold: Tensor
-
-    def __init__(self, settings: Pruning, density: float) -> None:
+    def __init__(self, settings: Ramp, density: float) -> None:
         super().__init__("prune", settings)
         self.settings, self.density = settings, density
         self.from_backbone = settings.init == "pretrained"
-        self.register_buffer("threshold", torch.full((1,), -torch.inf))
-
-    def attach(self, net: PreTrainedModel) -> None:
-        """Make one float32 score per weight of the sites, sharded like the weight."""
-        self._names = [site.name for site in find_sites(net)]
-        self._weights = [net.get_submodule(name).weight for name in self._names]
-        for i, weight in enumerate(self._weights):
-            self.register_buffer(f"score_{i}", torch.zeros_like(weight, dtype=torch.float32, requires_grad=False))
-        if self.settings.scope == "matrix":
-            self.threshold = torch.full((len(self._names),), -torch.inf)
-        mesh = getattr(self._weights[0], "device_mesh", None)
-        self._group = None if mesh is None else mesh.get_group()
-        self._shard = (0, 1) if mesh is None else (mesh.get_local_rank(), mesh.size())
-
-    @property
-    def scores(self) -> list[Tensor]:
-        """Importance per site, [out, in] float32."""
-        return [self.get_buffer(f"score_{i}") for i in range(len(self._names))]
 
     def begin(self, total_steps: int) -> None:
         """Turn the fractions into steps.
@@ -125,13 +147,57 @@ class UnstructuredPruning(Stage):
         """Say whether the schedule has arrived at the final density."""
         return step >= self.total_steps - self._end
 
+
+class UnstructuredPruning(RampStage):
+    """Train, score, zero what falls out of the top v(t).
+
+    Args:
+        settings: how.
+        density: final kept fraction v_f.
+    """
+
+    threshold: Tensor
+    settings: Ranking
+
+    def __init__(self, settings: Ranking, density: float) -> None:
+        super().__init__(settings, density)
+        self.score = settings.make_score()
+        self.register_buffer("threshold", torch.full((1,), -torch.inf))
+
+    def attach(self, net: PreTrainedModel) -> None:
+        """Make one float32 score per weight of the sites, sharded like the weight."""
+        self._names = [site.name for site in find_sites(net)]
+        self._weights = [net.get_submodule(name).weight for name in self._names]
+        for i, weight in enumerate(self._weights):
+            self.register_buffer(f"score_{i}", torch.zeros_like(weight, dtype=torch.float32, requires_grad=False))
+        if self.settings.scope == "matrix":
+            self.threshold = torch.full((len(self._names),), -torch.inf)
+        self.score.attach(self._weights)
+        mesh = getattr(self._weights[0], "device_mesh", None)
+        self._group = None if mesh is None else mesh.get_group()
+        self._shard = (0, 1) if mesh is None else (mesh.get_local_rank(), mesh.size())
+
+    @property
+    def scores(self) -> list[Tensor]:
+        """Importance per site, [out, in] float32."""
+        return [self.get_buffer(f"score_{i}") for i in range(len(self._names))]
+
+    def begin(self, total_steps: int) -> None:
+        """Turn the fractions into steps.
+
+        Raises:
+            UserError: nothing is left between them, or the first scores come too late.
+        """
+        super().begin(total_steps)
+        self.score.check(self._start)
+
     def before_step(self, net: PreTrainedModel) -> None:
-        """Add this step's first-order term to the scores (Eq. 4)."""
-        grads = [weight.grad for weight in self._weights]
-        accumulate_first_order_(self.scores, self._weights, grads, self.settings.score, self._reduce)
+        """Let the score see whole gradients."""
+        self.score.before_step(self.scores, self._weights, self._reduce)
 
     def after_step(self, net: PreTrainedModel, step: int) -> None:
         """Zero every weight below the threshold; find the threshold anew when it is time."""
+        self.score.after_step(self.scores, self._weights, step, self._reduce)
         if step < self._start or self.density == 1:
             return
         arrived = self.total_steps - self._end
@@ -143,6 +209,7 @@ class UnstructuredPruning(Stage):
 
     def _rank(self, step: int) -> None:
         """Set the threshold so that the kept fraction is v(step), exactly at the end."""
+        self.score.before_ranking(self.scores, self._weights)
         groups = [self.scores] if self.settings.scope == "global" else [[score] for score in self.scores]
         tolerance = 0.0 if step == self.total_steps else 0.001
         for i, group in enumerate(groups):
@@ -178,11 +245,3 @@ class UnstructuredPruning(Stage):
             for weighting in get_args(Weighting)
         }
         save_file(rows, folder / "importance.safetensors")
-
-
-def load_row_importance(folder: Path, weighting: Weighting) -> dict[str, Tensor]:
-    """Return {site: importance of its output rows, float64 [out]} that a pruning stage left in ``folder``."""
-    from safetensors.torch import load_file
-
-    rows = load_file(folder / "importance.safetensors")
-    return {key.rpartition("/")[0]: value for key, value in rows.items() if key.endswith(f"/{weighting}")}

@@ -19,6 +19,7 @@ from lit_compress.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lit_compress.surgery import Structure
     from lit_compress.tasks import Task
 
 
@@ -61,7 +62,7 @@ class Host(Protocol):
         """Return the net's logits [b, num_labels] for ``batch``."""
 
     def objective(self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1) -> dict[str, Tensor]:
-        """Return the task term and, with a teacher, the distillation term."""
+        """Return the task term and, with a teacher, the distillation terms."""
 
 
 class Stage(nn.Module):
@@ -70,7 +71,7 @@ class Stage(nn.Module):
     Args:
         name: folder of the stage in the run, and its name in logs.
         training: how it trains.
-        distil: whether the teacher's logits are part of the loss.
+        distil: whether the teacher is part of the loss.
     """
 
     from_backbone = False  # start from the pre-trained backbone instead of the net of the stage before
@@ -92,13 +93,13 @@ class Stage(nn.Module):
             UserError: e.g. a rank that saves nothing.
         """
 
-    def build(self, method: Host, previous: Path | None, restoring: bool) -> PreTrainedModel:
+    def build(self, method: Host, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Return the net this stage trains.
 
         Args:
             method: whose stage it is.
             previous: folder of the net to start from; None for the backbone itself.
-            restoring: the values are about to come from a checkpoint, so only the shapes matter.
+            structure: of the checkpoint that the values are about to come from; None when the stage starts.
         """
         from lit_compress.surgery import load_net
 
@@ -106,6 +107,13 @@ class Stage(nn.Module):
 
     def attach(self, net: PreTrainedModel) -> None:
         """Make the state that mirrors parameters of ``net`` (after sharding, before any checkpoint is read)."""
+
+    def own_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
+        """Return AdamW's groups for parameters with settings of their own: ``params``, ``lr``, ``weight_decay`` ...
+
+        All others are trained as the stage's settings say. The schedule scales every group's learning rate alike.
+        """
+        return []
 
     def begin(self, total_steps: int) -> None:
         """Learn the length of the stage in optimizer steps.

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
-from lit_compress.decompose import decompose
+from lit_compress.decompose import SigmaSide
 from lit_compress.methods.base import Distillation, Method
-from lit_compress.methods.low_rank_stage import LowRankRetraining
-from lit_compress.methods.stage import Stage, Training
-from lit_compress.surgery import Factors
+from lit_compress.methods.low_rank_stage import LowRankRetraining, WeightedDecomposer
+from lit_compress.methods.stage import Host, Stage, Training
+from lit_compress.ranks import Allocation, RankRule
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,15 @@ class Factorized(Training):
             baseline), ``balanced`` = their square roots on both. Same product, other training dynamics.
     """
 
-    sigma_side: Literal["out", "in", "balanced"] = "out"
+    sigma_side: SigmaSide = "out"
 
 
 class Retraining(LowRankRetraining):
     """Factorize by truncated SVD, retrain everything."""
 
-    def factors(self, previous: Path) -> Factors:
-        """Return the truncated SVD of one matrix (Eqs. 1-2)."""
-        side = self.training_settings.sigma_side
-        return lambda name, weight, rank: decompose(weight, rank, sigma_side=side, name=name)
+    def decomposer(self, method: Host, net: PreTrainedModel, previous: Path | None) -> WeightedDecomposer:
+        """Return the truncated SVD (Eqs. 1-2)."""
+        return WeightedDecomposer(sigma_side=self.training_settings.sigma_side)
 
 
 class SVD(Method):
@@ -48,6 +50,9 @@ class SVD(Method):
         backbone: folder or hub name of the pre-trained model, or ``embedded`` for a small one built here.
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
         rank: the same rank k for every matrix instead of a density.
+        rank_ratio: the same fraction of its ranks for every matrix instead of a density, floor(ratio * min(out, in)).
+        allocation: ``uniform``; or ``global``, the same number of parameters in all, spent where the squared singular
+            values per parameter are largest.
         teacher: folder of a net already fine-tuned on the task, e.g. ``runs/x/dense/net``; it takes the place
             of the dense stage.
         dense: fine-tuning of the backbone.
@@ -61,15 +66,17 @@ class SVD(Method):
         backbone: str = "bert-base-uncased",
         density: float = 0.25,
         rank: int | None = None,
+        rank_ratio: float | None = None,
+        allocation: Allocation = "uniform",
         teacher: str | None = None,
         dense: Training = Training(),
         retrain: Factorized = Factorized(),
         distillation: Distillation = Distillation(),
     ) -> None:
         super().__init__(task, backbone, density, teacher, distillation)
-        self.rank, self.dense, self.retrain = rank, dense, retrain
+        self.ranks = RankRule(density, rank, rank_ratio, allocation)
+        self.dense, self.retrain = dense, retrain
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), retrain."""
-        stages: list[Stage] = [] if self.teacher else [Stage("dense", self.dense, distil=False)]
-        return [*stages, Retraining(self.retrain, self.density, self.rank)]
+        return [*self.first(self.dense), Retraining(self.retrain, self.ranks)]

@@ -13,7 +13,7 @@ from lit_compress.layers import MixedRankLinear
 from lit_compress.losses import consistency_loss, task_loss
 from lit_compress.methods import LPAF
 from lit_compress.methods.lpaf import MixedRank, by_density
-from lit_compress.surgery import save_net
+from lit_compress.surgery import describe, save_net
 
 WEIGHTINGS = ("scores", "scores_abs", "scores_raw", "scores_all", "scores_shifted", "mask", "none")
 
@@ -148,9 +148,13 @@ def test_p_one_is_the_sparse_net_p_zero_the_factorized(pruned):
 
 
 @pytest.mark.parametrize("family", TINY)
-@pytest.mark.parametrize("mode", ["concat", "sequential", "checkpoint"])
+@pytest.mark.parametrize("mode", ["concat", "sequential"])
 def test_two_forwards_equal_two_plain_ones(family, mode, tmp_path):
     """Invariant 32: same coins, no dropout: every mode gives the logits and the gradients of two passes."""
+    if (family, mode) == ("deberta-v2", "concat"):
+        with pytest.raises(UserError, match="double_forward: concat does not work with deberta-v2"):
+            LPAF(retrain=MixedRank(double_forward=mode)).stages()[-1].check(make_net(family))
+        return
     pruned = make_pruned(tmp_path / "pruned", make_net(family, dropout=0.0))
     method, batch = module(pruned, double_forward=mode), make_batch()
     stage = method.stage
@@ -234,9 +238,9 @@ def test_sparse_matrix_is_not_trained_and_not_saved(pruned):
 
 def test_restoring_builds_the_same_shapes_without_an_svd(pruned, monkeypatch):
     full = module(pruned)
-    monkeypatch.setattr("lit_compress.methods.lpaf.decompose", None)
+    monkeypatch.setattr("lit_compress.methods.low_rank_stage.decompose", None)
     method = LPAF(backbone="unused", density=0.5)
-    method.enter(method.stages()[-1], 0, pruned, None, restoring=True)
+    method.enter(method.stages()[-1], 0, pruned, None, describe(full.net))
     method.configure_model()
     assert {k: v.shape for k, v in method.state_dict().items()} == {k: v.shape for k, v in full.state_dict().items()}
 

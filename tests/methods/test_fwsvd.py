@@ -1,0 +1,113 @@
+"""FWSVD as a method: Eqs. 3-6 of the paper, literally, on the data of the run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lit_compress.data.datamodule import DataModule
+from lit_compress.decompose import weighted_error
+from lit_compress.errors import UserError
+from lit_compress.families import find_sites
+from lit_compress.methods import FWSVD, SVD
+from lit_compress.methods.fwsvd import Weighted
+from lit_compress.surgery import load_net
+
+
+def factorized(fit, dense, **settings):
+    """Return the net right after the factorization, before any step."""
+    seen = {}
+    retrain = Weighted(epochs=1, learning_rate=1e-9, **settings)
+    method = FWSVD(backbone="unused", rank_ratio=0.33, retrain=retrain)
+    fit(method, "retrain", dense, max_steps=1, look=lambda trainer, module: seen.setdefault("net", module.net))
+    return seen["net"]
+
+
+def literal_fisher(net, data):
+    """Eq. 3 with one backward pass per example: mean of the squared gradients, [out, in] per site."""
+    net = net.double().eval()
+    total, count = {s.name: 0.0 for s in find_sites(net)}, 0
+    for batch in data.train_dataloader():
+        for i in range(len(batch["labels"])):
+            net.zero_grad()
+            inputs = {k: batch[k][i : i + 1] for k in ("input_ids", "attention_mask", "token_type_ids") if k in batch}
+            torch.nn.functional.cross_entropy(net(**inputs).logits, batch["labels"][i : i + 1]).backward()
+            count += 1
+            for name in total:
+                total[name] = total[name] + net.get_submodule(name).weight.grad ** 2
+    return {name: value / count for name, value in total.items()}
+
+
+def test_factors_are_the_papers(fit, dense, tiny_backbone, tiny_data):
+    """I W = U S V^T with I = diag(sqrt of row sums) in the paper's orientation; A = I^-1 U_r S_r, B = V_r^T."""
+    net = factorized(fit, dense)
+    data = DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=8)
+    fisher = literal_fisher(load_net(dense), data)
+    reference = load_net(dense).double()
+    for site in find_sites(net):
+        layer = net.get_submodule(site.name)
+        paper_w = reference.get_submodule(site.name).weight.detach().T  # [in, out]
+        importance = torch.diag(fisher[site.name].T.sum(1).sqrt())
+        u, s, vh = torch.linalg.svd(importance @ paper_w, full_matrices=False)
+        r = int(0.33 * min(paper_w.shape))
+        a, b = torch.linalg.inv(importance) @ u[:, :r] @ torch.diag(s[:r]), vh[:r]
+        assert layer.rank == r
+        assert torch.allclose((layer.left @ layer.right).double(), (a @ b).T, atol=1e-5)
+
+
+def test_element_is_best_at_equation_five(fit, dense, tiny_backbone, tiny_data):
+    """Of all weightings the element-wise one has the smallest error of Eq. 5, in sum over the sites."""
+    data = DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=8)
+    fisher, reference = literal_fisher(load_net(dense), data), load_net(dense).double()
+
+    def error(**settings):
+        net = factorized(fit, dense, **settings)
+        total = 0.0
+        for site in find_sites(net):
+            layer = net.get_submodule(site.name)
+            weight, product = reference.get_submodule(site.name).weight, (layer.left @ layer.right).double()
+            total += float((fisher[site.name] * (weight - product) ** 2).sum())
+        return total
+
+    errors = {axis: error(axis=axis) for axis in ("in", "out", "both", "element")}
+    errors["none"] = error(weighting="none")
+    assert min(errors, key=errors.__getitem__) == "element"
+    assert errors["in"] < errors["none"] and errors["both"] < errors["none"]
+
+
+def test_without_weighting_it_is_the_plain_svd(fit, dense):
+    net = factorized(fit, dense, weighting="none")
+    method = SVD(backbone="unused", rank_ratio=0.33)
+    method.enter(method.stages()[-1], 0, dense, None)
+    method.configure_model()
+    for site in find_sites(net):
+        ours, theirs = net.get_submodule(site.name), method.net.get_submodule(site.name)
+        assert torch.allclose(ours.left @ ours.right, theirs.left @ theirs.right, atol=1e-5)
+        reference = load_net(dense).get_submodule(site.name).weight.detach()
+        assert weighted_error(reference, (ours.left @ ours.right).detach()) > 0
+
+
+def test_default_is_a_third_of_the_ranks():
+    assert FWSVD(backbone="unused").ranks.rank_ratio == 0.33
+    assert FWSVD(backbone="unused", density=0.5).ranks.by_density
+    assert FWSVD(backbone="unused", rank=7).ranks.rank == 7
+
+
+def test_nothing_is_left_of_the_fisher_pass(fit, dense):
+    """The pass leaves no gradients of the training examples and no frozen parameters."""
+    net = factorized(fit, dense)
+    assert all(p.requires_grad for p in net.parameters()) and net.training
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: FWSVD(backbone="x", density=0.5, rank=3), "model.density 0.5, model.rank 3: only one"),
+        (lambda: Weighted(power=0), "retrain.power: 0"),
+        (lambda: Weighted(fisher_examples=0), "retrain.fisher_examples: 0"),
+        (lambda: Weighted(weighting="importance"), "retrain.axis: 'in' has no scores"),
+    ],
+)
+def test_mistakes_are_one_line(build, words):
+    with pytest.raises(UserError, match=words.replace(".", r"\.")):
+        build()

@@ -1,0 +1,292 @@
+"""LoSparse inside a real fit: decomposition, score, rows, budget; its two low-rank variants."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import make_batch, make_net
+from torch import nn
+
+from lit_compress import budget
+from lit_compress.backbones import load_net as load_backbone
+from lit_compress.errors import UserError
+from lit_compress.export.fuse import fuse
+from lit_compress.families import find_sites
+from lit_compress.layers import LowRankLinear, LowRankSparseLinear
+from lit_compress.methods import LoSparse, LowRankI, LowRankII
+from lit_compress.methods.losparse import LowRankPlusSparse
+from lit_compress.methods.row_pruning_stage import RowPruning, RowSparsePruning, _rank
+from lit_compress.surgery import load_net
+from lit_compress.tasks import get_task
+
+FAST = {"epochs": 2, "learning_rate": 1e-3, "low_rank": 0.1, "interval": 3}
+
+
+def losparse(density=0.4, backbone="unused", **settings):
+    return LoSparse(backbone=backbone, density=density, prune=LowRankPlusSparse(**FAST | settings))
+
+
+def build(dense, method):
+    method.enter(method.stages()[-1], 0, dense, None)
+    method.configure_model()
+    return method
+
+
+def layers(net):
+    return [net.get_submodule(site.name) for site in find_sites(net)]
+
+
+def logits(net):
+    batch = make_batch()
+    ids = batch["input_ids"] % 20
+    with torch.no_grad():
+        return net.eval()(input_ids=ids, attention_mask=batch["attention_mask"]).logits
+
+
+@pytest.fixture(scope="module")
+def bert_base():
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    with torch.device("meta"):
+        return AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", num_labels=2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks"),
+    [
+        ((768, 768), [4, 8, 12, 20, 39, 77, 116, 154, 192]),
+        ((3072, 768), [7, 13, 19, 31, 62, 123, 185, 246, 308]),
+        ((768, 3072), [7, 13, 19, 31, 62, 123, 185, 246, 308]),
+        ((1024, 1024), [6, 11, 16, 26, 52, 103, 154, 205, 256]),
+        ((4096, 1024), [9, 17, 25, 41, 82, 164, 246, 328, 410]),
+    ],
+)
+def test_ranks_of_the_authors(shape, ranks):
+    """Invariant 2: R = ceil(r out in / (out + in))."""
+    assert [_rank(r / 100, *shape) for r in (1, 2, 3, 5, 10, 20, 30, 40, 50)] == ranks
+    assert _rank(0.0, *shape) == 0
+
+
+@pytest.mark.parametrize(("share", "real"), [(0.01, 0.0111), (0.02, 0.0210), (0.03, 0.0310), (0.05, 0.0510)])
+def test_share_of_the_factors_of_bert_base(bert_base, share, real):
+    """Rounding up costs this much; ``exact`` takes it from the rows, ``nominal`` does not."""
+    found = {}
+    for ratio in ("exact", "nominal"):
+        stage = RowSparsePruning(RowPruning(), 0.2, share, ratio)
+        stage.check(bert_base)
+        assert stage._factors / 84_934_656 == pytest.approx(real, abs=1e-4)
+        found[ratio] = stage._final
+    assert found["nominal"] == pytest.approx(0.2 - share, abs=1e-8)
+    assert found["exact"] * 84_934_656 + stage._factors == pytest.approx(round(0.2 * 84_934_656))
+
+
+def test_published_schedule(bert_base):
+    """Spec table for MNLI: T=12272, t_i=675, t_f=3375, p_T=.15, and the printed formula is another one."""
+    stage = RowSparsePruning(RowPruning(start=675, end=3375), 0.2, 0.05, "nominal")
+    stage.check(bert_base)
+    stage.begin(12272)
+    for step, p in ((674, 1), (675, 1), (2000, 0.652), (4050, 0.324), (5000, 0.241), (8896, 0.15), (8897, 0.15)):
+        assert stage.kept(step) == pytest.approx(p, abs=6e-4)
+    printed = 0.15 + 0.85 * (1 - (676 - 675 - 3375) / (12272 - 675 - 3375)) ** 3
+    assert printed > 1 >= stage.kept(676)
+    assert not stage.at_budget(8896) and stage.at_budget(8897)
+
+
+def test_decomposed_net_is_the_net_before(dense):
+    """Invariant 1, and AdamW trains all three parts."""
+    net, method = load_net(dense), build(dense, losparse())
+    assert torch.allclose(logits(method.net), logits(net), atol=1e-5)
+    for layer, linear in zip(layers(method.net), layers(net), strict=True):
+        u, s, vh = torch.linalg.svd(linear.weight.detach().double())
+        k = layer.rank
+        assert torch.allclose((layer.left @ layer.right).double(), u[:, :k] * s[:k] @ vh[:k], atol=1e-6)
+        gram = layer.left.T @ layer.left
+        assert torch.allclose(gram, layer.right @ layer.right.T, atol=1e-6)
+        assert torch.allclose(gram.double(), s[:k].diag(), atol=1e-6)
+        assert layer.left.requires_grad and layer.right.requires_grad and layer.sparse.requires_grad
+
+
+@pytest.mark.parametrize("point", ["after", "before"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_scores_equal_a_hand_made_average(fit, dense, point, accumulate):
+    """Eqs. 2-4 per entry: one term per optimizer step, of whole gradients, windows of 3."""
+    method, terms = losparse(density=0.999, score_point=point, start=0.8, end=0.05, beta=0.7), []
+    before_step, after_step = RowSparsePruning.before_step, RowSparsePruning.after_step
+
+    def note(stage):
+        terms.append([(w * w.grad).abs().detach().clone() for w in stage._weights])
+
+    stage = method.stages()[-1]
+    method.stages = lambda: [stage]
+    stage.before_step = lambda net: (note(stage) if point == "before" else None, before_step(stage, net))
+    stage.after_step = lambda net, n: (note(stage) if point == "after" else None, after_step(stage, net, n))
+    fit(method, "prune", dense, accumulate_grad_batches=accumulate, max_epochs=1)
+    assert len(terms) == -(-13 // accumulate)
+    expected = [torch.zeros_like(term) for term in terms[0]]
+    for step in range(0, len(terms), 3):
+        for i, entry in enumerate(expected):
+            window = torch.stack([terms[s][i] for s in range(step - 3, step)]).mean(0) if step else 0 * entry
+            expected[i] = 0.7 * entry + 0.3 * window
+    assert all(torch.allclose(s, e.mean(1), rtol=1e-4) for s, e in zip(stage.scores, expected, strict=True))
+
+
+@pytest.mark.parametrize("point", ["after", "before"])
+def test_rows_are_exactly_zero_at_the_end(fit, dense, point):
+    """Invariants 6 and 7: the budget to one row after every step of the last phase, only rows of S are touched."""
+    seen = []
+
+    def look(trainer, method):
+        stage, step = method.stage, trainer.global_step
+        kept = sum(int(w.ne(0).any(1).sum()) * w.shape[1] for w in stage._weights)
+        seen.append(kept)
+        if stage.at_budget(step):
+            assert round(stage._final * stage._total) - 64 < kept <= round(stage._final * stage._total)
+            status = stage.status(method.net, step)
+            assert status["target"] == pytest.approx(0.4, abs=1e-4)
+            assert status["density"] == pytest.approx(budget.density(method.net), abs=1e-9)
+
+    method = fit(losparse(score_point=point), "prune", dense, look)
+    assert seen[0] == method.stage._total and len(seen) == 26
+    assert method.stage.at_budget(19) and not method.stage.at_budget(17)
+    for layer in layers(method.net):
+        assert layer.left.all() and layer.right.all() and layer.bias.any()
+    assert 0.39 < budget.density(method.net) <= 0.4
+
+
+def test_rows_between_prunings_take_part_again(fit, dense):
+    """Middle phase: pruned once a window; the steps between leave no mask behind."""
+    zeros = []
+
+    def look(trainer, method):
+        zeros.append(sum(int((~w.ne(0).any(1)).sum()) for w in method.stage._weights))
+
+    method = fit(losparse(start=3, end=8, density=0.3), "prune", dense, look)
+    arrived = 26 - method.stage._end
+    for step, count in enumerate(zeros, start=1):
+        pruned = step > 3 and ((step - 1) % 3 == 0 or step >= arrived)
+        assert (count > 0) == pruned, step
+
+
+def test_export_has_the_density(fit, dense):
+    """Invariants 2 and 10: the counted parameters are the formula's, the logits those of the training form."""
+    method = fit(losparse(), "prune", dense)
+    fused = fuse(method.net)
+    assert torch.allclose(logits(fused), logits(method.net), atol=1e-5)
+    expected = 0
+    for layer in layers(method.net):
+        kept = int(layer.sparse.ne(0).any(1).sum())
+        cost = layer.rank * (layer.in_features + layer.out_features) + kept * layer.in_features
+        expected += min(cost, layer.in_features * layer.out_features)
+    assert budget.count_params(fused).sites == expected
+    assert budget.density(fused) <= 0.4
+
+
+@pytest.mark.parametrize("density", [0.05, 0.1, 0.3, 0.97])
+def test_any_density(dense, density):
+    """Also smaller than the low-rank share, where the ranks shrink and no row stays."""
+    method = build(dense, losparse(density))
+    stage = method.stage
+    stage.begin(100)
+    assert 0 <= stage._final < density and (stage._final == 0) == (density <= 0.1)
+    if density > 0.05:  # 32 x 32: one rank is 6 %
+        assert stage._factors + stage._final * stage._total <= density * stage._total + 0.5
+    for weight in stage._weights:
+        weight.grad = torch.rand_like(weight)
+    stage.after_step(method.net, 1)
+    stage.after_step(method.net, 100)
+    assert budget.density(fuse(method.net)) <= max(density, 0.0625)
+
+
+def test_density_one_is_the_dense_net(fit, dense):
+    method = build(dense, losparse(1.0))
+    assert not any(isinstance(m, LowRankSparseLinear) for m in method.net.modules())
+    method = fit(losparse(1.0), "prune", dense, max_steps=2)
+    assert method.stage.status(method.net, 2) == {"target": 1.0, "density": 1.0}
+
+
+def test_starts_from_the_pretrained_net(tiny_backbone, dense):
+    """The paper's start; ``init: finetuned`` takes the net of the stage before."""
+    task = get_task("sst2")
+    assert losparse().stages()[-1].from_backbone and not losparse(init="finetuned").stages()[-1].from_backbone
+    torch.manual_seed(0)
+    net = load_backbone(str(tiny_backbone), task)
+    torch.manual_seed(0)
+    method = build(None, losparse(backbone=str(tiny_backbone)))
+    assert torch.allclose(logits(method.net), logits(net), atol=1e-5)
+
+
+def test_dropout_can_be_turned_off(dense):
+    kept, off = build(dense, losparse()).net, build(dense, losparse(dropout=False)).net
+    assert {m.p for m in kept.modules() if isinstance(m, nn.Dropout)} == {0.1}
+    assert {m.p for m in off.modules() if isinstance(m, nn.Dropout)} == {0.0}
+
+
+@pytest.mark.parametrize("point", ["after", "before"])
+def test_non_finite_gradients_leave_the_scores_alone(dense, point):
+    """Invariant 11."""
+    method = build(dense, losparse(score_point=point))
+    stage = method.stage
+    stage.begin(100)
+    for weight in stage._weights:
+        weight.grad = torch.ones_like(weight)
+    stage._weights[3].grad[0, 0] = torch.inf
+    stage.before_step(method.net)
+    stage.after_step(method.net, 2)
+    assert not any(state.any() for state in stage.scores + stage.windows)
+    stage._weights[3].grad[0, 0] = 1.0
+    stage.before_step(method.net)
+    stage.after_step(method.net, 2)
+    assert all(window.any() for window in stage.windows) and not any(score.any() for score in stage.scores)
+
+
+def test_bfloat16_weights_have_float32_scores():
+    stage = RowSparsePruning(RowPruning(), 0.5)
+    net = make_net().bfloat16()
+    stage._plan(net)
+    from lit_compress.surgery import factorize
+
+    stage.attach(factorize(net, dict.fromkeys(stage.ranks, 0), None, LowRankSparseLinear))
+    assert {state.dtype for state in stage.scores + stage.windows} == {torch.float32}
+
+
+def test_low_rank_one_and_two_end_with_the_same_shapes(fit, dense):
+    """Section 4.4: factors only, from the same decomposition."""
+    first = build(dense, LowRankI(backbone="unused", density=0.4)).net
+    second = LowRankII(backbone="unused", density=0.4, prune=RowPruning(epochs=2, learning_rate=1e-3, interval=3))
+    start = build(dense, LowRankII(backbone="unused", density=0.4)).net
+    for one, two in zip(layers(first), layers(start), strict=True):
+        assert torch.allclose(one.left @ one.right, two.left @ two.right, atol=1e-6)
+        assert torch.allclose(one.left.T @ one.left, one.right @ one.right.T, atol=1e-6)
+    assert torch.allclose(logits(start), logits(load_net(dense)), atol=1e-5)
+    assert not torch.allclose(logits(first), logits(start), atol=1e-5)
+    fused = fuse(fit(second, "prune", dense).net)
+    assert all(type(m) is LowRankLinear for m in layers(fused))
+    assert [m.rank for m in layers(fused)] == [m.rank for m in layers(first)]
+    assert budget.count_params(fused).sites == budget.count_params(first).sites <= 0.4 * budget.dense_site_params(first)
+
+
+def test_schedule_longer_than_training(bert_base):
+    """The setting of the paper's Appendix D with 10 epochs: a window of -230 steps."""
+    stage = RowSparsePruning(RowPruning(start=12800, end=51200), 0.3, 0.2)
+    stage.check(bert_base)
+    with pytest.raises(UserError, match="start=12800 \\+ end=51200 leave no step of total=63770"):
+        stage.begin(63770)
+    stage.begin(76524)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"low_rank": 0.0}, "prune.low_rank: 0.0 is not in .* nearest valid 0.01"),
+        ({"low_rank": 1.5}, "nearest valid 1.0"),
+        ({"start": -0.1}, "prune.start: -0.1 is neither .* nearest valid 0"),
+        ({"end": 2.5}, "prune.end: 2.5 is neither .* nearest valid 2"),
+        ({"start": 0.6, "end": 0.4}, "0.6 \\+ 0.4 leave no step"),
+        ({"interval": 0}, "prune.interval: 0 is below 1"),
+        ({"beta": 1.0}, "prune.beta: 1.0 is not in .* nearest valid 0.99"),
+        ({"epochs": 0}, "epochs: 0 is below 1"),
+    ],
+)
+def test_bad_settings_are_one_line(settings, words):
+    with pytest.raises(UserError, match=words):
+        LowRankPlusSparse(**settings)

@@ -1,0 +1,226 @@
+"""Movement pruning of rows: schedule, budget, own learning rate, penalty."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from tiny import TINY, make_batch, make_net
+
+from lit_compress.errors import UserError
+from lit_compress.export.fuse import fuse
+from lit_compress.families import find_sites
+from lit_compress.layers import MaskedLinear
+from lit_compress.masks import keep_count, select_rows
+from lit_compress.methods import Movement
+from lit_compress.methods.movement import MovementPruning, MovementRamp
+from lit_compress.surgery import load_net, save_net
+
+
+def movement(density=0.3, **settings):
+    ramp = {"epochs": 2, "learning_rate": 1e-3, "start": 0.2, **settings}
+    return Movement(backbone="unused", density=density, prune=MovementRamp(**ramp))
+
+
+def layers(method):
+    return [method.net.get_submodule(site.name) for site in find_sites(method.net)]
+
+
+def share(method):
+    kept = sum(int(layer.mask.sum()) * layer.in_features for layer in layers(method))
+    return kept / sum(layer.weight.numel() for layer in layers(method))
+
+
+def test_hard_masks_follow_the_schedule(fit, dense):
+    """Spec 2.3: all ones until t_i; from then on the best rows of all matrices together, weighted by parameters."""
+    seen = []
+
+    def look(trainer, method):
+        stage, step = method.stage, trainer.global_step
+        seen.append(share(method))
+        if step <= stage._start:
+            assert seen[-1] == 1.0
+        scores = [layer.score.detach() for layer in layers(method)]
+        costs = [layer.in_features for layer in layers(method)]
+        total = sum(layer.weight.numel() for layer in layers(method))
+        expected = select_rows(scores, costs, keep_count(stage.target(step), total))
+        assert all(torch.equal(layer.mask, e) for layer, e in zip(layers(method), expected, strict=True))
+        total = sum(layer.weight.numel() for layer in layers(method))
+        assert 0 <= stage.target(step) * total + 0.5 - seen[-1] * total < 65
+
+    method = fit(movement(), "prune", dense, look)
+    assert seen[-1] <= 0.3 + 1e-9 and method.stage.at_budget(len(seen)) and not method.stage.at_budget(10)
+    assert method.stage.status(method.net, len(seen)) == {"target": 0.3, "density": seen[-1]}
+    fused = fuse(method.net)
+    inputs = {"input_ids": make_batch()["input_ids"] % 20}
+    assert torch.equal(fused(**inputs).logits, method.net.eval()(**inputs).logits)
+    assert all(type(fused.get_submodule(site.name)) is torch.nn.Linear for site in find_sites(fused))
+
+
+def test_removed_rows_stand_still_and_their_scores_move(fit, dense):
+    """Spec 2.3: no weight gradient, a score gradient, for rows that are switched off."""
+    off = []
+
+    def look(trainer, method):
+        for layer in layers(method):
+            gone = ~before[id(layer)]
+            assert torch.count_nonzero(layer.weight.grad[gone]) == 0
+            off.append(bool(layer.score.grad[gone].any()))
+            before[id(layer)] = layer.mask.clone()
+
+    method = movement()
+    before = {}
+    original = MovementPruning.attach
+
+    def attach(self, net):
+        original(self, net)
+        before.update({id(layer): layer.mask.clone() for layer in self._layers})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MovementPruning, "attach", attach)
+        fit(method, "prune", dense, look)
+    assert any(off)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_masks_change_only_after_an_optimizer_step(fit, dense, accumulate):
+    """One cut-off for all micro-batches of a step."""
+    seen, method = [], movement(start=0.0)
+    step = type(method).training_step
+
+    def note(self, batch, batch_idx):
+        seen.append((self.trainer.global_step, torch.cat([layer.mask for layer in layers(self)])))
+        return step(self, batch, batch_idx)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(method), "training_step", note)
+        fit(method, "prune", dense, accumulate_grad_batches=accumulate)
+    masks = {}
+    for at, mask in seen:
+        assert torch.equal(masks.setdefault(at, mask), mask)
+    assert len(seen) >= accumulate * (len(masks) - 2) and len({int(m.sum()) for m in masks.values()}) > 3
+
+
+def test_scores_have_their_own_learning_rate(fit, dense):
+    """One AdamW: the scores at 1e-2 without decay, the rest as ever; the schedule scales all."""
+    rates = []
+
+    def look(trainer, method):
+        groups = trainer.optimizers[0].param_groups
+        assert [len(g["params"]) for g in groups[2:]] == [12] and groups[2]["weight_decay"] == 0.0
+        assert {id(p) for p in groups[2]["params"]} == {id(layer.score) for layer in layers(method)}
+        assert groups[0]["weight_decay"] == 0.1
+        every = [id(p) for g in groups for p in g["params"]]
+        assert sorted(every) == sorted(id(p) for p in method.net.parameters())
+        rates.append((groups[0]["lr"], groups[1]["lr"], groups[2]["lr"]))
+
+    fit(movement(weight_decay=0.1, score_learning_rate=2e-2), "prune", dense, look)
+    assert all(a == b and c == pytest.approx(20 * a) for a, b, c in rates) and max(c for *_, c in rates) > 0.015
+
+
+def test_plain_sgd_moves_the_score_by_minus_g_w():
+    """Spec 2.3: s = -lr sum_ij g_ij W_ij, so a row whose weights grow gets a higher score."""
+    layer = MaskedLinear(torch.nn.Linear(2, 1, bias=False))
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.0, -1.0]]))
+    optimizer, total = torch.optim.SGD([layer.score, layer.weight], lr=0.1), 0.0
+    for _ in range(4):
+        optimizer.zero_grad()
+        (0.5 * (layer(torch.tensor([1.0, -1.0])) - 5.0) ** 2).sum().backward()
+        total -= 0.1 * float((layer.weight.grad * layer.weight).sum())
+        optimizer.step()
+    assert layer.score.item() == pytest.approx(total) and total > 0
+
+
+def test_soft_penalty_is_the_gradient_of_its_formula():
+    """lambda(t) sum over {attention, feed-forward} of (1 / 2) mean over matrices of mean_i sigmoid(s_i)."""
+    stage = MovementPruning(MovementRamp(form="soft", penalty=3000.0, start=0.0, end=0.0), 0.4)
+    net = make_net()
+    for site in find_sites(net):
+        layer = MaskedLinear(net.get_submodule(site.name))
+        parent, _, child = site.name.rpartition(".")
+        setattr(net.get_submodule(parent), child, layer)
+    stage.attach(net)
+    stage.begin(4)
+    generator = torch.Generator().manual_seed(0)
+    for layer in stage._layers:
+        layer.score.data.normal_(generator=generator)
+        layer.score.grad = torch.ones_like(layer.score)
+
+    class Host:
+        trainer = type("At", (), {"global_step": 2})
+
+        def logits(self, batch): ...
+
+        def objective(self, *_, **__):
+            return {}
+
+    stage.losses(Host(), {})
+    stage.before_step(net)
+    groups = {True: [], False: []}
+    for site, layer in zip(find_sites(net), stage._layers, strict=True):
+        groups[site.role in ("up", "down")].append(layer.score.sigmoid().mean())
+    formula = 3000.0 * (1 - 0.5**3) * sum(torch.stack(group).mean() for group in groups.values()) / 2  # half way
+    expected = torch.autograd.grad(formula, [layer.score for layer in stage._layers])
+    for layer, grad in zip(stage._layers, expected, strict=True):
+        assert torch.allclose(layer.score.grad - 1, grad, atol=1e-5) and grad.abs().min() > 0.01
+
+
+def test_soft_threshold_rises_and_a_miss_is_said(fit, dense, tmp_path):
+    """tau from 0 to tau_f by the same cubic; without a penalty nothing falls below it, and the run says so."""
+    seen = []
+
+    def look(trainer, method):
+        stage, step = method.stage, trainer.global_step
+        seen.append(stage.status(method.net, step)["threshold"])
+        for layer in layers(method):
+            floor = int(0.005 * layer.out_features) + 1
+            assert int(layer.mask.sum()) == max(floor, int((layer.score.sigmoid() > seen[-1]).sum()))
+
+    method = fit(movement(form="soft", penalty=0.0, threshold=0.3), "prune", dense, look)
+    assert seen[0] == 0.0 and seen[-1] == pytest.approx(0.3) and seen == sorted(seen)
+    with pytest.warns(
+        UserWarning, match=r"prune.penalty: 0.0 left \d\.\d+ of the weights, more than model.density 0.3"
+    ):
+        method.stage.finish(method.net, tmp_path)
+    method = fit(
+        movement(form="soft", penalty=1000.0, threshold=0.49, score_learning_rate=0.5), "prune", dense, max_epochs=2
+    )
+    assert share(method) < 0.3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method.stage.finish(method.net, tmp_path)
+
+
+@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("form", ["hard", "soft"])
+def test_density_one_is_the_dense_net(family, form, tmp_path):
+    """Before the first step every mask is 1, whatever the family; with density 1 it stays so."""
+    folder = tmp_path / "dense"
+    folder.mkdir()
+    save_net(make_net(family), folder)
+    method = movement(density=1.0, form=form)
+    method.enter(method.stages()[1], 0, folder, None)
+    method.configure_model()
+    inputs = {k: v for k, v in make_batch().items() if k.startswith(("input", "att"))}
+    assert torch.equal(method.net.eval()(**inputs).logits, load_net(folder)(**inputs).logits)
+    method.stage.begin(10)
+    for layer in layers(method):
+        layer.score.data.fill_(-9.0)
+    method.stage.after_step(method.net, 10)
+    assert share(method) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"score_learning_rate": 0.0}, "prune.score_learning_rate: 0.0 is not above 0"),
+        ({"threshold": 1.0}, r"prune.threshold: 1.0 is not in \(0, 1\)"),
+        ({"penalty": -1.0}, "prune.penalty: -1.0 is below 0"),
+        ({"start": 0.7}, "leave no step"),
+    ],
+)
+def test_bad_settings_are_one_line(settings, words):
+    with pytest.raises(UserError, match=words):
+        MovementRamp(**settings)
