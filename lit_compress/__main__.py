@@ -12,12 +12,16 @@ USAGE = """usage: python -m lit_compress COMMAND ...
   test TARGET            metrics on the test split
   predict TARGET         write text, label and probability of every row as JSON lines
   export RUN OUT         write a finished run as a folder that loads without this package
+  factorize MODEL OUT --data.task NAME [--rank_ratio 0.33] [--weighting fisher] [--axis in]
+                         factorize a fine-tuned model at once, without training, and export it
+  analyze truncation|sweep|spectra|ranks MODEL OUT --data.task NAME [--weightings none fisher-in]
+                         what truncation does to a fine-tuned model: table and figure
 
 COMMAND --help shows every option with its default; NAME.yaml is a path or a shipped config:
   {configs}
 """
 
-COMMANDS = ("fit", "validate", "test", "predict", "export")
+COMMANDS = ("fit", "validate", "test", "predict", "export", "factorize", "analyze")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -28,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         from lit_compress.configs_path import shipped
 
-        print(USAGE.format(configs="\n  ".join(_columns(shipped()))))
+        print(USAGE.format(configs="\n  ".join(_grouped(shipped()))))
         return
     if argv[0] == "--version":
         from lit_compress import __version__
@@ -57,8 +61,16 @@ def _user_error(error: BaseException | None) -> BaseException | None:
     return error
 
 
-def _columns(names: list[str], width: int = 4) -> list[str]:
-    return ["  ".join(f"{name:18}" for name in names[i : i + width]).rstrip() for i in range(0, len(names), width)]
+def _grouped(names: list[str]) -> list[str]:
+    """Return ``method_{task,task}.yaml`` for configs that differ in their last word."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        method, _, task = name.removesuffix(".yaml").rpartition("_")
+        groups.setdefault(method, []).append(task)
+    return [
+        f"{method}_{{{','.join(tasks)}}}.yaml" if method else " ".join(f"{task}.yaml" for task in tasks)
+        for method, tasks in groups.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The commands: fit, validate, test, predict, export."""
+"""The commands: fit, validate, test, predict, export, factorize, analyze."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 
 from lit_compress.analysis.pictures import log_report
-from lit_compress.errors import UserError
+from lit_compress.errors import UserError, nearest
 from lit_compress.evaluation import evaluate
 from lit_compress.export.folder import export_run
 from lit_compress.export.report import table
+from lit_compress.one_shot import KINDS, RATIOS, analyze_model, factorize_model
 from lit_compress.options import CommandLine
 from lit_compress.predictions import write_predictions
 from lit_compress.runs import Run, write_json
@@ -91,6 +92,73 @@ def export(args: list[str]) -> None:
     report = export_run(run, Path(given.out).expanduser(), parts.method, parts.data)
     print(f"exported {given.out}: density {report['compressed']['density']:.4f}")
     print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
+
+
+# what `factorize` and `analyze` call by its last name: option of fit, meaning
+_SHORT = {
+    "density": ("model.density", "fraction of every matrix that is kept; or"),
+    "rank": ("model.rank", "rank of every matrix; or"),
+    "rank_ratio": ("model.rank_ratio", "fraction of the ranks of every matrix (default 0.33)"),
+    "allocation": ("model.allocation", "uniform (default), or global: as many parameters, where they are worth most"),
+    "weighting": ("model.retrain.weighting", "fisher (default), none, or importance: scores of a pruning stage"),
+    "axis": ("model.retrain.axis", "what shares an importance: in (default), out, both, element"),
+    "power": ("model.retrain.power", "exponent of the importance (default 0.5)"),
+    "estimator": ("model.retrain.estimator", "per_example (default) or batch"),
+    "fisher_examples": ("model.retrain.fisher_examples", "training examples of the Fisher pass (default all)"),
+}
+
+
+def factorize(args: list[str]) -> None:
+    """Factorize a fine-tuned model at once, without training, and export it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_compress factorize", description=factorize.__doc__, allow_abbrev=False
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder or hub name of a model fine-tuned on the task")
+    parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
+    given, cli = _one_shot(parser, args, "factorize")
+    parts = cli.build()
+    report = factorize_model(Path(given.out).expanduser(), parts.method, parts.data, cli.dump())
+    Console().print(table(report))
+    print(f"export: {given.out}")
+
+
+def analyze(args: list[str]) -> None:
+    """Measure what truncation does to a fine-tuned model, without training: table, figure, TensorBoard."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lit_compress analyze", description=analyze.__doc__, allow_abbrev=False
+    )
+    parser.add_argument(
+        "kind", metavar="KIND",
+        help="truncation: drop for every tenth of the components (FWSVD's Figure 1); sweep: metric over the ratio of "
+        "ranks kept; spectra: singular values; ranks: numerical rank of every matrix",
+    )  # fmt: skip
+    parser.add_argument("model", metavar="MODEL", help="folder or hub name of a model fine-tuned on the task")
+    parser.add_argument("out", metavar="OUT", help="folder to write")
+    parser.add_argument("--weightings", nargs="+", default=["none", "fisher-in"], metavar="W",
+                        help="none, fisher-in, fisher-out, fisher-both, fisher-element, importance-out")  # fmt: skip
+    parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS), help="of the ranks, for sweep")
+    given, cli = _one_shot(parser, args, "analyze")
+    if given.kind not in KINDS:
+        raise UserError(f"analyze: unknown kind '{given.kind}'; {nearest(given.kind, KINDS)}")
+    parts, out = cli.build(), Path(given.out).expanduser()
+    rows = analyze_model(given.kind, out, parts.method, parts.data, given.weightings, given.ratios)
+    print(f"{len(rows)} rows: {out / given.kind}.csv\nfigure: {out / given.kind}.png")
+
+
+def _one_shot(parser: argparse.ArgumentParser, args: list[str], command: str) -> tuple[argparse.Namespace, CommandLine]:
+    """Parse the arguments of ``parser``, its short options and those of fit's FWSVD, for MODEL instead of a run."""
+    for short, (_, meaning) in _SHORT.items():
+        parser.add_argument(f"--{short}", help=meaning, metavar="")
+    parser.add_argument("--data.task", dest="task", required=True, help="what the model was fine-tuned on, e.g. sst2")
+    parser.epilog = "Further options are those of fit, e.g. --data.path DIR, --data.batch_size 16."
+    parser.error = _one_line  # type: ignore[method-assign]
+    given, rest = parser.parse_known_args(args)
+    _quiet()
+    short = [
+        f"--{option}={getattr(given, name)}" for name, option in _SHORT.items() if getattr(given, name) is not None
+    ]
+    shared = ["--model", "FWSVD", f"--model.backbone={given.model}", f"--data.task={given.task}"]
+    return given, CommandLine([*shared, *short, *rest], command)
 
 
 def validate(args: list[str]) -> None:

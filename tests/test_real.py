@@ -31,6 +31,30 @@ def test_lpaf_on_minilm_and_sst2(shared, tmp_path):
 
 
 @pytest.mark.slow
+def test_fwsvd_on_minilm_and_mrpc(shared, tmp_path):
+    """33 % of the ranks of real weights; a fine-tuned net is factorized at once to the same factors."""
+    data = [
+        "--data.task",
+        "mrpc",
+        "--data.path",
+        str(shared / "data" / "glue" / "mrpc"),
+        "--data.train_examples",
+        "160",
+    ]
+    backbone = ["--model.backbone", str(shared / "models" / "minilm-l6-h384")]
+    epochs = ["--model.dense.epochs", "1", "--model.dense.learning_rate", "1e-4", "--model.retrain.epochs", "1"]
+    run = ["--trainer.enable_progress_bar", "false", "--run_dir", str(tmp_path / "run")]
+    main(["fit", "--config", "fwsvd_mrpc.yaml", *backbone, *data, *epochs, *run])
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    sites = 6 * 126 * (4 * (384 + 384) + 2 * (384 + 1536))
+    assert report["compressed"]["params"]["sites"] == sites and report["ratios"]["params"]["sites"] < 0.5
+    main(["factorize", str(tmp_path / "run" / "dense" / "net"), str(tmp_path / "out"), *data])
+    again = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert again["compressed"]["params"] == report["compressed"]["params"]
+    assert again["compressed"]["metric"] == pytest.approx(report["compressed"]["initial"], abs=1e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"])
 def test_every_glue_task_runs_whole_on_its_real_files(task, shared, tiny_backbone, tmp_path):
     folder = tmp_path / "run"

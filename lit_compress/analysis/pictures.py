@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
+from lit_compress.budget import dense_sizes, weights
 from lit_compress.callbacks import RunLogger
 from lit_compress.export.report import markdown
 from lit_compress.families import find_sites
-from lit_compress.layers import LowRankLinear
+from lit_compress.layers import LowRankLinear, LowRankRowsLinear
 from lit_compress.runs import Run
 
 if TYPE_CHECKING:
@@ -19,17 +21,15 @@ if TYPE_CHECKING:
 
 def site_table(net: PreTrainedModel) -> list[dict[str, Any]]:
     """Return per site: name, role, layer, rank of the factors (None if dense), density of its weights."""
-    table = []
+    table, dense = [], dense_sizes(net)
     for site in find_sites(net):
         module = net.get_submodule(site.name)
-        low_rank = isinstance(module, LowRankLinear)
-        weights = [module.left, module.right] if low_rank else [module.weight]
-        kept = sum(int(torch.count_nonzero(w)) for w in weights)
+        kept = sum(int(torch.count_nonzero(w)) for w in weights(module))
         table.append(
             {
                 "name": site.name, "role": site.role, "layer": site.layer,
-                "rank": module.rank if low_rank else None,
-                "density": kept / (module.in_features * module.out_features),
+                "rank": module.rank if isinstance(module, LowRankLinear) else None,
+                "density": kept / dense[site.name],
             }
         )  # fmt: skip
     return table
@@ -70,6 +70,15 @@ def structure_figure(net: PreTrainedModel, title: str) -> Figure:
     return figure
 
 
+def _kept(layer: nn.Module) -> torch.Tensor:
+    """Return which weights [out, in] stayed, beside the factors if there are any."""
+    if not isinstance(layer, LowRankRowsLinear):
+        return layer.weight != 0  # type: ignore[return-value]
+    kept = torch.zeros(layer.out_features, layer.in_features, dtype=torch.bool)
+    kept[layer.index.long()] = layer.right[layer.rank :] != 0
+    return kept
+
+
 def mask_figure(net: PreTrainedModel, title: str) -> Figure:
     """Draw which weights of the first layer's attention output stayed (LPAF's Figure 3): dark = kept.
 
@@ -79,7 +88,8 @@ def mask_figure(net: PreTrainedModel, title: str) -> Figure:
     from torch.nn.functional import avg_pool2d
 
     site = next(site for site in find_sites(net) if site.role == "o")
-    kept = (net.get_submodule(site.name).weight != 0).float()
+    module = net.get_submodule(site.name)
+    kept = _kept(module).float()
     figure = Figure(figsize=(5, 5.4), layout="constrained")
     axes = figure.subplots()
     cells = avg_pool2d(kept[None], 4)[0]

@@ -8,9 +8,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny import make_net
 
 from lit_compress.analysis.pictures import log_structure, mask_figure, site_table, structure_figure
-from lit_compress.budget import allocate_ranks, density
+from lit_compress.budget import density
 from lit_compress.callbacks import RunLogger
 from lit_compress.families import find_sites
+from lit_compress.ranks import RankRule
 from lit_compress.surgery import factorize
 
 
@@ -30,7 +31,7 @@ def test_site_table_adds_up_to_the_density(sparse):
     total = sum(row["density"] * size for row, size in zip(table, sizes, strict=True)) / sum(sizes)
     assert total == pytest.approx(density(sparse))
     net = make_net()
-    ranks = allocate_ranks(net, 0.5)
+    ranks = RankRule(0.5).allocate(net)
     factorize(net, ranks, None)
     assert {row["name"]: row["rank"] for row in site_table(net)} == ranks
 
@@ -38,7 +39,7 @@ def test_site_table_adds_up_to_the_density(sparse):
 def test_structure_figure_shows_every_site(sparse):
     texts = [text.get_text() for text in structure_figure(sparse, "prune").axes[0].texts]
     assert len(texts) == len(find_sites(sparse)) and texts[1] == f"{1 / 32:.2f}"
-    factorize(sparse, allocate_ranks(sparse, 0.5), None)
+    factorize(sparse, RankRule(0.5).allocate(sparse), None)
     assert {text.get_text() for text in structure_figure(sparse, "x").axes[0].texts} == {"8", "10"}
 
 

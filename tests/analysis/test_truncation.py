@@ -1,0 +1,125 @@
+"""Grouped truncation, sweep, spectra and ranks against their definitions."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from tiny import make_batch, make_net
+
+from lit_compress.analysis import truncation
+from lit_compress.analysis.plots import FIGURES, write_rows
+from lit_compress.errors import UserError
+from lit_compress.methods.low_rank_stage import WeightedDecomposer
+from lit_compress.ranks import RankRule
+from lit_compress.surgery import factorize
+
+
+@pytest.fixture
+def net():
+    return make_net(dropout=0.0).eval()
+
+
+def decomposers(net):
+    generator = torch.Generator().manual_seed(2)
+    columns = {n: torch.rand(w.shape[1], generator=generator).double() for n, w in truncation.site_weights(net).items()}
+    return {"none": WeightedDecomposer(sigma_side="in"), "in": WeightedDecomposer(columns, axis="in")}
+
+
+def value(net) -> float:
+    batch = make_batch()
+    with torch.no_grad():
+        return float(net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.sum())
+
+
+def test_groups_are_removed_everywhere_and_put_back(net):
+    """Invariant 18: the metric of a group is that of the net without it; afterwards every bit is as before."""
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    rows = truncation.grouped_truncation(net, decomposers(net), value)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert [(r["weighting"], r["group"]) for r in rows] == [(w, g) for w in ("none", "in") for g in range(1, 11)]
+    full = value(net)
+    third = {}
+    for name, weight in truncation.site_weights(net).items():
+        u, s, vh = torch.linalg.svd(weight.double(), full_matrices=False)
+        index = torch.tensor_split(torch.arange(len(s)), 10)[2]
+        third[name] = (weight.double() - u[:, index] * s[index] @ vh[index]).float()
+    with truncation.replaced(net, third):
+        expected = value(net)
+    row = rows[2]
+    assert row["metric"] == pytest.approx(expected, abs=1e-5) and row["drop"] == pytest.approx(
+        full - expected, abs=1e-5
+    )
+    assert row["relative_drop"] == pytest.approx(row["drop"] / full)
+    plain = [r for r in rows if r["weighting"] == "none"]
+    sizes = [len(i) for i in torch.tensor_split(torch.arange(32), 10)]
+    for r, size in zip(plain, sizes, strict=True):  # of equal matrices: |removed| >= mean sigma, by Cauchy-Schwarz
+        assert r["error"] >= r["sigma"] * size**0.5 - 1e-9
+    assert all(a["sigma"] > b["sigma"] for a, b in itertools.pairwise(plain))
+
+
+def test_sweep_ends_at_the_dense_net(net):
+    rows = truncation.rank_ratio_sweep(net, decomposers(net), value, (0.2, 1.0))
+    assert [r["density"] for r in rows if r["rank_ratio"] == 1.0] == [1.0, 1.0]
+    assert all(r["metric"] == pytest.approx(value(net), abs=1e-5) for r in rows if r["rank_ratio"] == 1.0)
+    low = next(r for r in rows if r["weighting"] == "none" and r["rank_ratio"] == 0.2)
+    ranks = RankRule(rank_ratio=0.2).allocate(net)
+    small = factorize(make_net(dropout=0.0).eval(), ranks, WeightedDecomposer().factors)
+    assert low["metric"] == pytest.approx(value(small), abs=1e-5)
+    shapes = [net.get_submodule(n).weight.shape for n in ranks]
+    kept = sum(r * sum(s) for r, s in zip(ranks.values(), shapes, strict=True))
+    assert low["density"] == pytest.approx(kept / sum(w.numel() for w in truncation.site_weights(net).values()))
+
+
+def test_sweep_takes_an_element_wise_weighting(net):
+    importance = {n: torch.rand_like(w).double() for n, w in truncation.site_weights(net).items()}
+    found = {"element": WeightedDecomposer(importance, axis="element")}
+    assert len(truncation.rank_ratio_sweep(net, found, value, (0.3,))) == 1
+    with pytest.raises(UserError, match="'element' has no singular values"):
+        truncation.grouped_truncation(net, found, value)
+
+
+def test_replaced_puts_back_after_an_error(net):
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    with (
+        pytest.raises(RuntimeError),
+        truncation.replaced(net, {n: w * 0 for n, w in truncation.site_weights(net).items()}),
+    ):
+        raise RuntimeError
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def test_spectra_are_singular_values(net):
+    rows = truncation.spectra(net, decomposers(net))
+    name, weight = next(iter(truncation.site_weights(net).items()))
+    sigma = [r["sigma"] for r in rows if r["weighting"] == "none" and r["site"] == name]
+    assert sigma == pytest.approx(torch.linalg.svdvals(weight.double()).tolist())
+    assert [r["energy"] for r in rows if r["site"] == name][31] == pytest.approx(1.0)
+
+
+def test_ranks_of_dense_sparse_and_factorized(net):
+    weights = truncation.site_weights(net)
+    name = next(iter(weights))
+    weights[name][5:] = 0
+    assert (
+        truncation.ranks(net)[0] | {"rank": 5, "rows": 5, "columns": 32, "density": 5 / 32} == truncation.ranks(net)[0]
+    )
+    factorize(net, {name: 3}, WeightedDecomposer().factors)
+    assert truncation.ranks(net)[0]["rank"] == 3
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_every_table_is_written_and_drawn(kind, net, tmp_path):
+    found = decomposers(net)
+    rows = {
+        "truncation": lambda: truncation.grouped_truncation(net, found, value),
+        "sweep": lambda: truncation.rank_ratio_sweep(net, found, value, (0.2, 0.5)),
+        "spectra": lambda: truncation.spectra(net, found),
+        "ranks": lambda: truncation.ranks(net),
+    }[kind]()
+    write_rows(kind, rows, tmp_path / "out")
+    lines = (tmp_path / "out" / f"{kind}.csv").read_text().splitlines()
+    assert len(lines) == len(rows) + 1 and lines[0] == ",".join(rows[0])
+    assert (tmp_path / "out" / f"{kind}.png").stat().st_size > 5000
+    assert list((tmp_path / "out").glob("events.*"))

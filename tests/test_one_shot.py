@@ -1,0 +1,135 @@
+"""factorize and analyze through the command line: a fine-tuned model in, an export or a figure out."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_cli import fails
+
+from lit_compress.__main__ import main
+from lit_compress.families import find_sites
+from lit_compress.surgery import load_net
+
+
+@pytest.fixture(scope="module")
+def run(short_run, tmp_path_factory):
+    """A finished SVD run; its dense net is the fine-tuned model."""
+    folder = tmp_path_factory.mktemp("one_shot") / "run"
+    main(["fit", "--model", "SVD", "--model.rank_ratio", "0.3", *short_run, "--run_dir", str(folder)])
+    return folder
+
+
+@pytest.fixture
+def words(run, tiny_data):
+    """MODEL and what names its data."""
+    return [str(run / "dense" / "net")], [
+        "--data.task",
+        "sst2",
+        "--data.path",
+        str(tiny_data),
+        "--data.batch_size",
+        "8",
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--rank_ratio", "0.3"],
+        ["--density", "0.5", "--axis", "out"],
+        ["--rank", "5", "--axis", "both", "--fisher_examples", "20"],
+        ["--density", "0.5", "--allocation", "global"],
+        ["--weighting", "none"],
+    ],
+)
+def test_factorize_writes_a_full_export(options, words, tmp_path):
+    model, data = words
+    main(["factorize", *model, str(tmp_path / "out"), *data, *options])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["method"] == "FWSVD" and list(report["stages"]) == ["dense", "compressed"]
+    assert report["compressed"]["density"] < 0.7 and report["export_difference"] <= 1e-5
+    assert {
+        "config.json",
+        "model.safetensors",
+        "structure.json",
+        "README.md",
+        "modeling_compressed.py",
+        "tokenizer.json",
+    } <= {p.name for p in (tmp_path / "out").iterdir()}
+    net = load_net(tmp_path / "out")
+    ranks = {net.get_submodule(s.name).rank for s in find_sites(net) if hasattr(net.get_submodule(s.name), "rank")}
+    assert ranks == {"0.3": {9}, "5": {5}, "none": {10}}.get(options[1], ranks)
+    assert len(ranks) > 1 or "global" not in options
+
+
+def test_a_factorized_model_is_evaluated_like_a_run(words, tmp_path, capsys):
+    model, data = words
+    main(["factorize", *model, str(tmp_path / "out"), *data])
+    capsys.readouterr()
+    main(["validate", str(tmp_path / "out")])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert capsys.readouterr().out.strip() == f"val/accuracy {report['compressed']['metric']:.6f}"
+
+
+def test_scores_of_a_pruning_stage_weigh_rows(words, run, tmp_path):
+    """`--weighting importance` uses what lies beside the model; equal scores are the plain SVD."""
+    from shutil import copytree
+
+    _, data = words
+    copytree(run / "dense" / "net", tmp_path / "net")
+    net = load_net(tmp_path / "net")
+    rows = {f"{s.name}/scores": torch.ones(len(net.get_submodule(s.name).weight)).double() for s in find_sites(net)}
+    save_file(rows, tmp_path / "net" / "importance.safetensors")
+    for out, weighting in (("a", ["importance", "--axis", "out"]), ("b", ["none"])):
+        main(["factorize", str(tmp_path / "net"), str(tmp_path / out), *data, "--weighting", *weighting])
+    first, second = (load_file(tmp_path / out / "model.safetensors") for out in "ab")
+    name = find_sites(net)[0].name
+    products = [t[f"{name}.left"] @ t[f"{name}.right"] for t in (first, second)]
+    assert torch.allclose(*products, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["truncation", "sweep", "spectra", "ranks"])
+def test_analyze_writes_table_and_figure(kind, words, tmp_path, capsys):
+    model, data = words
+    weightings = ["--weightings", "none", "fisher-in", "fisher-both"]
+    main(["analyze", kind, *model, str(tmp_path / "out"), *data, *weightings, "--ratios", "0.5", "1.0"])
+    rows = list(csv.DictReader((tmp_path / "out" / f"{kind}.csv").open()))
+    assert len(rows) == {"truncation": 30, "sweep": 6, "spectra": 3 * 12 * 32, "ranks": 12}[kind]
+    assert f"{len(rows)} rows" in capsys.readouterr().out
+    if kind == "sweep":
+        main(["analyze", kind, *model, str(tmp_path / "out"), *data, "--ratios", "1.0"])  # replaces the earlier one
+        assert len((tmp_path / "out" / "sweep.csv").read_text().splitlines()) == 3
+
+
+def test_mistakes_are_one_line(words, run, tmp_path, capsys):
+    model, data = words
+    out = str(tmp_path / "out")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    for line, text in [
+        (["factorize", *model], "required: OUT"),
+        (["factorize", *model, out], "required: --data.task"),
+        (["factorize", str(tmp_path / "nowhere"), out, *data], "no folder"),
+        (["factorize", str(run), out, *data], f"is a run, not a model; give one of its nets, e.g. {run / 'dense/net'}"),
+        (["factorize", str(run / "export"), out, *data], "is compressed already"),
+        (["factorize", *model, out, *data, "--rank_ratio", "1.5"], "rank_ratio"),
+        (["factorize", *model, out, *data, "--rank", "99"], "model.rank: 99 makes no matrix smaller"),
+        (["factorize", *model, out, *data, "--rank", "3", "--density", "0.5"], "only one of them"),
+        (["factorize", *model, out, *data, "--axis", "inn"], "model.retrain.axis: 'inn' is not a valid"),
+        (["factorize", *model, out, *data, "--weighting", "importance", "--axis", "out"], "has no scores"),
+        (["factorize", *model, out, *data, "--axis", "element", "--allocation", "global"], "'element' has no singular"),
+        (["factorize", *model, out, *data, "--fisher_examples", "101"], "fisher_examples: 101 is more than there are"),
+        (["factorize", *model, out, *data, "--densty", "0.5"], "unknown option 'densty'"),
+        (["factorize", *model, str(tmp_path / "mine"), *data], "holds something that is not an export"),
+        (["factorize", *model, out, "--data.task", "mnli", *data[2:]], "3"),
+        (["analyze", "sweeep", *model, out, *data], "unknown kind 'sweeep'; did you mean 'sweep'?"),
+        (["analyze", "sweep", *model, out, *data, "--weightings", "fisher-inn"], "did you mean 'fisher-in'?"),
+        (["analyze", "sweep", *model, out, *data, "--ratios", "2"], "2.0"),
+        (["analyze", "sweep", *model, str(tmp_path / "mine"), *data], "holds something that is not an analysis"),
+    ]:
+        assert text in fails(capsys, *line), line
+    assert not (tmp_path / "out").exists() and (tmp_path / "mine" / "thesis.txt").exists()
