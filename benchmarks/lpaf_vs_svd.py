@@ -11,16 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
+from common import RESULTS, command, report_of, write
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "lpaf_vs_svd"
 DENSITIES = (0.25, 0.5, 0.16)
 RATES = (1e-4, 3e-4)
 PLAIN = {"p_init": 0.0, "consistency": 0.0}  # retraining without step 3's two ideas
@@ -28,27 +24,12 @@ PLAIN = {"p_init": 0.0, "consistency": 0.0}  # retraining without step 3's two i
 
 def fit(run: Path, options: argparse.Namespace, examples: int, *extra: str) -> None:
     """Run one `fit` through the command line."""
-    command = [
-        sys.executable, "-m", "lit_compress", "fit",
-        "--model.backbone", options.backbone, "--data.task", "sst2", "--data.path", options.data,
-        "--data.train_examples", str(examples), "--trainer.precision", options.precision,
-        "--trainer.enable_progress_bar", "false", "--run_dir", str(run), "--ckpt_path", "last", *extra,
-    ]  # fmt: skip
-    print(" ".join(command[2:]), flush=True)
-    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": str(options.threads)})
-
-
-def store(run: Path, name: str) -> None:
-    """Keep a run's report with what its stages measured."""
-    report = json.loads((run / "report.json").read_text())
-    report["records"] = json.loads((run / "stages.json").read_text())
-    for key in ("backbone", "path"):  # where the inputs lay on this machine says nothing elsewhere
-        report["config"]["data"][key] = Path(report["config"]["data"][key]).name
-    init = report["config"]["model"]["init_args"]
-    init["backbone"], init["teacher"] = Path(init["backbone"]).name, init["teacher"] and "dense"
-    report["config"].pop("run_dir")
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    command(
+        "fit", "--model.backbone", options.backbone, "--data.task", "sst2", "--data.path", options.data,
+        "--data.train_examples", examples, "--trainer.precision", options.precision,
+        "--trainer.enable_progress_bar", "false", "--run_dir", run, "--ckpt_path", "last", *extra,
+        threads=options.threads,
+    )  # fmt: skip
 
 
 def fork(source: Path, target: Path, **changes: dict[str, object]) -> None:
@@ -82,13 +63,13 @@ def main() -> None:
     teacher: list[str] = []
 
     def run(name: str, *extra: str, source: str | None = None, **changes: object) -> None:
-        if (RESULTS / f"{name}.json").exists():
+        if (RESULTS / "lpaf_vs_svd" / f"{name}.json").exists():
             return
         folder = options.work / name
         if source and not folder.exists():
             fork(options.work / source, folder, **changes)
         fit(folder, options, options.examples, *teacher, *extra)
-        store(folder, name)
+        write("lpaf_vs_svd", name, report_of(folder))
 
     dense = options.work / "dense-teacher"
     if not (dense / "dense" / "net").exists():  # density 1: nothing is factorized; only the dense stage is used

@@ -44,8 +44,9 @@ SHAPES = {
 # glibc keeps freed tensors below 32 MiB in a heap that fragments; mapped one by one, the resident size is what is alive
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 DENSITY, BATCH, LENGTH = 0.25, 32, 128
-MODES = ("sequential", "checkpoint", "concat")
-VARIANTS = ("dense", "prune", "svd", *(f"mixed {mode}{half}" for mode in MODES for half in ("", " p=0")))
+MODES = ("sequential", "concat", "accumulated")
+# `accumulated`: two passes over half batches, two of which make a step (batch_size 16, accumulate_grad_batches 2)
+VARIANTS = ("dense", "prune", "svd", *(f"mixed {m}{half}" for m in MODES for half in ("", " p=0")))
 
 
 class At:
@@ -73,7 +74,7 @@ def make_folder(shape: str, folder: Path) -> None:
 
 def step_of(variant: str, folder: Path, precision: str, device: str) -> Any:
     """Return a function that makes one training step of a variant."""
-    mode = next((mode for mode in MODES if mode in variant), MODES[0])
+    mode = "concat" if "concat" in variant else "sequential"
     method: Any
     if variant == "svd":
         method = SVD(backbone="unused", density=DENSITY)
@@ -93,6 +94,8 @@ def step_of(variant: str, folder: Path, precision: str, device: str) -> Any:
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(5, method.net.config.vocab_size, (BATCH, LENGTH), generator=generator).to(device)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 0] % 2}
+    pieces = 2 if "accumulated" in variant else 1
+    batches = [{key: value.chunk(pieces)[i] for key, value in batch.items()} for i in range(pieces)]
     count = 0
 
     def step() -> float:
@@ -104,9 +107,10 @@ def step_of(variant: str, folder: Path, precision: str, device: str) -> Any:
         start = time.perf_counter()
         optimizer.zero_grad()
         autocast = torch.autocast(device, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
-        with autocast:
-            loss = sum(stage.losses(method, batch).values())
-        loss.backward()
+        for piece in batches:
+            with autocast:
+                loss = sum(stage.losses(method, piece).values())
+            (loss / pieces).backward()
         stage.before_step(method.net)
         torch.nn.utils.clip_grad_norm_(method.net.parameters(), 1.0)
         optimizer.step()

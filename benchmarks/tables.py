@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import tables_fwsvd
+from common import load, origin, percent, spread, table
 
 HERE = Path(__file__).resolve().parent
 KEY = "val/accuracy"
@@ -38,35 +40,6 @@ MEMORY = """## Peak memory / dense fine-tuning
 Peak resident size of a whole process that makes two steps, the same steps as above, with MALLOC_MMAP_THRESHOLD_=65536
 (what is alive), unless a column says default allocator (what glibc keeps).
 """
-
-
-def load(folder: str) -> list[dict[str, Any]]:
-    """Return every result of a folder, with the name of its file."""
-    paths = sorted((HERE / "results" / folder).glob("*.json"))
-    return [{"file": path.stem, **json.loads(path.read_text())} for path in paths]
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]) + "\n"
-
-
-def percent(value: float) -> str:
-    """Return a fraction as a percentage with one decimal."""
-    return f"{100 * value:.1f}"
-
-
-def spread(ratio: dict[str, float]) -> str:
-    """Return a ratio with its range."""
-    return f"{ratio['median']:.2f} ({ratio['min']:.2f} - {ratio['max']:.2f})"
-
-
-def origin(result: dict[str, Any], script: str, threads: int) -> str:
-    """Say where a table comes from."""
-    return (
-        f"Made by `python benchmarks/{script}` at commit {result['commit']} on {result['hardware']['cpu']}, {threads} thread(s), "
-        f"torch {result['versions']['torch']}. No GPU was measured.\n"
-    )
 
 
 class Fit:
@@ -154,22 +127,24 @@ def speed() -> list[str]:
     rows = [["dense, seconds", "", "", *(f"{seconds:.2f}" for seconds in dense)]]
     for v in variants:
         shown = [spread(r["ratio"][v]) if v in r["ratio"] else "" for r in steps]
-        rows.append([v, *goals.get(v, ["", ""]), *shown])
-    for mode in ("sequential", "checkpoint", "concat"):
+        rows.append([v + " (removed)" * ("checkpoint" in v), *goals.get(v, ["", ""]), *shown])
+    for mode in ("sequential", "concat", "accumulated"):
         halves = [
             [r["ratio"][f"mixed {mode}{h}"]["median"] for h in ("", " p=0") if f"mixed {mode}{h}" in r["ratio"]]
             for r in steps
         ]
-        rows.append([f"mixed {mode}, mean of both", "1.3", "1.0", *(f"{sum(h) / 2:.2f}" if len(h) == 2 else "" for h in halves)])
+        rows.append(
+            [f"mixed {mode}, mean of both", "1.3", "1.0", *(f"{sum(h) / 2:.2f}" if len(h) == 2 else "" for h in halves)]
+        )
     lines = [STEPS, table(["step", "paper", "goal", *names(steps, "steps-")], rows)]
     if memory:
         rows = [
             [
-                v,
+                v + " (removed)" * ("checkpoint" in v),
                 *(["1.4", "1.1"] if "mixed" in v else ["", ""]),
                 *(f"{r['ratio'][v]:.2f} ({r['mib'][v]:,.0f} MiB)" if v in r["mib"] else "" for r in memory),
             ]
-            for v in max((r["mib"] for r in memory), key=len)
+            for v in dict.fromkeys(v for r in memory for v in r["mib"])
         ]
         lines += [MEMORY, table(["process", "paper", "goal", *names(memory, "memory-")], rows)]
     lines.append("## The rest\n")
@@ -187,7 +162,7 @@ def speed() -> list[str]:
 
 def main() -> None:
     """Write the page."""
-    parts = [HEAD, (HERE / "findings.md").read_text().strip() + "\n", *comparison(), *speed()]
+    parts = [HEAD, (HERE / "findings.md").read_text().strip() + "\n", *comparison(), *tables_fwsvd.sections(), *speed()]
     (HERE / "README.md").write_text("\n".join(parts).rstrip() + "\n")
 
 

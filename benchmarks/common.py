@@ -1,0 +1,69 @@
+"""What the comparison scripts share: commands as users type them, and results without this machine's paths."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def command(*words: object, threads: int) -> None:
+    """Run ``python -m lit_compress WORDS``; its failure ends the script."""
+    line = [sys.executable, "-m", "lit_compress", *map(str, words)]
+    print(" ".join(line[2:]), flush=True)
+    subprocess.run(line, check=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+
+
+def report_of(run: Path) -> dict[str, Any]:
+    """Return a finished run's report with what its stages measured before and after."""
+    report = json.loads((run / "report.json").read_text())
+    report["records"] = json.loads((run / "stages.json").read_text())
+    for record in report["records"]:
+        record.pop("teacher", None)
+    for key in ("backbone", "path"):  # where the inputs lay on this machine says nothing elsewhere
+        report["config"]["data"][key] = Path(report["config"]["data"][key]).name
+    init = report["config"]["model"]["init_args"]
+    init["backbone"], init["teacher"] = Path(init["backbone"]).name, init["teacher"] and "dense"
+    report["config"].pop("run_dir")
+    return report
+
+
+def write(folder: str, name: str, result: dict[str, Any]) -> None:
+    """Write results/<folder>/<name>.json."""
+    path = RESULTS / folder / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def load(folder: str) -> list[dict[str, Any]]:
+    """Return every result of a folder, with the name of its file."""
+    paths = sorted((RESULTS / folder).glob("*.json"))
+    return [{"file": path.stem, **json.loads(path.read_text())} for path in paths]
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]) + "\n"
+
+
+def percent(value: float) -> str:
+    """Return a fraction as a percentage with one decimal."""
+    return f"{100 * value:.1f}"
+
+
+def spread(ratio: dict[str, float]) -> str:
+    """Return a ratio with its range."""
+    return f"{ratio['median']:.2f} ({ratio['min']:.2f} - {ratio['max']:.2f})"
+
+
+def origin(result: dict[str, Any], script: str, threads: int) -> str:
+    """Say where a table comes from."""
+    return (
+        f"Made by `python benchmarks/{script}` at commit {result['commit']} on {result['hardware']['cpu']}, "
+        f"{threads} thread(s), torch {result['versions']['torch']}. No GPU was measured.\n"
+    )

@@ -1,0 +1,183 @@
+"""The tables and figures of FWSVD's claims, from results/fwsvd/*.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from common import load, origin, percent, spread, table
+
+from lit_compress.analysis.plots import FIGURES
+
+FOLDER = Path(__file__).resolve().parent / "figures"
+TASKS = {"sst2": "SST-2", "mrpc": "MRPC", "cola": "CoLA", "stsb": "STS-B"}
+KEYS = {"sst2": "val/accuracy", "mrpc": "val/f1", "cola": "val/matthews", "stsb": "val/pearson_spearman"}
+LABELS = {
+    "none": "SVD",
+    "fisher-in": "in (FWSVD)",
+    "fisher-out": "out",
+    "fisher-both": "both",
+    "fisher-element": "element",
+}
+# Table 1 of the paper, BERT-base at 33 %: dense, SVD, SVD + fine-tuning, FWSVD, FWSVD + fine-tuning
+PAPER = {
+    "sst2": (93.0, 76.7, 90.9, 82.1, 91.2), "mrpc": (87.4, 61.4, 84.1, 81.2, 88.0),
+    "cola": (56.2, 2.7, 40.5, 13.5, 49.4), "stsb": (88.5, 26.8, 85.7, 68.6, 87.0),
+}  # fmt: skip
+# Table 4 of the paper, BERT-base on STS-B: drop in % when a group is taken away
+PAPER_DROPS = {
+    "none": (25.4, 6.7, 2.8, 2.2, 1.1, 0.9, 0.7, 0.4, 0.1, 4.9),
+    "fisher-in": (24.1, 6.1, 2.7, 1.5, 0.8, 0.6, 0.2, 0.3, 0.2, 0.2),
+}
+
+SWEEP = """## FWSVD without retraining: weightings x ratio of ranks kept
+
+Dev metric in % (SST-2, MRPC accuracy; CoLA Matthews; STS-B mean of both correlations) of MiniLM-L6-H384 fine-tuned on
+each task, right after the factorization. `in` is the paper's axis; `element` solves the paper's Eq. 5 itself, each
+ratio by itself, at the ratios where a cell is filled. Dense is the last row. ![figure](figures/sweep-sst2.png)
+"""
+RETRAIN = """## FWSVD with retraining at 33 % of the ranks
+
+Mean and standard deviation over 3 seeds (order of the data, dropout and the drawn subset; one dense net), same updates
+and learning rate for all. MRPC is F1, as in the paper. The paper's columns: BERT-base, full training data, one run.
+"""
+DROPS = """## Grouped rank truncation (the paper's Figure 1, Table 4)
+
+Points of the dev metric lost when the g-th tenth of the components of all matrices is taken away, largest singular
+values first, no retraining; `error`: mean Frobenius norm of what is gone. ![figure](figures/truncation-stsb.png)
+"""
+
+
+def by_name() -> dict[str, dict[str, Any]]:
+    """Return every result by the name of its file."""
+    return {result["file"]: result for result in load("fwsvd")}
+
+
+def sweep(results: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """One table per task: ratios x weightings."""
+    for task, title in TASKS.items():
+        if f"sweep-{task}" not in results:
+            continue
+        rows = results[f"sweep-{task}"]["rows"] + results.get(f"element-{task}", {"rows": []})["rows"]
+        cells = {(r["weighting"], r["rank_ratio"]): r for r in rows}
+        ratios = sorted({r["rank_ratio"] for r in rows})
+        labels = [label for label in LABELS if any(w == label for w, _ in cells)]
+        body = []
+        for ratio in ratios:
+            found = [cells.get((label, ratio)) for label in labels]
+            best = max(c["metric"] for c in found if c)
+            shown = ["" if c is None else percent(c["metric"]) for c in found]
+            shown = [f"**{text}**" if text == percent(best) else text for text in shown]
+            body.append([f"{ratio:.1f}", f"{cells['none', ratio]['density']:.2f}", *shown])
+        yield f"**{title}**\n"
+        yield table(["ratio of ranks", "density", *(LABELS[label] for label in labels)], body)
+
+
+def spread_of(values: list[float]) -> str:
+    """Return mean and standard deviation in %."""
+    return f"{percent(mean(values))} ± {percent(stdev(values))}" if len(values) > 1 else percent(values[0])
+
+
+def retrain(results: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """One table: tasks x weightings, before and after."""
+    rows = []
+    for task, title in TASKS.items():
+        runs = {
+            kind: [r for name, r in results.items() if name.startswith(f"retrain-{task}-{kind}-")]
+            for kind in ("none-in", "fisher-in")
+        }
+        if not all(runs.values()):
+            continue
+        key = KEYS[task]
+        records = {kind: [{s["name"]: s for s in r["records"]} for r in group] for kind, group in runs.items()}
+        dense = records["none-in"][0]["dense"]["metric"][key]
+        density = runs["none-in"][0]["compressed"]["density"]
+        cells = [
+            spread_of([record["retrain"][when][key] for record in group])
+            for group in records.values()
+            for when in ("initial", "metric")
+        ]
+        paper = PAPER[task]
+        rows.append([title, f"{density:.2f}", percent(dense), *cells, " / ".join(map(str, paper[1:3])),
+                     " / ".join(map(str, paper[3:]))])  # fmt: skip
+    header = ["task", "density", "dense", "SVD before", "SVD after", "FWSVD before", "FWSVD after",
+              "paper SVD", "paper FWSVD"]  # fmt: skip
+    yield table(header, rows)
+
+
+def drops(results: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """One table per task: groups x weightings."""
+    for task, title in TASKS.items():
+        if f"truncation-{task}" not in results:
+            continue
+        rows = results[f"truncation-{task}"]["rows"]
+        cells = {(r["weighting"], int(r["group"])): r for r in rows}
+        labels = [label for label in LABELS if (label, 1) in cells]
+        body = []
+        for group in range(1, 11):
+            line = [str(group), *(f"{100 * cells[label, group]['drop']:.1f}" for label in labels)]
+            line += [f"{cells[label, group]['error']:.2f}" for label in ("none", "fisher-in")]
+            if task == "stsb":
+                line += [str(PAPER_DROPS[label][group - 1]) for label in PAPER_DROPS]
+            body.append(line)
+        header = ["group", *(LABELS[label] for label in labels), "error SVD", "error in"]
+        yield f"**{title}**\n"
+        yield table(header + (["paper SVD, %", "paper FWSVD, %"] if task == "stsb" else []), body)
+
+
+def figures(results: dict[str, dict[str, Any]]) -> None:
+    """Draw every analysis."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, result in results.items():
+        part, _, task = name.partition("-")
+        if part in ("sweep", "truncation"):
+            rows = result["rows"] + (results.get(f"element-{task}", {"rows": []})["rows"] if part == "sweep" else [])
+            figure = FIGURES[part](rows)
+            figure.suptitle(TASKS[task])
+            figure.savefig(FOLDER / f"{name}.png")
+
+
+def speed() -> Iterator[str]:
+    """The Fisher pass and single decompositions, each beside its goal."""
+    passes = load("fisher")
+    if passes:
+        yield "## Time and memory of the Fisher pass\n"
+        rows = []
+        for result in passes:
+            setting = result["setting"]
+            where = f"{result['name'].partition('-')[2]}, {setting['batch']} x {setting['length']} tokens"
+            where += f", {setting['device']}, {setting['threads']} thread(s)"
+            if "mib" in result:
+                rows.append([where, "memory / step", f"{result['ratio']:.2f}", f"{result['goals']['memory']:g}"])
+                continue
+            for what, ratio in result["ratio"].items():
+                rows.append([where, what, spread(ratio), f"{result['goals'][what]:g}"])
+        yield table(["shape", "what", "ratio", "goal"], rows)
+        yield (
+            "A `step` is forward, loss and backward of plain training with all weight gradients, a `loop` one backward "
+            "per example. Goals: at most 1.2, at least 5, at most 1.2.\n"
+        )
+    for result in load("decompose"):
+        threads = result["setting"]["threads"]
+        for what, found in result["result"].items():
+            if "total" in found:
+                yield f"- {result['name']}, weighting {what}: {found['total'][0]:.1f} s, {threads} thread(s)."
+                continue
+            gain = found["squared error / closed form's"]
+            yield (
+                f"- element-wise, {what}: {found['seconds'][-1]:.2f} processor seconds, squared error "
+                f"{gain['both']:.2f} of `both`'s, {gain['in']:.2f} of `in`'s (synthetic Fisher information)."
+            )
+    yield ""
+
+
+def sections() -> list[str]:
+    """Return the page's part on FWSVD; nothing without results."""
+    results = by_name()
+    if not results:
+        return []
+    figures(results)
+    lines = [SWEEP, *sweep(results), RETRAIN, *retrain(results), DROPS, *drops(results)]
+    return [*lines, origin(next(iter(results.values())), "fwsvd.py", 1), *speed()]
