@@ -154,9 +154,8 @@ def _one_shot(parser: argparse.ArgumentParser, args: list[str], command: str) ->
     parser.error = _one_line  # type: ignore[method-assign]
     given, rest = parser.parse_known_args(args)
     _quiet()
-    short = [
-        f"--{option}={getattr(given, name)}" for name, option in _SHORT.items() if getattr(given, name) is not None
-    ]
+    values = {option: getattr(given, name) for name, (option, _) in _SHORT.items()}
+    short = [f"--{option}={value}" for option, value in values.items() if value is not None]
     shared = ["--model", "FWSVD", f"--model.backbone={given.model}", f"--data.task={given.task}"]
     return given, CommandLine([*shared, *short, *rest], command)
 
