@@ -44,7 +44,11 @@ VARIANTS = {
         "global": ["--model.allocation", "global"],
     },
 }
-CASES = [(method, variant) for method in METHODS for variant in VARIANTS.get(method, {"": []})]
+CASES = [
+    pytest.param((method, variant), id=f"{method}-{variant}".strip("-"), marks=[pytest.mark.slow] if variant else [])
+    for method in METHODS
+    for variant in VARIANTS.get(method, {"": []})
+]
 
 
 SHORT_PRUNE = ["--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3"]
@@ -63,7 +67,7 @@ def options(method: str, short_run: list[str], variant: str = "", density: float
     return ["--model", method, "--model.density", str(density), *kept]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=[f"{m}-{v}".strip("-") for m, v in CASES])
+@pytest.fixture(scope="module", params=CASES)
 def run(request, short_run, tmp_path_factory):
     """One finished run of a method at density 0.5: its name and its folder."""
     method, variant = request.param

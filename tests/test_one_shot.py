@@ -39,11 +39,16 @@ def words(run, tiny_data):
 @pytest.mark.parametrize(
     "options",
     [
-        ["--rank_ratio", "0.3"],
-        ["--density", "0.5", "--axis", "out"],
         ["--rank", "5", "--axis", "both", "--fisher_examples", "20"],
-        ["--density", "0.5", "--allocation", "global"],
-        ["--weighting", "none"],
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                ["--rank_ratio", "0.3"],
+                ["--density", "0.5", "--axis", "out"],
+                ["--density", "0.5", "--allocation", "global"],
+                ["--weighting", "none"],
+            )
+        ),
     ],
 )
 def test_factorize_writes_a_full_export(options, words, tmp_path):
