@@ -22,7 +22,7 @@ WEIGHTINGS = ("none", "fisher-in", "fisher-out", "fisher-both")
 TASKS = {"mrpc": (5, 2, None), "stsb": (3, 2, 3000), "cola": (4, 2, 4000), "sst2": (2, 1, 8000)}
 DENSE_RATE, RETRAIN_RATE, DENSE_EXAMPLES = 1e-4, 5e-5, {"sst2": 16000}
 SEEDS = (1, 2, 3)
-ELEMENT_RATIOS = (0.1, 0.3, 0.5)  # every ratio is solved by itself
+ELEMENT_RATIOS = (0.1, 0.2, 0.3, 0.5)  # every ratio is solved by itself
 
 
 def number(text: str) -> float | str:
@@ -72,7 +72,7 @@ def main() -> None:
         net = dense / "dense" / "net"
         settings = {"task": task, "teacher_epochs": dense_epochs, "teacher_rate": DENSE_RATE, "examples": examples}
         for part, kind, weightings, extra in (
-            ("truncation", "truncation", ("none", "fisher-in", "fisher-both"), []),
+            ("truncation", "truncation", WEIGHTINGS, []),
             ("sweep", "sweep", WEIGHTINGS, []),
             ("element", "sweep", ("fisher-element",), ["--ratios", *ELEMENT_RATIOS]),
         ):

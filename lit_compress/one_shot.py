@@ -22,12 +22,18 @@ from lit_compress.export.folder import write_export
 from lit_compress.export.report import Measured
 from lit_compress.methods.fwsvd import FWSVD, Weighted, fisher_of, weigh
 from lit_compress.methods.low_rank_stage import WeightedDecomposer
-from lit_compress.surgery import factorize, save_net
+from lit_compress.surgery import factorize, load_net, save_net
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
+
+
+def is_compressed(folder: Path) -> bool:
+    """Say whether the net in ``folder`` has layers in the place of its Linears."""
+    structure = folder / "structure.json"
+    return structure.is_file() and structure.read_text().strip() != "{}"
 
 
 def load_model(name: str, method: FWSVD) -> PreTrainedModel:
@@ -38,10 +44,9 @@ def load_model(name: str, method: FWSVD) -> PreTrainedModel:
     """
     folder = Path(name).expanduser()
     if (folder / "config.yaml").is_file():
-        raise UserError(f"factorize: '{name}' is a run, not a model; give one of its nets, e.g. {folder / 'dense/net'}")
-    structure = folder / "structure.json"
-    if structure.is_file() and structure.read_text().strip() != "{}":
-        raise UserError(f"factorize: '{name}' is compressed already; give the net it was made from")
+        raise UserError(f"model: '{name}' is a run, not a model; give one of its nets, e.g. {folder / 'dense/net'}")
+    if is_compressed(folder):
+        raise UserError(f"model: '{name}' is compressed already; give the net it was made from")
     return load_finetuned(name, method.task_record)
 
 
@@ -129,7 +134,9 @@ def analyze_model(
         raise UserError(f"analyze: '{out}' holds something that is not an analysis; give an empty or new folder")
     settings = [weighting_of(label, method.retrain) for label in weightings]
     if kind == "ranks":
-        rows = truncation.ranks(load_finetuned(method.backbone, method.task_record))
+        folder = Path(method.backbone).expanduser()
+        compressed = is_compressed(folder)
+        rows = truncation.ranks(load_net(folder) if compressed else load_model(method.backbone, method))
     else:
         net = load_model(method.backbone, method)
         found = dict(zip(weightings, decomposers(method, net, data, settings), strict=True))

@@ -110,6 +110,23 @@ def test_analyze_writes_table_and_figure(kind, words, tmp_path, capsys):
         assert len((tmp_path / "out" / "sweep.csv").read_text().splitlines()) == 3
 
 
+def test_ranks_of_a_factorized_net(words, run, tmp_path):
+    """The rank that the export's factors have, whatever stands at a site."""
+    _, data = words
+    main(["analyze", "ranks", str(run / "export"), str(tmp_path / "out"), *data])
+    rows = list(csv.DictReader((tmp_path / "out" / "ranks.csv").open()))
+    assert {row["rank"] for row in rows} == {"9"}
+
+
+def test_fit_refuses_before_training_what_would_fail_after_it(short_run, tmp_path, capsys):
+    fit = ["fit", "--model", "FWSVD", *short_run, "--run_dir", str(tmp_path / "run")]
+    importance = ["--model.retrain.weighting", "importance", "--model.retrain.axis", "out"]
+    assert "importance needs a pruning stage's net" in fails(capsys, *fit, *importance)
+    both = ["--model.retrain.axis", "element", "--model.allocation", "global"]
+    assert "'element' has no singular values" in fails(capsys, *fit, *both)
+    assert not (tmp_path / "run").exists()
+
+
 def test_mistakes_are_one_line(words, run, tmp_path, capsys):
     model, data = words
     out = str(tmp_path / "out")
@@ -121,7 +138,7 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         (["factorize", str(tmp_path / "nowhere"), out, *data], "no folder"),
         (["factorize", str(run), out, *data], f"is a run, not a model; give one of its nets, e.g. {run / 'dense/net'}"),
         (["factorize", str(run / "export"), out, *data], "is compressed already"),
-        (["factorize", *model, out, *data, "--rank_ratio", "1.5"], "rank_ratio"),
+        (["factorize", *model, out, *data, "--rank_ratio", "1.5"], "rank_ratio 1.5 is not a fraction"),
         (["factorize", *model, out, *data, "--rank", "99"], "model.rank: 99 makes no matrix smaller"),
         (["factorize", *model, out, *data, "--rank", "3", "--density", "0.5"], "only one of them"),
         (["factorize", *model, out, *data, "--axis", "inn"], "model.retrain.axis: 'inn' is not a valid"),
@@ -130,10 +147,10 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         (["factorize", *model, out, *data, "--fisher_examples", "101"], "fisher_examples: 101 is more than there are"),
         (["factorize", *model, out, *data, "--densty", "0.5"], "unknown option 'densty'"),
         (["factorize", *model, str(tmp_path / "mine"), *data], "holds something that is not an export"),
-        (["factorize", *model, out, "--data.task", "mnli", *data[2:]], "3"),
+        (["factorize", *model, out, "--data.task", "mnli", *data[2:]], "has 2 labels, mnli has 3"),
         (["analyze", "sweeep", *model, out, *data], "unknown kind 'sweeep'; did you mean 'sweep'?"),
         (["analyze", "sweep", *model, out, *data, "--weightings", "fisher-inn"], "did you mean 'fisher-in'?"),
-        (["analyze", "sweep", *model, out, *data, "--ratios", "2"], "2.0"),
+        (["analyze", "sweep", *model, out, *data, "--ratios", "2"], "rank_ratio 2.0 is not a fraction"),
         (["analyze", "sweep", *model, str(tmp_path / "mine"), *data], "holds something that is not an analysis"),
     ]:
         assert text in fails(capsys, *line), line

@@ -134,8 +134,19 @@ class WeightedRetraining(LowRankRetraining):
 
     training_settings: Weighted
 
+    def check(self, net: PreTrainedModel) -> None:
+        """Also refuse what would fail only after the dense stage."""
+        super().check(net)
+        settings = self.training_settings
+        if settings.weighting == "importance":
+            raise UserError(
+                "retrain.weighting: importance needs a pruning stage's net, give it to factorize; nearest: fisher"
+            )
+        if self.ranks.allocation == "global" and settings.weighting == "fisher" and settings.axis == "element":
+            raise UserError("retrain.axis: 'element' has no singular values for allocation global; nearest: both")
+
     def decomposer(self, method: Host, net: PreTrainedModel, previous: Path | None) -> WeightedDecomposer:
-        """Return the Fisher-weighted SVD (Eqs. 3-7)."""
+        """Return the Fisher-weighted SVD (Eqs. 3, 5 and 6)."""
         assert previous is not None
         settings, trainer = self.training_settings, method.trainer
         fisher: dict[str, Fisher] = {}
