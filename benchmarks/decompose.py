@@ -23,11 +23,11 @@ from torch import Tensor
 from lit_compress.decompose import (
     decompose,
     decompose_elementwise,
-    rank_for_density,
     weighted_error,
     weighted_svd,
 )
 from lit_compress.export.report import commit, hardware, versions
+from lit_compress.ranks import rank_for_density
 
 RESULTS = Path(__file__).resolve().parent / "results" / "decompose"
 BERT_BASE = {(768, 768): 48, (3072, 768): 12, (768, 3072): 12}

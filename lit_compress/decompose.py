@@ -9,7 +9,6 @@ at once leave the inverse of one diagonal; one importance per element has no clo
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from itertools import pairwise
@@ -362,36 +361,6 @@ def weighted_error(
         scale = importance.double() ** power
         error = error * (scale[:, None] if axis == "out" else scale)
     return float(torch.linalg.matrix_norm(error))
-
-
-def break_even_rank(out_features: int, in_features: int) -> float:
-    """out * in / (out + in): a factorization pays only below this rank (384 for 768 x 768)."""
-    return out_features * in_features / (out_features + in_features)
-
-
-def rank_for_density(density: float, out_features: int, in_features: int) -> int:
-    """Largest rank with at most ``density`` of the parameters; at least 1.
-
-    floor(density * out * in / (out + in)), the rule of SVD-LLM.
-
-    Raises:
-        UserError: ``density`` is not in (0, 1].
-    """
-    if not 0.0 < density <= 1.0:
-        raise UserError(f"density {density} is not a kept fraction; valid: above 0, at most 1")
-    rank = density * break_even_rank(out_features, in_features)
-    return max(1, math.floor(rank + 1e-9))  # a density made from a rank gives that rank back
-
-
-def rank_for_ratio(rank_ratio: float, out_features: int, in_features: int) -> int:
-    """floor(rank_ratio * min(out, in)), at least 1; the rule of FWSVD: 0.33 of 768 is 253.
-
-    Raises:
-        UserError: ``rank_ratio`` is not in (0, 1].
-    """
-    if not 0.0 < rank_ratio <= 1.0:
-        raise UserError(f"rank_ratio {rank_ratio} is not a fraction of the full rank; valid: above 0, at most 1")
-    return max(1, math.floor(rank_ratio * min(out_features, in_features) + 1e-9))
 
 
 def component_groups(size: int, groups: int = 10) -> list[tuple[int, int]]:

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_compress.decompose import Axis, Importance, break_even_rank
+from lit_compress.decompose import Axis, Importance
 from lit_compress.errors import UserError, nearest
 from lit_compress.losses import Kind, example_losses
+from lit_compress.ranks import break_even_rank
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

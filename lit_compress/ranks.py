@@ -6,13 +6,12 @@ A matrix that a factorization would not make smaller stays dense.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from lit_compress.decompose import rank_for_density, rank_for_ratio
 from lit_compress.errors import UserError
 from lit_compress.families import find_sites
 
@@ -88,6 +87,36 @@ class RankRule:
         if self.rank_ratio is not None:
             return rank_for_ratio(self.rank_ratio, out, inner)
         return rank_for_density(self.density, out, inner)
+
+
+def break_even_rank(out_features: int, in_features: int) -> float:
+    """out * in / (out + in): a factorization pays only below this rank (384 for 768 x 768)."""
+    return out_features * in_features / (out_features + in_features)
+
+
+def rank_for_density(density: float, out_features: int, in_features: int) -> int:
+    """Largest rank with at most ``density`` of the parameters; at least 1.
+
+    floor(density * out * in / (out + in)), the rule of SVD-LLM.
+
+    Raises:
+        UserError: ``density`` is not in (0, 1].
+    """
+    if not 0.0 < density <= 1.0:
+        raise UserError(f"density {density} is not a kept fraction; valid: above 0, at most 1")
+    rank = density * break_even_rank(out_features, in_features)
+    return max(1, floor(rank + 1e-9))  # a density made from a rank gives that rank back
+
+
+def rank_for_ratio(rank_ratio: float, out_features: int, in_features: int) -> int:
+    """floor(rank_ratio * min(out, in)), at least 1; the rule of FWSVD: 0.33 of 768 is 253.
+
+    Raises:
+        UserError: ``rank_ratio`` is not in (0, 1].
+    """
+    if not 0.0 < rank_ratio <= 1.0:
+        raise UserError(f"rank_ratio {rank_ratio} is not a fraction of the full rank; valid: above 0, at most 1")
+    return max(1, floor(rank_ratio * min(out_features, in_features) + 1e-9))
 
 
 def largest_rank(out: int, inner: int) -> int:

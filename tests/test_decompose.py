@@ -15,12 +15,9 @@ from lit_compress.decompose import (
     Axis,
     Importance,
     Nested,
-    break_even_rank,
     component_groups,
     decompose,
     decompose_elementwise,
-    rank_for_density,
-    rank_for_ratio,
     rank_of,
     weighted_error,
     weighted_svd,
@@ -242,31 +239,6 @@ def test_numerical_rank() -> None:
     assert rank_of(torch.zeros(4, 5)) == 0
     random = draw(200, 200) * (torch.rand(200, 200, generator=torch.Generator().manual_seed(1)) < 0.1)
     assert rank_of(random) >= 0.98 * 200
-
-
-def test_rank_rules() -> None:
-    """Invariant 9: break-even and density <-> rank."""
-    assert break_even_rank(768, 768) == 384
-    assert break_even_rank(3072, 768) == pytest.approx(614.4)
-    assert rank_for_density(0.5, 768, 768) == 192
-    assert rank_for_density(1.0, 3072, 768) == 614
-    assert rank_for_density(1e-6, 768, 768) == 1
-    for rank in range(1, 300):
-        assert rank_for_density(rank * (3072 + 768) / (3072 * 768), 3072, 768) == rank
-    for density in (0.0, 1.5):
-        with pytest.raises(UserError, match="valid"):
-            rank_for_density(density, 10, 10)
-
-
-def test_rank_ratio() -> None:
-    """Invariant 9: 33% of 768 is 253, whatever the rounding of a float product; at least 1."""
-    assert rank_for_ratio(0.33, 768, 3072) == rank_for_ratio(0.33, 3072, 768) == 253
-    assert rank_for_ratio(1.0, 5, 9) == 5
-    assert rank_for_ratio(0.29, 100, 100) == 29  # 0.29 * 100 = 28.999999999999996
-    assert rank_for_ratio(1e-6, 768, 768) == 1
-    for ratio in (0.0, 1.5, -0.1, math.nan):
-        with pytest.raises(UserError, match=f"rank_ratio {ratio} .*valid: above 0, at most 1"):
-            rank_for_ratio(ratio, 10, 10)
 
 
 def test_component_groups() -> None:

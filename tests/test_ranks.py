@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -11,7 +12,15 @@ from tiny import make_net
 from lit_compress.budget import stored_density
 from lit_compress.errors import UserError
 from lit_compress.families import find_sites
-from lit_compress.ranks import RankRule, allocate_globally, largest_rank, stored
+from lit_compress.ranks import (
+    RankRule,
+    allocate_globally,
+    break_even_rank,
+    largest_rank,
+    rank_for_density,
+    rank_for_ratio,
+    stored,
+)
 from lit_compress.surgery import factorize
 
 
@@ -136,3 +145,28 @@ def test_global_allocation_spends_what_the_uniform_rule_would():
     other = factorize(make_net(), uniform, None)
     assert 0 <= stored_density(other) - stored_density(net) < 0.02
     assert len(set(ranks.values())) > 1
+
+
+def test_rank_rules() -> None:
+    """Invariant 9: break-even and density <-> rank."""
+    assert break_even_rank(768, 768) == 384
+    assert break_even_rank(3072, 768) == pytest.approx(614.4)
+    assert rank_for_density(0.5, 768, 768) == 192
+    assert rank_for_density(1.0, 3072, 768) == 614
+    assert rank_for_density(1e-6, 768, 768) == 1
+    for rank in range(1, 300):
+        assert rank_for_density(rank * (3072 + 768) / (3072 * 768), 3072, 768) == rank
+    for density in (0.0, 1.5):
+        with pytest.raises(UserError, match="valid"):
+            rank_for_density(density, 10, 10)
+
+
+def test_rank_ratio() -> None:
+    """Invariant 9: 33% of 768 is 253, whatever the rounding of a float product; at least 1."""
+    assert rank_for_ratio(0.33, 768, 3072) == rank_for_ratio(0.33, 3072, 768) == 253
+    assert rank_for_ratio(1.0, 5, 9) == 5
+    assert rank_for_ratio(0.29, 100, 100) == 29  # 0.29 * 100 = 28.999999999999996
+    assert rank_for_ratio(1e-6, 768, 768) == 1
+    for ratio in (0.0, 1.5, -0.1, math.nan):
+        with pytest.raises(UserError, match=f"rank_ratio {ratio} .*valid: above 0, at most 1"):
+            rank_for_ratio(ratio, 10, 10)

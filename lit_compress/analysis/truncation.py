@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.decompose import component_groups, rank_for_ratio, rank_of
+from lit_compress.decompose import component_groups, rank_of
 from lit_compress.families import find_sites
 from lit_compress.progress import track
-from lit_compress.ranks import stored
+from lit_compress.ranks import rank_for_ratio, stored
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

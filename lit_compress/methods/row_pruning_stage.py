@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_compress.decompose import break_even_rank, decompose, rank_for_density
+from lit_compress.decompose import decompose
 from lit_compress.errors import UserError
 from lit_compress.families import find_sites
 from lit_compress.importance import row_sensitivity, update_row_average_
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.masks import keep_count, select_rows
 from lit_compress.methods.stage import Host, Stage, Training
+from lit_compress.ranks import break_even_rank, rank_for_density
 from lit_compress.schedules import cubic
 from lit_compress.surgery import Structure, factorize
 from lit_compress.tensors import local
