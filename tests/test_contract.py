@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
+import processes
 import pytest
 import torch
 import yaml
@@ -186,41 +181,25 @@ def test_teacher_takes_the_place_of_the_dense_stage(run, tmp_path):
     assert all(torch.equal(first[k], second[k]) for k in first)
 
 
-def spawn(args: list[str]) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "lit_compress", "fit", *args, "--ckpt_path", "last"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-
-def kill_when(args: list[str], there: list[Path]) -> None:
-    """Start the run and kill it hard once one of the files is there."""
-    process = spawn(args)
-    deadline = time.time() + 120
-    while not any(path.exists() for path in there):
-        assert process.poll() is None, process.stderr.read().decode()[-2000:]
-        assert time.time() < deadline
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert process.returncode == -signal.SIGKILL
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_and_continued_equals_uninterrupted(method, short_run, tmp_path):
     """kill -9 in mid-epoch and between stages, through the command line; the exports are bit for bit the same."""
     args = [*options(method, short_run), "--checkpoint_every", "3", "--trainer.accumulate_grad_batches", "2"]
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert spawn([*args, "--run_dir", str(straight)]).wait() == 0
-    again = [*args, "--run_dir", str(killed)]
+    straight, killed, errors = tmp_path / "straight", tmp_path / "killed", tmp_path / "errors"
+    begin = processes.start if method == "LPAF" else processes.fork  # new processes differ in their hash seeds too
+
+    def fit(folder):
+        return begin(["fit", *args, "--run_dir", str(folder), "--ckpt_path", "last"], errors)
+
+    processes.finish(fit(straight), errors)
     names = [s["name"] for s in json.loads((straight / "stages.json").read_text())]
-    kill_when(again, [killed / "dense" / "last.ckpt"])  # in mid-epoch
+    processes.kill_when(fit(killed), errors, killed / "dense" / "last.ckpt")  # in mid-epoch
     assert not (killed / "stages.json").exists()
-    kill_when(again, [killed / "stages.json"])  # between stages
-    kill_when(again, [killed / names[-1] / "last.ckpt"])  # in mid-epoch of the last stage
+    processes.kill_when(fit(killed), errors, killed / "stages.json")  # between stages
+    processes.kill_when(fit(killed), errors, killed / names[-1] / "last.ckpt")  # in mid-epoch of the last stage
     assert len(json.loads((killed / "stages.json").read_text())) == len(names) - 1
-    assert spawn(again).wait() == 0
+    processes.finish(fit(killed), errors)
     for name in ("straight", "killed"):
         assert not list((tmp_path / name).rglob("*.tmp"))
     first, second = (load_file(f / "export" / "model.safetensors") for f in (straight, killed))
@@ -234,11 +213,10 @@ def test_killed_and_continued_equals_uninterrupted(method, short_run, tmp_path):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes(method, strategy, short_run, tmp_path):
-    """DDP and FSDP2 on two processes: the whole job, budget met exactly."""
+    """DDP and FSDP2 on two processes, as torchrun starts them: the whole job, budget met exactly."""
     args = [*options(method, short_run), "--run_dir", str(tmp_path / "run"), "--trainer.strategy", strategy,
             "--trainer.devices", "2"]  # fmt: skip
-    process = spawn(args)
-    assert process.wait() == 0, process.stderr.read().decode()[-3000:]
+    processes.fork_ranks(["fit", *args], tmp_path / "errors")
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert 0.40 < report["compressed"]["density"] <= 0.5
     if "prune" in report["stages"]:
@@ -251,8 +229,7 @@ def test_two_processes_listen_to_the_layers(strategy, short_run, tmp_path):
     """Hidden states of two forwards and of a teacher that is neither wrapped nor sharded nor saved."""
     args = [*options("LPAF", short_run), "--model.distillation.alpha_layers", "5", "--run_dir", str(tmp_path / "run"),
             "--trainer.strategy", strategy, "--trainer.devices", "2"]  # fmt: skip
-    process = spawn(args)
-    assert process.wait() == 0, process.stderr.read().decode()[-3000:]
+    processes.finish(processes.start(["fit", *args], tmp_path / "errors"), tmp_path / "errors")  # Lightning's launcher
     checkpoint = torch.load(tmp_path / "run" / "retrain" / "best.ckpt", weights_only=True)
     saved = {name for name in checkpoint["state_dict"] if not name.startswith("val_metrics.")}
     assert saved == {f"net.{name}" for name in load_file(tmp_path / "run" / "export" / "model.safetensors")}

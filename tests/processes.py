@@ -1,0 +1,96 @@
+"""``python -m lit_compress`` in processes of its own: started anew, or forked from one that has imported everything.
+
+Starting one takes seconds of imports, a fork milliseconds. What only a new process can show (other hash seeds,
+Lightning's own launcher) is tested with :func:`start`, what is the same in both with :func:`fork`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["lit_compress.cli", "lit_compress.methods", "transformers.models.bert.modeling_bert", "torch.distributed.fsdp"]
+)
+
+
+def start(args: list[str], errors: Path) -> subprocess.Popen:
+    """Start ``python -m lit_compress ARGS``; what it writes to stderr goes to the file ``errors``."""
+    with errors.open("w") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-m", "lit_compress", *args], stdout=subprocess.DEVNULL, stderr=stderr,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+
+def fork(args: list[str], errors: Path, environment: dict[str, str] | None = None) -> BaseProcess:
+    """Run the command in a forked process, but for the reload of its export in yet another one."""
+    process = _CONTEXT.Process(target=_run, args=(args, errors, dict(os.environ) | (environment or {})))
+    process.start()
+    return process
+
+
+def _run(args: list[str], errors: Path, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    with open(os.devnull, "w") as out, errors.open("w") as err:
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+    import torch
+
+    from lit_compress.__main__ import main
+    from lit_compress.export import folder
+
+    torch.set_num_threads(1)
+    folder.check_export = lambda net, path: 0.0
+    main(args)
+
+
+def finish(process: subprocess.Popen | BaseProcess, errors: Path) -> None:
+    """Wait for a process; it must end well."""
+    code = process.wait() if isinstance(process, subprocess.Popen) else process.join() or process.exitcode
+    assert code == 0, errors.read_text()[-3000:]
+
+
+def fork_ranks(args: list[str], errors: Path, ranks: int = 2) -> None:
+    """Run the command on several processes, told of each other as torchrun does."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    files = [errors.with_suffix(f".{rank}") for rank in range(ranks)]
+    processes = []
+    for rank, file in enumerate(files):
+        told = {
+            "RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test",
+        }  # fmt: skip
+        processes.append(fork(args, file, {name: str(value) for name, value in told.items()}))
+    while any(process.is_alive() for process in processes):
+        if any(process.exitcode for process in processes):  # the others would wait for it
+            time.sleep(1)
+            for process in processes:
+                process.kill()
+        time.sleep(0.05)
+    for process, file in zip(processes, files, strict=True):
+        finish(process, file)
+
+
+def kill_when(process: subprocess.Popen | BaseProcess, errors: Path, there: Path) -> None:
+    """Kill the process hard once the file is there."""
+    deadline = time.time() + 120
+    while not there.exists():
+        code = process.poll() if isinstance(process, subprocess.Popen) else process.exitcode
+        assert code is None, errors.read_text()[-3000:]
+        assert time.time() < deadline
+        time.sleep(0.005)
+    process.kill()
+    code = process.wait() if isinstance(process, subprocess.Popen) else process.join() or process.exitcode
+    assert code == -signal.SIGKILL
