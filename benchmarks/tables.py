@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 import tables_fwsvd
+import tables_pruning
 from common import load, origin, percent, spread, table
 
 HERE = Path(__file__).resolve().parent
@@ -162,7 +163,8 @@ def speed() -> list[str]:
 
 def main() -> None:
     """Write the page."""
-    parts = [HEAD, (HERE / "findings.md").read_text().strip() + "\n", *comparison(), *tables_fwsvd.sections(), *speed()]
+    findings = (HERE / "findings.md").read_text().strip() + "\n"
+    parts = [HEAD, findings, *comparison(), *tables_fwsvd.sections(), *tables_pruning.sections(), *speed()]
     (HERE / "README.md").write_text("\n".join(parts).rstrip() + "\n")
 
 
