@@ -47,7 +47,7 @@ def better_rate(method: str) -> float:
     found = {}
     for result in load("pruning"):
         if (result["task"], result["case"], result["density"]) == ("sst2", method, DENSITIES[0]):
-            found[result["rate"]] = result["compressed"]["metric"]["val/accuracy"]
+            found[result["rate"]] = result["records"][-1]["metric"]["val/accuracy"]
     return max(RATES, key=lambda rate: found[rate])
 
 

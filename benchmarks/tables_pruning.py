@@ -37,8 +37,8 @@ Table 1 of Li et al., DeBERTaV3-base. Methods with * remove single weights and s
 
 
 def value(result: dict[str, Any]) -> float:
-    """Return the dev metric of the exported net."""
-    return result["compressed"]["metric"][TASKS[result["task"]][1]]
+    """Return the dev metric of the compressed net."""
+    return result["records"][-1]["metric"][TASKS[result["task"]][1]]
 
 
 def cells_of(results: list[dict[str, Any]]) -> dict[tuple[str, float, str], list[dict[str, Any]]]:
@@ -58,7 +58,7 @@ def comparison(cells: dict[tuple[str, float, str], list[dict[str, Any]]]) -> Ite
     rows = [["dense", ""]]
     for task, density in columns:
         first = next(group[0] for key, group in cells.items() if key[:2] == (task, density))
-        rows[0] += [percent(first["dense"]["metric"][TASKS[task][1]]), str(PAPER[task, density][0])]
+        rows[0] += [percent(first["records"][0]["metric"][TASKS[task][1]]), str(PAPER[task, density][0])]
     for method, title in METHODS.items():
         rates = {f"{r['rate']:g}" for key, group in cells.items() if key[2] == method for r in group}
         row = [title, ", ".join(sorted(rates))]
