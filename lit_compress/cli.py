@@ -6,12 +6,15 @@ import argparse
 import json
 import logging
 import os
+import signal
+import sys
 import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 
@@ -43,7 +46,11 @@ def fit(args: list[str]) -> None:
     name = type(parts.method).__name__
     run = Run(config.run_dir or f"runs/{name.lower()}-{parts.data.record.name}")
     _begin(run, cli, config.ckpt_path)
-    run_stages(cli.build, run, config.ckpt_path, config.checkpoint_every)
+    try:
+        run_stages(cli.build, run, config.ckpt_path, config.checkpoint_every)
+    except SIGTERMException as error:  # it would end the process as if all were done
+        print("stopped by SIGTERM; the same command with --ckpt_path last continues", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGTERM) from error
     _report(run, cli)
 
 

@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
+import processes
 import pytest
 import torch
 
@@ -284,3 +286,16 @@ def test_quickstart_starts_from_nothing(tmp_path, monkeypatch):
     args += [text for stage in ("dense", "prune", "retrain") for text in (f"--model.{stage}.epochs", "1")]
     main(args)
     assert json.loads((tmp_path / "run" / "report.json").read_text())["task"] == "docstrings"
+
+
+@pytest.mark.slow
+def test_a_terminated_run_does_not_end_as_if_it_were_done(short_run, tmp_path):
+    args = ["fit", "--model", "SVD", *short_run, "--run_dir", str(tmp_path / "run"), "--checkpoint_every", "1"]
+    process = processes.fork(args, tmp_path / "errors")
+    while not (tmp_path / "run" / "dense" / "last.ckpt").exists():
+        assert process.exitcode is None, (tmp_path / "errors").read_text()
+        time.sleep(0.005)
+    process.terminate()
+    process.join()
+    assert process.exitcode == 143
+    assert "--ckpt_path last continues" in (tmp_path / "errors").read_text()
