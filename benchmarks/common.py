@@ -12,11 +12,16 @@ from typing import Any
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def command(*words: object, threads: int) -> None:
-    """Run ``python -m lit_compress WORDS``; its failure ends the script."""
+def command(*words: object, threads: int) -> float:
+    """Run ``python -m lit_compress WORDS`` and return its peak memory in MiB; its failure ends the script."""
     line = [sys.executable, "-m", "lit_compress", *map(str, words)]
     print(" ".join(line[2:]), flush=True)
-    subprocess.run(line, check=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+    process = subprocess.Popen(line, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, line)
+    return usage.ru_maxrss / 1024
 
 
 def report_of(run: Path) -> dict[str, Any]:

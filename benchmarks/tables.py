@@ -6,11 +6,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import tables_architectures
 import tables_fwsvd
 import tables_pruning
+import tables_tasks
 from common import load, origin, percent, spread, table
 
 HERE = Path(__file__).resolve().parent
+PARTS = (tables_fwsvd, tables_pruning, tables_tasks, tables_architectures)
 KEY = "val/accuracy"
 
 # LPAF's Table 2, SST-2 accuracy of BERT-base at 50 / 25 / 16 %, mean of 3 runs; the dense model has 92.7.
@@ -164,7 +167,8 @@ def speed() -> list[str]:
 def main() -> None:
     """Write the page."""
     findings = (HERE / "findings.md").read_text().strip() + "\n"
-    parts = [HEAD, findings, *comparison(), *tables_fwsvd.sections(), *tables_pruning.sections(), *speed()]
+    sections = [line for part in PARTS for line in part.sections()]
+    parts = [HEAD, findings, *comparison(), *sections, *speed()]
     (HERE / "README.md").write_text("\n".join(parts).rstrip() + "\n")
 
 

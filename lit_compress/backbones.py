@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_compress import embedded
 from lit_compress.errors import UserError
+from lit_compress.kinds import KINDS, TaskKind, kind_of, kind_of_net
 from lit_compress.tasks import Task
 
 if TYPE_CHECKING:
@@ -72,20 +73,31 @@ def load_tokenizer(backbone: str, task: Task) -> PreTrainedTokenizerBase:
 
 
 def load_config(backbone: str, task: Task) -> PreTrainedConfig:
-    """Load the configuration of ``backbone`` with the head of ``task``: label names, problem type.
+    """Load the configuration of ``backbone`` with the head of ``task``: label names, problem type, class of the net.
 
     Raises:
-        UserError: as :func:`load_tokenizer`.
+        UserError: as :func:`load_tokenizer`; or the family has no such head.
     """
     from transformers import AutoConfig
 
-    name = resolve(backbone, task)
-    head: dict[str, Any] = {"num_labels": task.num_labels}
-    if task.labels:
-        head["id2label"] = dict(enumerate(task.labels))
-        head["label2id"] = {label: i for i, label in enumerate(task.labels)}
+    name, kind = resolve(backbone, task), kind_of(task)
     with _one_line("configuration", name):
-        return AutoConfig.from_pretrained(name, **head)
+        config = AutoConfig.from_pretrained(name, **kind.head(task))
+    classes = _auto_class(kind)._model_mapping
+    if type(config) not in classes:
+        raise UserError(
+            f"model.backbone: '{backbone}' is of family {config.model_type}, which has no head for {kind.name}; "
+            f"task '{task.name}' needs another"
+        )
+    config.architectures = [classes[type(config)].__name__]
+    return config
+
+
+def _auto_class(kind: TaskKind) -> Any:
+    """Return the class of transformers that builds nets of ``kind``."""
+    import transformers
+
+    return getattr(transformers, kind.auto_class)
 
 
 def load_net(backbone: str, task: Task) -> PreTrainedModel:
@@ -97,14 +109,15 @@ def load_net(backbone: str, task: Task) -> PreTrainedModel:
         UserError: as :func:`load_tokenizer`.
     """
     import torch
-    from transformers import AutoModelForSequenceClassification
 
     name = resolve(backbone, task)
     config = load_config(backbone, task)
     with _one_line("model", name):
-        return AutoModelForSequenceClassification.from_pretrained(
+        net = _auto_class(kind_of(task)).from_pretrained(
             name, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
         )
+    kind_of(task).configure(net, task)
+    return net
 
 
 def load_finetuned(name: str, task: Task) -> PreTrainedModel:
@@ -114,26 +127,29 @@ def load_finetuned(name: str, task: Task) -> PreTrainedModel:
         UserError: as :func:`load_tokenizer`; or its head is missing or does not fit the task.
     """
     import torch
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoConfig
 
+    folder, kind = resolve(name, task), kind_of(task)
     with _one_line("teacher", name):
-        net, info = AutoModelForSequenceClassification.from_pretrained(
-            resolve(name, task), dtype=torch.float32, output_loading_info=True
-        )
+        architecture = (AutoConfig.from_pretrained(folder).architectures or [""])[0]
+        other = next((k for k in KINDS.values() if architecture.endswith(k.suffix)), kind)
+        if other.suffix != kind.suffix:
+            raise UserError(f"model.teacher: '{name}' is for {other.name}, task '{task.name}' is {kind.name}")
+        net, info = _auto_class(kind).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])[0]
         raise UserError(f"model.teacher: '{name}' is not fine-tuned, it has no '{missing}'; leave it out to train one")
-    if net.config.num_labels != task.num_labels:
+    if "num_labels" in kind.head(task) and net.config.num_labels != task.num_labels:
         raise UserError(
             f"model.teacher: '{name}' has {net.config.num_labels} labels, {task.name} has {task.num_labels}; "
             "give a model fine-tuned on this task"
         )
+    kind.configure(net, task)
     return net.eval()
 
 
 def empty_net(config: PreTrainedConfig) -> PreTrainedModel:
     """Build the net of ``config`` with random float32 weights, to be filled from a checkpoint."""
     import torch
-    from transformers import AutoModelForSequenceClassification
 
-    return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    return _auto_class(kind_of_net(config)).from_config(config, dtype=torch.float32)

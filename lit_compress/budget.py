@@ -64,7 +64,10 @@ def stored_density(net: PreTrainedModel) -> float:
 
 
 def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
-    """Return the floating-point operations of one forward (2 per multiply-add) on ``batch`` x ``length`` tokens."""
+    """Return the floating-point operations of one forward (2 per multiply-add) on ``batch`` x ``length`` tokens.
+
+    A net that writes text after it has read one is given a quarter as many tokens of that, all at once.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     was, attention = net.training, net.config._attn_implementation
@@ -72,17 +75,23 @@ def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
     net.set_attn_implementation("eager")  # the counter knows every plain matmul, not every fused kernel
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            net(**_inputs(net, batch, length))
+            net(**random_inputs(net, batch, length))
     finally:
         net.set_attn_implementation(attention)
         net.train(was)
     return int(counter.get_total_flops())
 
 
-def _inputs(net: PreTrainedModel, batch: int, length: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
+def random_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return texts [batch, length] of random tokens as ``net`` takes them."""
+    generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, net.config.vocab_size, (batch, length), generator=generator).to(net.device)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if net.config.is_encoder_decoder:
+        ids[:, -1] = net.config.eos_token_id  # a class is read from there
+        if net.can_generate():
+            inputs["decoder_input_ids"] = ids[:, : max(1, length // 4)]
+    return inputs
 
 
 def latency(
@@ -103,7 +112,7 @@ def latency(
         with torch.inference_mode():
             for repeat in range(repeats + 5):
                 for net, record in zip(nets, times, strict=True):
-                    inputs = _inputs(net, batch, length)
+                    inputs = random_inputs(net, batch, length)
                     start = time.perf_counter()
                     net(**inputs)
                     if net.device.type == "cuda":

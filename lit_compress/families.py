@@ -18,7 +18,7 @@ from lit_compress.errors import UserError, nearest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Role = Literal["q", "k", "v", "o", "up", "down"]
+Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,25 @@ class Family:
     """One architecture.
 
     Attributes:
-        stacks: name of a stack of blocks -> path of its blocks; ``*`` stands for every index of a ModuleList.
-        roles: path of a Linear inside a block -> what it does.
+        stacks: name of a stack of blocks -> path of its blocks; ``*`` stands for every index of a ModuleList. One that
+            a net does not have (T5's encoder alone, BART's decoder) is left out.
+        roles: path of a Linear inside a block -> what it does, in forward order; a block has some of them.
         embeddings: how the names of the embeddings' parameters begin; left out of the non-embedding count.
+        cross: path of a decoder block's attention over the encoder's states, with its dot.
     """
 
     stacks: dict[str, str]
     roles: dict[str, Role]
     embeddings: tuple[str, ...] = ("embeddings.",)
+    cross: str = "-"
+
+
+_STACKS = ("encoder", "decoder")
+
+
+def _feed_forward(path: str) -> dict[str, Role]:
+    """Return the roles of T5's two forms of a feed-forward network."""
+    return {f"{path}.wi": "up", f"{path}.wi_0": "gate", f"{path}.wi_1": "up", f"{path}.wo": "down"}
 
 
 _BERT = Family(
@@ -99,6 +110,58 @@ FAMILIES: dict[str, Family] = {
         },
         embeddings=("decoder.embed_tokens.", "decoder.embed_positions."),
     ),
+    "llama": Family(
+        stacks={"decoder": "layers.*"},
+        roles={
+            "self_attn.q_proj": "q",
+            "self_attn.k_proj": "k",
+            "self_attn.v_proj": "v",
+            "self_attn.o_proj": "o",
+            "mlp.gate_proj": "gate",
+            "mlp.up_proj": "up",
+            "mlp.down_proj": "down",
+        },
+        embeddings=("embed_tokens.",),
+    ),
+    "bart": Family(
+        stacks={"encoder": "encoder.layers.*", "decoder": "decoder.layers.*"},
+        roles={
+            "self_attn.q_proj": "q",
+            "self_attn.k_proj": "k",
+            "self_attn.v_proj": "v",
+            "self_attn.out_proj": "o",
+            "encoder_attn.q_proj": "q",
+            "encoder_attn.k_proj": "k",
+            "encoder_attn.v_proj": "v",
+            "encoder_attn.out_proj": "o",
+            "fc1": "up",
+            "fc2": "down",
+        },
+        embeddings=("shared.", *(f"{stack}.embed_{what}." for stack in _STACKS for what in ("tokens", "positions"))),
+        cross="encoder_attn.",
+    ),
+    # the feed-forward network is plain (wi) or gated (wi_0, wi_1); part 1 of a block, 2 in a decoder
+    "t5": Family(
+        stacks={"encoder": "encoder.block.*", "decoder": "decoder.block.*"},
+        roles={
+            "layer.0.SelfAttention.q": "q",
+            "layer.0.SelfAttention.k": "k",
+            "layer.0.SelfAttention.v": "v",
+            "layer.0.SelfAttention.o": "o",
+            "layer.1.EncDecAttention.q": "q",
+            "layer.1.EncDecAttention.k": "k",
+            "layer.1.EncDecAttention.v": "v",
+            "layer.1.EncDecAttention.o": "o",
+            **_feed_forward("layer.1.DenseReluDense"),
+            **_feed_forward("layer.2.DenseReluDense"),
+        },
+        embeddings=(
+            "shared.",
+            *(f"{stack}.embed_tokens." for stack in _STACKS),
+            *(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias." for stack in _STACKS),
+        ),
+        cross="layer.1.EncDecAttention.",
+    ),
 }
 
 
@@ -108,15 +171,17 @@ class Site:
 
     Attributes:
         name: full name in the net, as ``net.get_submodule`` takes it.
-        role: q, k, v, o (attention), up, down (feed-forward).
+        role: q, k, v, o (attention), up, down (feed-forward), gate (the activated one of two first matrices).
         layer: index of the block in its stack.
         stack: ``encoder`` or ``decoder``.
+        cross: it belongs to a decoder's attention over the encoder's states, where k and v read those.
     """
 
     name: str
     role: Role
     layer: int
     stack: str
+    cross: bool = False
 
 
 def get_family(net: PreTrainedModel) -> Family:
@@ -140,6 +205,8 @@ def blocks(net: PreTrainedModel) -> Iterator[tuple[str, int, str, nn.Module]]:
     """Yield (stack, layer, full name, module) of every transformer block."""
     prefix = base_prefix(net)
     for stack, pattern in get_family(net).stacks.items():
+        if not hasattr(net.base_model, pattern.partition(".")[0]):
+            continue
         for layer, (path, block) in enumerate(_matches(net.base_model, pattern)):
             yield stack, layer, f"{prefix}{path}", block
 
@@ -161,12 +228,34 @@ def find_sites(net: PreTrainedModel) -> list[Site]:
     Raises:
         UserError: unknown architecture.
     """
-    roles = get_family(net).roles
-    return [
-        Site(f"{name}.{path}", role, layer, stack)
-        for stack, layer, name, _ in blocks(net)
-        for path, role in roles.items()
-    ]
+    family = get_family(net)
+    found = []
+    for stack, layer, name, block in blocks(net):
+        inside = {path for path, _ in block.named_modules()}
+        own = {path: role for path, role in family.roles.items() if path in inside}
+        assert {"q", "k", "v", "o", "up", "down"} <= set(own.values()), f"{name} has only {list(own)}"
+        found += [
+            Site(f"{name}.{path}", role, layer, stack, path.startswith(family.cross)) for path, role in own.items()
+        ]
+    return found
+
+
+def unplaced(net: PreTrainedModel) -> list[str]:
+    """Return the names of the Linears inside the blocks of ``net`` that no entry of the table places."""
+    sites = {site.name for site in find_sites(net)}
+    inside = (f"{name}.{path}" for *_, name, block in blocks(net) for path, m in block.named_modules() if _linear(m))
+    return [name for name in inside if name not in sites]
+
+
+def _linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def head_width(net: PreTrainedModel, stack: str) -> int:
+    """Return the width of an attention head of ``stack`` as the configuration has it."""
+    config = net.config
+    heads = getattr(config, f"{stack}_attention_heads", config.num_attention_heads)
+    return getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def embedding_params(net: PreTrainedModel) -> list[nn.Parameter]:

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from lit_compress.decompose import Axis, Importance
 from lit_compress.errors import UserError, nearest
-from lit_compress.losses import Kind, example_losses
+from lit_compress.kinds import KINDS
+from lit_compress.losses import example_losses
 from lit_compress.ranks import break_even_rank
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Fisher:
 def estimate_fisher(
     net: PreTrainedModel,
     batches: Iterable[dict[str, Tensor]],
-    kind: Kind,
+    kind: str,
     sites: Sequence[str],
     *,
     estimator: Estimator = "per_example",
@@ -90,7 +91,7 @@ def estimate_fisher(
         net: a fine-tuned net with its task's head.
         batches: as :class:`lit_compress.data.datamodule.PaddedBatches` makes them, with labels. Rows whose ``index`` is
             -1 are left out. Ranks may have different numbers of batches; an example should be on one rank only.
-        kind: what the head predicts.
+        kind: of the task, an entry of :data:`lit_compress.kinds.KINDS`.
         sites: names of Linears.
         estimator: ``per_example`` squares each example's gradient (Eq. 3). ``batch`` squares the mean gradient of each
             batch and averages over batches, as re-implementations do: mu^2 + var / batch instead of mu^2 + var.
@@ -206,7 +207,7 @@ def _frozen(net: nn.Module) -> Iterator[None]:
 def _collect(
     net: PreTrainedModel,
     rows: dict[str, Tensor],
-    kind: Kind,
+    kind: str,
     watched: dict[str, nn.Linear],
     groups: int,
     sums: dict[str, _Sums],
@@ -218,7 +219,7 @@ def _collect(
     Args:
         net: frozen; the graph begins at the outputs of the first Linears that are watched.
         rows: a batch with labels.
-        kind: what the head predicts.
+        kind: of the task.
         watched: the Linears.
         groups: gradients to be squared: one per row, or 1 for the mean over the rows.
         sums: where they go.
@@ -227,8 +228,7 @@ def _collect(
         The Linears that were left out because some use of them has inputs that belong to no single row (DeBERTa puts
         its relative positions through query and key once for the whole batch).
     """
-    rows = dict(rows)
-    labels, length = rows.pop("labels"), rows["input_ids"].shape[1]
+    labels, length = rows["labels"], rows["input_ids"].shape[1]
     uses: dict[str, list[Pair]] = {name: [] for name in watched}
     missing = dict.fromkeys(watched, 0)
     mixed: dict[str, nn.Linear] = {}
@@ -258,7 +258,8 @@ def _collect(
 
     handles = [watch(name, module) for name, module in watched.items()]
     try:
-        losses = example_losses(net(**rows).logits, labels, kind)
+        logits = KINDS[kind].logits(net(**KINDS[kind].inputs(net, rows)), rows)
+        losses = example_losses(logits, labels, KINDS[kind].loss)
         loss = losses.sum() * (groups / len(losses))
         if loss.requires_grad:
             loss.backward()

@@ -27,17 +27,24 @@ def task_loss(logits: Tensor, labels: Tensor, kind: Kind) -> Tensor:
 
 
 def example_losses(logits: Tensor, labels: Tensor, kind: Kind) -> Tensor:
-    """Return every example's own cross-entropy or squared error; their mean is :func:`task_loss`.
+    """Return every example's own cross-entropy or squared error.
+
+    Where an example has several labels (words, start and end of an answer), it is the mean over its own: all examples
+    weigh the same, while in :func:`task_loss` all labels do. With one label each, the mean of both is the same.
 
     Args:
-        logits: [batch, classes] for classification, [batch] or [batch, 1] for regression.
-        labels: int [batch], or float [batch].
+        logits: [batch, ..., classes] for classification, [batch] or [batch, 1] for regression.
+        labels: int [batch, ...] (-100 = ignored), or float [batch].
         kind: what the head predicts.
 
     Returns:
         [batch], float32 (float64 for float64 logits).
     """
-    return _task_loss(logits, labels, kind, "none")
+    losses = _task_loss(logits, labels, kind, "none").view(len(labels), -1)
+    if losses.shape[1] == 1:
+        return losses[:, 0]
+    counted = (labels != -100).view(len(labels), -1)
+    return losses.sum(1) / counted.sum(1).clamp_min(1)
 
 
 def _task_loss(logits: Tensor, labels: Tensor, kind: Kind, reduction: str) -> Tensor:
@@ -48,7 +55,9 @@ def _task_loss(logits: Tensor, labels: Tensor, kind: Kind, reduction: str) -> Te
         return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction=reduction)
 
 
-def distillation_loss(student: Tensor, teacher: Tensor, kind: Kind, temperature: float = 2.0) -> Tensor:
+def distillation_loss(
+    student: Tensor, teacher: Tensor, kind: Kind, temperature: float = 2.0, counted: Tensor | None = None
+) -> Tensor:
     """Distance of the student's logits from the teacher's; no gradient reaches the teacher.
 
     Classification: temperature^2 * KL(softmax(teacher / temperature) || softmax(student / temperature)),
@@ -60,10 +69,13 @@ def distillation_loss(student: Tensor, teacher: Tensor, kind: Kind, temperature:
         teacher: same shape.
         kind: what the head predicts.
         temperature: softens both distributions; > 0; not used for regression.
+        counted: bool [...], which distributions are samples; None for all.
 
     Returns:
         0-dim, float32 (float64 for float64 logits).
     """
+    if counted is not None:
+        student, teacher = student[counted], teacher[counted]
     student, teacher = _full(student), _full(teacher).detach()
     with _no_autocast(student):
         if kind == "regression":
@@ -100,7 +112,7 @@ def layer_distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]
     return total
 
 
-def consistency_loss(first: Tensor, second: Tensor, kind: Kind) -> Tensor:
+def consistency_loss(first: Tensor, second: Tensor, kind: Kind, counted: Tensor | None = None) -> Tensor:
     """How far two forward passes of one batch disagree (LPAF Sec. 4.3, L_c; the form of R-Drop).
 
     Classification: (KL(p1 || p2) + KL(p2 || p1)) / 2, mean over the samples, written as
@@ -111,10 +123,13 @@ def consistency_loss(first: Tensor, second: Tensor, kind: Kind) -> Tensor:
         first: [..., classes] or, for regression, any shape.
         second: same shape.
         kind: what the head predicts.
+        counted: bool [...], which distributions are samples; None for all.
 
     Returns:
         0-dim, float32 (float64 for float64 logits).
     """
+    if counted is not None:
+        first, second = first[counted], second[counted]
     first, second = _full(first), _full(second)
     with _no_autocast(first):
         if kind == "regression":

@@ -6,17 +6,27 @@ win or lose every comparison of epochs by accident.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import BinaryF1Score, MulticlassAccuracy, MulticlassMatthewsCorrCoef
+from torchmetrics.classification import (
+    BinaryF1Score,
+    MulticlassAccuracy,
+    MulticlassF1Score,
+    MulticlassMatthewsCorrCoef,
+)
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.utilities import dim_zero_cat
 
 from lit_compress.errors import UserError, nearest
+from lit_compress.kinds.span_qa import Piece, as_pieces, merge, n_best
+from lit_compress.spans import best_threshold, exact_match, normalize, token_f1
 from lit_compress.tasks import Task
+from lit_compress.text_metrics import Perplexity, Rouge
 
 
 class F1(BinaryF1Score):
@@ -73,6 +83,144 @@ class Correlation(Metric):
         return torch.nan_to_num(torch.stack(values).mean(), nan=0.0).float().to(labels.device)
 
 
+class Entities(Metric):
+    """Precision, recall and F1 of the entities in tagged words, as ``seqeval`` counts them, and the words' accuracy.
+
+    An entity is right if its type, its first and its last word are. Takes, per word, predicted and true class, the
+    number of its row and its own number in the row (int [words] each); the words of a row may come in several batches.
+    """
+
+    full_state_update = False
+    higher_is_better = True
+    words: list[Tensor]
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        super().__init__()
+        self.names = tuple(labels)
+        self.add_state("words", default=[], dist_reduce_fx="cat")
+
+    def update(self, preds: Tensor, target: Tensor, example: Tensor, word: Tensor) -> None:
+        """Keep one batch."""
+        self.words.append(torch.stack([example, word, preds, target], dim=1))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return entity_f1, entity_precision, entity_recall and word_accuracy of all words of all ranks."""
+        found = dim_zero_cat(self.words) if len(self.words) else torch.zeros(0, 4, dtype=torch.long)
+        rows = sorted(found.tolist())  # by row, then by word
+        predicted, true = ([(row[0], self.names[row[i]]) for row in rows] for i in (2, 3))
+        predicted_set, true_set = set(entities(predicted)), set(entities(true))
+        right, n_predicted, n_true = len(predicted_set & true_set), len(predicted_set), len(true_set)
+        same = sum(row[2] == row[3] for row in rows)
+        values = {
+            "entity_f1": _ratio(2 * right, n_predicted + n_true),
+            "entity_precision": _ratio(right, n_predicted),
+            "entity_recall": _ratio(right, n_true),
+            "word_accuracy": _ratio(same, len(rows)),
+        }
+        return {name: torch.tensor(value, device=self.device) for name, value in values.items()}
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def entities(words: Sequence[tuple[int, str]]) -> list[tuple[str, int, int]]:
+    """Return (type, first word, last word) of the entities in (row, tag) of words, which stand row by row.
+
+    Tags are ``O`` or a prefix and a type, ``B-PER``: B begins an entity, I goes on with one of the same type and begins
+    one elsewhere (IOB1, IOB2), E ends one, S is one by itself.
+    """
+    found: list[tuple[str, int, int]] = []
+    last: tuple[int, str, bool] | None = None  # row and type of the entity the word before belongs to; is it still open
+    for place, (row, tag) in enumerate(words):
+        prefix, _, kind = tag.partition("-")
+        if prefix == "O":
+            last = None
+            continue
+        if prefix in "IE" and last == (row, kind, True):
+            found[-1] = (kind, found[-1][1], place)
+        else:
+            found.append((kind, place, place))
+        last = (row, kind, prefix in "BI")
+    return found
+
+
+class Answers(Metric):
+    """Exact match and F1 of spans, as SQuAD's evaluation has them, in [0, 1]; takes logits and windows of contexts.
+
+    If questions may have no answer, also both for those that have one and for those that have none, and the best of
+    both that a threshold chosen afterwards would give (``best_...``, with that threshold).
+
+    Attributes:
+        rows: the split: texts, and the true answers. Must be set before :meth:`compute`.
+    """
+
+    full_state_update = False
+    higher_is_better = True
+    examples: list[Tensor]
+    places: list[Tensor]
+    scores: list[Tensor]
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task, self.rows = task, None
+        for name in ("examples", "places", "scores"):
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def update(self, preds: Tensor, example: Tensor, begin: Tensor, end: Tensor) -> None:
+        """Keep the n-best lists of a batch."""
+        places, scores = n_best(preds, begin, end, self.task.spans.n_best, self.task.spans.max_answer)
+        self.examples.append(example)
+        self.places.append(places)
+        self.scores.append(scores)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the scores of all questions of all ranks."""
+        found: dict[int, list[Piece]] = {}
+        if len(self.examples):
+            pieces = as_pieces(dim_zero_cat(self.places), dim_zero_cat(self.scores))
+            for example, piece in zip(dim_zero_cat(self.examples).tolist(), pieces, strict=True):
+                found.setdefault(example, []).append(piece)
+        values = answer_scores(self.task, self.rows, found)
+        return {name: torch.tensor(value, device=self.device) for name, value in values.items()}
+
+
+def answer_scores(task: Task, rows: Any, found: dict[int, list[Piece]]) -> dict[str, float]:
+    """Return the scores of :class:`Answers` for the windows ``found`` of every row's number."""
+    threshold = task.spans.null_threshold
+    questions = []  # exact match, F1 of what is answered; may it be answered; the same two of the best span; its margin
+    for number, pieces in found.items():
+        row = rows[number]
+        null, spans = merge(pieces, 1)
+        truths = [text for text in row[task.label]["text"] if threshold is None or normalize(text)]
+        text = row[task.text[1]][spans[0][1] : spans[0][2]] if spans else ""
+        margin = null - spans[0][0] if spans else math.inf
+        given = "" if threshold is not None and margin > threshold else text
+        scores = [(exact_match(answer, truths), token_f1(answer, truths)) for answer in (given, text, "")]
+        questions.append((bool(truths), margin, *scores))
+    values = {}
+    for i, name in enumerate(("exact_match", "answer_f1")):
+        values[name] = _mean([given[i] for _, _, given, *_ in questions])
+        if threshold is None:
+            continue
+        for group, wanted in (("answerable", True), ("unanswerable", False)):
+            values[f"{name}_{group}"] = _mean([given[i] for has, _, given, *_ in questions if has is wanted])
+        margins = [(margin, best[i], none[i]) for _, margin, _, best, none in questions]
+        values[f"best_{name}"], values[f"best_{name}_threshold"] = best_threshold(margins)
+    return values
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def bind(metrics: MetricCollection, rows: Any) -> None:
+    """Give the rows of a split to the metrics that ask for them."""
+    for metric in metrics.values():
+        if isinstance(metric, Answers):
+            metric.rows = rows
+
+
 METRICS: dict[str, Callable[[Task], Metric]] = {
     "accuracy": lambda task: MulticlassAccuracy(task.num_labels, average="micro"),
     "f1": lambda task: F1(),
@@ -80,14 +228,27 @@ METRICS: dict[str, Callable[[Task], Metric]] = {
     "pearson": lambda task: Correlation(pearson_corrcoef),
     "spearman": lambda task: Correlation(spearman_corrcoef),
     "pearson_spearman": lambda task: Correlation(pearson_corrcoef, spearman_corrcoef),
+    "macro_f1": lambda task: MulticlassF1Score(task.num_labels, average="macro"),
+    "entity_f1": lambda task: Entities(task.labels),
+    "rougeL": lambda task: Rouge(),
+    "rougeLsum": lambda task: Rouge(),
+    "perplexity": lambda task: Perplexity(),
+    "word_accuracy": lambda task: Entities(task.labels),
+    "answer_f1": Answers,
+    "exact_match": Answers,
 }
 
 
-def build_metrics(task: Task, prefix: str = "") -> MetricCollection:
-    """Return the metrics of ``task``; keys are ``prefix`` + the metric's name.
+def higher_is_better(task: Task) -> bool:
+    """Say whether more of the first metric of ``task`` is better."""
+    return bool(METRICS[task.metrics[0]](task).higher_is_better)
 
-    The collection takes logits [batch, num_labels] (or predictions [batch] for regression) and labels
-    [batch].
+
+def build_metrics(task: Task, prefix: str = "") -> MetricCollection:
+    """Return the metrics of ``task``; keys are ``prefix`` + the metric's name, and of whatever else it computes.
+
+    What the collection takes is up to the task's kind, whose ``observe`` calls it; logits [batch, num_labels] (or
+    predictions [batch] for regression) and labels [batch] where a row has one label.
 
     Raises:
         UserError: the task's record names a metric that does not exist.
@@ -95,5 +256,7 @@ def build_metrics(task: Task, prefix: str = "") -> MetricCollection:
     for name in task.metrics:
         if name not in METRICS:
             raise UserError(f"task '{task.name}': unknown metric '{name}'; {nearest(name, METRICS)}")
-    # No groups of shared states: they are found by comparing values, and lists may be equal by accident.
-    return MetricCollection({name: METRICS[name](task) for name in task.metrics}, prefix=prefix, compute_groups=False)
+    # One metric may give several of the names. No groups of shared states: they are found by comparing values, and
+    # lists may be equal by accident.
+    kinds = {METRICS[name]: name for name in reversed(task.metrics)}
+    return MetricCollection({name: kind(task) for kind, name in kinds.items()}, prefix=prefix, compute_groups=False)

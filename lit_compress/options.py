@@ -13,10 +13,12 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lit_compress import methods
 from lit_compress.configs_path import find_config
 from lit_compress.data.datamodule import DataModule
+from lit_compress.data.sources import CUSTOM
 from lit_compress.errors import UserError, nearest
 from lit_compress.methods import Method
 from lit_compress.stages import Parts
 from lit_compress.strategies import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
+from lit_compress.tasks import task_name
 
 
 class _Parser(LightningArgumentParser):
@@ -77,7 +79,7 @@ class CommandLine(LightningCLI):
             default=500,
             help="Optimizer steps between two checkpoints to continue from.",
         )
-        parser.link_arguments("data.task", "model.init_args.task")
+        parser.link_arguments("data.record", "model.init_args.task", task_name, apply_on="instantiate")
         parser.link_arguments("model.init_args.backbone", "data.backbone")
         parser.link_arguments("seed_everything", "data.seed")
 
@@ -91,11 +93,14 @@ class CommandLine(LightningCLI):
     def build(self) -> Parts:
         """Build method, data and the Trainer's arguments from the config."""
         init = self.parser.instantiate_classes(self.config)
+        if init.data.task == CUSTOM:
+            self.config.data.custom.labels = list(init.data.record.labels)  # later commands need the same ones
         return Parts(init.model, init.data, dict(init.trainer), self.config.seed_everything)
 
     def dump(self) -> dict[str, Any]:
         """Return the whole config as plain values."""
         self._dump_config()
+        self.config_dump["model"]["init_args"]["task"] = self.config.data.task  # linked when it is built
         return self.config_dump
 
 
@@ -119,7 +124,10 @@ def _keys() -> list[str]:
             if is_dataclass(parameter.default):
                 keys += [f"model.{option}.{field.name}" for field in fields(parameter.default)]
     for prefix, kind in (("data", DataModule), ("trainer", pl.Trainer)):
-        keys += [f"{prefix}.{option}" for option in inspect.signature(kind).parameters]
+        for option, parameter in inspect.signature(kind).parameters.items():
+            keys.append(f"{prefix}.{option}")
+            if is_dataclass(parameter.default):
+                keys += [f"{prefix}.{option}.{field.name}" for field in fields(parameter.default)]
     return sorted(set(keys))
 
 

@@ -1,4 +1,4 @@
-"""Predictions of a net as JSON lines: text, label, probability."""
+"""Predictions of a net as JSON lines: the text columns and the answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lit_compress.kinds import kind_of
 from lit_compress.progress import track
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int:
     """Predict every row of the ``test`` split (``validation`` if there is none), in the order of the file.
 
-    Classification lines hold the text columns, ``label`` and ``probability`` of that label; regression lines
-    hold the text columns and ``score``.
+    A line holds the text columns and what the kind of the task answers: ``label`` and ``probability``, ``score``, ...
 
     Returns:
         The number of lines written to ``path``, which appears only when complete.
@@ -29,23 +29,18 @@ def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     net = net.to(device).eval()
     loader = data.predict_dataloader()
-    logits: dict[int, torch.Tensor] = {}
+    task, kind, texts = data.record, kind_of(data.record), data.prediction_texts
+    found: dict[int, list[Any]] = {number: [] for number in range(len(texts))}
     for batch in track(loader, "predict", len(loader)):
-        inputs = {k: v.to(device) for k, v in batch.items() if k not in ("labels", "index")}
         with torch.inference_mode():
-            found = net(**inputs).logits.float().cpu()
-        logits |= {i: row for i, row in zip(batch["index"].tolist(), found, strict=True) if i >= 0}
-    texts = data.prediction_texts
+            moved = {name: column.to(device) for name, column in batch.items()}
+            outputs = kind.outputs(net, moved, data.tokenizer).cpu()
+        for number, piece in kind.pieces(task, outputs, batch):
+            found[number].append(piece)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
-        for index in sorted(logits):
-            file.write(json.dumps({**texts[index], **_answer(data, logits[index])}, ensure_ascii=False) + "\n")
+        for number, row in enumerate(texts):
+            shown = {name: value for name, value in row.items() if name != task.label}
+            file.write(json.dumps({**shown, **kind.answer(task, row, found[number])}, ensure_ascii=False) + "\n")
     os.replace(temporary, path)
-    return len(logits)
-
-
-def _answer(data: DataModule, logits: torch.Tensor) -> dict[str, Any]:
-    if data.record.kind == "regression":
-        return {"score": float(logits)}
-    probability, label = logits.softmax(-1).max(-1)
-    return {"label": data.record.labels[int(label)], "probability": float(probability)}
+    return len(texts)

@@ -107,15 +107,37 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def tied(net: nn.Module) -> dict[str, str]:
+    """Return {name: first name of the same tensor}, e.g. of an output layer that is the embedding."""
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(value), name) for name, value in net.state_dict(keep_vars=True).items()}
+    return {name: other for name, other in names.items() if name != other}
+
+
+def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Load ``tensors`` into ``net``; those of tied names may be missing, and part from the first if they are not."""
+    aliases = tied(net)
+    for name in aliases.keys() & tensors.keys():
+        replace(net, name, nn.Parameter(torch.empty_like(tensors[name])))  # type: ignore[arg-type]
+    whole = {name: tensors[first] for name, first in tied(net).items()}
+    net.load_state_dict({**tensors, **whole})
+
+
 def save_net(net: PreTrainedModel, folder: Path) -> None:
     """Write config.json, model.safetensors and structure.json into the existing ``folder``.
 
-    A net with an empty structure is an ordinary Hugging Face folder.
+    A net with an empty structure is an ordinary Hugging Face folder. Of tied tensors the first is written, as the
+    library does; a net that generates brings its ``generation_config.json``.
     """
     from safetensors.torch import save_file
 
+    if not any(name.endswith(type(net).__name__) for name in net.config.architectures or ()):
+        net.config.architectures = [type(net).__name__]  # says which head it has
     net.config.save_pretrained(folder)
-    tensors = {name: value.detach().contiguous().cpu() for name, value in net.state_dict().items()}
+    if net.can_generate():
+        net.generation_config.save_pretrained(folder)
+    aliases = tied(net)
+    tensors = {k: value.detach().contiguous().cpu() for k, value in net.state_dict().items() if k not in aliases}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "structure.json").write_text(json.dumps(describe(net), indent=2) + "\n")
 
@@ -127,13 +149,15 @@ def load_net(folder: Path) -> PreTrainedModel:
         UserError: the folder is incomplete or broken.
     """
     from safetensors.torch import load_file
-    from transformers import AutoConfig
+    from transformers import AutoConfig, GenerationConfig
 
     try:
         config = AutoConfig.from_pretrained(folder)
         structure = json.loads((folder / "structure.json").read_text())
         net = rebuild(empty_net(config), structure)
-        net.load_state_dict(load_file(folder / "model.safetensors"))
+        if net.can_generate():
+            net.generation_config = GenerationConfig.from_pretrained(folder)
+        _load_tensors(net, load_file(folder / "model.safetensors"))
     except Exception as error:
         reason = str(error).strip().split("\n")[0][:160]
         raise UserError(f"cannot load a net from '{folder}': {reason or type(error).__name__}") from error

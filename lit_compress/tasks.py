@@ -5,10 +5,64 @@ Data and methods never import each other; a :class:`Task` is what they share.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from lit_compress.errors import UserError, nearest
+
+KindName = Literal["classification", "regression", "tagging", "span_qa", "summarization", "language_modelling"]
+
+
+@dataclass(frozen=True)
+class Spans:
+    """How answers are looked for.
+
+    Attributes:
+        stride: tokens that neighbouring windows of a context share.
+        n_best: spans kept of a question.
+        max_answer: tokens of an answer, at most.
+        null_threshold: how much more "no answer" must be worth than the best span to be given; None: every question
+            has an answer.
+    """
+
+    stride: int = 128
+    n_best: int = 20
+    max_answer: int = 30
+    null_threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How texts are written; what is not said here is as the backbone's ``generation_config`` has it.
+
+    Attributes:
+        target_length: longest text in tokens; longer true ones are truncated in training.
+        num_beams: how many beginnings are followed at once.
+        length_penalty: a text's log-likelihood is divided by its length to this power.
+    """
+
+    target_length: int = 128
+    num_beams: int = 8
+    length_penalty: float = 1.0
+
+
+@dataclass(frozen=True)
+class Custom:
+    """The user's own task, ``custom``.
+
+    Args:
+        kind: what is predicted: classification, regression, tagging (a label per word) span_qa (an answer that
+            stands in a context), summarization (a text for a text) or language_modelling (plain text).
+        text: names of the text columns; without it text, or tokens, question and context, document.
+        label: name of the label column; without it label, or tags, answers, summary.
+        labels: names of the classes in label-id order; without it those of the training rows.
+    """
+
+    kind: KindName = "classification"
+    text: list[str] | None = None
+    label: str | None = None
+    labels: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -17,30 +71,37 @@ class Task:
 
     Attributes:
         name: the name in configs, e.g. ``sst2``.
-        kind: what the head predicts; one class of ``labels``, or one real number.
-        text: the one or two text columns.
-        labels: class names in label-id order; empty for regression.
+        kind: what the head predicts, an entry of :data:`lit_compress.kinds.KINDS`.
+        text: the text columns: one or two; one of lists of words; question and context.
+        labels: class names in label-id order; empty where there are none.
         metrics: names of :func:`lit_compress.metrics.build_metrics`; the first decides which epoch is best.
-        hub: (repository, configuration) on the Hugging Face hub; None if the package makes the data itself.
+        hub: (repository, configuration, None for its only one) on the Hugging Face hub; None if the package makes the
+            data itself, or the user has it.
         validation: hub split names used for validation; the first decides.
         length: median number of tokens of a validation example, the length at which FLOPs are reported.
         max_length: longest input in tokens; longer ones are truncated.
+        label: the column of the labels, or of the texts to be written.
+        spans: how answers are looked for, where they are spans.
+        writing: how texts are written, where that is the task.
     """
 
     name: str
-    kind: Literal["classification", "regression"]
+    kind: KindName
     text: tuple[str, ...]
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
-    hub: tuple[str, str] | None
+    hub: tuple[str, str | None] | None
     validation: tuple[str, ...] = ("validation",)
     length: int = 32
     max_length: int = 128
+    label: str = "label"
+    spans: Spans = Spans()
+    writing: Writing = Writing()
 
     @property
     def num_labels(self) -> int:
-        """Size of the output layer: the number of classes, or 1 for regression."""
-        return len(self.labels) if self.kind == "classification" else 1
+        """Size of the output layer: the number of classes, or 1 where there are none."""
+        return len(self.labels) or 1
 
 
 def _glue(
@@ -51,8 +112,23 @@ def _glue(
     length: int,
     validation: tuple[str, ...] = ("validation",),
 ) -> Task:
-    kind: Literal["classification", "regression"] = "classification" if labels else "regression"
+    kind: KindName = "classification" if labels else "regression"
     return Task(name, kind, text, labels, metrics, ("nyu-mll/glue", name), validation, length)
+
+
+def _squad(name: str, repository: str, metrics: tuple[str, ...], spans: Spans) -> Task:
+    return Task(
+        name,
+        "span_qa",
+        ("question", "context"),
+        (),
+        metrics,
+        (repository, None),
+        length=170,
+        max_length=384,
+        label="answers",
+        spans=spans,
+    )
 
 
 _ENTAILMENT = ("entailment", "not_entailment")
@@ -75,6 +151,65 @@ TASKS: dict[str, Task] = {
         ),
         _glue("qnli", ("question", "sentence"), _ENTAILMENT, ("accuracy",), 48),
         _glue("rte", ("sentence1", "sentence2"), _ENTAILMENT, ("accuracy",), 53),
+        _glue("wnli", ("sentence1", "sentence2"), ("not_entailment", "entailment"), ("accuracy",), 37),
+        Task(
+            "conll2003",
+            "tagging",
+            ("tokens",),
+            ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"),
+            ("entity_f1",),
+            ("lhoestq/conll2003", None),  # as parquet; eriktks/conll2003 needs a script, which datasets 4 does not run
+            length=20,
+            label="ner_tags",
+        ),
+        # length, beams and 128 tokens as LoSparse (section 4.3) and its program have them
+        Task(
+            "xsum",
+            "summarization",
+            ("document",),
+            (),
+            ("rougeL",),
+            ("EdinburghNLP/xsum", "default"),
+            length=256,
+            max_length=256,
+            label="summary",
+        ),
+        Task(
+            "cnn_dailymail",
+            "summarization",
+            ("article",),
+            (),
+            ("rougeLsum",),
+            ("abisee/cnn_dailymail", "3.0.0"),
+            length=256,
+            max_length=256,
+            label="highlights",
+        ),
+        Task(
+            "wikitext2",
+            "language_modelling",
+            ("text",),
+            (),
+            ("perplexity",),
+            ("Salesforce/wikitext", "wikitext-2-v1"),
+            length=512,
+            max_length=512,
+            label="text",
+        ),
+        # also: any plain text, --data.path to train.txt and validation.txt
+        Task(
+            "plain_text",
+            "language_modelling",
+            ("text",),
+            (),
+            ("perplexity",),
+            None,
+            length=512,
+            max_length=512,
+            label="text",
+        ),
+        _squad("squad", "rajpurkar/squad", ("answer_f1", "exact_match"), Spans()),
+        _squad("squad_v2", "rajpurkar/squad_v2", ("answer_f1", "exact_match"), Spans(null_threshold=0.0)),
         # needs no download: which area of the standard library a docstring comes from (embedded.py)
         Task(
             "docstrings",
@@ -91,11 +226,19 @@ TASKS: dict[str, Task] = {
 
 
 def get_task(name: str) -> Task:
-    """Return the task called ``name``.
+    """Return the task called ``name``; or the one that :func:`task_name` wrote.
 
     Raises:
         UserError: there is no such task; names the nearest one.
     """
+    if name.startswith("{"):
+        record: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in json.loads(name).items()}
+        return Task(**{**record, "spans": Spans(**record["spans"]), "writing": Writing(**record["writing"])})
     if name not in TASKS:
         raise UserError(f"data.task: unknown task '{name}'; {nearest(name, TASKS)}")
     return TASKS[name]
+
+
+def task_name(task: Task) -> str:
+    """Return what :func:`get_task` makes ``task`` of: its name, or all of it if it is no task of the package."""
+    return task.name if TASKS.get(task.name) == task else json.dumps(asdict(task))

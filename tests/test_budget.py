@@ -46,8 +46,10 @@ def by_hand(family: str, length: int) -> int:
     head = 32 * 32 + 32 * 2  # pooler or dense, and the output layer, on the first token
     projection = length * 16 * 32  # embeddings to the width of the blocks
     positions = layers * 2 * (12 * 32 * 32 + length * 12 * 32)  # query and key of 12 relative ones, and their scores
+    seconds = layers * length * 4 * 32 * 32 + blocks + 2 * attention  # cross-attention and the rest of a decoder
     others = {"electra": head + projection, "albert": head + projection, "deberta-v2": head + positions,
-              "opt": length * 32 * 2}  # fmt: skip
+              "opt": length * 32 * 2, "bart": head + seconds, "t5": head + seconds,
+              "llama": length * 32 * 2 + layers * length * (32 * 64 - 2 * 32 * 16)}  # fmt: skip
     return blocks + attention + others.get(family, head)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pytest
 import torch
 from tiny import TINY, make_batch, make_net
 from torch import nn
 
 from lit_compress import budget
-from lit_compress.cut import ACTIVATION, cut_constants, take
+from lit_compress.cut import ACTIVATION, HEADS, cut_constants, take
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
@@ -17,17 +20,19 @@ from lit_compress.layers import LowRankLinear, LowRankRowsLinear, LowRankSparseL
 from lit_compress.surgery import describe, factorize, load_net, save_net
 
 
-def sites(net, layer):
-    return {s.role: net.get_submodule(s.name) for s in find_sites(net) if s.layer == layer}
+def sites(net, layer, cross=False, stack=None):
+    """The modules of a block by role: of the last stack, with its attention over itself or over the encoder."""
+    stack = stack or find_sites(net)[-1].stack
+    own = [s for s in find_sites(net) if (s.layer, s.stack) == (layer, stack)]
+    return {s.role: net.get_submodule(s.name) for s in own if s.cross == cross or s.role in ("gate", "up", "down")}
 
 
-def rows_net(family="bert"):
-    """A net of rank-0 layers with biases, of 2 layers, 4 heads of 8, 64 neurons."""
-    net = make_net(family).eval()
+def rows_net(family="bert", **settings):
+    """A net of rank-0 layers, all its values at random, of 2 layers, 4 heads of 8, 64 neurons."""
+    net = make_net(family, dropout=0.0, **settings).eval()
     with torch.no_grad():
-        for module in net.modules():
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.normal_(module.bias, std=0.5)
+        for name, p in net.named_parameters():
+            nn.init.normal_(p, 1.0 if "norm" in name.lower() else 0.0, 0.3)
     return factorize(net, {s.name: 0 for s in find_sites(net)}, None, LowRankSparseLinear)
 
 
@@ -43,24 +48,28 @@ def logits(net):
         return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
 
 
-def pruned(family="bert"):
-    net = rows_net(family)
-    first = sites(net, 0)
+def pruned(family="bert", cross=False, **settings):
+    net = rows_net(family, **settings)
+    first = sites(net, 0, cross)
     zero(first["v"], slice(0, 8), slice(24, 32), 9)  # two whole heads, and one row of a living one
     zero(first["q"], slice(4, 12))
-    zero(first["up"], slice(10, 30))
+    for role in {"gate", "up"} & first.keys():
+        zero(first[role], slice(10, 30))
     zero(first["down"], slice(0, 20))
     zero(first["o"], 3)
     return net
 
 
-@pytest.mark.parametrize("family", ACTIVATION)
-def test_cut_net_is_the_zeroed_one(family, tmp_path):
+MULTI_HEAD = sorted({*HEADS} - {"llama"})  # every query has a key and a value of its own
+
+
+@pytest.mark.parametrize(("family", "cross"), [*((family, False) for family in MULTI_HEAD), ("bart", True)])
+def test_cut_net_is_the_zeroed_one(family, cross, tmp_path):
     """ITP's invariant: folded equals zeroed; the sizes are those that are left; it survives being saved."""
-    net = pruned(family)
+    net = pruned(family, cross)
     fused = fuse(net)
     assert torch.allclose(logits(fused), logits(net), atol=1e-5)
-    first = sites(fused, 0)
+    first = sites(fused, 0, cross)
     assert [(first[r].in_features, first[r].out_features) for r in ("q", "k", "v", "o", "up", "down")] == [
         (32, 16), (32, 16), (32, 16), (16, 32), (32, 44), (44, 32),
     ]  # fmt: skip
@@ -71,6 +80,49 @@ def test_cut_net_is_the_zeroed_one(family, tmp_path):
     again = load_net(tmp_path)
     assert describe(again) == describe(fused) and torch.equal(logits(again), logits(fused))
     assert torch.equal(logits(fuse(again)), logits(again))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_queries_go_with_their_key(bias):
+    """Llama: 4 heads of queries, 2 of keys and values; a neuron needs a constant of 0, or both factors constant."""
+    net = rows_net("llama", attention_bias=bias, mlp_bias=bias)
+    first = sites(net, 0)
+    zero(first["v"], slice(8, 16))
+    zero(first["gate"], slice(0, 10))
+    zero(first["up"], slice(6, 20))
+    fused = fuse(net)
+    torch.testing.assert_close(logits(fused), logits(net), atol=1e-5, rtol=1e-5)
+    first, kept = sites(fused, 0), 60 if bias else 44
+    assert [(first[r].in_features, first[r].out_features) for r in ("q", "k", "v", "o", "gate", "up", "down")] == [
+        (32, 16), (32, 8), (32, 8), (16, 32), (32, kept), (32, kept), (kept, 32),
+    ]  # fmt: skip
+    assert (first["o"].bias is not None) == (first["down"].bias is not None) == bias
+
+
+@pytest.mark.parametrize("settings", [{}, {"feed_forward_proj": "gated-silu"}, {"feed_forward_proj": "gated-sigmoid"}])
+def test_heads_of_t5_stay(settings):
+    """Its relative positions are one bias for the heads of all layers; neurons go, with what they gave."""
+    net = pruned("t5", **settings)
+    fused = fuse(net)
+    torch.testing.assert_close(logits(fused), logits(net), atol=1e-4, rtol=1e-4)
+    first = sites(fused, 0)
+    assert (first["v"].out_features, first["v"].rows, first["up"].out_features) == (32, 15, 44)
+    assert describe(load_saved(fused)) == describe(fused)
+
+
+def load_saved(net):
+    with TemporaryDirectory() as folder:
+        save_net(net, Path(folder))
+        return load_net(Path(folder))
+
+
+def test_heads_of_opt_stay():
+    """It has their number, not their width."""
+    net = pruned("opt")
+    fused = fuse(net)
+    assert torch.allclose(logits(fused), logits(net), atol=1e-5)
+    first = sites(fused, 0)
+    assert (first["v"].out_features, first["v"].rows, first["up"].out_features) == (32, 15, 44)
 
 
 @pytest.mark.parametrize("family", sorted(TINY.keys() - ACTIVATION.keys()))
@@ -93,7 +145,7 @@ def test_accounting_after_a_cut():
     assert dense - budget.flops(fused, 8) == 2 * 8 * (budget.dense_site_params(fused) - kept) + scores
 
 
-@pytest.mark.parametrize("family", ACTIVATION)
+@pytest.mark.parametrize("family", HEADS)
 def test_everything_dead(family):
     """All heads of a layer, all neurons of another: one head stays, without a weight."""
     net = rows_net(family)
@@ -103,7 +155,7 @@ def test_everything_dead(family):
     assert torch.allclose(logits(fused), logits(net), atol=1e-5)
     first, second = sites(fused, 0), sites(fused, 1)
     assert all(isinstance(first[r], LowRankRowsLinear) and first[r].rows == 0 for r in "qkvo")
-    assert first["v"].out_features == first["o"].in_features == 8
+    assert first["v"].out_features == 8 and first["o"].in_features == first["q"].out_features
     assert (second["up"].out_features, second["down"].in_features) == (0, 0)
     assert sum(p.numel() for r in "qkvo" for p in budget.weights(first[r])) == 0
 

@@ -37,6 +37,8 @@ def batch_of(net, size=5, length=9, seed=1):
     lengths[0] = length
     mask = (torch.arange(length) < lengths).long()
     ids[mask == 0] = net.config.pad_token_id
+    if net.config.is_encoder_decoder:
+        ids[torch.arange(size), lengths[:, 0] - 1] = net.config.eos_token_id
     labels = torch.randint(0, 2, (size,), generator=generator)
     return {"input_ids": ids, "attention_mask": mask, "labels": labels, "index": torch.arange(size)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from lit_compress.kinds import kind_of
 from lit_compress.tasks import get_task
 
 WORDS = "a film of great bad warm dull charm wit the plot is so not very fine poor story cast and but".split()  # noqa: SIM905
@@ -20,6 +21,12 @@ TINY = {
                    "relative_attention": True, "position_buckets": 6, "norm_rel_ebd": "layer_norm",
                    "share_att_key": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False},
     "opt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64},
+    "llama": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "intermediate_size": 64, "pad_token_id": 1},
+    "bart": {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+             "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
+    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "pad_token_id": 1, "eos_token_id": 2,
+           "decoder_start_token_id": 1},
 }  # fmt: skip
 
 # name -> family and settings: what published models of a family have and the net above has not
@@ -29,35 +36,40 @@ VARIANTS = {
     "deberta-v2-own-positions": ("deberta-v2", {"share_att_key": False}),
     "deberta-v2-absolute": ("deberta-v2", {"relative_attention": False, "position_biased_input": True}),
     "opt-350m": ("opt", {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),
+    "llama-one-key": ("llama", {"num_key_value_heads": 1, "head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "bart-uneven": (
+        "bart",
+        {"encoder_attention_heads": 2, "decoder_layers": 1, "decoder_ffn_dim": 48, "scale_embedding": True},
+    ),
+    "t5-gated": ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 1}),
 }
 ALL = {**{family: (family, {}) for family in TINY}, **VARIANTS}
 
 
 def make_net(family: str = "bert", task: str = "sst2", seed: int = 0, dropout: float | None = None, **settings):
     """Build a tiny random net of a family with the head of a task; ``settings`` of its configuration come last."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+    import transformers
 
-    config = AutoConfig.for_model(
+    config = transformers.AutoConfig.for_model(
         family,
-        vocab_size=100,
-        max_position_embeddings=64,
-        num_labels=get_task(task).num_labels,
-        **TINY[family] | settings,
+        **kind_of(get_task(task)).head(get_task(task)),
+        **{"vocab_size": 100, "max_position_embeddings": 64} | TINY[family] | settings,
     )
     if dropout is not None:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout",
-                     "classifier_dropout_prob", "summary_last_dropout"):  # fmt: skip
+                     "classifier_dropout_prob", "summary_last_dropout", "dropout_rate"):  # fmt: skip
             if hasattr(config, name):
                 setattr(config, name, dropout)
         config.seq_classif_dropout = dropout
     torch.manual_seed(seed)
-    return AutoModelForSequenceClassification.from_config(config)
+    return getattr(transformers, kind_of(get_task(task)).auto_class).from_config(config)
 
 
 def make_batch(size: int = 4, length: int = 9, seed: int = 1) -> dict[str, torch.Tensor]:
     """Build a batch with padding in its second row."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, 100, (size, length), generator=generator)
+    ids[:, -1] = 2  # BART and T5 read a class from the end of the text
     mask = torch.ones_like(ids)
     mask[1, length // 2 :] = 0
     return {
@@ -66,3 +78,21 @@ def make_batch(size: int = 4, length: int = 9, seed: int = 1) -> dict[str, torch
         "labels": torch.randint(0, 2, (size,), generator=generator),
         "index": torch.arange(size),
     }
+
+
+def write_backbone(folder, family: str, task: str, words: list[str] = WORDS, **settings):
+    """Write a tiny net that generates, and a tokenizer of whole words for it, into ``folder``."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<unk>", "<pad>", "</s>", "<s>"]  # the ids that the families above have
+    pieces = Tokenizer(models.WordLevel({w: i for i, w in enumerate([*special, *words])}, unk_token="<unk>"))
+    pieces.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if family in ("bart", "t5"):
+        pieces.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=pieces, unk_token="<unk>", pad_token="<pad>", eos_token="</s>", bos_token="<s>"
+    )
+    tokenizer.save_pretrained(folder)
+    make_net(family, task, dropout=0.1, **settings).save_pretrained(folder)
+    return folder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +14,13 @@ from torch.utils.data import Dataset as TorchDataset
 from lit_compress.backbones import load_config, load_tokenizer
 from lit_compress.cache import short_hash
 from lit_compress.data.batching import BatchOrder, ResumableLoader
+from lit_compress.data.custom import custom_task
 from lit_compress.data.encode import encode, encoding_key
-from lit_compress.data.sources import has_split, load_split_files
+from lit_compress.data.sources import ALL, CUSTOM, has_split, load_split_files
 from lit_compress.errors import UserError
-from lit_compress.tasks import Task, get_task
+from lit_compress.kinds.base import IGNORED
+from lit_compress.progress import note
+from lit_compress.tasks import Custom, Task, get_task
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -39,9 +42,9 @@ class PaddedBatches(TorchDataset[dict[str, Tensor]]):
     """Encoded rows, indexed by the row numbers of a whole batch.
 
     A batch has ``input_ids``, ``attention_mask`` and, if the tokenizer makes them, ``token_type_ids``
-    [batch, tokens]; ``labels`` [batch], if there are any (int64, or float32 for regression); ``index``
-    [batch], the row numbers. A negative number ``~row`` is a copy of that row that only fills up a batch:
-    its index is -1.
+    [batch, tokens]; ``labels``, if there are any: [batch] (int64, or float32 for regression), or [batch, ...];
+    ``index`` [batch], the row numbers; and what the kind of the task needs besides. A negative number ``~row`` is a
+    copy of that row that only fills up a batch: its index is -1.
     """
 
     def __init__(self, encoded: Dataset, pad_token: int) -> None:
@@ -56,20 +59,26 @@ class PaddedBatches(TorchDataset[dict[str, Tensor]]):
         longest = max(columns["length"])
         lengths = torch.tensor(columns["length"])
         batch = {
-            "input_ids": _padded(columns["input_ids"], longest, self.pad_token),
+            "input_ids": _padded(columns["input_ids"], self.pad_token),
             "attention_mask": (torch.arange(longest) < lengths[:, None]).long(),
             "index": torch.tensor([max(number, -1) for number in numbers]),
         }
-        if "token_type_ids" in columns:
-            batch["token_type_ids"] = _padded(columns["token_type_ids"], longest, 0)
-        if "labels" in columns:
-            batch["labels"] = torch.tensor(columns["labels"])
+        for name in columns.keys() - {"input_ids", "length", "truncated"}:
+            batch[name] = _padded(columns[name], IGNORED if name == "labels" else 0)
         return batch
 
 
-def _padded(rows: list[list[int]], length: int, value: int) -> Tensor:
-    """Return [rows, length], filled up with ``value`` at the right."""
-    return torch.tensor([row + [value] * (length - len(row)) for row in rows])
+def _padded(rows: list[Any], value: int) -> Tensor:
+    """Return the rows as a tensor; lists are filled up with ``value`` at the right."""
+    if not isinstance(rows[0], list):
+        return torch.tensor(rows)
+    longest = max(map(len, rows))
+    return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
+
+
+def _asked(settings: Any, **values: Any) -> Any:
+    """Return ``settings`` with those of the values that are given."""
+    return replace(settings, **{name: value for name, value in values.items() if value is not None})
 
 
 class DataModule(LightningDataModule):
@@ -78,15 +87,22 @@ class DataModule(LightningDataModule):
     Args:
         task: name of the task, e.g. sst2; docstrings needs no download.
         backbone: folder or hub name whose tokenizer is used; follows model.backbone.
-        path: folder with the files train and validation (and test) as .parquet, .jsonl, .csv or .tsv; without
-            it the data comes from the Hugging Face hub.
+        path: folder with the files train and validation (and test) as .parquet, .jsonl, .csv, .tsv or, plain text,
+            .txt; without it the data comes from the Hugging Face hub.
         batch_size: training examples per device and batch.
         eval_batch_size: examples per device and batch when nothing is trained.
         max_length: longest input in tokens, longer ones are truncated; without it the task's, or the
             backbone's limit if that is shorter.
         train_examples: how many training examples to draw (by seed); without it all.
         num_workers: processes that read ahead; does not change results.
-        seed: decides the order of the batches and which examples are drawn.
+        seed: decides the order of the batches, which examples are drawn, and the splits made of a single file.
+        custom: kind and columns of task custom.
+        stride: tokens that neighbouring windows of a context share (span_qa); without it 128.
+        null_threshold: how much more "no answer" must be worth than an answer to be given (span_qa); without it the
+            task's, for custom that every question has an answer.
+        target_length: longest text to be written, in tokens (summarization); without it 128.
+        num_beams: how many beginnings of it are followed at once; without it 8.
+        length_penalty: its log-likelihood is divided by its length to this power; without it 1.
     """
 
     def __init__(
@@ -100,15 +116,29 @@ class DataModule(LightningDataModule):
         train_examples: int | None = None,
         num_workers: int = 0,
         seed: int = 42,
+        custom: Custom = Custom(),
+        stride: int | None = None,
+        null_threshold: float | None = None,
+        target_length: int | None = None,
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
     ) -> None:
         super().__init__()
-        self.record: Task = get_task(task)
+        self.record: Task = custom_task(custom, path, seed) if task == CUSTOM else get_task(task)
+        spans = _asked(self.record.spans, stride=stride, null_threshold=null_threshold)
+        writing = _asked(
+            self.record.writing, target_length=target_length, num_beams=num_beams, length_penalty=length_penalty
+        )
+        self.record = replace(self.record, spans=spans, writing=writing)
         for name, value, smallest in (
             ("batch_size", batch_size, 1),
             ("eval_batch_size", eval_batch_size, 1),
             ("max_length", max_length, SHORTEST),
             ("train_examples", train_examples, 1),
             ("num_workers", num_workers, 0),
+            ("stride", stride, 0),
+            ("target_length", target_length, 2),
+            ("num_beams", num_beams, 1),
         ):
             if value is not None and value < smallest:
                 raise UserError(f"data.{name}: {value} is too small; the smallest is {smallest}")
@@ -166,9 +196,12 @@ class DataModule(LightningDataModule):
         elif stage == "test":
             self._read(["test"], labelled=True)
         elif not self._predicted:
-            split = "test" if has_split(self.record, self.path, "test") else validation[0]
+            split = next(s for s in (ALL, "test", validation[0]) if s == validation[0] or self._has(s))
             self._read([split], labelled=False)
             self._predicted = split
+
+    def _has(self, split: str) -> bool:
+        return has_split(self.record, self.path, split)
 
     def _read(self, names: list[str], labelled: bool) -> None:
         """Load and encode the splits that were not yet."""
@@ -176,7 +209,7 @@ class DataModule(LightningDataModule):
         if not names:
             return
         max_length = self.max_length  # checked before anything is read
-        loaded = load_split_files(self.record, self.path, names, labelled)
+        loaded = load_split_files(self.record, self.path, names, labelled, self.seed)
         for name in names:
             rows = loaded.get(name)
             if rows is None:
@@ -186,6 +219,9 @@ class DataModule(LightningDataModule):
                 rows = self._drawn(rows, self.train_examples)
             key = encoding_key(rows, self.tokenizer, self.record, max_length)
             encoded = encode(rows, self.tokenizer, self.record, max_length)
+            if cut := int(encoded.with_format("numpy")["truncated"][:].sum()):
+                longest = f"data.max_length {max_length} (in tokens)"
+                note(f"{self.record.name} {name}: {cut} of {len(encoded)} inputs are longer than {longest} and are cut")
             self._splits[name, labelled] = Split(rows, encoded, key)
 
     def _split(self, name: str, labelled: bool = True) -> Split:
@@ -260,6 +296,19 @@ class DataModule(LightningDataModule):
         return ResumableLoader(PaddedBatches(split.encoded, int(self.tokenizer.pad_token_id)), **options)
 
     # ------------------------------------------------------------------------------ facts for others
+
+    @property
+    def validation_rows(self) -> list[Dataset]:
+        """The rows of every loader of :meth:`val_dataloader`."""
+        self.setup("validate")
+        splits = [self._splits[name, True] for name in self.record.validation]
+        return [split.rows for split in splits if split is not None]
+
+    @property
+    def test_rows(self) -> Dataset:
+        """The rows of :meth:`test_dataloader`."""
+        self.setup("test")
+        return self._split("test").rows
 
     @property
     def prediction_texts(self) -> Dataset:

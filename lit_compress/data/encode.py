@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lit_compress.cache import build_once, cache_folder, short_hash
+from lit_compress.kinds import kind_of
 from lit_compress.tasks import Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 1  # raise it when the columns written here change, so that old caches are not read
+    from lit_compress.kinds.base import Columns
+
+FORMAT = 2  # raise it when the columns written here change, so that old caches are not read
+ROWS_PER_PROCESS = 20_000  # fewer are tokenised before another process has started
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -36,21 +42,36 @@ def content_key(dataset: Dataset) -> str:
 
 def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int) -> str:
     """Return a hash of all that decides the result of :func:`encode`."""
-    return short_hash(FORMAT, content_key(dataset), tokenizer_key(tokenizer), task.text, max_length)
+    return short_hash(
+        FORMAT,
+        content_key(dataset),
+        tokenizer_key(tokenizer),
+        task.kind,
+        task.text,
+        task.label,
+        max_length,
+        task.writing.target_length,
+    )
+
+
+def processes(rows: int) -> int | None:
+    """Return how many processes tokenise ``rows``: one per core this process may use, None if one is faster alone."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    several = min(cores, rows // ROWS_PER_PROCESS)
+    return several if several > 1 else None
 
 
 def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int) -> Dataset:
-    """Tokenise the text columns of ``dataset``; pairs become one sequence, truncated at the longer text.
+    """Tokenise the text columns of ``dataset`` as the kind of ``task`` does, in several processes if there is much.
 
     Args:
-        dataset: the columns ``task.text`` and, unless it is for prediction, ``label``.
+        dataset: the columns ``task.text`` and, unless it is for prediction, ``task.label``.
         tokenizer: a fast tokenizer.
         task: names the columns.
-        max_length: tokens kept of an example, special tokens included.
+        max_length: tokens kept of an input, special tokens included.
 
     Returns:
-        The rows in the same order, read from disk: ``input_ids`` (list of int), ``token_type_ids`` if the
-        tokenizer makes them, ``labels`` if the dataset has ``label``, ``length`` (tokens, int).
+        The inputs in the order of the rows, read from disk; columns as :meth:`TaskKind.encode` makes them.
 
     Raises:
         UserError: the cache folder cannot be written.
@@ -59,25 +80,24 @@ def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max
 
     key = encoding_key(dataset, tokenizer, task, max_length)
 
-    def tokenize(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        texts = [batch[column] for column in task.text]
-        tokens = tokenizer(*texts, truncation=True, max_length=max_length)
-        columns = {name: tokens[name] for name in ("input_ids", "token_type_ids") if name in tokens}
-        columns["length"] = [len(ids) for ids in tokens["input_ids"]]
-        if "label" in batch:
-            columns["labels"] = batch["label"]
-        return columns
+    def tokenize(batch: Columns, rows: list[int]) -> Columns:
+        return kind_of(task).encode(batch, rows, tokenizer, task, max_length)
 
     def fill(folder: Path) -> None:
+        pieces = folder / "pieces"
+        pieces.mkdir()
         encoded = dataset.map(
             tokenize,
             batched=True,
+            with_indices=True,
             remove_columns=dataset.column_names,
-            keep_in_memory=True,  # the one copy on disk is ours, written below
+            cache_file_name=str(pieces / "tokens.arrow"),  # on disk, not in memory, however many rows there are
             load_from_cache_file=False,
+            num_proc=processes(len(dataset)),
             new_fingerprint=key,
             desc=f"Tokenising {task.name}",
         )
         encoded.save_to_disk(folder)
+        shutil.rmtree(pieces)
 
     return load_from_disk(build_once(cache_folder() / f"encoded-{key}", fill))

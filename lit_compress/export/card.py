@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.export.report import markdown
+from lit_compress.kinds import kind_of
 
 if TYPE_CHECKING:
     from lit_compress.tasks import Task
 
 _CARD = """---
 library_name: transformers
-pipeline_tag: text-classification
+pipeline_tag: {pipeline}
 tags: [lit_compress, {method}, compressed]
 ---
 
@@ -20,11 +21,11 @@ tags: [lit_compress, {method}, compressed]
 {zeros}Loads without lit_compress; torch and transformers are enough:
 
 ```python
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import {auto_class}, AutoTokenizer
 
-net = AutoModelForSequenceClassification.from_pretrained(FOLDER, trust_remote_code=True)
+net = {auto_class}.from_pretrained(FOLDER, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-logits = net(**tokenizer({example}, return_tensors="pt")).logits
+output = net(**tokenizer({example}, return_tensors="pt"))  # {results}
 ```
 
 ## Measured
@@ -53,9 +54,7 @@ _ZEROS = """Removed weights are stored as zeros: the folder is as large as the d
 
 def card(report: dict[str, Any], task: Task) -> str:
     """Return the text of the export's README.md."""
-    labels = (
-        "\n".join(f"- {i}: {name}" for i, name in enumerate(task.labels)) or "One real number, the predicted score."
-    )
+    kind = kind_of(task)
     stored = report["compressed"]["params"]["sites"] / report["dense"]["params"]["sites"]
     return _CARD.format(
         zeros=_ZEROS if report["compressed"]["density"] < stored else "",
@@ -63,10 +62,13 @@ def card(report: dict[str, Any], task: Task) -> str:
         backbone=report["config"]["model"]["init_args"]["backbone"],
         task=task.name,
         density=report["compressed"]["density"],
-        example=", ".join(f'"a {column}"' for column in task.text),
+        pipeline=kind.pipeline,
+        auto_class=kind.auto_class,
+        example=kind.example(task),
+        results=", ".join(kind.results),
         table=markdown(report),
         length=report["compressed"]["latency_ms"]["length"],
         cpu=report["hardware"]["cpu"],
         difference=report["export_difference"],
-        labels=labels,
+        labels=kind.meaning(task),
     )

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lit_compress.budget import random_inputs
 from lit_compress.errors import UserError
+from lit_compress.kinds import kind_of_net
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,13 +23,14 @@ TOLERANCE = 1e-5
 _LOADER = """
 import sys
 sys.modules["lit_compress"] = None  # an import of it fails from here on
-import torch
+import torch, transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification
-folder, probe, result = sys.argv[1:]
-net = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
+folder, probe, result, auto_class, *names = sys.argv[1:]
+auto_class = getattr(transformers, auto_class)
+net = auto_class.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
 with torch.inference_mode():
-    save_file({"logits": net(**load_file(probe)).logits.clone()}, result)
+    output = net(**load_file(probe))
+    save_file({name: output[name].clone() for name in names}, result)
 """
 
 
@@ -41,28 +44,29 @@ def check_export(net: PreTrainedModel, folder: Path) -> float:
     """
     from safetensors.torch import load_file, save_file
 
-    generator = torch.Generator().manual_seed(1)
-    length = min(37, net.config.max_position_embeddings - 4)
-    ids = torch.randint(5, net.config.vocab_size, (4, length), generator=generator)
-    mask = torch.ones_like(ids)
-    mask[1, length // 2 :] = 0
-    probe = {"input_ids": ids, "attention_mask": mask}
+    length = min(37, getattr(net.config, "max_position_embeddings", 41) - 4)
+    probe = random_inputs(net, 4, length, seed=1)
+    probe["attention_mask"][1, length // 2 :] = 0
+    kind = kind_of_net(net.config)
     with torch.inference_mode():
-        expected = net.eval()(**probe).logits
+        output = net.eval()(**probe)
+        expected = torch.stack([output[name] for name in kind.results])
     with tempfile.TemporaryDirectory() as work:
-        save_file(probe, Path(work) / "probe.safetensors")
+        save_file({name: value.contiguous() for name, value in probe.items()}, Path(work) / "probe.safetensors")
         environment = os.environ | {
             "HF_MODULES_CACHE": work,
             "HF_HUB_OFFLINE": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
         done = subprocess.run(
-            [sys.executable, "-I", "-c", _LOADER, str(folder), "probe.safetensors", "result.safetensors"],
+            [sys.executable, "-I", "-c", _LOADER, str(folder), "probe.safetensors", "result.safetensors",
+             kind.auto_class, *kind.results],
             cwd=work, env=environment, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode:
             raise UserError(f"export: '{folder}' does not load by itself: {done.stderr.strip().splitlines()[-1]}")
-        found = load_file(Path(work) / "result.safetensors")["logits"]
+        tensors = load_file(Path(work) / "result.safetensors")
+        found = torch.stack([tensors[name] for name in kind.results])
     difference = float((found - expected).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
         raise UserError(

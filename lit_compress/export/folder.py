@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,7 @@ def write_export(
     """
     if out.exists() and any(out.iterdir()) and not (out / "structure.json").is_file():
         raise UserError(f"export: '{out}' holds something that is not an export; give an empty or new folder")
-    task = data.record
+    task = replace(data.record, length=min(data.record.length, data.max_length))  # nothing longer is ever read
     with atomic_folder(out) as temporary:
         net = fuse(net)
         write_model(net, temporary)

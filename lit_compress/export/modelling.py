@@ -9,6 +9,7 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lit_compress.kinds import kind_of_net
 from lit_compress.layers import LAYERS
 from lit_compress.surgery import describe, save_net
 
@@ -49,8 +50,8 @@ def write_model(net: PreTrainedModel, folder: Path) -> None:
     """Write weights, config with ``auto_map`` and structure, and the modelling file of the fused ``net``."""
     base = type(net).__name__
     net.config.structure = describe(net)
-    net.config.auto_map = {"AutoModelForSequenceClassification": f"{MODULE}.Compressed{base}"}
     net.config.architectures = [f"Compressed{base}"]
+    net.config.auto_map = {kind_of_net(net.config).auto_class: f"{MODULE}.Compressed{base}"}
     save_net(net, folder)
     layers = [LAYERS[kind] for kind in sorted({spec["kind"] for spec in net.config.structure.values()})]
     source = _TEMPLATE.format(

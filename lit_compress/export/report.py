@@ -14,6 +14,7 @@ import torch
 
 from lit_compress import __version__
 from lit_compress.budget import latency, measure
+from lit_compress.metrics import higher_is_better
 from lit_compress.progress import track
 
 if TYPE_CHECKING:
@@ -80,18 +81,23 @@ class Measured:
     initial: float | None = None
 
     def entry(self, task: Task) -> dict[str, Any]:
-        """Return what the report says of the net, without its latency; FLOPs at the task's length in tokens."""
+        """Return what the report says of the net, without its latency; FLOPs at :func:`reading_length`."""
         return {
             "metric": self.metric,
             "initial": self.initial,
-            **measure(self.net, task.length),
+            **measure(self.net, reading_length(self.net, task)),
             "bytes": (self.folder / "model.safetensors").stat().st_size,
         }
 
 
+def reading_length(net: PreTrainedModel, task: Task) -> int:
+    """Return the tokens at which ``net`` is measured: the task's length, less if the net has fewer positions."""
+    return min(task.length, getattr(net.config, "max_position_embeddings", task.length + 4) - 4)
+
+
 def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task: Task) -> None:
     """Time the nets against each other, one thread, batch 1, the task's length, and add it to their entries."""
-    for item, times in zip(entries, latency(nets, task.length), strict=True):
+    for item, times in zip(entries, latency(nets, reading_length(nets[0], task)), strict=True):
         item["latency_ms"] = times
 
 
@@ -107,6 +113,7 @@ def build_report(task: Task, method: str, nets: dict[str, Measured], config: dic
     stages = {name: measured.entry(task) for name, measured in track(nets.items(), "measure", len(nets))}
     add_latency(list(stages.values()), [measured.net for measured in nets.values()], task)
     dense, *_, compressed = stages.values()
+    mode = "max" if higher_is_better(task) else "min"
     ratios = {
         "metric": compressed["metric"] / dense["metric"] if dense["metric"] else None,
         "params": {key: compressed["params"][key] / dense["params"][key] for key in dense["params"]},
@@ -115,7 +122,7 @@ def build_report(task: Task, method: str, nets: dict[str, Measured], config: dic
         "speedup": dense["latency_ms"]["median"] / compressed["latency_ms"]["median"],
     }
     return {
-        "task": task.name, "method": method, "metric": {"name": task.metrics[0], "mode": "max"},
+        "task": task.name, "method": method, "metric": {"name": task.metrics[0], "mode": mode},
         "dense": dense, "compressed": compressed, "ratios": ratios, "stages": stages,
         "config": config, "versions": versions(), "hardware": hardware(), "commit": commit(),
     }  # fmt: skip

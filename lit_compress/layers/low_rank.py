@@ -29,6 +29,7 @@ class LowRankLinear(nn.Module):
         self.in_features, self.out_features, self.rank = in_features, out_features, rank
         self.left = nn.Parameter(torch.empty(out_features, rank))
         self.right = nn.Parameter(torch.empty(rank, in_features))
+        self.register_parameter("weight", None)  # there is none; T5 looks before every use
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     @classmethod

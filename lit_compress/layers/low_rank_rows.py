@@ -34,6 +34,7 @@ class LowRankRowsLinear(nn.Module):
         self.in_features, self.out_features, self.rank, self.rows = in_features, out_features, rank, rows
         self.left = nn.Parameter(torch.empty(out_features, rank)) if rank else None
         self.right = nn.Parameter(torch.empty(rank + rows, in_features))
+        self.register_parameter("weight", None)  # there is none; T5 looks before every use
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.register_buffer("index", torch.zeros(rows, dtype=torch.int32))
 

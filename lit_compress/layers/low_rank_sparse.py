@@ -33,6 +33,7 @@ class LowRankSparseLinear(nn.Module):
         self.left = nn.Parameter(torch.empty(out_features, rank)) if rank else None
         self.right = nn.Parameter(torch.empty(rank, in_features)) if rank else None
         self.sparse = nn.Parameter(torch.empty(out_features, in_features))
+        self.register_parameter("weight", None)  # there is none; T5 looks before every use
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     @classmethod

@@ -28,6 +28,7 @@ class MixedRankLinear(LowRankLinear):
         """Take the place of ``linear`` and keep its weight beside the factors."""
         layer = super().from_factors(linear, left, right)
         assert isinstance(layer, MixedRankLinear)
+        del layer.weight
         layer.register_buffer("weight", linear.weight.detach(), persistent=False)
         return layer
 

@@ -20,18 +20,17 @@ from torch import Tensor, nn
 from lit_compress import __version__
 from lit_compress.errors import UserError
 from lit_compress.families import blocks
+from lit_compress.kinds import kind_of
 from lit_compress.losses import task_loss
-from lit_compress.methods.distillation import Distillation, check_widths, distillation_terms
+from lit_compress.methods.distillation import Distillation, check_widths, distillation_terms, hidden_states
 from lit_compress.methods.stage import Stage, Training, count_steps
-from lit_compress.metrics import build_metrics
+from lit_compress.metrics import bind, build_metrics, higher_is_better
 from lit_compress.schedules import linear_warmup_decay
 from lit_compress.surgery import Structure, describe, load_net
 from lit_compress.tasks import get_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class Method(pl.LightningModule):
@@ -66,6 +65,7 @@ class Method(pl.LightningModule):
                 f"model.density: {density} is not in (0, 1]; nearest valid value {1.0 if density > 1 else 0.01}"
             )
         self.task_record = get_task(task)
+        self.kind = kind_of(self.task_record)
         self.backbone, self.density, self.teacher, self.distillation = (
             backbone,
             density,
@@ -75,7 +75,7 @@ class Method(pl.LightningModule):
         self.net: PreTrainedModel | None = None
         self.stage: Stage | None = None
         self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
-        self._hidden: list[tuple[Tensor, ...]] | None = None  # hidden states of a step's forwards; None: not asked for
+        self._hidden: list[list[tuple[Tensor, ...]]] | None = None  # of a step's forwards; None: not asked for
         self.val_metrics = nn.ModuleList([build_metrics(self.task_record) for _ in self.task_record.validation])
         self.initial: dict[str, float] = {}
 
@@ -123,12 +123,14 @@ class Method(pl.LightningModule):
                 check_widths(self.distillation, net, *self._teacher)
         net.train()
         if self.device_mesh is not None:
-            from torch.distributed.fsdp import fully_shard
+            from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
             mesh = self.device_mesh["data_parallel"]
             for *_, block in blocks(net):
                 fully_shard(block, mesh=mesh)
             fully_shard(net, mesh=mesh)
+            register_fsdp_forward_method(net, "generate")  # it calls an encoder past the net's own forward
+            net._is_fsdp_managed_module = True  # ranks go on until all have written their texts
         self.net = net
         self.stage.attach(net)
         # Scores and frozen matrices are the same on every rank already; DDP need not send them each step.
@@ -179,18 +181,18 @@ class Method(pl.LightningModule):
     # ---------------------------------------------------------------- loss
 
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the net's logits [b, num_labels] for the inputs of ``batch``; note the hidden states if asked for."""
+        """Return the net's logits [b, ..., classes] for ``batch``; note the hidden states if asked for."""
         assert self.net is not None
         output = self._forward(self.net, batch, hidden=self._hidden is not None)
         if self._hidden is not None:
+            stacks = hidden_states(output)
             # a foreign block class would drop its own
-            assert len(output.hidden_states) == 1 + self.net.config.num_hidden_layers
-            self._hidden.append(output.hidden_states)
-        return output.logits
+            assert len(stacks[0]) == 1 + self.net.config.num_hidden_layers
+            self._hidden.append(stacks)
+        return self.kind.logits(output, batch)
 
-    @staticmethod
-    def _forward(net: PreTrainedModel, batch: dict[str, Tensor], hidden: bool) -> Any:
-        return net(**{k: batch[k] for k in _INPUTS if k in batch}, output_hidden_states=hidden)
+    def _forward(self, net: PreTrainedModel, batch: dict[str, Tensor], hidden: bool) -> Any:
+        return net(**self.kind.inputs(net, batch), output_hidden_states=hidden)
 
     def objective(self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1) -> dict[str, Tensor]:
         """Return the task term and, with a teacher, the distillation terms.
@@ -198,13 +200,12 @@ class Method(pl.LightningModule):
         The hidden states are those of the forwards since ``training_step`` began, in :meth:`logits`.
 
         Args:
-            logits: [copies * b, num_labels]; the copies stand one after the other.
+            logits: [copies * b, ..., classes]; the copies stand one after the other.
             batch: the b examples.
             distil: listen to the teacher if there is one.
             copies: how often the batch was put through the net; means over copies equal the mean of the means.
         """
-        kind = self.task_record.kind
-        hard = task_loss(logits, batch["labels"].repeat(copies), kind)
+        hard = task_loss(logits, torch.cat([batch["labels"]] * copies), self.kind.loss)
         if not (distil and self._teacher):
             return {"task": hard}
         with torch.no_grad():
@@ -212,9 +213,16 @@ class Method(pl.LightningModule):
         passes = None
         if self._hidden is not None:
             size = len(batch["labels"])
-            passes = [part for states in self._hidden for part in zip(*(h.split(size) for h in states), strict=True)]
+            passes = [
+                [[h[start : start + size] for h in states] for states in stacks]
+                for stacks in self._hidden
+                for start in range(0, len(stacks[0][0]), size)
+            ]
             assert len(passes) == copies
-        soft = distillation_terms(self.distillation, kind, logits, passes, target, batch["attention_mask"])
+        soft = distillation_terms(
+            self.distillation, self.kind.loss, logits, self.kind.logits(target, batch), self.kind.counted(batch),
+            passes, hidden_states(target) if passes else [], self.kind.masks(batch),
+        )  # fmt: skip
         return {"task": (1 - self.distillation.alpha) * hard, **soft}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -261,17 +269,24 @@ class Method(pl.LightningModule):
 
     # ---------------------------------------------------------------- evaluation
 
-    @staticmethod
-    def _update(metrics: Any, logits: Tensor, batch: dict[str, Tensor]) -> None:
+    def _update(self, metrics: Any, outputs: Tensor, batch: dict[str, Tensor]) -> None:
         real = batch["index"] >= 0  # the rest fills up the last batches of other ranks
-        metrics.update(logits[real].float(), batch["labels"][real])
+        self.kind.observe(metrics, outputs[real], {name: column[real] for name, column in batch.items()})
+
+    def on_validation_start(self) -> None:
+        """Give the rows to the metrics that look into them."""
+        if self.kind.needs_rows:
+            for metrics, rows in zip(self.val_metrics, self.trainer.datamodule.validation_rows, strict=False):  # type: ignore[attr-defined]
+                bind(metrics, rows)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         """Collect the dev metric of one validation split."""
-        self._update(self.val_metrics[dataloader_idx], self.logits(batch), batch)
+        assert self.net is not None
+        tokenizer = self.trainer.datamodule.tokenizer  # type: ignore[attr-defined]
+        self._update(self.val_metrics[dataloader_idx], self.kind.outputs(self.net, batch, tokenizer), batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics, and ``val/score``: the first one, or -inf until the budget is met.
+        """Log the metrics, and ``val/score``: the first one (negative where less is better), -inf until at budget.
 
         The pass before training gives the metric right after a factorization; it is kept in ``initial``.
         """
@@ -287,7 +302,8 @@ class Method(pl.LightningModule):
             return
         at_budget = self.stage is None or self.stage.at_budget(self.trainer.global_step)
         self.log_dict(values, prog_bar=True)
-        self.log("val/score", main if at_budget else -inf)
+        score = main if higher_is_better(self.task_record) else -main
+        self.log("val/score", score if at_budget else -inf)
 
     # ---------------------------------------------------------------- checkpoints
 

@@ -66,30 +66,47 @@ def check_widths(settings: Distillation, net: PreTrainedModel, teacher: PreTrain
         )
 
 
+def hidden_states(output: Any) -> list[tuple[Tensor, ...]]:
+    """Return the hidden states of every stack of blocks in a net's ``output``: embeddings, then every block."""
+    if "encoder_hidden_states" in output:
+        return [output.encoder_hidden_states, output.decoder_hidden_states]
+    return [output.hidden_states]
+
+
 def distillation_terms(
     settings: Distillation,
     kind: Kind,
     logits: Tensor,
-    passes: Sequence[Sequence[Tensor]] | None,
-    target: Any,
-    mask: Tensor,
+    target: Tensor,
+    counted: Tensor | None,
+    passes: Sequence[Sequence[Sequence[Tensor]]] | None,
+    hidden: Sequence[Sequence[Tensor]],
+    masks: Sequence[Tensor],
 ) -> dict[str, Tensor]:
     """Return the weighted terms of the teacher: ``distillation`` (logits) and ``layers``, those asked for.
 
     Args:
         settings: the weights.
         kind: what the head predicts.
-        logits: the net's, [copies * b, num_labels]; the copies stand one after the other.
-        passes: per copy the net's hidden states, [b, length, width] each; None if they are not asked for.
-        target: the teacher's output, ``logits`` [b, num_labels] and ``hidden_states``.
-        mask: [b, length], 0 for padding.
+        logits: the net's, [copies * b, ..., classes]; the copies stand one after the other.
+        target: the teacher's, [b, ..., classes].
+        counted: bool [b, ...], which distributions are compared; None for all.
+        passes: per copy and stack of blocks the net's hidden states, [b, length, width] each; None if they are not
+            asked for.
+        hidden: the teacher's, per stack.
+        masks: [b, length] per stack, 0 for padding.
     """
     terms = {}
     if settings.alpha > 0:
-        repeated = target.logits.repeat(len(logits) // len(target.logits), 1)
-        terms["distillation"] = settings.alpha * distillation_loss(logits, repeated, kind, settings.temperature)
+        copies = len(logits) // len(target)
+        target, counted = torch.cat([target] * copies), None if counted is None else torch.cat([counted] * copies)
+        loss = distillation_loss(logits, target, kind, settings.temperature, counted)
+        terms["distillation"] = settings.alpha * loss
     if passes is not None:
-        real = mask if settings.mask_padding else None
-        losses = [layer_distillation_loss(states, target.hidden_states, real) for states in passes]
-        terms["layers"] = settings.alpha_layers * torch.stack(losses).mean()
+        losses = [
+            layer_distillation_loss(states, target_states, mask if settings.mask_padding else None)
+            for stacks in passes
+            for states, target_states, mask in zip(stacks, hidden, masks, strict=False)
+        ]
+        terms["layers"] = settings.alpha_layers / len(passes) * torch.stack(losses).sum()
     return terms

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from lit_compress.errors import UserError
 from lit_compress.importance import Weighting, load_row_importance
+from lit_compress.kinds import kind_of
 from lit_compress.layers import MixedRankLinear
 from lit_compress.losses import consistency_loss
 from lit_compress.methods.base import Distillation, Method
@@ -136,7 +137,8 @@ class MixedRankRetraining(LowRankRetraining):
         logits = self._two_forwards(method, batch, coins)
         first, second = logits.chunk(2)
         terms = method.objective(logits, batch, distil=self.distil, copies=2)
-        consistency = consistency_loss(first, second, method.task_record.kind)
+        kind = kind_of(method.task_record)
+        consistency = consistency_loss(first, second, kind.loss, kind.counted(batch))
         return {**terms, "consistency": self.settings.consistency * consistency}
 
     def _throw(self, p: float, seed: int, forwards: int) -> Tensor:
@@ -149,7 +151,7 @@ class MixedRankRetraining(LowRankRetraining):
             layer.z = tuple(z)
 
     def _two_forwards(self, method: Host, batch: dict[str, Tensor], coins: Tensor) -> Tensor:
-        """Return the logits [2b, num_labels] of both forwards."""
+        """Return the logits [2b, ..., classes] of both forwards."""
         if self.settings.double_forward == "concat":
             self._set(coins)
             twice = {name: value.repeat(2, 1) for name, value in batch.items() if value.ndim == 2}

@@ -99,7 +99,7 @@ class MovementPruning(RampStage):
         self._layers: list[MaskedLinear] = [net.get_submodule(site.name) for site in sites]  # type: ignore[misc]
         self._costs = [layer.in_features for layer in self._layers]
         self._total = sum(layer.out_features * layer.in_features for layer in self._layers)
-        groups = [site.role in ("up", "down") for site in sites]
+        groups = [site.role in ("gate", "up", "down") for site in sites]
         self._shares = [1 / (len(set(groups)) * groups.count(group)) for group in groups]
 
     def own_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:

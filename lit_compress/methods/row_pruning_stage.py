@@ -83,6 +83,16 @@ class RowPruning(Training):
             raise UserError(f"prune.beta: {self.beta} is not in [0, 1); nearest valid {0.0 if self.beta < 0 else 0.99}")
 
 
+def without_dropout(net: nn.Module) -> None:
+    """Turn dropout off, of modules and of the functions that BART, OPT and Llama call with a probability."""
+    for module in net.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
 class RowSparsePruning(Stage):
     """Train, average sensitivities, zero the rows that fall out of the top p(t).
 
@@ -126,9 +136,7 @@ class RowSparsePruning(Stage):
         """Decompose every site into factors and what they miss (Eqs. 6-8); at density 1 leave the net as it is."""
         net = super().build(method, previous, structure)
         if not self.settings.dropout:
-            for module in net.modules():
-                if isinstance(module, nn.Dropout):
-                    module.p = 0.0
+            without_dropout(net)
         self._plan(net)
         if self.density < 1:
             factors = None if structure is not None or not self.low_rank else _balanced

@@ -59,7 +59,7 @@ class Host(Protocol):
     trainer: Any
 
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the net's logits [b, num_labels] for ``batch``."""
+        """Return the net's logits [b, ..., classes] for ``batch``."""
 
     def objective(self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1) -> dict[str, Tensor]:
         """Return the task term and, with a teacher, the distillation terms."""

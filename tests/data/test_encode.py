@@ -29,6 +29,7 @@ def test_columns(rows, tokenizer):
         "input_ids": expected["input_ids"],
         "token_type_ids": expected["token_type_ids"],
         "length": [7, 3],
+        "truncated": [False, False],
         "labels": [1, 0],
     }
 
@@ -38,7 +39,7 @@ def test_pairs_and_truncation(tokenizer):
     encoded = encode(rows, tokenizer, MRPC, 8)[0]
     assert "labels" not in encoded
     assert tokenizer.decode(encoded["input_ids"]) == "[CLS] a b c [SEP] the film [SEP]"
-    assert encoded["token_type_ids"] == [0, 0, 0, 0, 0, 1, 1, 1] and encoded["length"] == 8
+    assert encoded["token_type_ids"] == [0, 0, 0, 0, 0, 1, 1, 1] and encoded["length"] == 8 and encoded["truncated"]
 
 
 def test_float_labels_stay_floats(tokenizer):

@@ -191,7 +191,7 @@ def test_a_missing_folder_and_a_file_instead_of_a_folder(tmp_path):
 
 
 def test_a_missing_file_says_what_was_looked_for(tmp_path):
-    assert "(train)(.parquet|.jsonl|.json|.csv|.tsv), the folder is empty" in _fails(SST2, tmp_path)
+    assert "(train)(.parquet|.jsonl|.json|.csv|.tsv|.txt), the folder is empty" in _fails(SST2, tmp_path)
     _write(tmp_path / "trian.csv")
     assert "did you mean 'trian.csv'?" in _fails(SST2, tmp_path)
 

@@ -56,12 +56,13 @@ def test_terms_are_the_formula(family, mask_padding, tmp_path):
     loss, terms = step(method, batch)
     inputs = {k: batch[k] for k in ("input_ids", "attention_mask")}
     student, teacher = (n(**inputs, output_hidden_states=True) for n in (method.net, method._teacher[0]))
-    assert len(student.hidden_states) == 1 + method.net.config.num_hidden_layers
+    names = ["encoder_hidden_states", "decoder_hidden_states"] if family in ("bart", "t5") else ["hidden_states"]
+    assert all(len(student[name]) == 1 + method.net.config.num_hidden_layers for name in names)
     mask = batch["attention_mask"] if mask_padding else None
     expected = {
         "task": 0.7 * task_loss(student.logits, batch["labels"], "classification"),
         "distillation": 0.3 * distillation_loss(student.logits, teacher.logits, "classification"),
-        "layers": 15 * layer_distillation_loss(student.hidden_states, teacher.hidden_states, mask),
+        "layers": 15 * sum(layer_distillation_loss(student[name], teacher[name], mask) for name in names),
     }
     assert terms.keys() == expected.keys()
     assert all(torch.allclose(terms[name], expected[name], rtol=1e-5) for name in terms)

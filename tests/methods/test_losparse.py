@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import make_batch, make_net
+from tiny import TINY, make_batch, make_net
 from torch import nn
 
 from lit_compress import budget
@@ -15,7 +15,7 @@ from lit_compress.families import find_sites
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
 from lit_compress.methods import LoSparse, LowRankI, LowRankII
 from lit_compress.methods.losparse import LowRankPlusSparse
-from lit_compress.methods.row_pruning_stage import RowPruning, RowSparsePruning, _rank
+from lit_compress.methods.row_pruning_stage import RowPruning, RowSparsePruning, _rank, without_dropout
 from lit_compress.surgery import load_net
 from lit_compress.tasks import get_task
 
@@ -290,3 +290,17 @@ def test_schedule_longer_than_training(bert_base):
 def test_bad_settings_are_one_line(settings, words):
     with pytest.raises(UserError, match=words):
         LowRankPlusSparse(**settings)
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_without_dropout_two_forwards_are_one(family):
+    """Some families have dropout as modules, some as numbers."""
+    net, batch = make_net(family, dropout=0.5).train(), make_batch()
+    for name in ("activation_dropout", "attention_dropout"):
+        for module in net.modules():
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.5)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    assert not torch.equal(net(**inputs).logits, net(**inputs).logits)
+    without_dropout(net)
+    assert torch.equal(net(**inputs).logits, net(**inputs).logits)

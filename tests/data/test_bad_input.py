@@ -1,0 +1,277 @@
+"""A corpus of broken inputs: each is one line that names file and row, or is read as documented, no row lost."""
+
+import io
+import json
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lit_compress import progress
+from lit_compress.data.datamodule import DataModule
+from lit_compress.errors import UserError
+from lit_compress.tasks import Custom
+
+
+def jsonl(*rows) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def parquet(**columns) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def sst2(*labels, text="good") -> bytes:
+    return jsonl(*({"sentence": text, "label": label} for label in labels))
+
+
+def ner(tokens, tags, more=()) -> bytes:
+    return jsonl({"tokens": ["good"], "ner_tags": [0]}, {"tokens": tokens, "ner_tags": tags}, *more)
+
+
+def qa(text, start, **row) -> bytes:
+    answers = {"text": [text], "answer_start": [start]}
+    first = {
+        "id": "1",
+        "question": "was it?",
+        "context": "good film",
+        "answers": {"text": ["good"], "answer_start": [0]},
+    }
+    return jsonl(first, {**first, "id": "2", "answers": answers, **row})
+
+
+def own(*labels) -> bytes:
+    return jsonl(*({"text": "good", "label": label} for label in labels))
+
+
+GOOD = {"sst2": sst2(0, 1), "conll2003": ner(["bad"], ["B-PER"]), "squad": qa("film", 5), "squad_v2": qa("film", 5)}
+TABLE = parquet(sentence=["good", "bad", "film"] * 2000, label=[0, 1, 0] * 2000)
+PAIR = b"sentence1,sentence2,label\n"
+
+# name -> task, name of the training file, its bytes, what the line says besides the file
+REFUSED = {
+    # files
+    "no bytes": ("sst2", "train.csv", b"", ["0 bytes"]),
+    "no rows": ("sst2", "train.csv", b"sentence,label\n", ["0 rows"]),
+    "no rows in a table": ("sst2", "train.parquet", parquet(sentence=pa.array([], pa.string()), label=pa.array([], pa.int64())), ["0 rows"]),
+    "only blank lines": ("sst2", "train.jsonl", b"\n\n", ["0 rows"]),
+    "truncated table": ("sst2", "train.parquet", TABLE[:-60], ["no readable parquet"]),
+    "half a table": ("sst2", "train.parquet", TABLE[: len(TABLE) // 2], ["no readable parquet"]),
+    "damaged table": ("sst2", "train.parquet", TABLE[:40] + b"\xff" * 60 + TABLE[100:], ["no readable parquet"]),
+    "text called parquet": ("sst2", "train.parquet", b"sentence,label\na,1\n", ["no readable parquet"]),
+    "UTF-16": ("sst2", "train.csv", "sentence,label\na,1\n".encode("utf-16"), ["line 1", "byte 0", "UTF-8"]),
+    "UTF-16 without a mark": ("sst2", "train.csv", "sentence,label\na,1\n".encode("utf-16-le"), ["line 1", "byte 1", "NUL"]),
+    "Latin-1": ("sst2", "train.tsv", "sentence\tlabel\ncafé\t1\n".encode("latin-1"), ["line 2", "0xe9", "UTF-8"]),
+    "NUL byte": ("sst2", "train.csv", b"sentence,label\na,1\nb\0,1\n", ["line 3", "byte 20", "NUL"]),
+    "NUL byte in JSON": ("sst2", "train.jsonl", sst2(1) + b"\0\n", ["line 2", "NUL"]),
+    "bytes that are no text in a table": ("sst2", "train.parquet", parquet(sentence=pa.array([b"a", b"\xff"]).view(pa.string()), label=[0, 1]), ["UTF8"]),
+    "half a character": ("sst2", "train.jsonl", sst2(1) + sst2(1, text="a\ud800"), ["row 2", "character at 1"]),
+    # rows and columns
+    "missing column": ("sst2", "train.csv", b"text,label\na,1\n", ["no column 'sentence'"]),
+    "misspelt column": ("sst2", "train.csv", b"sentense,label\na,1\n", ["did you mean 'sentense'?"]),
+    "no label column": ("sst2", "train.csv", b"sentence\na\n", ["no column 'label'"]),
+    "column missing in a row": ("sst2", "train.jsonl", sst2(1) + b'{"label": 1}\n', ["row 2", "no 'sentence'"]),
+    "the second text is missing": ("mrpc", "train.csv", b"sentence1,label\na,1\n", ["no column 'sentence2'"]),
+    "a column twice": ("sst2", "train.csv", b"sentence,label,label\na,1,1\n", ["'label' twice"]),
+    "too few fields": ("sst2", "train.csv", b"sentence,label\na,1\nb\n", ["row 2", "1 fields"]),
+    "too many fields": ("sst2", "train.tsv", b"sentence\tlabel\na\t1\nb\tc\t1\n", ["row 2", "3 fields"]),
+    "quote not closed": ("sst2", "train.csv", b'sentence,label\na,1\n"b,1\nc,1\n', ["row 2"]),
+    "text after a quote": ("sst2", "train.csv", b'sentence,label\n"a"b,1\n', ["row 1", "expected after"]),
+    "broken JSON": ("sst2", "train.jsonl", sst2(1) + b'{"sentence": "a",\n', ["row 2", "malformed"]),
+    "a list of rows": ("sst2", "train.json", b'[{"sentence": "a", "label": 1}]', ["row 1", "list"]),
+    "number of 5000 digits": ("sst2", "train.jsonl", b'{"sentence": "a", "label": ' + b"9" * 5000 + b"}", ["row 1", "malformed"]),
+    "5000 brackets": ("sst2", "train.jsonl", b"[" * 100_000, ["row 1", "malformed"]),
+    # texts
+    "null text": ("sst2", "train.jsonl", sst2(1) + b'{"sentence": null, "label": 1}', ["row 2", "null"]),
+    "null text in a table": ("sst2", "train.parquet", parquet(sentence=["a", None], label=[0, 1]), ["row 2", "null"]),
+    "empty field": ("sst2", "train.csv", b"sentence,label\na,1\n,1\n", ["row 2", "null"]),
+    "number for text": ("sst2", "train.jsonl", b'{"sentence": 5, "label": 1}', ["row 1", "5 (int)"]),
+    "numbers for texts": ("sst2", "train.parquet", parquet(sentence=[1, 2], label=[0, 1]), ["'sentence' is of type int64"]),
+    "list for text": ("sst2", "train.jsonl", b'{"sentence": ["a"], "label": 1}', ["row 1", "(list)"]),
+    # labels
+    "null label": ("sst2", "train.jsonl", sst2(1, None), ["row 2", "null"]),
+    "NaN label": ("sst2", "train.jsonl", sst2(1, float("nan")), ["row 2", "null"]),
+    "NaN label in a table": ("sst2", "train.parquet", parquet(sentence=["a", "b"], label=[1.0, float("nan")]), ["row 2", "null"]),
+    "empty label": ("sst2", "train.csv", b"sentence,label\na,1\nb,\n", ["row 2", "null"]),
+    "label out of range": ("sst2", "train.jsonl", sst2(0, 2), ["row 2", "label 2"]),
+    "misspelt label": ("sst2", "train.jsonl", sst2(0, "positiv"), ["row 2", "did you mean 'positive'?"]),
+    "fraction for a class": ("sst2", "train.jsonl", sst2(0, 0.5), ["row 2", "0.5"]),
+    "truth value for a class": ("sst2", "train.jsonl", sst2(0, True), ["row 2", "True"]),
+    "list for a class": ("sst2", "train.jsonl", sst2(0, [1]), ["row 2", "[1]"]),
+    "digits without end": ("sst2", "train.csv", b"sentence,label\na," + b"1" * 5000 + b"\n", ["row 1", "none of task"]),
+    "one row unlabelled": ("sst2", "train.jsonl", sst2(1, -1), ["row 2", "-1"]),
+    "all rows unlabelled": ("sst2", "train.jsonl", sst2(-1, -1), ["no labels"]),
+    "labels begin late": ("sst2", "train.jsonl", sst2(-1, 1), ["row 2", "row 1 has none"]),
+    "score is a word": ("stsb", "train.csv", PAIR + b"a,b,2\na,b,high\n", ["row 2", "'high'", "finite"]),
+    "score is infinite": ("stsb", "train.csv", PAIR + b"a,b,2\na,b,1e999\n", ["row 2", "finite"]),
+    "score is null": ("stsb", "train.parquet", parquet(sentence1=["a"], sentence2=["b"], label=pa.array([None], pa.float32())), ["row 1", "null"]),
+    # tagging
+    "fewer tags than words": ("conll2003", "train.jsonl", ner(["a", "b"], [0]), ["row 2", "2 words", "1 labels"]),
+    "more tags than words": ("conll2003", "train.jsonl", ner(["a"], [0, 0]), ["row 2", "1 words", "2 labels"]),
+    "unknown tag": ("conll2003", "train.jsonl", ner(["a", "b"], ["O", "B-PRE"]), ["row 2 word 2", "did you mean 'B-PER'?"]),
+    "tag out of range": ("conll2003", "train.jsonl", ner(["a"], [9]), ["row 2 word 1", "label 9"]),
+    "null tag": ("conll2003", "train.jsonl", ner(["a"], [None]), ["row 2 word 1", "null"]),
+    "one tag for all": ("conll2003", "train.jsonl", ner(["a"], 0), ["row 2", "give a list"]),
+    "no words": ("conll2003", "train.jsonl", ner([], []), ["row 2", "no words"]),
+    "empty word": ("conll2003", "train.jsonl", ner(["a", ""], [0, 0]), ["row 2", "word 2", "give text"]),
+    "null word": ("conll2003", "train.jsonl", ner(["a", None], [0, 0]), ["row 2 word 2", "null"]),
+    "number for a word": ("conll2003", "train.jsonl", ner(["a", 7], [0, 0]), ["row 2 word 2", "7 (int)"]),
+    "words in a table are numbers": ("conll2003", "train.parquet", parquet(tokens=[[1, 2]], ner_tags=[[0, 0]]), ["list<"]),
+    # answers
+    "answer not in the context": ("squad", "train.jsonl", qa("bad", 0), ["row 2", "not in the context"]),
+    "offset one off": ("squad", "train.jsonl", qa("film", 4), ["row 2", "not at character 4", "nearest: 5"]),
+    "offset in bytes": ("squad", "train.jsonl", qa("film", 6, context="gööd film"), ["row 2", "nearest: 5"]),
+    "offset beyond the end": ("squad", "train.jsonl", qa("film", 99), ["row 2", "nearest: 5"]),
+    "negative offset": ("squad", "train.jsonl", qa("film", -4), ["row 2", "nearest: 5"]),
+    "offset is a word": ("squad", "train.jsonl", qa("film", "five"), ["row 2", "no whole number"]),
+    "answer of other case": ("squad", "train.jsonl", qa("Film", 5), ["row 2", "not in the context"]),
+    "empty answer": ("squad", "train.jsonl", qa("", 0), ["row 2", "give text"]),
+    "question without answer": ("squad", "train.jsonl", qa("", 0, answers={"text": [], "answer_start": []}), ["row 2", "no answer", "squad_v2"]),
+    "more offsets than answers": ("squad_v2", "train.jsonl", qa("", 0, answers={"text": ["film"], "answer_start": [5, 5]}), ["row 2", "of one length"]),
+    "answers are a number": ("squad_v2", "train.jsonl", qa("", 0, answers=3), ["row 2", "answers"]),
+    "ids twice": ("squad", "train.jsonl", qa("film", 5, id="1"), ["row 2", "id '1'", "row 1"]),
+    "null id": ("squad", "train.jsonl", qa("film", 5, id=None), ["row 2", "'id' is null"]),
+    "no context": ("squad", "train.csv", b"question,answers\na,b\n", ["no column 'context'"]),
+    # the user's own task
+    "labels of several types": ("custom", "train.jsonl", own("a", "b", 1), ["row 3", "int", "str"]),
+    "number and truth value": ("custom", "train.jsonl", own(1, 0, True), ["row 3", "bool"]),
+    "one label only": ("custom", "train.jsonl", own("a", "a"), ["all labels are 'a'"]),
+    "own null label": ("custom", "train.jsonl", own("a", None), ["row 2", "null"]),
+    "own label is an object": ("custom", "train.jsonl", own("a", {"x": 1}), ["row 2", "neither text"]),
+    "own column is missing": ("custom", "train.csv", b"txt,label\na,1\nb,0\n", ["'text'", "did you mean 'txt'?"]),
+    "own label column is missing": ("custom", "train.csv", b"text,stars\na,1\nb,0\n", ["'label'", "text, stars"]),
+}  # fmt: skip
+
+
+def module(task, backbone, folder, **options):
+    return DataModule(task, backbone, str(folder), **options)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIT_COMPRESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(progress, "_noted", set())
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_refused_in_one_line(case, tmp_path, backbone):
+    task, name, content, words = REFUSED[case]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / name).write_bytes(content)
+    (folder / "validation.jsonl").write_bytes(GOOD.get(task, content))
+    with pytest.raises(UserError) as caught:
+        module(task, backbone, folder).setup("fit")
+    line = str(caught.value)
+    assert "\n" not in line and len(line) < 500
+    assert all(word in line for word in [str(folder / name), *words]), line
+    assert not [entry for entry in (tmp_path / "cache").glob("*") if entry.name.startswith((".", "encoded"))]
+
+
+# name -> task, the files' bytes, rows that must be there, what is said of them
+READ = {
+    "byte order mark": ("sst2", {"train.csv": b"\xef\xbb\xbfsentence,label\ngood,1\n"}, 1, []),
+    "byte order mark in JSON": ("sst2", {"train.jsonl": b"\xef\xbb\xbf" + sst2(1)}, 1, []),
+    "Windows line ends": ("sst2", {"train.tsv": b"sentence\tlabel\r\ngood\t1\r\nbad\t0\r\n"}, 2, []),
+    "Windows line ends in JSON": ("sst2", {"train.jsonl": sst2(0, 1).replace(b"\n", b"\r\n")}, 2, []),
+    "no line end at the end": ("sst2", {"train.csv": b"sentence,label\ngood,1"}, 1, []),
+    "blank lines": ("sst2", {"train.csv": b"sentence,label\n\ngood,1\n\n\nbad,0\n"}, 2, []),
+    "line end in quotes": ("sst2", {"train.csv": b'sentence,label\n"good\nfilm",1\n'}, 1, []),
+    "quotes in TSV are text": ("sst2", {"train.tsv": b'sentence\tlabel\n"good\t1\n'}, 1, []),
+    "a line of 1 MB": ("sst2", {"train.csv": b"sentence,label\n" + b"good " * 200_000 + b",1\nbad,0\n"}, 2, ["1 of 2 inputs are longer"]),
+    "empty text in JSON": ("sst2", {"train.jsonl": sst2(1) + sst2(0, text=" ")}, 2, ["empty in 1 of 2 rows", "row 2"]),
+    "digits for classes": ("sst2", {"train.csv": b"sentence,label\ngood,1\nbad,0\n"}, 2, []),
+    "whole numbers stored as fractions": ("custom", {"train.parquet": parquet(text=["good", "bad"], label=[1.0, 3.0])}, 2, []),
+    "rows twice": ("sst2", {"train.jsonl": sst2(1, 1)}, 2, []),
+    "categories of pandas": ("sst2", {"train.parquet": parquet(sentence=pa.array(["good", "bad"]).dictionary_encode(), label=[0, 1])}, 2, []),
+    "unknown characters only": ("sst2", {"train.jsonl": sst2(1, text="\u200b\u0007")}, 1, []),
+    "answer written as text": ("squad", {"train.csv": b"question,context,answers\nwas it?,good film,film\n"}, 1, []),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("case", READ)
+def test_it_is_read_and_no_row_is_lost(case, tmp_path, backbone, capsys):
+    task, files, rows, words = READ[case]
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "validation.jsonl").write_bytes(own("1", "3") if task == "custom" else GOOD[task])
+    dm = module(task, backbone, tmp_path)
+    batches = list(dm.train_dataloader())
+    assert sorted(i for batch in batches for i in batch["index"].tolist()) == list(range(rows))
+    err = capsys.readouterr().err
+    assert all(word in err for word in words) and err.count("note: ") == bool(words)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_label_that_only_the_validation_has(tmp_path, backbone):
+    (tmp_path / "train.jsonl").write_bytes(own("a", "b"))
+    (tmp_path / "validation.jsonl").write_bytes(own("a", "c"))
+    with pytest.raises(
+        UserError, match=r"validation.jsonl' row 2: label 'c' is none of task 'custom'; valid: a, b, or 0..1$"
+    ):
+        module("custom", backbone, tmp_path).setup("fit")
+
+
+@pytest.mark.usefixtures("cache")
+def test_numbers_are_names_where_names_are_numbers(tmp_path, backbone):
+    """Stars 1 to 3: a 1 is the name, not the second class; a 0 is none of them."""
+    (tmp_path / "train.jsonl").write_bytes(own(3, 1, 2))
+    (tmp_path / "validation.jsonl").write_bytes(own(2, 1))
+    dm = module("custom", backbone, tmp_path)
+    assert dm.record.labels == ("1", "2", "3")
+    dm.setup("fit")
+    assert dm._split("train").rows["label"][:] == [2, 0, 1]
+    (tmp_path / "validation.jsonl").write_bytes(own(0))
+    with pytest.raises(UserError, match="row 1: label 0 is none"):
+        module("custom", backbone, tmp_path).setup("fit")
+
+
+@pytest.mark.usefixtures("cache")
+def test_an_entity_longer_than_the_input_is_not_cut(tmp_path, backbone):
+    """40 words in inputs of 12 tokens: every word has its tag, in one input or the other."""
+    words, tags = ["good"] * 40, ["B-PER", *["I-PER"] * 39]
+    (tmp_path / "train.jsonl").write_bytes(jsonl({"tokens": words, "ner_tags": tags}))
+    (tmp_path / "validation.jsonl").write_bytes(GOOD["conll2003"])
+    [batch] = module("conll2003", backbone, tmp_path, max_length=12).train_dataloader()
+    assert sorted(batch["labels"][batch["labels"] >= 0].tolist()) == [1, *[2] * 39] and len(batch["labels"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"path": None}, "has no data of its own"),
+        ({"path": "notes.txt"}, "'notes.txt': no such folder"),
+        ({"custom": Custom(text=["a", "b", "c"])}, "data.custom.text: a, b, c: kind classification has 1 to 2"),
+        ({"custom": Custom(kind="span_qa", text=["a"])}, "data.custom.text: a: kind span_qa has 2 to 2"),
+        ({"custom": Custom(labels=["a", "a"])}, "data.custom.labels: a, a: give two or more"),
+        ({"stride": -1}, "data.stride: -1 is too small"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("cache")
+def test_wrong_settings_of_the_own_task(tmp_path, backbone, options, words):
+    (tmp_path / "train.jsonl").write_bytes(own("a", "b"))
+    with pytest.raises(UserError, match="data") as caught:
+        DataModule(**{"task": "custom", "backbone": backbone, "path": str(tmp_path), **options}).setup("fit")
+    assert words in str(caught.value)
+
+
+@pytest.mark.usefixtures("cache")
+def test_too_few_rows_to_split(tmp_path, backbone):
+    (tmp_path / "mine.jsonl").write_bytes(own("a", "b"))
+    with pytest.raises(UserError, match="has 2 rows; to split them give 10 or more"):
+        module("custom", backbone, tmp_path / "mine.jsonl").setup("fit")
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_broken_saved_dataset(tmp_path, backbone):
+    rows = {"text": ["a", "b"], "label": ["x", "y"]}
+    datasets.DatasetDict(train=datasets.Dataset.from_dict(rows)).save_to_disk(str(tmp_path / "set"))
+    next((tmp_path / "set" / "train").glob("*.arrow")).write_bytes(b"broken")
+    with pytest.raises(UserError, match="no readable dataset"):
+        module("custom", backbone, tmp_path / "set").setup("fit")

@@ -1,0 +1,164 @@
+"""Nets that write: with the cache as without, compressed as dense at full rank, elsewhere as here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import ALL, make_batch, make_net
+
+from lit_compress import budget
+from lit_compress.decompose import decompose
+from lit_compress.export.check import check_export
+from lit_compress.export.fuse import fuse
+from lit_compress.export.modelling import write_model
+from lit_compress.families import find_sites, unplaced
+from lit_compress.fisher import estimate_fisher
+from lit_compress.kinds import KINDS
+from lit_compress.layers import LowRankSparseLinear, MixedRankLinear
+from lit_compress.ranks import RankRule
+from lit_compress.surgery import describe, factorize, load_net, save_net, tied
+
+WRITERS = {
+    **{name: "xsum" for name in ("bart", "bart-uneven", "t5", "t5-gated")},
+    **{name: "plain_text" for name in ("opt", "opt-350m", "llama", "llama-one-key")},
+}
+
+
+def make_writer(variant, **more):
+    """A net whose next token hangs on what it has read: weights are far from 0."""
+    family, settings = ALL[variant]
+    net = make_net(family, WRITERS[variant], dropout=0.0, **settings, **more).eval()
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            mean = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+            p.copy_(mean + 0.2 * torch.randn(p.shape, generator=generator))
+    return net
+
+
+def compressed(net):
+    return factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r))
+
+
+def cut(net):
+    """Whole heads and neurons are gone, of all attentions of the first blocks."""
+    factorize(net, {site.name: 0 for site in find_sites(net)}, None, LowRankSparseLinear)
+    for site in find_sites(net):
+        if site.layer == 0 and site.role in ("v", "gate", "up"):
+            layer = net.get_submodule(site.name)
+            layer.sparse.data[: layer.out_features // 2] = 0
+    return fuse(net)
+
+
+def write(net, batch, **settings):
+    """The written tokens and the scores of every step."""
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    if not net.config.is_encoder_decoder:  # what is padded stands before the text
+        inputs = {name: value.flip(1) for name, value in inputs.items()}
+    found = net.generate(
+        **inputs, max_new_tokens=7, min_new_tokens=7, do_sample=False, return_dict_in_generate=True,
+        output_scores=True, **settings,
+    )  # fmt: skip
+    return found.sequences, torch.stack(found.scores)
+
+
+@pytest.mark.parametrize("variant", WRITERS)
+@pytest.mark.parametrize("change", [compressed, cut])
+def test_cache_changes_nothing(variant, change):
+    net, batch = change(make_writer(variant)), make_batch()
+    assert describe(net)
+    for beams in (1, 3):
+        with_cache, scores = write(net, batch, num_beams=beams, use_cache=True)
+        without, other = write(net, batch, num_beams=beams, use_cache=False)
+        assert torch.equal(with_cache, without)
+        torch.testing.assert_close(scores, other, atol=1e-4, rtol=1e-4)
+    first = write(net, batch)[1][3]
+    assert not torch.allclose(first[0], first[2], atol=1e-3)  # it depends on the text
+
+
+@pytest.mark.parametrize("variant", WRITERS)
+def test_full_rank_writes_as_dense(variant):
+    net, batch = make_writer(variant), make_batch()
+    assert unplaced(net) == []
+    expected, scores = write(net, batch)
+    full = {site.name: min(net.get_submodule(site.name).weight.shape) for site in find_sites(net)}
+    found, other = write(factorize(net, full, lambda _, w, r: decompose(w, r)), batch)
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(other, scores, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("variant", WRITERS)
+def test_tied_tensors_are_stored_once(variant, tmp_path):
+    """And are tied again; what has parted (T5 v1.1's output layer) stays apart."""
+    from safetensors.torch import load_file
+
+    net = compressed(make_writer(variant))
+    assert bool(tied(net)) == ("llama" not in variant)
+    save_net(net, tmp_path)
+    assert not tied(net).keys() & load_file(tmp_path / "model.safetensors").keys()
+    again = load_net(tmp_path)
+    assert tied(again) == tied(net) and torch.equal(write(again, make_batch())[0], write(net, make_batch())[0])
+    assert budget.count_params(again) == budget.count_params(net)
+    net.lm_head.weight = torch.nn.Parameter(torch.randn_like(net.lm_head.weight))
+    save_net(net, tmp_path)
+    again = load_net(tmp_path)
+    assert "lm_head.weight" not in tied(again)
+    assert torch.equal(write(again, make_batch())[1], write(net, make_batch())[1])
+
+
+def test_generation_settings_travel(tmp_path):
+    net = make_writer("bart")
+    net.generation_config.update(num_beams=5, length_penalty=0.7, max_new_tokens=9)
+    save_net(net, tmp_path)
+    settings = load_net(tmp_path).generation_config
+    assert (settings.num_beams, settings.length_penalty, settings.max_new_tokens) == (5, 0.7, 9)
+
+
+@pytest.mark.parametrize("variant", ["bart", "t5-gated", "llama"])
+def test_flops_of_a_writer(variant):
+    """The output layer and, of an encoder-decoder, 8 tokens written after 32 were read; by hand."""
+
+    def attention(queries, keys):
+        return 2 * queries * keys * 32
+
+    wide, length, out = 32 * 64, 32, 8
+    if variant == "llama":
+        expected = 2 * (length * (2 * 32 * 32 + 2 * 16 * 32 + 3 * wide) + attention(length, length)) + length * 32 * 100
+    else:
+        forward, layers = (3 if variant == "t5-gated" else 2) * wide, 1 if variant == "t5-gated" else 2
+        expected = 2 * (length * (4 * 32 * 32 + forward) + attention(length, length))
+        second = 2 * (out + length) * 32 * 32 + attention(out, length)
+        expected += layers * (out * (4 * 32 * 32 + forward) + attention(out, out) + second) + out * 32 * 100
+    assert budget.flops(make_writer(variant), length) == 2 * expected
+
+
+@pytest.mark.parametrize("variant", ["bart", "t5-gated", "opt", "llama-one-key"])
+def test_fisher_of_a_writer(variant):
+    """Sums over single examples, of the mean over an example's own tokens."""
+    net, sites = make_writer(variant).double(), None
+    sites = [site.name for site in find_sites(net)]
+    batch = make_batch()
+    labels = torch.randint(5, 100, batch["input_ids"].shape, generator=torch.Generator().manual_seed(2))
+    batch["labels"] = labels.masked_fill(batch["attention_mask"] == 0, -100)
+    kind = KINDS["summarization" if net.config.is_encoder_decoder else "language_modelling"]
+    found = estimate_fisher(net, [batch], kind.name, sites)
+    squares = dict.fromkeys(sites, 0.0)
+    for i in range(4):
+        row = {name: value[i : i + 1] for name, value in batch.items()}
+        net.zero_grad()
+        logits = net(**kind.inputs(net, row)).logits
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), row["labels"].flatten()).backward()
+        for name in sites:
+            squares[name] = squares[name] + net.get_submodule(name).weight.grad ** 2 / 4
+    for name in sites:
+        torch.testing.assert_close(found[name].columns, squares[name].sum(0), rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", WRITERS)
+def test_exports_write_elsewhere(variant, tmp_path):
+    net = make_writer(variant)
+    factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r), MixedRankLinear)
+    fused = fuse(net)
+    write_model(fused, tmp_path)
+    assert check_export(fused, tmp_path) <= 1e-5
