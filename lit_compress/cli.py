@@ -23,7 +23,7 @@ from lit_compress.errors import UserError, nearest
 from lit_compress.evaluation import evaluate
 from lit_compress.export.folder import export_run
 from lit_compress.export.report import table
-from lit_compress.one_shot import KINDS, RATIOS, analyze_model, factorize_model
+from lit_compress.one_shot import KINDS, RATIOS, analyze_model, analyze_runs, factorize_model
 from lit_compress.options import CommandLine
 from lit_compress.predictions import write_predictions
 from lit_compress.runs import Run, write_json
@@ -130,26 +130,48 @@ def factorize(args: list[str]) -> None:
 
 
 def analyze(args: list[str]) -> None:
-    """Measure what truncation does to a fine-tuned model, without training: table, figure, TensorBoard."""
+    """Look at what truncation or pruning does to models, without training: table, figure, TensorBoard."""
+    if args[:1] == ["allocation"]:
+        return _analyze_runs(args[1:])
     parser = argparse.ArgumentParser(
         prog="python -m lit_compress analyze", description=analyze.__doc__, allow_abbrev=False
     )
     parser.add_argument(
         "kind", metavar="KIND",
         help="truncation: drop for every tenth of the components (FWSVD's Figure 1); sweep: metric over the ratio of "
-        "ranks kept; spectra: singular values; ranks: numerical rank of every matrix",
+        "ranks kept; spectra: singular values; ranks: numerical rank of every matrix, over the density for several "
+        "models; neurons: histograms of the neurons' importance; pattern: which weights of a matrix are zero; "
+        "allocation RUN [RUN ...] OUT: metric over the low-rank share of finished LoSparse runs",
     )  # fmt: skip
-    parser.add_argument("model", metavar="MODEL", help="folder or hub name of a model fine-tuned on the task")
+    parser.add_argument("model", metavar="MODEL", nargs="+",
+                        help="fine-tuned on the task; several for ranks, neurons, pattern")  # fmt: skip
     parser.add_argument("out", metavar="OUT", help="folder to write")
     parser.add_argument("--weightings", nargs="+", default=["none", "fisher-in"], metavar="W",
                         help="none, fisher-in, fisher-out, fisher-both, fisher-element, importance-out")  # fmt: skip
     parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS), help="of the ranks, for sweep")
+    parser.add_argument("--site", help="for pattern: name of the matrix (default the first attention output)")
     given, cli = _one_shot(parser, args, "analyze")
     if given.kind not in KINDS:
         raise UserError(f"analyze: unknown kind '{given.kind}'; {nearest(given.kind, KINDS)}")
     parts, out = cli.build(), Path(given.out).expanduser()
-    rows = analyze_model(given.kind, out, parts.method, parts.data, given.weightings, given.ratios)
-    print(f"{len(rows)} rows: {out / given.kind}.csv\nfigure: {out / given.kind}.png")
+    rows = analyze_model(
+        given.kind, out, given.model, parts.method, parts.data, given.weightings, given.ratios, given.site
+    )
+    _say_rows(given.kind, out, len(rows))
+
+
+def _analyze_runs(args: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m lit_compress analyze allocation", allow_abbrev=False)
+    parser.add_argument("run", metavar="RUN", nargs="+", help="folder of a finished LoSparse run")
+    parser.add_argument("out", metavar="OUT", help="folder to write")
+    parser.error = _one_line  # type: ignore[method-assign]
+    given = parser.parse_args(args)
+    out = Path(given.out).expanduser()
+    _say_rows("allocation", out, len(analyze_runs(out, given.run)))
+
+
+def _say_rows(kind: str, out: Path, count: int) -> None:
+    print(f"{count} rows: {out / kind}.csv\nfigure: {out / kind}.png")
 
 
 def _one_shot(parser: argparse.ArgumentParser, args: list[str], command: str) -> tuple[argparse.Namespace, CommandLine]:
@@ -163,7 +185,8 @@ def _one_shot(parser: argparse.ArgumentParser, args: list[str], command: str) ->
     _quiet()
     values = {option: getattr(given, name) for name, (option, _) in _SHORT.items()}
     short = [f"--{option}={value}" for option, value in values.items() if value is not None]
-    shared = ["--model", "FWSVD", f"--model.backbone={given.model}", f"--data.task={given.task}"]
+    model = given.model if isinstance(given.model, str) else given.model[0]
+    shared = ["--model", "FWSVD", f"--model.backbone={model}", f"--data.task={given.task}"]
     return given, CommandLine([*shared, *short, *rest], command)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from lit_compress.analysis import truncation
+from lit_compress.analysis import pruning, truncation
 from lit_compress.analysis.plots import write_rows
 from lit_compress.analysis.truncation import Rows
 from lit_compress.backbones import load_finetuned
@@ -22,6 +23,7 @@ from lit_compress.export.folder import write_export
 from lit_compress.export.report import Measured
 from lit_compress.methods.fwsvd import FWSVD, Weighted, fisher_of, weigh
 from lit_compress.methods.low_rank_stage import WeightedDecomposer
+from lit_compress.runs import Run
 from lit_compress.surgery import factorize, load_net, save_net
 
 if TYPE_CHECKING:
@@ -92,7 +94,8 @@ def factorize_model(out: Path, method: FWSVD, data: DataModule, config: dict[str
         return write_export(out, net, before, type(method).__name__, data, config)
 
 
-KINDS = ("truncation", "sweep", "spectra", "ranks")
+SEVERAL = ("ranks", "neurons", "pattern")  # take more than one model
+KINDS = ("truncation", "sweep", "spectra", *SEVERAL, "allocation")
 RATIOS = tuple(i / 10 for i in range(1, 11))
 
 
@@ -109,34 +112,99 @@ def weighting_of(label: str, like: Weighted) -> Weighted:
     return replace(like, weighting=weighting, axis=axis or "in")
 
 
+def check_out(out: Path) -> None:
+    """Refuse to replace a folder that is not an analysis.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if out.exists() and any(out.iterdir()) and not any((out / f"{k}.csv").is_file() for k in KINDS):
+        raise UserError(f"analyze: '{out}' holds something that is not an analysis; give an empty or new folder")
+
+
+def analyze_runs(out: Path, folders: Sequence[str]) -> Rows:
+    """Read the reports of finished LoSparse runs and write LoSparse's Figure 6 to ``out``.
+
+    Raises:
+        UserError: a folder is no finished run of a method with a low-rank share; ``out`` cannot be used.
+    """
+    check_out(out)
+    paths = [Path(folder).expanduser() / "report.json" for folder in folders]
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"analyze: no finished run (report.json) at '{path.parent}'; continue it with fit")
+    rows = pruning.allocation([json.loads(path.read_text()) for path in paths])
+    write_rows("allocation", rows, out)
+    return rows
+
+
+def _named(models: Sequence[str]) -> dict[str, tuple[str, Path, str]]:
+    """Return {label: (as given, folder, method)}; a net of a run is called by the run."""
+    found: dict[str, tuple[str, Path, str]] = {}
+    for name in models:
+        folder = Path(name).expanduser()
+        run = next((p for p in list(folder.resolve().parents)[:2] if (p / "config.yaml").is_file()), None)
+        label = folder.name if run is None else str(folder.resolve().relative_to(run.parent)).removesuffix("/net")
+        method = "" if run is None else Run(run).config()["model"]["class_path"].rpartition(".")[2]
+        if label in found:
+            label = name
+        found[label] = (name, folder, method)
+    return found
+
+
+def _several(kind: str, models: Sequence[str], method: FWSVD, data: DataModule, site: str | None) -> Rows:
+    """Return the rows of an analysis that lays several models side by side."""
+    named = _named(models)
+
+    def load(name: str, folder: Path) -> PreTrainedModel:
+        return load_net(folder) if is_compressed(folder) else load_model(name, method)
+
+    if kind == "ranks":
+        found = ((label, load(name, folder), made) for label, (name, folder, made) in named.items())
+        return [row for label, net, made in found for row in truncation.ranks(net, label, made)]
+    if kind == "pattern":
+        return pruning.pattern({label: load(name, folder) for label, (name, folder, _) in named.items()}, site)
+    scores = {}
+    for label, (name, folder, _) in named.items():
+        scores[label] = pruning.stored_sensitivity(folder)
+        net = load_net(folder) if scores[label] else load_model(name, method)
+        if not scores[label]:
+            batches = data.calibration_dataloader(method.retrain.fisher_examples)
+            scores[label] = pruning.calibrated_sensitivity(net, batches, method.task_record.kind)
+    return pruning.neurons(scores, net)
+
+
 def analyze_model(
     kind: str,
     out: Path,
+    models: Sequence[str],
     method: FWSVD,
     data: DataModule,
     weightings: Sequence[str] = ("none", "fisher-in"),
     ratios: Sequence[float] = RATIOS,
+    site: str | None = None,
 ) -> Rows:
-    """Measure what truncation does to the method's backbone and write table and figure to ``out``.
+    """Look at what truncation or pruning does to models and write table and figure to ``out``.
 
     Args:
-        kind: one of :data:`KINDS`.
+        kind: one of :data:`KINDS`, but ``allocation``.
         out: folder to write.
-        method: names the model, the task and the Fisher settings.
-        data: training data for Fisher weightings, validation data for the dev metric.
+        models: folders or names; several only for :data:`SEVERAL`. The first is the method's backbone.
+        method: names the task and the Fisher settings.
+        data: training data for Fisher weightings and sensitivities, validation data for the dev metric.
         weightings: labels as :func:`weighting_of` takes them.
         ratios: of the ranks, for ``sweep``.
+        site: name of one, for ``pattern``; None for the first attention output.
 
     Raises:
-        UserError: the model, the data or a weighting cannot be used.
+        UserError: a model, the data or a weighting cannot be used.
     """
-    if out.exists() and any(out.iterdir()) and not any((out / f"{k}.csv").is_file() for k in KINDS):
-        raise UserError(f"analyze: '{out}' holds something that is not an analysis; give an empty or new folder")
+    check_out(out)
+    if len(models) > 1 and kind not in SEVERAL:
+        raise UserError(f"analyze: {kind} takes one model, {len(models)} were given; several: {', '.join(SEVERAL)}")
     settings = [weighting_of(label, method.retrain) for label in weightings]
-    if kind == "ranks":
-        folder = Path(method.backbone).expanduser()
-        compressed = is_compressed(folder)
-        rows = truncation.ranks(load_net(folder) if compressed else load_model(method.backbone, method))
+    if kind in SEVERAL:
+        rows = _several(kind, models, method, data, site)
     else:
         net = load_model(method.backbone, method)
         found = dict(zip(weightings, decomposers(method, net, data, settings), strict=True))

@@ -23,7 +23,7 @@ from lit_compress.backbones import empty_net, load_config, load_finetuned
 from lit_compress.callbacks import Checkpoints, RunLogger, StageBar
 from lit_compress.errors import UserError
 from lit_compress.evaluation import constant_score, evaluate
-from lit_compress.export.fuse import fuse
+from lit_compress.export.fuse import compact
 from lit_compress.families import find_sites
 from lit_compress.methods.base import Method, check_mark
 from lit_compress.methods.stage import Stage, count_steps
@@ -203,12 +203,12 @@ def _leave(parts: Parts, name: str, previous: Path | None, run: Run, trainer: Tr
     stage.begin(mark["total_steps"])
     with atomic_folder(run.net(name)) as temporary:
         stage.finish(net, temporary)
-        fused = fuse(net)
-        save_net(fused, temporary)
+        small = compact(net)
+        save_net(small, temporary)
         parts.data.tokenizer.save_pretrained(temporary)
     for logger in trainer.loggers:
         if isinstance(logger, RunLogger):
-            log_structure(logger, fused, name, mark["total_steps"])
+            log_structure(logger, small, name, mark["total_steps"])
             for key, value in mark["metrics"].items():
                 logger.experiment.add_scalar(f"stage/{name} {key}", value, logger.offset + checkpoint["global_step"])
             logger.finalize("success")

@@ -110,6 +110,38 @@ def test_analyze_writes_table_and_figure(kind, words, tmp_path, capsys):
         assert len((tmp_path / "out" / "sweep.csv").read_text().splitlines()) == 3
 
 
+def test_several_models_side_by_side(words, run, tmp_path):
+    """Nets of a run are called by it; neurons without stored scores are calibrated on the training data."""
+    _, data = words
+    models = [str(run / "dense" / "net"), str(run / "export")]
+    main(["analyze", "ranks", *models, str(tmp_path / "out"), *data])
+    rows = list(csv.DictReader((tmp_path / "out" / "ranks.csv").open()))
+    assert {(row["model"], row["method"]) for row in rows} == {("run/dense", "SVD"), ("run/export", "SVD")}
+    main(["analyze", "pattern", *models, str(tmp_path / "out"), *data])
+    site = find_sites(load_net(run / "export"))[1].name
+    main(["analyze", "pattern", *models, str(tmp_path / "out"), *data, "--site", site])
+    rows = list(csv.DictReader((tmp_path / "out" / "pattern.csv").open()))
+    assert len(rows) == 128 and {row["site"] for row in rows} == {site}
+    main(["analyze", "neurons", models[0], str(tmp_path / "out"), *data, "--fisher_examples", "20"])
+    rows = list(csv.DictReader((tmp_path / "out" / "neurons.csv").open()))
+    assert len(rows) == 2 * (5 * 32 + 64) and all(float(row["importance"]) > 0 for row in rows)
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} >= {".csv", ".png"}
+
+
+def test_allocation_of_finished_runs(tmp_path, capsys):
+    for name, share in (("a", 0.05), ("b", 0.1)):
+        (tmp_path / name).mkdir()
+        init = {"density": 0.2, "prune": {"low_rank": share}}
+        report = {"task": "sst2", "method": "LoSparse", "config": {"model": {"init_args": init}},
+                  "compressed": {"metric": 0.8, "density": 0.2}, "dense": {"metric": 0.9}}  # fmt: skip
+        (tmp_path / name / "report.json").write_text(json.dumps(report))
+    main(["analyze", "allocation", str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "out")])
+    assert "2 rows" in capsys.readouterr().out and (tmp_path / "out" / "allocation.png").is_file()
+    line = ["analyze", "allocation", str(tmp_path / "a"), str(tmp_path), str(tmp_path / "out")]
+    assert "no finished run (report.json)" in fails(capsys, *line)
+    assert "required: OUT" in fails(capsys, *line[:3])
+
+
 def test_ranks_of_a_factorized_net(words, run, tmp_path):
     """The rank that the export's factors have, whatever stands at a site."""
     _, data = words
@@ -151,6 +183,8 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         (["analyze", "sweeep", *model, out, *data], "unknown kind 'sweeep'; did you mean 'sweep'?"),
         (["analyze", "sweep", *model, out, *data, "--weightings", "fisher-inn"], "did you mean 'fisher-in'?"),
         (["analyze", "sweep", *model, out, *data, "--ratios", "2"], "rank_ratio 2.0 is not a fraction"),
+        (["analyze", "sweep", *model, *model, out, *data], "sweep takes one model, 2 were given"),
+        (["analyze", "pattern", *model, out, *data, "--site", "x"], "site: no 'x' in run/dense"),
         (["analyze", "sweep", *model, str(tmp_path / "mine"), *data], "holds something that is not an analysis"),
     ]:
         assert text in fails(capsys, *line), line

@@ -74,7 +74,9 @@ def spectra_figure(rows: Rows) -> Figure:
 
 
 def ranks_figure(rows: Rows) -> Figure:
-    """Draw rank / full rank of every site by layer, one line a role."""
+    """Draw rank / full rank of every site by layer, one line a role; of several nets, :func:`rank_curve`."""
+    if len(_by(rows, "model")) > 1:
+        return rank_curve(rows)
     figure, (axes,) = _figure()
     shares = [{**r, "rank / full rank": r["rank"] / min(r["out"], r["in"])} for r in rows]
     _curves(axes, shares, "layer", "rank / full rank", by="role")
@@ -84,8 +86,75 @@ def ranks_figure(rows: Rows) -> Figure:
     return figure
 
 
+def rank_curve(rows: Rows) -> Figure:
+    """Draw the mean rank of several nets over the density of their matrices, one line a method (LPAF's Figure 2)."""
+    figure, (axes,) = _figure()
+    points: Rows = []
+    for sites in _by(rows, "model").values():
+        size = sum(r["out"] * r["in"] for r in sites)
+        density = sum(r["density"] * r["out"] * r["in"] for r in sites) / size
+        mean = sum(r["rank"] for r in sites) / len(sites)
+        points.append({"method": sites[0]["method"], "density": density, "mean rank": mean})
+    _curves(axes, sorted(points, key=lambda p: p["density"]), "density", "mean rank", by="method")
+    axes.set(ylim=(0, None))
+    axes.legend()
+    return figure
+
+
+def neurons_figure(rows: Rows) -> Figure:
+    """Draw a histogram of the neurons' importance for every layer and role, all models in one (LoSparse's Figure 4)."""
+    from matplotlib.figure import Figure
+
+    roles, layers = list(_by(rows, "role")), list(_by(rows, "layer"))
+    figure = Figure(figsize=(0.5 + 2.2 * len(roles), 0.5 + 1.5 * len(layers)), layout="constrained", dpi=100)
+    grid = figure.subplots(len(layers), len(roles), squeeze=False)
+    for (layer, role), axes in zip(((x, y) for x in layers for y in roles), grid.flat, strict=True):
+        here = [r for r in rows if r["layer"] == layer and r["role"] == role]
+        least = min((r["importance"] for r in here if r["importance"] > 0), default=1.0)
+        most = max(r["importance"] for r in here)
+        steps = 40 if most > least else 1
+        edges = [least * (most / least) ** (i / steps) for i in range(steps)] + [max(most, least) * 1.001]
+        for label, group in _by(here, "model").items():
+            values = [max(r["importance"], least) for r in group]
+            axes.hist(values, bins=edges, alpha=0.6, label=label)
+        axes.set(xscale="log", title=f"layer {layer}, {role}")
+        axes.tick_params(labelsize=6)
+        axes.title.set_fontsize(8)
+    figure.supxlabel("importance of a neuron: mean |w g| of its row")
+    figure.supylabel("neurons")
+    grid[0][0].legend(fontsize=6)
+    return figure
+
+
+def pattern_figure(rows: Rows) -> Figure:
+    """Draw which weights of a matrix are not zero, one net beside another (LPAF's Figure 3)."""
+    models = _by(rows, "model")
+    figure, axes = _figure(len(models), (4.4, 4.6))
+    for place, (label, cells) in zip(axes, models.items(), strict=True):
+        columns = 1 + max(c["column"] for c in cells)
+        values = [c["kept"] for c in cells]
+        image = [values[i : i + columns] for i in range(0, len(values), columns)]
+        place.imshow(image, cmap="Greys", vmin=0, vmax=max(*values, 1e-9), aspect="auto")
+        kept = sum(values) / len(values)
+        place.set_title(f"{label}\n{kept:.1%} kept, {cells[0]['rows_alive']} of {cells[0]['out']} rows", fontsize=8)
+        place.set(xlabel="in", ylabel="out", xticks=[], yticks=[])
+    figure.suptitle(rows[0]["site"], fontsize=9)
+    return figure
+
+
+def allocation_figure(rows: Rows) -> Figure:
+    """Draw the metric over the share of the factors, one line a task and density (LoSparse's Figure 6)."""
+    figure, (axes,) = _figure()
+    lines = [{**r, "line": f"{r['task']}, density {r['density']:g}"} for r in rows]
+    _curves(axes, lines, "low_rank", "metric", by="line")
+    axes.set(xlabel="share of the low-rank part", ylabel="dev metric")
+    axes.legend()
+    return figure
+
+
 FIGURES: dict[str, Callable[[Rows], Figure]] = {
     "truncation": truncation_figure, "sweep": sweep_figure, "spectra": spectra_figure, "ranks": ranks_figure,
+    "neurons": neurons_figure, "pattern": pattern_figure, "allocation": allocation_figure,
 }  # fmt: skip
 
 

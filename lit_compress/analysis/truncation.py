@@ -147,16 +147,22 @@ def spectra(net: PreTrainedModel, decomposers: dict[str, WeightedDecomposer]) ->
     return rows
 
 
-def ranks(net: PreTrainedModel) -> Rows:
-    """Return per site, factorized or not, numerical rank, rows and columns with a nonzero weight, and density."""
+def ranks(net: PreTrainedModel, model: str = "", method: str = "") -> Rows:
+    """Return per site, factorized or not, numerical rank, rows and columns with a nonzero weight, and density.
+
+    Args:
+        net: what is looked at.
+        model: its label.
+        method: what made it.
+    """
     rows: Rows = []
     for site in track(find_sites(net), "rank"):
         weight = as_matrix(net.get_submodule(site.name))
         kept = weight != 0
         rows.append(
             {
-                "site": site.name, "role": site.role, "layer": site.layer, "out": weight.shape[0],
-                "in": weight.shape[1], "rank": rank_of(weight), "rows": int(kept.any(1).sum()),
+                "model": model, "method": method, "site": site.name, "role": site.role, "layer": site.layer,
+                "out": weight.shape[0], "in": weight.shape[1], "rank": rank_of(weight), "rows": int(kept.any(1).sum()),
                 "columns": int(kept.any(0).sum()), "density": float(kept.double().mean()),
             }
         )  # fmt: skip

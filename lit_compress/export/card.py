@@ -18,7 +18,7 @@ tags: [lit_compress, {method}, compressed]
 
 # {backbone} on {task}, compressed by {method} to {density:.1%} of its block matrices
 
-{zeros}Loads without lit_compress; torch and transformers are enough:
+{note}Loads without lit_compress; torch and transformers are enough:
 
 ```python
 from transformers import {auto_class}, AutoTokenizer
@@ -51,13 +51,23 @@ _ZEROS = """Removed weights are stored as zeros: the folder is as large as the d
 
 """
 
+_MERGED = """{count} of {sites} matrices are stored dense although the method kept less of them, so {stored:.1%} of the
+block matrices are in the folder: on a CPU factors and rows of over {above:.0%} of a matrix's parameters are no faster.
+
+"""
+
 
 def card(report: dict[str, Any], task: Task) -> str:
     """Return the text of the export's README.md."""
     kind = kind_of(task)
-    stored = report["compressed"]["params"]["sites"] / report["dense"]["params"]["sites"]
+    found, merged = report["compressed"], report["merged"]
+    note = ""
+    if merged["matrices"]:
+        note = _MERGED.format(**merged | {"count": len(merged["matrices"]), "stored": found["stored"]})
+    elif found["density"] < found["stored"]:
+        note = _ZEROS
     return _CARD.format(
-        zeros=_ZEROS if report["compressed"]["density"] < stored else "",
+        note=note,
         method=report["method"],
         backbone=report["config"]["model"]["init_args"]["backbone"],
         task=task.name,

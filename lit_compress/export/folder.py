@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_compress.budget import density
 from lit_compress.errors import UserError
 from lit_compress.evaluation import evaluate
 from lit_compress.export.card import card
 from lit_compress.export.check import check_export
-from lit_compress.export.fuse import fuse
+from lit_compress.export.fuse import MERGE, compact, fuse, merged
 from lit_compress.export.modelling import write_model
 from lit_compress.export.report import Measured, build_report
+from lit_compress.families import find_sites
 from lit_compress.progress import track
 from lit_compress.runs import Run, write_json
 from lit_compress.surgery import atomic_folder, load_net
@@ -83,16 +85,19 @@ def write_export(
         raise UserError(f"export: '{out}' holds something that is not an export; give an empty or new folder")
     task = replace(data.record, length=min(data.record.length, data.max_length))  # nothing longer is ever read
     with atomic_folder(out) as temporary:
-        net = fuse(net)
+        small = compact(net)
+        kept, dense = density(small), merged(small)
+        net = fuse(small)
         write_model(net, temporary)
         data.tokenizer.save_pretrained(temporary)
         for _ in track([0], "check the export in another process"):
             difference = check_export(net, temporary)
         exported = load_net(temporary)
         metric = evaluate(exported, data)[f"val/{task.metrics[0]}"]
-        nets = {**before, "compressed": Measured(exported, temporary, metric, initial)}
+        nets = {**before, "compressed": Measured(exported, temporary, metric, initial, kept)}
         report = build_report(task, method, nets, config)
         report["export_difference"] = difference
+        report["merged"] = {"above": MERGE, "sites": len(find_sites(net)), "matrices": dense}
         write_json(temporary / "report.json", report)
         (temporary / "README.md").write_text(card(report, task))
     return report

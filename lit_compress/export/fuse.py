@@ -1,4 +1,4 @@
-"""Training form -> the cheapest equal module, at every site."""
+"""Training form -> what the method kept -> the cheapest equal module, at every site."""
 
 from __future__ import annotations
 
@@ -7,25 +7,53 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from lit_compress.budget import weights
 from lit_compress.cut import cut_constants
-from lit_compress.layers import LAYERS, MaskedLinear, SizedLinear
+from lit_compress.layers import LAYERS, LowRankRowsLinear, MaskedLinear, SizedLinear
 from lit_compress.surgery import replace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Share of a matrix's parameters, so of its FLOPs, from which factors and rows count as no faster than the matrix.
+# One thread of an AMD EPYC, 32 x 128 tokens, 384 x 384 to 1536 x 384: 0.89 - 0.95 of the matrix's time at 0.8 and
+# 0.98 - 1.06 at 0.9 (benchmarks/pruning_speed.py).
+MERGE = 0.8
 
-def fuse(net: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of ``net`` in deployed form; its outputs in evaluation mode are those of ``net``.
 
-    Heads and neurons that have become constants are cut away, then every layer turns into the cheapest equal one.
+def compact(net: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of ``net`` that stores what the method kept; its outputs in evaluation mode are those of ``net``.
+
+    Heads and neurons that have become constants are cut away, then every layer turns into the smallest equal one.
     """
-    fused = copy.deepcopy(net)
-    cut = cut_constants(fused)
-    for name, module in list(fused.named_modules()):
-        if isinstance(module, (*LAYERS.values(), MaskedLinear)):
+    small = copy.deepcopy(net)
+    for name, module in list(small.named_modules()):
+        if isinstance(module, MaskedLinear):
+            replace(small, name, module.zeroed())
+    cut = cut_constants(small)
+    for name, module in list(small.named_modules()):
+        if isinstance(module, tuple(LAYERS.values())):
             smallest = module.fuse()  # type: ignore[operator]
             if name in cut and isinstance(smallest, nn.Linear):
                 smallest = SizedLinear.from_tensors(smallest.weight, smallest.bias)
-            replace(fused, name, smallest)
-    return fused.eval()
+            replace(small, name, smallest)
+    return small.eval()
+
+
+def merged(net: PreTrainedModel) -> dict[str, float]:
+    """Return {name: share of its matrix's parameters} of the layers with rows that would be no faster than dense."""
+    shares = {
+        name: sum(weight.numel() for weight in weights(module)) / (module.in_features * module.out_features)
+        for name, module in net.named_modules()
+        if isinstance(module, LowRankRowsLinear) and module.rows
+    }
+    return {name: share for name, share in shares.items() if share > MERGE}
+
+
+def fuse(net: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of ``net`` in deployed form: :func:`compact`, and layers no faster than dense ones merged."""
+    fused = compact(net)
+    for name in merged(fused):
+        layer = fused.get_submodule(name)
+        replace(fused, name, SizedLinear.from_tensors(layer.dense(), layer.bias))  # type: ignore[operator]
+    return fused

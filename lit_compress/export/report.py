@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress import __version__
-from lit_compress.budget import latency, measure
+from lit_compress.budget import latency, measure, stored_density
 from lit_compress.metrics import higher_is_better
 from lit_compress.progress import track
 
@@ -73,19 +73,24 @@ class Measured:
         folder: where its ``model.safetensors`` stands.
         metric: of the dev set.
         initial: the same before its stage trained: right after a factorization, for one; None if there was no training.
+        kept: density of what the method kept, where the net may store more (export/fuse.py); None: count it in the net.
     """
 
     net: PreTrainedModel
     folder: Path
     metric: float
     initial: float | None = None
+    kept: float | None = None
 
     def entry(self, task: Task) -> dict[str, Any]:
         """Return what the report says of the net, without its latency; FLOPs at :func:`reading_length`."""
+        found = measure(self.net, reading_length(self.net, task))
         return {
             "metric": self.metric,
             "initial": self.initial,
-            **measure(self.net, reading_length(self.net, task)),
+            **found,
+            "density": found["density"] if self.kept is None else self.kept,
+            "stored": stored_density(self.net),
             "bytes": (self.folder / "model.safetensors").stat().st_size,
         }
 
@@ -132,6 +137,7 @@ _ROWS = (
     ("{metric}", lambda e: f"{e['metric']:.4f}"),
     ("   before training", lambda e: "" if e["initial"] is None else f"{e['initial']:.4f}"),
     ("site density", lambda e: f"{e['density']:.4f}"),
+    ("   stored", lambda e: "" if e.get("stored") in (None, e["density"]) else f"{e['stored']:.4f}"),
     ("site parameters", lambda e: f"{e['params']['sites']:,}"),
     ("non-embedding parameters", lambda e: f"{e['params']['non_embedding']:,}"),
     ("total parameters", lambda e: f"{e['params']['total']:,}"),
@@ -147,7 +153,8 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     names = list(report["stages"])
     words = {"metric": f"dev {report['metric']['name']}", "length": report["dense"]["latency_ms"]["length"]}
     header = [f"{report['method']} on {report['task']}", *names]
-    return header, [[label.format(**words), *(show(report["stages"][n]) for n in names)] for label, show in _ROWS]
+    body = [[label.format(**words), *(show(report["stages"][n]) for n in names)] for label, show in _ROWS]
+    return header, [row for row in body if any(row[1:])]
 
 
 def table(report: dict[str, Any]) -> Table:

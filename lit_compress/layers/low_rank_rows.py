@@ -17,7 +17,9 @@ class LowRankRowsLinear(nn.Module):
     """y = left (factor x) + bias, to which rows x is added at the outputs ``index``.
 
     Factor and rows stand in one matrix, so that x is read once; adding at an index costs less than a second
-    product with a selection matrix, a gather or a scatter.
+    product with a selection matrix, a gather or a scatter. Two things of no meaning make it up to twice as fast on
+    a CPU: the product has a multiple of 8 columns (the odd ones are of zeros, made in every forward, never stored),
+    and the index is added at as int64, though stored as int32.
 
     Attributes:
         left: [out_features, rank]; None for rank 0.
@@ -64,20 +66,29 @@ class LowRankRowsLinear(nn.Module):
             "rank": self.rank, "rows": self.rows, "bias": self.bias is not None,
         }  # fmt: skip
 
+    @torch.no_grad()
+    def dense(self) -> torch.Tensor:
+        """Return the matrix [out_features, in_features] that the layer applies."""
+        weight = self.right.new_zeros(self.out_features, self.in_features)
+        if self.left is not None:
+            weight += self.left @ self.right[: self.rank]
+        return weight.index_add_(0, self.index.long(), self.right[self.rank :])
+
     def fuse(self) -> nn.Module:
         """Return the cheapest equal module: itself."""
         return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""
-        hidden = F.linear(x.reshape(-1, self.in_features), self.right)
+        right = F.pad(self.right, (0, 0, 0, -(self.rank + self.rows) % 8))
+        hidden = F.linear(x.reshape(-1, self.in_features), right)
         if self.left is not None:
             y = F.linear(hidden[:, : self.rank], self.left, self.bias)
+        elif self.bias is not None:
+            y = self.bias.to(hidden.dtype).expand(len(hidden), -1).clone()
         else:
             y = hidden.new_zeros(len(hidden), self.out_features)
-            if self.bias is not None:
-                y += self.bias
-        y.index_add_(1, self.index, hidden[:, self.rank :])
+        y.index_add_(1, self.index.long(), hidden[:, self.rank : self.rank + self.rows])
         return y.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

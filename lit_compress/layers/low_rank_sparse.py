@@ -58,8 +58,7 @@ class LowRankSparseLinear(nn.Module):
     def fuse(self) -> nn.Module:
         """Return the smallest equal module: a low-rank one, one with the kept rows, or a Linear.
 
-        The Linear only where the others would not store less. On a CPU a smaller one is the faster one up to four
-        fifths of the Linear's parameters (1024 tokens; up to all of them at 128).
+        The Linear only where the others would not store less; where they would be slower: export/fuse.py.
         """
         kept = self.sparse.ne(0).any(1)  # a sum could cancel
         stored = self.rank * (self.in_features + self.out_features) + int(kept.sum()) * self.in_features

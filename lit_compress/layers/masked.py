@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lit_compress.layers.low_rank_sparse import LowRankSparseLinear
+
 
 class MaskedLinear(nn.Module):
     """y = (m[:, None] * W) x + m * bias; m in {0, 1} is set from outside, its gradient reaches the score.
@@ -40,13 +42,12 @@ class MaskedLinear(nn.Module):
         bias = None if self.bias is None else self.mask * self.bias
         return F.linear(x, through[:, None] * self.weight, bias)
 
-    def fuse(self) -> nn.Linear:
-        """Return the Linear with zeros where rows were removed."""
-        linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
-        linear.weight = nn.Parameter(self.mask[:, None] * self.weight.detach())
-        if self.bias is not None:
-            linear.bias = nn.Parameter(self.mask * self.bias.detach())
-        return linear
+    def zeroed(self) -> LowRankSparseLinear:
+        """Return the layer of rank 0 that has zeros where rows were removed, in weight and bias."""
+        layer = LowRankSparseLinear(self.in_features, self.out_features, 0, bias=False)
+        layer.sparse = nn.Parameter(self.mask[:, None] * self.weight.detach())
+        layer.bias = None if self.bias is None else nn.Parameter(self.mask * self.bias.detach())
+        return layer
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(net)``."""

@@ -23,7 +23,8 @@ Choices:
       ``penalty``: the run says so when it ends above the one asked for.
     - No distillation unless asked for (nn_pruning: 0.9, temperature 2).
 
-Removed rows are stored as zeros: density falls, bytes and FLOPs do not.
+What is left is exact in evaluation: rows that were removed are not stored, and a neuron or a head whose rows are all
+gone goes with the columns it fed, as in ITP (cut.py). ``density`` counts kept rows; the export may be smaller.
 """
 
 from __future__ import annotations
@@ -172,8 +173,6 @@ class Movement(Method):
         prune: training with pruning.
         distillation: how the teacher is listened to while pruning.
     """
-
-    stores_zeros = True
 
     def __init__(
         self,

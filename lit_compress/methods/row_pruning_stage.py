@@ -153,6 +153,8 @@ class RowSparsePruning(Stage):
         mesh = getattr(self._weights[0], "device_mesh", None) if self._weights else None
         self._group = None if mesh is None else mesh.get_group()
         self._shard = (0, 1) if mesh is None else (mesh.get_local_rank(), mesh.size())
+        self._rows: Tensor | None = None  # the last selection; only logged, so it is not saved
+        self._flips: Tensor | None = None
 
     @property
     def scores(self) -> list[Tensor]:
@@ -208,6 +210,9 @@ class RowSparsePruning(Stage):
         budget = round(self.kept(step) * self._total)
         costs = [weight.shape[1] for weight in self._weights]
         keep = select_rows(self.scores, costs, budget, self._reduce, self._shard)
+        rows = torch.cat(keep)
+        self._flips = None if self._rows is None else (rows != self._rows).sum()
+        self._rows = rows
         for weight, rows in zip(self._weights, keep, strict=True):
             local(weight).masked_fill_(~rows[:, None], 0.0)
 
@@ -220,14 +225,32 @@ class RowSparsePruning(Stage):
 
     @torch.no_grad()
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
-        """Show target and achieved density; between two prunings rows that were zeroed take part again."""
+        """Show target and achieved density, and how many rows changed sides between the last two selections.
+
+        Between two prunings rows that were zeroed take part again.
+        """
         if not self._weights:
             return {"target": 1.0, "density": 1.0}
         rows = torch.stack([local(w).ne(0).any(1).sum() * w.shape[1] for w in self._weights]).sum()
         if self._reduce:
             self._reduce(rows)
         factors = self._factors / self._total
-        return {"target": factors + self.kept(step), "density": factors + int(rows) / self._total}
+        shown = {"target": factors + self.kept(step), "density": factors + int(rows) / self._total}
+        if self._flips is not None:  # known from the second selection on, also after a resume
+            flips = self._flips.clone()
+            if self._reduce:
+                self._reduce(flips)
+            shown["flips"] = int(flips)
+        return shown
+
+    def finish(self, net: PreTrainedModel, folder: Path) -> None:
+        """Write Gamma of every site's rows, for ``analyze neurons``."""
+        from safetensors.torch import save_file
+
+        names = [s.name for s in find_sites(net) if isinstance(net.get_submodule(s.name), LowRankSparseLinear)]
+        rows = {f"{name}/sensitivity": score.clone() for name, score in zip(names, self.scores, strict=True)}
+        if rows:
+            save_file(rows, folder / "importance.safetensors")
 
 
 def _rank(share: float, out_features: int, in_features: int) -> int:

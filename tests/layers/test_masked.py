@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_compress.layers import MaskedLinear
+from lit_compress.layers import LowRankSparseLinear, MaskedLinear
 
 
 def make(out, inner, keep, bias=True):
@@ -25,10 +25,10 @@ def test_forward_is_the_loop(shape, bias):
             value = sum(float(layer.weight[i, j]) * float(row[j]) for j in range(4))
             value += float(layer.bias[i]) if bias else 0.0
             assert float(y[i]) == pytest.approx(value * (i != 1))
-    assert torch.equal(layer.fuse()(x), layer(x))
+    assert torch.equal(layer.zeroed()(x), layer(x))
     layer.mask.fill_(True)
     linear = nn.functional.linear(x, layer.weight, layer.bias)
-    assert torch.equal(layer(x), linear) and torch.equal(layer.fuse()(x), linear)
+    assert torch.equal(layer(x), linear) and torch.equal(layer.zeroed()(x), linear)
 
 
 def test_gradients_are_the_formula():
@@ -51,6 +51,6 @@ def test_it_takes_the_place_of_a_linear():
     assert torch.count_nonzero(layer.score) == 0 and layer.mask.all() and layer.mask.dtype == torch.bool
     assert set(layer.state_dict()) == {"weight", "bias", "score", "mask"}
     layer.mask[2] = False
-    fused = layer.fuse()
-    assert type(fused) is nn.Linear and fused.weight.requires_grad
-    assert torch.count_nonzero(fused.weight[2]) == 0 and fused.bias[2] == 0 and linear.bias[2] != 0
+    zeroed = layer.zeroed()
+    assert type(zeroed) is LowRankSparseLinear and zeroed.rank == 0 and zeroed.sparse.requires_grad
+    assert torch.count_nonzero(zeroed.sparse[2]) == 0 and zeroed.bias[2] == 0 and linear.bias[2] != 0

@@ -8,7 +8,7 @@ from tiny import make_batch
 from torch import nn
 
 from lit_compress import budget
-from lit_compress.export.fuse import fuse
+from lit_compress.export.fuse import compact
 from lit_compress.families import find_sites
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.methods import ITP
@@ -54,7 +54,7 @@ def test_rows_and_export(fit, dense, density):
                 layer.sparse[8:16] = 0
     kept = sum(int(m.sparse.ne(0).any(1).sum()) * m.in_features for m in layers(method.net).values())
     assert kept <= density * budget.dense_site_params(method.net) + 0.5
-    fused = fuse(method.net)
+    fused = compact(method.net)
     assert torch.allclose(logits(fused), logits(method.net), atol=1e-5)
     assert budget.density(fused) == budget.stored_density(fused) < budget.density(method.net)
     names = [name for name in layers(fused) if name.endswith("intermediate.dense")]

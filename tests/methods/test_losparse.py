@@ -8,12 +8,13 @@ from tiny import TINY, make_batch, make_net
 from torch import nn
 
 from lit_compress import budget
+from lit_compress.analysis.pruning import stored_sensitivity
 from lit_compress.backbones import load_net as load_backbone
 from lit_compress.errors import UserError
-from lit_compress.export.fuse import fuse
+from lit_compress.export.fuse import compact, fuse
 from lit_compress.families import find_sites
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
-from lit_compress.methods import LoSparse, LowRankI, LowRankII
+from lit_compress.methods import LoSparse, LowRankI, LowRankII, row_pruning_stage
 from lit_compress.methods.losparse import LowRankPlusSparse
 from lit_compress.methods.row_pruning_stage import RowPruning, RowSparsePruning, _rank, without_dropout
 from lit_compress.surgery import load_net
@@ -170,7 +171,7 @@ def test_rows_between_prunings_take_part_again(fit, dense):
 def test_export_has_the_density(fit, dense):
     """Invariants 2 and 10: the counted parameters are the formula's, the logits those of the training form."""
     method = fit(losparse(), "prune", dense)
-    fused = fuse(method.net)
+    fused = compact(method.net)
     assert torch.allclose(logits(fused), logits(method.net), atol=1e-5)
     expected = 0
     for layer in layers(method.net):
@@ -194,7 +195,7 @@ def test_any_density(dense, density):
         weight.grad = torch.rand_like(weight)
     stage.after_step(method.net, 1)
     stage.after_step(method.net, 100)
-    assert budget.density(fuse(method.net)) <= max(density, 0.0625)
+    assert budget.density(compact(method.net)) <= max(density, 0.0625)
 
 
 def test_density_one_is_the_dense_net(fit, dense):
@@ -304,3 +305,33 @@ def test_without_dropout_two_forwards_are_one(family):
     assert not torch.equal(net(**inputs).logits, net(**inputs).logits)
     without_dropout(net)
     assert torch.equal(net(**inputs).logits, net(**inputs).logits)
+
+
+def test_flips_are_counted_between_selections(fit, dense):
+    """Rows that changed sides between the last two selections; nothing before there are two."""
+    seen, selected = [], []
+    choose = row_pruning_stage.select_rows
+
+    def note(*args):
+        found = choose(*args)
+        selected.append(torch.cat(found))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_pruning_stage, "select_rows", note)
+
+        def look(trainer, method):
+            seen.append(method.stage.status(method.net, trainer.global_step).get("flips"))
+
+        method = fit(losparse(start=3, end=8, density=0.3), "prune", dense, look)
+    assert seen[:4] == [None] * 4 and seen[-1] == int((selected[-1] != selected[-2]).sum())
+    assert max(count for count in seen if count is not None) > 0 and method.stage._flips is not None
+
+
+def test_the_stage_leaves_its_scores(fit, dense, tmp_path):
+    method = fit(losparse(), "prune", dense)
+    method.stage.finish(method.net, tmp_path)
+    found = stored_sensitivity(tmp_path)
+    assert len(found) == len(method.stage.scores) == 12
+    for site, score in zip(find_sites(method.net), method.stage.scores, strict=True):
+        assert torch.equal(found[site.name], score) and score.max() > 0

@@ -8,8 +8,11 @@ import pytest
 import torch
 from tiny import TINY, make_batch, make_net
 
+from lit_compress.cut import ACTIVATION
 from lit_compress.errors import UserError
-from lit_compress.export.fuse import fuse
+from lit_compress.export.check import check_export
+from lit_compress.export.fuse import compact, fuse
+from lit_compress.export.modelling import write_model
 from lit_compress.families import find_sites
 from lit_compress.layers import MaskedLinear
 from lit_compress.masks import keep_count, select_rows
@@ -52,10 +55,34 @@ def test_hard_masks_follow_the_schedule(fit, dense):
     method = fit(movement(), "prune", dense, look)
     assert seen[-1] <= 0.3 + 1e-9 and method.stage.at_budget(len(seen)) and not method.stage.at_budget(10)
     assert method.stage.status(method.net, len(seen)) == {"target": 0.3, "density": seen[-1]}
-    fused = fuse(method.net)
-    inputs = {"input_ids": make_batch()["input_ids"] % 20}
-    assert torch.equal(fused(**inputs).logits, method.net.eval()(**inputs).logits)
-    assert all(type(fused.get_submodule(site.name)) is torch.nn.Linear for site in find_sites(fused))
+
+
+@pytest.mark.parametrize("family", [*ACTIVATION, "opt"])
+def test_masked_is_cut_is_exported_is_reloaded(family, tmp_path):
+    """Removed rows are not stored; dead neurons and heads go with the columns they fed; the logits stay."""
+    method, folder = movement(), tmp_path / "dense"
+    folder.mkdir()
+    save_net(make_net(family), folder)
+    method.enter(method.stages()[1], 0, folder, None)
+    method.configure_model()
+    net = method.net.eval()
+    by_role = {site.role: net.get_submodule(site.name) for site in find_sites(net) if site.layer == 0}
+    with torch.no_grad():
+        for layer in layers(method):
+            layer.bias.normal_()
+    by_role["v"].mask[:9] = by_role["up"].mask[:20] = by_role["o"].mask[:24] = by_role["q"].mask[5:30] = False
+    inputs = {k: v for k, v in make_batch().items() if k.startswith(("input", "att"))}
+    expected = net(**inputs).logits
+    for one in (compact(net), fuse(net), fuse(compact(net))):
+        assert torch.allclose(one(**inputs).logits, expected, atol=1e-5)
+    small = {site.role: compact(net).get_submodule(site.name) for site in find_sites(net) if site.layer == 0}
+    heads = 0 if family == "opt" else 1  # cut: 8 rows of q, k, v, and 20 neurons
+    assert (small["q"].rows, small["v"].rows, small["o"].rows) == (7 - 5 * heads, 23, 8)
+    assert small["o"].in_features == 32 - 8 * heads and small["down"].in_features == 64 - 20 * heads
+    assert small["up"].out_features == 64 - 20 * heads
+    write_model(fuse(net), tmp_path)
+    assert check_export(fuse(net), tmp_path) <= 1e-5
+    assert torch.allclose(load_net(tmp_path)(**inputs).logits, expected, atol=1e-5)
 
 
 def test_removed_rows_stand_still_and_their_scores_move(fit, dense):

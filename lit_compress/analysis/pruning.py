@@ -1,0 +1,126 @@
+"""What pruning does to matrices: importance of neurons, patterns of zeros, and what runs reached with which share.
+
+LoSparse's Figures 1 and 4 (histograms of neuron importance) and 6 (allocation), LPAF's Figure 3 (sparsity patterns).
+Every function returns rows: dicts of one table, written as CSV and drawn by ``plots.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from lit_compress.analysis.truncation import Rows, as_matrix
+from lit_compress.errors import UserError, nearest
+from lit_compress.families import find_sites
+from lit_compress.importance import row_sensitivity
+from lit_compress.losses import task_loss
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CELL = 4  # weights along a side of a cell of a pattern
+
+
+def calibrated_sensitivity(net: PreTrainedModel, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, Tensor]:
+    """Return {site: mean over the batches of the row means of |w dL/dw|}, float32 [out] (LoSparse Eqs. 2 and 4).
+
+    Args:
+        net: fine-tuned; in evaluation mode, without dropout.
+        batches: of the task.
+        kind: of the task's loss.
+    """
+    weights = {site.name: net.get_submodule(site.name).weight for site in find_sites(net)}
+    total = [torch.zeros(len(weight)) for weight in weights.values()]
+    count = 0
+    for batch in batches:
+        inputs = {key: value for key, value in batch.items() if key not in ("labels", "index")}
+        loss = task_loss(net(**inputs).logits, batch["labels"], kind)
+        grads = torch.autograd.grad(loss, list(weights.values()))
+        total = [a + b for a, b in zip(total, row_sensitivity(list(weights.values()), grads), strict=True)]
+        count += 1
+    return {name: value / count for name, value in zip(weights, total, strict=True)}
+
+
+def stored_sensitivity(folder: Path) -> dict[str, Tensor]:
+    """Return {site: Gamma of its rows} that a LoSparse or ITP stage left beside its net; empty if it left none."""
+    from safetensors.torch import load_file
+
+    path = folder / "importance.safetensors"
+    found = load_file(path) if path.is_file() else {}
+    return {key.rpartition("/")[0]: value for key, value in found.items() if key.endswith("/sensitivity")}
+
+
+def neurons(scores: dict[str, dict[str, Tensor]], net: PreTrainedModel) -> Rows:
+    """Return per model, site and output neuron its importance.
+
+    Args:
+        scores: label of a model -> site -> [out].
+        net: any of the models, for the names of the sites.
+    """
+    return [
+        {"model": label, "site": s.name, "role": s.role, "layer": s.layer, "row": i, "importance": value}
+        for label, sites in scores.items()
+        for s in find_sites(net)
+        for i, value in enumerate(sites[s.name].tolist())
+    ]
+
+
+def pattern(nets: dict[str, PreTrainedModel], site: str | None = None) -> Rows:
+    """Return which weights of one site are not zero, as the share of every cell of 4 x 4 (LPAF Figure 3).
+
+    Args:
+        nets: by label; a compact layer is shown as the matrix it applies.
+        site: name; None for the first attention output.
+
+    Raises:
+        UserError: there is no such site.
+    """
+    rows: Rows = []
+    for label, net in nets.items():
+        names = [s.name for s in find_sites(net)]
+        name = site or next(s.name for s in find_sites(net) if s.role == "o")
+        if name not in names:
+            raise UserError(f"site: no '{name}' in {label}; {nearest(name, names)}")
+        kept = (as_matrix(net.get_submodule(name)) != 0).float()
+        cells = avg_pool2d(kept[None], CELL, ceil_mode=True)[0]
+        alive = int(kept.any(1).sum())
+        rows += [
+            {"model": label, "site": name, "row": i, "column": j, "kept": value, "rows_alive": alive, "out": len(kept)}
+            for i, line in enumerate(cells.tolist())
+            for j, value in enumerate(line)
+        ]
+    return rows
+
+
+def allocation(reports: Sequence[dict[str, Any]]) -> Rows:
+    """Return per finished run the share of its factors and the dev metric (LoSparse Figure 6).
+
+    Args:
+        reports: of LoSparse (share ``prune.low_rank``), LowRankI, LowRankII (all) and ITP (none).
+
+    Raises:
+        UserError: a run is of another method.
+    """
+    rows: Rows = []
+    for report in reports:
+        init, method = report["config"]["model"]["init_args"], report["method"]
+        shares = {"LowRankI": init["density"], "LowRankII": init["density"], "ITP": 0.0}
+        if method == "LoSparse":
+            share = min(init["prune"]["low_rank"], init["density"])
+        elif method in shares:
+            share = shares[method]
+        else:
+            raise UserError(f"allocation: a run of {method} has no low-rank share; give runs of LoSparse")
+        rows.append(
+            {
+                "task": report["task"], "method": method, "density": init["density"], "low_rank": share,
+                "metric": report["compressed"]["metric"], "measured_density": report["compressed"]["density"],
+                "dense_metric": report["dense"]["metric"],
+            }
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: (row["task"], row["density"], row["low_rank"]))

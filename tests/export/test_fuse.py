@@ -1,0 +1,121 @@
+"""Where factors and rows are no faster than a matrix, the export stores the matrix, and says so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tiny import make_batch, make_net
+
+from lit_compress.backbones import load_net as load_backbone
+from lit_compress.budget import density, stored_density
+from lit_compress.data.datamodule import DataModule
+from lit_compress.decompose import decompose
+from lit_compress.export import folder
+from lit_compress.export import fuse as module
+from lit_compress.export.folder import write_export
+from lit_compress.export.fuse import compact, fuse, merged
+from lit_compress.export.report import Measured
+from lit_compress.families import find_sites
+from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear, SizedLinear
+from lit_compress.surgery import describe, factorize, load_net, save_net
+from lit_compress.tasks import get_task
+
+
+def sparse_net(rank: int, kept: dict[str, int], family: str = "bert"):
+    """A tiny net (32 wide, 64 neurons) whose matrices of a role keep their first rows beside factors of a rank."""
+    return pruned(make_net(family).eval(), rank, kept)
+
+
+def pruned(net, rank, kept):
+    factors = (lambda _, weight, rank: decompose(weight, rank)) if rank else None
+    factorize(net, {s.name: rank for s in find_sites(net)}, factors, LowRankSparseLinear)
+    with torch.no_grad():
+        for site in find_sites(net):
+            net.get_submodule(site.name).sparse[kept.get(site.role, 4) :] = 0
+    return net
+
+
+def logits(net):
+    batch = make_batch()
+    with torch.no_grad():
+        return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rank", [0, 3])
+@torch.no_grad()
+def test_dense_matrix_of_factors_and_rows(rank, bias):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(6, 9, bias)
+    layer = LowRankSparseLinear.from_factors(linear, torch.randn(9, rank), torch.randn(rank, 6))
+    layer.sparse[[1, 4, 5, 8]] = 0
+    rows = layer.fuse() if rank == 0 else LowRankRowsLinear.from_rows(
+        layer.left, layer.right, layer.sparse, layer.sparse.ne(0).any(1), layer.bias
+    )  # fmt: skip
+    expected = layer.sparse + (layer.left @ layer.right if rank else 0)
+    assert torch.allclose(rows.dense(), expected, atol=1e-6) and rows.dense().shape == (9, 6)
+
+
+@pytest.mark.parametrize(("family", "rank"), [("bert", 2), ("deberta-v2", 0)])
+def test_only_above_the_limit(family, rank, tmp_path):
+    """q keeps 26 of 32 rows, more than 0.8 of 1024 parameters also without factors, k 20; values and size follow."""
+    net = sparse_net(rank, {"q": 26, "k": 20}, family)
+    small, fused = compact(net), fuse(net)
+    found = merged(small)
+    share = (26 * 32 + rank * 64) / 1024
+    assert found == {s.name: share for s in find_sites(net) if s.role == "q"}
+    for site in find_sites(fused):
+        layer = fused.get_submodule(site.name)
+        assert type(layer) is (SizedLinear if site.role == "q" else LowRankRowsLinear)
+        assert type(small.get_submodule(site.name)) is LowRankRowsLinear
+    assert torch.allclose(logits(fused), logits(net), atol=1e-5)
+    assert describe(fuse(small)) == describe(fused) == describe(fuse(fused)) and merged(fused) == {}
+    total = sum(s.numel() for s in (make_net(family).get_submodule(x.name).weight for x in find_sites(net)))
+    assert stored_density(fused) - stored_density(small) == pytest.approx(2 * (1 - share) * 1024 / total)
+    save_net(fused, tmp_path)
+    assert torch.equal(logits(load_net(tmp_path)), logits(fused))
+
+
+def test_the_limit_is_a_share_of_the_parameters(monkeypatch):
+    net = sparse_net(0, {"q": 16}, "deberta-v2")
+    for limit, merges in ((0.5, False), (0.49, True)):
+        monkeypatch.setattr(module, "MERGE", limit)
+        assert bool(merged(compact(net))) == merges
+
+
+@pytest.fixture
+def export(tiny_backbone, tiny_data, tmp_path):
+    """export() -> compact net, report and card."""
+    task, out, place = get_task("sst2"), tmp_path / "out", tmp_path / "dense"
+    dense = load_backbone(str(tiny_backbone), task)
+    place.mkdir()
+    save_net(dense, place)
+    net = compact(pruned(load_net(place), 1, {"q": 15, "up": 40}))
+    data = DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=8)
+    data.prepare_data()
+    config = {"model": {"init_args": {"backbone": "tiny"}}}
+
+    def run():
+        write_export(out, net, {"dense": Measured(dense, place, 0.5)}, "ITP", data, config)
+        return net, json.loads((out / "report.json").read_text()), (out / "README.md").read_text()
+
+    return run
+
+
+def test_report_and_card_say_what_was_kept_and_what_is_stored(export, monkeypatch):
+    monkeypatch.setattr(module, "MERGE", 0.4)
+    monkeypatch.setattr(folder, "MERGE", 0.4)
+    net, report, card = export()
+    found, count = report["compressed"], len(report["merged"]["matrices"])
+    assert count == 4 and set(report["merged"]["matrices"]) == set(merged(net))
+    assert all(0.4 < share < 1 for share in report["merged"]["matrices"].values())
+    assert found["density"] == density(net) < found["stored"] == stored_density(fuse(net))
+    assert found["params"]["sites"] == round(found["stored"] * report["dense"]["params"]["sites"])
+    assert f"{count} of 12 matrices are stored dense" in card and f"{found['stored']:.1%} of the\nblock" in card
+    assert "rows of over 40% of" in card and "as zeros" not in card and f"| stored |  | {found['stored']:.4f} |" in card
+    monkeypatch.setattr(module, "MERGE", 1.0)
+    net, report, card = export()
+    assert report["merged"]["matrices"] == {} and report["compressed"]["stored"] == report["compressed"]["density"]
+    assert "stored dense" not in card and "| stored |" not in card
