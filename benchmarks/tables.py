@@ -7,13 +7,14 @@ from statistics import median
 from typing import Any
 
 import tables_architectures
+import tables_cofi
 import tables_fwsvd
 import tables_pruning
 import tables_tasks
 from common import load, origin, percent, spread, table
 
 HERE = Path(__file__).resolve().parent
-PARTS = (tables_fwsvd, tables_pruning, tables_tasks, tables_architectures)
+PARTS = (tables_fwsvd, tables_pruning, tables_cofi, tables_tasks, tables_architectures)
 KEY = "val/accuracy"
 
 # LPAF's Table 2, SST-2 accuracy of BERT-base at 50 / 25 / 16 %, mean of 3 runs; the dense model has 92.7.

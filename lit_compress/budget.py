@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lit_compress.backbones import empty_net
-from lit_compress.families import embedding_params, find_sites
+from lit_compress.families import Site, embedding_params, find_sites
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,15 +34,25 @@ def weights(module: nn.Module) -> list[torch.Tensor]:
 
 def dense_site_params(net: PreTrainedModel) -> int:
     """Return the number of weights the sites of ``net`` have before compression: sum of in x out."""
-    modules = {id(net.get_submodule(name)): size for name, size in dense_sizes(net).items()}
-    return sum(modules.values())
+    dense = _dense(net)
+    modules = {id(module): module for site in find_sites(dense) if (module := dense.get_submodule(site.name))}
+    return sum(module.weight.numel() for module in modules.values())  # type: ignore
 
 
 def dense_sizes(net: PreTrainedModel) -> dict[str, int]:
     """Return {site: in x out before compression}, from the configuration: a layer may have lost heads or neurons."""
-    with torch.device("meta"):
-        dense = empty_net(net.config)
+    dense = _dense(net)
     return {site.name: dense.get_submodule(site.name).weight.numel() for site in find_sites(dense)}  # type: ignore
+
+
+def dense_sites(net: PreTrainedModel) -> list[Site]:
+    """Return the sites that ``net`` had before sub-layers were taken out."""
+    return find_sites(_dense(net))
+
+
+def _dense(net: PreTrainedModel) -> PreTrainedModel:
+    with torch.device("meta"):
+        return empty_net(net.config)
 
 
 def count_params(net: PreTrainedModel) -> Params:

@@ -90,7 +90,7 @@ def cut_constants(net: PreTrainedModel) -> set[str]:
     for (stack, *_), names in parts.items():
         if net.config.model_type in ACTIVATION and "up" in names:
             cut |= _cut_neurons(net, names)
-        if net.config.model_type in HEADS:
+        if net.config.model_type in HEADS and "q" in names:
             cut |= _cut_heads(net, names, head_width(net, stack))
     return cut
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import nn
 
 from lit_compress.errors import UserError, nearest
+from lit_compress.layers.nothing import Nothing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -225,6 +226,8 @@ def _matches(module: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]
 def find_sites(net: PreTrainedModel) -> list[Site]:
     """Return every site of ``net`` in forward order, whatever stands there now (Linear or its replacement).
 
+    Sites of a sub-layer that was taken out are left out.
+
     Raises:
         UserError: unknown architecture.
     """
@@ -232,10 +235,13 @@ def find_sites(net: PreTrainedModel) -> list[Site]:
     found = []
     for stack, layer, name, block in blocks(net):
         inside = {path for path, _ in block.named_modules()}
-        own = {path: role for path, role in family.roles.items() if path in inside}
+        gone = {path for path in family.roles if _taken_out(block, path)}
+        own = {path: role for path, role in family.roles.items() if path in inside | gone}
         assert {"q", "k", "v", "o", "up", "down"} <= set(own.values()), f"{name} has only {list(own)}"
         found += [
-            Site(f"{name}.{path}", role, layer, stack, path.startswith(family.cross)) for path, role in own.items()
+            Site(f"{name}.{path}", role, layer, stack, path.startswith(family.cross))
+            for path, role in own.items()
+            if path not in gone
         ]
     return found
 
@@ -256,6 +262,15 @@ def head_width(net: PreTrainedModel, stack: str) -> int:
     config = net.config
     heads = getattr(config, f"{stack}_attention_heads", config.num_attention_heads)
     return getattr(config, "head_dim", None) or config.hidden_size // heads
+
+
+def _taken_out(block: nn.Module, path: str) -> bool:
+    """Say whether the module at ``path``, or one around it, was replaced by nothing."""
+    for part in path.split("."):
+        block = getattr(block, part, None)  # type: ignore[assignment]
+        if block is None or isinstance(block, Nothing):
+            break
+    return isinstance(block, Nothing)
 
 
 def embedding_params(net: PreTrainedModel) -> list[nn.Parameter]:

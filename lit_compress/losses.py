@@ -138,6 +138,53 @@ def consistency_loss(first: Tensor, second: Tensor, kind: Kind, counted: Tensor 
         return 0.5 * ((log_first.exp() - log_second.exp()) * (log_first - log_second)).sum(-1).mean()
 
 
+def match_layers(distances: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose for every teacher layer the student layer it is compared with (CoFi, "dynamically", version 4).
+
+    From the last teacher layer to the first: the nearest student layer that exists and stands before the one chosen
+    last. CoFi's program marks removed layers by their place in a sorted list, not by their number, and so compares with
+    removed ones. A teacher layer for which none is left is left out.
+
+    Args:
+        distances: [student layers, teacher layers].
+        exists: bool [student layers], False = removed.
+
+    Returns:
+        int64 [teacher layers], the student layer; and bool [teacher layers], False = left out.
+    """
+    layers = torch.arange(len(distances), device=distances.device)
+    last = torch.full((), len(distances), device=distances.device)
+    chosen, valid = [], []
+    for column in distances.unbind(1)[::-1]:
+        candidates = exists & (layers < last)
+        best = column.masked_fill(~candidates, torch.inf).argmin()
+        there = candidates.any()
+        last = torch.where(there, best, last)
+        chosen.append(best)
+        valid.append(there)
+    return torch.stack(chosen[::-1]), torch.stack(valid[::-1])
+
+
+def lagrangian(density: Tensor, target: float, linear: Tensor, quadratic: Tensor) -> Tensor:
+    """Price of missing a density: linear (s - t) + quadratic (s - t)^2 (CoFi; SP3 Eq. 5).
+
+    To be minimised over what makes the density, maximised over both multipliers. CoFi writes it with sparsities, which
+    only turns the sign of ``linear``.
+
+    Args:
+        density: s, 0-dim, expected fraction that is left.
+        target: t, what it should be now.
+        linear: multiplier [1], of either sign.
+        quadratic: multiplier [1]; its gradient is a square, so it never falls from its start at 0.
+
+    Returns:
+        0-dim, float32.
+    """
+    with _no_autocast(density):
+        gap = density.float() - target
+        return (linear * gap + quadratic * gap.square()).sum()
+
+
 def _full(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 

@@ -87,3 +87,18 @@ def linear_warmup_decay(step: int, total: int, warmup: int, after: Literal["line
     if after == "constant":
         return 1.0
     return max(0, total - step) / max(1, total - warmup)
+
+
+def linear_to(step: int, start: int, length: int, initial: float, final: float) -> float:
+    """Target density: ``initial`` up to ``start``, then linearly to ``final``, which it has from start + length on.
+
+    Args:
+        step: completed optimizer steps.
+        start: step at which it begins to move.
+        length: steps it takes; 0 jumps.
+        initial: before.
+        final: after.
+    """
+    if step >= start + length:
+        return final
+    return initial + (final - initial) * (max(0, step - start) / max(1, length))

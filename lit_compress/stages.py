@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lit_compress.analysis.pictures import log_structure
-from lit_compress.backbones import empty_net, load_config, load_finetuned
+from lit_compress.backbones import empty_net, load_config, load_finetuned, load_tokenizer
 from lit_compress.callbacks import Checkpoints, RunLogger, StageBar
 from lit_compress.errors import UserError
 from lit_compress.evaluation import constant_score, evaluate
@@ -31,6 +31,8 @@ from lit_compress.runs import Run
 from lit_compress.surgery import atomic_folder, save_net
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from lit_compress.data.datamodule import DataModule
 
 
@@ -55,6 +57,8 @@ def check_stages(parts: Parts) -> None:
     with torch.device("meta"):
         net = empty_net(config)
     find_sites(net)
+    if method.teacher:
+        _check_given_teacher(method, config)
     make_trainer(**trainer | {"logger": False, "enable_checkpointing": False})
     data.prepare_data()
     accumulate = trainer.get("accumulate_grad_batches") or 1
@@ -68,6 +72,26 @@ def check_stages(parts: Parts) -> None:
             trainer.get("max_steps"),
         )
         stage.begin(steps)
+
+
+def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
+    """Refuse a teacher that reads other tokens, or whose hidden states are asked for and have another width.
+
+    Raises:
+        UserError: it does.
+    """
+    teacher = load_config(str(method.teacher), method.task_record)
+    if method.distillation.alpha_layers > 0 and teacher.hidden_size != config.hidden_size:
+        raise UserError(
+            f"model.teacher: '{method.teacher}' is {teacher.hidden_size} wide, the backbone {config.hidden_size}; give "
+            "a teacher of the same width, or distillation.alpha_layers 0"
+        )
+    vocabularies = [load_tokenizer(name, method.task_record).get_vocab() for name in (method.teacher, method.backbone)]
+    if vocabularies[0] != vocabularies[1]:
+        raise UserError(
+            f"model.teacher: '{method.teacher}' has another tokenizer than the backbone ({len(vocabularies[0])} and "
+            f"{len(vocabularies[1])} tokens); give a teacher made from model.backbone"
+        )
 
 
 def run_stages(build: Callable[[], Parts], run: Run, ckpt_path: str | None, every: int) -> None:

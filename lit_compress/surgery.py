@@ -3,7 +3,8 @@
 A structure is JSON, {site name: spec}, with the spec of the layer that stands there, e.g.
 {"kind": "low_rank", "in_features": 768, "out_features": 768, "rank": 64, "bias": true}. With the configuration
 of the net it is enough to build every shape empty, before any checkpoint is read or any strategy wraps the net.
-The sizes may be smaller than the configuration's: cut.py.
+The sizes may be smaller than the configuration's: cut.py, shrink.py. A spec of kind "attributes" sets numbers of the
+host module itself, e.g. how many heads an attention has left.
 """
 
 from __future__ import annotations
@@ -36,13 +37,22 @@ def replace(net: nn.Module, name: str, module: nn.Module) -> None:
     setattr(net.get_submodule(parent), child, module)
 
 
+def set_attributes(module: nn.Module, values: dict[str, int]) -> None:
+    """Set numbers of a module of the host model, and remember that they belong to the structure."""
+    for name, value in values.items():
+        setattr(module, name, value)
+    module.changed = getattr(module, "changed", {}) | values  # type: ignore[assignment]
+
+
 def describe(net: nn.Module) -> Structure:
-    """Return the structure of ``net``: every replaced Linear with its kind and sizes."""
-    return {
-        name: module.spec()  # type: ignore[operator]
-        for name, module in net.named_modules()
-        if isinstance(module, tuple(LAYERS.values()))
-    }
+    """Return the structure of ``net``: every replaced module with its kind and sizes."""
+    structure = {}
+    for name, module in net.named_modules():
+        if isinstance(module, tuple(LAYERS.values())):
+            structure[name] = module.spec()  # type: ignore[operator]
+        elif hasattr(module, "changed"):
+            structure[name] = {"kind": "attributes", **module.changed}
+    return structure
 
 
 Factors = Callable[[str, Tensor, int], tuple[Tensor, Tensor]]
@@ -77,10 +87,12 @@ def factorize(
 def rebuild(net: PreTrainedModel, structure: Structure) -> PreTrainedModel:
     """Give ``net`` the shapes of ``structure``; the values of replaced modules are not initialised."""
     for name, spec in structure.items():
-        linear = net.get_submodule(name)
-        assert isinstance(linear, nn.Linear), f"{name} is {type(linear).__name__}"
+        module = net.get_submodule(name)
         sizes = {key: value for key, value in spec.items() if key != "kind"}
-        replace(net, name, LAYERS[spec["kind"]](**sizes))
+        if spec["kind"] == "attributes":
+            set_attributes(module, sizes)
+        else:
+            replace(net, name, LAYERS[spec["kind"]](**sizes))
     return net
 
 

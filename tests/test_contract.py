@@ -29,6 +29,8 @@ def shipped_methods() -> list[str]:
 
 METHODS = shipped_methods()
 VARIANTS = {
+    "CoFi": {"": ["--model.distil.epochs", "1"]},
+    "CoFiLoSparse": {"": ["--model.distil.epochs", "1"]},
     # a window of scores must be complete before the first ranking; and once from the backbone, with a new head
     "PLATON": {"": ["--model.prune.interval", "2", "--model.prune.start", "0.2", "--model.prune.init", "pretrained"]},
     "FWSVD": {
@@ -45,6 +47,8 @@ CASES = [
     for variant in VARIANTS.get(method, {"": []})
 ]
 
+
+UNITS = ("CoFi", "CoFiLoSparse")  # heads, neurons, hidden dimensions: the budget is met up to the smallest
 
 SHORT_PRUNE = ["--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3"]
 
@@ -91,7 +95,7 @@ def test_budget_is_reached_in_the_exported_file(run):
     card = (folder / "export" / "README.md").read_text()
     assert ("stored as zeros" in card) == getattr(methods, method).stores_zeros
     found, dense = report["compressed"], report["dense"]
-    assert 0.40 < found["density"] <= 0.5
+    assert (0.495 if method in UNITS else 0.40) < found["density"] <= 0.5
     tensors = load_file(folder / "export" / "model.safetensors")
     sites = [v for k, v in tensors.items() if "encoder.layer" in k and v.ndim == 2]
     if getattr(methods, method).stores_zeros:  # nothing is saved, and the report says so
@@ -219,7 +223,7 @@ def test_two_processes(method, strategy, short_run, tmp_path):
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert 0.40 < report["compressed"]["density"] <= 0.5
     if "prune" in report["stages"]:
-        assert report["stages"]["prune"]["density"] == 0.5
+        assert report["stages"]["prune"]["density"] == (pytest.approx(0.5, rel=0.01) if method in UNITS else 0.5)
 
 
 @pytest.mark.slow

@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_compress.losses import consistency_loss, distillation_loss, example_losses, layer_distillation_loss, task_loss
+from lit_compress.losses import (
+    consistency_loss,
+    distillation_loss,
+    example_losses,
+    lagrangian,
+    layer_distillation_loss,
+    task_loss,
+)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -190,3 +197,14 @@ def test_half_precision_layers(dtype: torch.dtype) -> None:
         found = layer_distillation_loss(student, teacher)
     wide = layer_distillation_loss([s.float() for s in student], [t.float() for t in teacher])
     assert found.dtype == torch.float32 and found == wide
+
+
+def test_lagrangian() -> None:
+    """Price and its gradients: what makes the density goes down where it is dear, the multipliers go up."""
+    density, linear, quadratic = (torch.tensor([x], requires_grad=True) for x in (0.7, 0.5, 2.0))
+    price = lagrangian(density.sum(), 0.4, linear, quadratic)
+    price.backward()
+    assert price.item() == pytest.approx(0.5 * 0.3 + 2 * 0.09)
+    assert density.grad.item() == pytest.approx(0.5 + 2 * 2 * 0.3)
+    assert (linear.grad.item(), quadratic.grad.item()) == pytest.approx((0.3, 0.09))
+    assert lagrangian(torch.tensor(0.1), 0.4, torch.ones(1), torch.zeros(1)).item() == pytest.approx(-0.3)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from lit_compress.errors import UserError
-from lit_compress.schedules import cubic, linear_decay_to_zero, linear_warmup_decay
+from lit_compress.schedules import cubic, linear_decay_to_zero, linear_to, linear_warmup_decay
 
 
 def naive_cubic(t: int, T: int, t_i: int, t_f: int, v_f: float, v_i: float) -> float:
@@ -93,3 +93,10 @@ def test_learning_rate_factor() -> None:
     assert linear_warmup_decay(4, 4, 4) == 0.0
     with pytest.raises(UserError, match="warmup=5 of total=4"):
         linear_warmup_decay(0, 4, 5)
+
+
+def test_linear_to() -> None:
+    """Flat, a straight line with exact ends, flat; a length of 0 jumps."""
+    assert [linear_to(t, 2, 4, 1.0, 0.2) for t in range(8)] == pytest.approx([1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.2])
+    assert linear_to(6, 2, 4, 1.0, 0.2) == 0.2 and linear_to(2, 2, 4, 1.1, 0.2) == 1.1
+    assert [linear_to(t, 3, 0, 1.0, 0.2) for t in (2, 3)] == [1.0, 0.2]

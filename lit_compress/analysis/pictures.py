@@ -7,22 +7,34 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lit_compress.budget import dense_sizes, weights
+from lit_compress.budget import dense_sites, dense_sizes, weights
 from lit_compress.callbacks import RunLogger
 from lit_compress.export.report import markdown
 from lit_compress.families import find_sites
+from lit_compress.gating import of_kind
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear
 from lit_compress.runs import Run
+from lit_compress.sublayers import ANATOMIES, stream_width, sublayers
+from lit_compress.surgery import describe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
 
+_CUT = {"nothing", "sized", "sized_norm"}  # kinds of layers of a net that lost heads, neurons, dimensions, sub-layers
+
+
 def site_table(net: PreTrainedModel) -> list[dict[str, Any]]:
-    """Return per site: name, role, layer, rank of the factors (None if dense), density of its weights."""
-    table, dense = [], dense_sizes(net)
-    for site in find_sites(net):
+    """Return per site: name, role, layer, rank of the factors (None if dense), density of its weights.
+
+    A site of a sub-layer that was taken out has rank None and density 0.
+    """
+    table, dense, left = [], dense_sizes(net), {site.name for site in find_sites(net)}
+    for site in dense_sites(net):
+        if site.name not in left:
+            table.append({"name": site.name, "role": site.role, "layer": site.layer, "rank": None, "density": 0.0})
+            continue
         module = net.get_submodule(site.name)
         kept = sum(int(torch.count_nonzero(w)) for w in weights(module))
         table.append(
@@ -43,6 +55,7 @@ def structure_figure(net: PreTrainedModel, title: str) -> Figure:
     roles = list(dict.fromkeys(row["role"] for row in table))
     layers = 1 + max(row["layer"] for row in table)
     ranks = any(row["rank"] for row in table)
+    taken = {(row["layer"], row["role"]) for row in table if not row["density"]}
     grid = torch.full((layers, len(roles)), torch.nan)
     figure = Figure(figsize=(1.2 + 0.9 * len(roles), 1.2 + 0.45 * layers), layout="constrained")
     axes = figure.subplots()
@@ -54,7 +67,8 @@ def structure_figure(net: PreTrainedModel, title: str) -> Figure:
     for layer in range(layers):
         for column in range(len(roles)):
             value = float(grid[layer, column])
-            label = "dense" if value != value else f"{value:.0f}" if ranks else f"{value:.2f}"
+            gone = value != value and (layer, roles[column]) in taken
+            label = "gone" if gone else "dense" if value != value else f"{value:.0f}" if ranks else f"{value:.2f}"
             bright = value == value and value > 0.6 * (top or float(grid.nan_to_num().max()))
             axes.text(
                 column,
@@ -67,6 +81,26 @@ def structure_figure(net: PreTrainedModel, title: str) -> Figure:
             )
     axes.set(xticks=range(len(roles)), xticklabels=roles, yticks=range(layers), ylabel="layer", title=title)
     figure.colorbar(image, label="rank" if ranks else "density")
+    return figure
+
+
+def units_figure(net: PreTrainedModel, title: str) -> Figure:
+    """Draw what is left of every layer of a cut net: heads and neurons; no bar where a sub-layer was taken out."""
+    from matplotlib.figure import Figure
+
+    left = {site.name for site in find_sites(net)}
+    parts = sublayers(net)
+    figure = Figure(figsize=(2 + 0.45 * len(parts), 3.2), layout="constrained")
+    for axes, kind, role in zip(figure.subplots(1, 2), ("attention", "ffn"), ("o", "down"), strict=True):
+        names = [part.sites[role] for part in of_kind(parts, kind)]
+        inputs = [net.get_submodule(name).in_features if name in left else 0 for name in names]
+        width = net.config.hidden_size // net.config.num_attention_heads if kind == "attention" else 1
+        counts = [number // width for number in inputs]
+        axes.bar(range(len(counts)), counts)
+        for layer, count in enumerate(counts):
+            axes.text(layer, count, str(count), ha="center", va="bottom", fontsize=7)
+        axes.set(xlabel="layer", xticks=range(len(counts)), title="heads" if kind == "attention" else "neurons")
+    figure.suptitle(f"{title}: {stream_width(net)} of {net.config.hidden_size} hidden dimensions")
     return figure
 
 
@@ -110,7 +144,8 @@ def mask_figure(net: PreTrainedModel, title: str) -> Figure:
 
 
 def log_structure(logger: RunLogger, net: PreTrainedModel, stage: str, steps: int) -> None:
-    """Show the finished stage in TensorBoard: a histogram per role, the structure, a mask if weights were zeroed."""
+    """Show the finished stage in TensorBoard: a histogram per role, the structure, a mask if weights
+    were zeroed, or what is left of every layer if some were cut."""
     table, writer, step = site_table(net), logger.experiment, logger.offset + steps
     for role in dict.fromkeys(row["role"] for row in table):
         rows = [row for row in table if row["role"] == role]
@@ -119,7 +154,9 @@ def log_structure(logger: RunLogger, net: PreTrainedModel, stage: str, steps: in
         if ranks:
             writer.add_histogram(f"rank/{role}", torch.tensor(ranks, dtype=torch.float32), step)
     writer.add_figure("structure", structure_figure(net, stage), step)
-    if all(row["rank"] is None for row in table) and any(row["density"] < 0.999 for row in table):
+    if net.config.model_type in ANATOMIES and {spec["kind"] for spec in describe(net).values()} & _CUT:
+        writer.add_figure("units", units_figure(net, stage), step)
+    elif all(row["rank"] is None for row in table) and any(row["density"] < 0.999 for row in table):
         writer.add_figure("mask", mask_figure(net, stage), step)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from lit_compress.budget import weights
+from lit_compress.budget import dense_sizes, weights
 from lit_compress.cut import cut_constants
 from lit_compress.layers import LAYERS, LowRankRowsLinear, MaskedLinear, SizedLinear
 from lit_compress.surgery import replace
@@ -30,11 +30,12 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
     for name, module in list(small.named_modules()):
         if isinstance(module, MaskedLinear):
             replace(small, name, module.zeroed())
-    cut = cut_constants(small)
+    cut_constants(small)
+    dense = dense_sizes(small)
     for name, module in list(small.named_modules()):
         if isinstance(module, tuple(LAYERS.values())):
             smallest = module.fuse()  # type: ignore[operator]
-            if name in cut and isinstance(smallest, nn.Linear):
+            if isinstance(smallest, nn.Linear) and smallest.weight.numel() != dense[name]:
                 smallest = SizedLinear.from_tensors(smallest.weight, smallest.bias)
             replace(small, name, smallest)
     return small.eval()

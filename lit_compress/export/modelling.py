@@ -42,7 +42,11 @@ class Compressed{base}({base}):
         for name, spec in config.structure.items():
             parent, _, child = name.rpartition(".")
             sizes = {{key: value for key, value in spec.items() if key != "kind"}}
-            setattr(self.get_submodule(parent), child, LAYERS[spec["kind"]](**sizes))
+            if spec["kind"] == "attributes":
+                for key, value in sizes.items():
+                    setattr(self.get_submodule(name), key, value)
+            else:
+                setattr(self.get_submodule(parent), child, LAYERS[spec["kind"]](**sizes))
 '''
 
 
@@ -53,7 +57,8 @@ def write_model(net: PreTrainedModel, folder: Path) -> None:
     net.config.architectures = [f"Compressed{base}"]
     net.config.auto_map = {kind_of_net(net.config).auto_class: f"{MODULE}.Compressed{base}"}
     save_net(net, folder)
-    layers = [LAYERS[kind] for kind in sorted({spec["kind"] for spec in net.config.structure.values()})]
+    kinds = {spec["kind"] for spec in net.config.structure.values()} - {"attributes"}
+    layers = [LAYERS[kind] for kind in sorted(kinds)]
     source = _TEMPLATE.format(
         base=base,
         layers="".join(f"{inspect.getsource(layer)}\n\n" for layer in layers),

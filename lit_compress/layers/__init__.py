@@ -1,4 +1,4 @@
-"""What takes a Linear's place.
+"""What takes a Linear's place (or a LayerNorm's, an embedding's, a sub-layer's).
 
 A layer has a ``kind``, a ``spec()`` (JSON: the kind and the arguments of its constructor, which makes an empty one) and
 ``fuse()``, the cheapest equal module. What ``fuse()`` returns has a self-contained source: exports carry it.
@@ -6,24 +6,33 @@ A layer has a ``kind``, a ``spec()`` (JSON: the kind and the arguments of its co
 
 from torch import nn
 
+from lit_compress.layers.gated import GatedLinear, GatedNorm
+from lit_compress.layers.hard_concrete import HardConcrete
 from lit_compress.layers.low_rank import LowRankLinear
 from lit_compress.layers.low_rank_rows import LowRankRowsLinear
 from lit_compress.layers.low_rank_sparse import LowRankSparseLinear
 from lit_compress.layers.masked import MaskedLinear
 from lit_compress.layers.mixed_rank import MixedRankLinear
+from lit_compress.layers.nothing import Nothing
 from lit_compress.layers.sized import SizedLinear
+from lit_compress.layers.sized_stream import SizedEmbedding, SizedNorm
 
-LAYERS: dict[str, type[nn.Module]] = {
-    layer.kind: layer for layer in (LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, SizedLinear)
-}
+_KINDS = (LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, Nothing, SizedEmbedding, SizedLinear, SizedNorm)
+LAYERS: dict[str, type[nn.Module]] = {layer.kind: layer for layer in _KINDS}
 
 
 __all__ = [
     "LAYERS",
+    "GatedLinear",
+    "GatedNorm",
+    "HardConcrete",
     "LowRankLinear",
     "LowRankRowsLinear",
     "LowRankSparseLinear",
     "MaskedLinear",
     "MixedRankLinear",
+    "Nothing",
+    "SizedEmbedding",
     "SizedLinear",
+    "SizedNorm",
 ]

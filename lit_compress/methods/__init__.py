@@ -1,6 +1,8 @@
 """One file per paper. A config names the class: ``class_path: lit_compress.methods.LPAF``."""
 
 from lit_compress.methods.base import Method
+from lit_compress.methods.cofi import CoFi
+from lit_compress.methods.cofi_losparse import CoFiLoSparse
 from lit_compress.methods.first_order import FirstOrder
 from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.methods.itp import ITP
@@ -17,6 +19,8 @@ __all__ = [
     "LPAF",
     "PLATON",
     "SVD",
+    "CoFi",
+    "CoFiLoSparse",
     "FirstOrder",
     "LoSparse",
     "LowRankI",

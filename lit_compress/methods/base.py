@@ -175,7 +175,12 @@ class Method(pl.LightningModule):
         if self.trainer.precision == "bf16-mixed":
             optimizer._step_supports_amp_scaling = False  # nothing is scaled: Lightning may clip
         total, warmup = self.stage.total_steps, ceil(settings.warmup * self.stage.total_steps)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: linear_warmup_decay(step, total, warmup))
+
+        def scheduled(step: int) -> float:
+            return linear_warmup_decay(step, total, warmup)
+
+        factors = [(lambda step: 1.0) if group.get("constant") else scheduled for group in optimizer.param_groups]
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     # ---------------------------------------------------------------- loss
@@ -219,11 +224,12 @@ class Method(pl.LightningModule):
                 for start in range(0, len(stacks[0][0]), size)
             ]
             assert len(passes) == copies
+        assert self.stage is not None
         soft = distillation_terms(
             self.distillation, self.kind.loss, logits, self.kind.logits(target, batch), self.kind.counted(batch),
-            passes, hidden_states(target) if passes else [], self.kind.masks(batch),
+            passes, hidden_states(target) if passes else [], self.kind.masks(batch), self.stage.layer_loss,
         )  # fmt: skip
-        return {"task": (1 - self.distillation.alpha) * hard, **soft}
+        return {"task": self.distillation.label_weight * hard, **soft}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed the step: random numbers are a function of the position, so a resumed run draws the same ones."""
@@ -249,6 +255,20 @@ class Method(pl.LightningModule):
         """Let the stage read whole gradients."""
         assert self.stage is not None and self.net is not None
         self.stage.before_step(self.net)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip all gradients together, without those of the groups that say ``clip``: False."""
+        groups = optimizer.param_groups
+        optimizer.param_groups = [group for group in groups if group.get("clip", True)]
+        try:
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        finally:
+            optimizer.param_groups = groups
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
@@ -278,6 +298,11 @@ class Method(pl.LightningModule):
         if self.kind.needs_rows:
             for metrics, rows in zip(self.val_metrics, self.trainer.datamodule.validation_rows, strict=False):  # type: ignore[attr-defined]
                 bind(metrics, rows)
+
+    def on_validation_epoch_start(self) -> None:
+        """Let the stage bring the net into the form that is evaluated."""
+        assert self.stage is not None and self.net is not None
+        self.stage.before_validation(self.net, self.trainer.global_step)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         """Collect the dev metric of one validation split."""

@@ -135,17 +135,21 @@ class RowSparsePruning(Stage):
     def build(self, method: Host, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Decompose every site into factors and what they miss (Eqs. 6-8); at density 1 leave the net as it is."""
         net = super().build(method, previous, structure)
+        self.decompose(net, structure)
+        return net
+
+    def decompose(self, net: PreTrainedModel, structure: Structure | None) -> None:
+        """Put factors and what they miss into ``net``, in place; without values if a structure is given."""
         if not self.settings.dropout:
             without_dropout(net)
         self._plan(net)
         if self.density < 1:
             factors = None if structure is not None or not self.low_rank else _balanced
             factorize(net, self.ranks, factors, LowRankSparseLinear)
-        return net
 
     def attach(self, net: PreTrainedModel) -> None:
         """Make the state of the score, two float32 numbers per row, sharded like the rows."""
-        layers = [net.get_submodule(site.name) for site in find_sites(net)]
+        layers = self.layers(net)
         self._weights = [layer.sparse for layer in layers if isinstance(layer, LowRankSparseLinear)]
         for i, weight in enumerate(self._weights):
             for name in ("average", "window"):
@@ -155,6 +159,10 @@ class RowSparsePruning(Stage):
         self._shard = (0, 1) if mesh is None else (mesh.get_local_rank(), mesh.size())
         self._rows: Tensor | None = None  # the last selection; only logged, so it is not saved
         self._flips: Tensor | None = None
+
+    def layers(self, net: PreTrainedModel) -> list[nn.Module]:
+        """Return what stands at the sites."""
+        return [net.get_submodule(site.name) for site in find_sites(net)]
 
     @property
     def scores(self) -> list[Tensor]:

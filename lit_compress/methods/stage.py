@@ -6,6 +6,7 @@ remember is a buffer of it, so that it travels in the checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from lit_compress import backbones
 from lit_compress.errors import UserError
+from lit_compress.losses import layer_distillation_loss
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -111,7 +113,8 @@ class Stage(nn.Module):
     def own_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
         """Return AdamW's groups for parameters with settings of their own: ``params``, ``lr``, ``weight_decay`` ...
 
-        All others are trained as the stage's settings say. The schedule scales every group's learning rate alike.
+        All others are trained as the stage's settings say. The schedule scales every group's learning rate, except
+        with ``constant``: True; gradients are clipped together, except with ``clip``: False.
         """
         return []
 
@@ -127,11 +130,18 @@ class Stage(nn.Module):
         """Return the terms of the loss, whose sum is minimised; the names are logged as ``train/<name>``."""
         return method.objective(method.logits(batch), batch, distil=self.distil)
 
+    def layer_loss(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+        """Return the distance of the hidden states of one forward from the teacher's; embeddings stand first."""
+        return layer_distillation_loss(student, teacher, mask)
+
     def before_step(self, net: PreTrainedModel) -> None:
         """See the gradients of one optimizer step: accumulated, reduced, unscaled, not clipped."""
 
     def after_step(self, net: PreTrainedModel, step: int) -> None:
         """Change values after the optimizer step; ``step`` counts the completed ones."""
+
+    def before_validation(self, net: PreTrainedModel, step: int) -> None:
+        """Bring ``net`` into the form that is evaluated; ``step`` counts the completed optimizer steps."""
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Return what to show of the stage at ``step``, e.g. target and achieved density."""

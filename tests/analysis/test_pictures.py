@@ -59,3 +59,20 @@ def test_tensorboard_gets_histograms_and_pictures_of_the_run(sparse, tmp_path):
     assert tags["scalars"] == ["train/loss"] and events.Scalars("train/loss")[0].step == 105
     assert set(tags["images"]) == {"structure", "mask"} and events.Images("mask")[0].step == 107
     assert set(tags["histograms"]) == {f"density/{role}" for role in ("q", "k", "v", "o", "up", "down")}
+
+
+def test_units_of_a_cut_net():
+    """Bars of heads and neurons, none where a sub-layer was taken out; the structure says so too."""
+    from lit_compress.analysis.pictures import units_figure
+    from lit_compress.shrink import shrink
+
+    net = make_net("bert")
+    z = {"attention": torch.tensor([[0.0], [1.0]]), "heads": torch.tensor([[1.0] * 4, [1.0, 0.0, 0.0, 1.0]]),
+         "neurons": torch.ones(2, 64) * (torch.arange(64) < 20)}  # fmt: skip
+    shrink(net, z)
+    figure = units_figure(net, "prune")
+    heads, neurons = ([bar.get_height() for bar in axes.patches] for axes in figure.axes)
+    assert heads == [0, 2] and neurons == [20, 20] and "32 of 32" in figure.get_suptitle()
+    table = {row["name"].split("encoder.layer.")[1]: row["density"] for row in site_table(net)}
+    assert len(table) == 12 and table["0.attention.self.query"] == 0 and table["1.attention.self.query"] == 0.5
+    assert "0.00" in [text.get_text() for text in structure_figure(net, "x").axes[0].texts]

@@ -1,0 +1,147 @@
+"""Cut what gates have closed: fold their values into the weights, slice, take sub-layers out.
+
+The values of open gates go into the rows of v (heads), the columns of the second feed-forward matrix (neurons), the
+rows and biases of the last matrices (sub-layers, hidden), the embeddings' columns and every LayerNorm's weight and
+bias (hidden). So the net computes what it computed with them, biases and residual stream included; folding the
+stream's gates into the next matrices' columns, as CoFi's program does, would miss the residual sum and the biases.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.cut import take
+from lit_compress.families import base_prefix
+from lit_compress.gating import canonical, of_kind
+from lit_compress.layers import GatedLinear, GatedNorm, Nothing, SizedEmbedding, SizedNorm
+from lit_compress.sublayers import SubLayer, get_anatomy, has, readers, sublayers, tables
+from lit_compress.surgery import replace, set_attributes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ROWS, _COLUMNS = ("weight", "left", "sparse", "bias"), ("weight", "right", "sparse")
+
+
+@torch.no_grad()
+def shrink(net: PreTrainedModel, z: dict[str, Tensor]) -> None:
+    """Make ``net`` as small as its gates say, in place; its outputs in evaluation mode stay what they are with them.
+
+    Args:
+        net: with or without the layers of :func:`~lit_compress.gating.gate_net`.
+        z: name of a gate -> values [groups, size] that are not drawn.
+    """
+    z = {name: value.detach() for name, value in canonical(z).items()}
+    for name, module in list(net.named_modules()):
+        if isinstance(module, GatedLinear):
+            replace(net, name, module.layer)
+        elif isinstance(module, GatedNorm):
+            replace(net, name, module.norm)
+    parts = sublayers(net)
+    hidden = z["hidden"][0] if "hidden" in z else None
+    for kind, cut in (("attention", _cut_attention), ("ffn", _cut_ffn)):
+        unit = "heads" if kind == "attention" else "neurons"
+        for group, part in enumerate(of_kind(parts, kind)):
+            layer = z[kind][group] if kind in z else None
+            units = z[unit][group] if unit in z else None
+            if layer is not None and layer == 0:
+                for name, returns in part.stubs.items():
+                    replace(net, name, Nothing(returns))
+                continue
+            cut(net, part, units, layer, hidden)
+    if hidden is not None:
+        _cut_stream(net, parts, hidden)
+    if get_anatomy(net).cached:
+        _renumber(net, of_kind(parts, "attention"))
+
+
+def _cut_attention(
+    net: PreTrainedModel, part: SubLayer, heads: Tensor | None, layer: Tensor | None, hidden: Tensor | None
+) -> None:
+    """Cut heads and hidden dimensions of one attention that stays."""
+    rows = None
+    if heads is not None:
+        width = net.get_submodule(part.sites["o"]).in_features // len(heads)  # type: ignore[operator]
+        values = heads.repeat_interleave(width)
+        rows = values > 0
+        _scale(net, part.sites["v"], rows=values)
+        left = int((heads > 0).sum())
+        if left < len(heads) and (attributes := get_anatomy(net).attributes(width, left)):
+            set_attributes(net.get_submodule(part.module), attributes)
+    for role in "qkv":
+        _take(net, part.sites[role], rows, _open(hidden))
+    for name in part.also:
+        if has(net, name):
+            _take(net, name, rows, None)
+    _cut_last(net, part.sites["o"], rows, layer, hidden)
+
+
+def _cut_ffn(
+    net: PreTrainedModel, part: SubLayer, neurons: Tensor | None, layer: Tensor | None, hidden: Tensor | None
+) -> None:
+    """Cut neurons and hidden dimensions of one feed-forward network that stays."""
+    if neurons is not None:
+        _scale(net, part.sites["down"], columns=neurons)
+    _take(net, part.sites["up"], _open(neurons), _open(hidden))
+    _cut_last(net, part.sites["down"], _open(neurons), layer, hidden)
+
+
+def _cut_last(
+    net: PreTrainedModel, name: str, columns: Tensor | None, layer: Tensor | None, hidden: Tensor | None
+) -> None:
+    """Cut the matrix that writes to the residual stream."""
+    for gate in (layer, hidden):
+        if gate is not None:
+            _scale(net, name, rows=gate)
+    _take(net, name, _open(hidden), columns)
+
+
+def _cut_stream(net: PreTrainedModel, parts: list[SubLayer], hidden: Tensor) -> None:
+    """Cut embeddings, LayerNorms and what reads the last states."""
+    open_ = hidden > 0
+    for name in tables(net):
+        embedding: nn.Embedding = net.get_submodule(name)  # type: ignore[assignment]
+        table = SizedEmbedding(embedding.num_embeddings, int(open_.sum()))
+        table.weight = nn.Parameter((embedding.weight * hidden)[:, open_])
+        replace(net, name, table)
+    residual = get_anatomy(net).residual
+    assert residual is not None
+    for name in (f"{base_prefix(net)}{residual.norm}", *(part.norm for part in parts if part.norm)):
+        norm = net.get_submodule(name)
+        if isinstance(norm, nn.LayerNorm):
+            small = SizedNorm(int(open_.sum()), norm.eps)
+            small.weight, small.bias = (nn.Parameter((p * hidden)[open_]) for p in (norm.weight, norm.bias))
+            replace(net, name, small)
+    for name in readers(net):
+        _take(net, name, None, open_)
+
+
+def _renumber(net: PreTrainedModel, attentions: list[SubLayer]) -> None:
+    """Let the attentions that are left number themselves anew: a cache counts from the first one."""
+    left = [part for part in attentions if not isinstance(net.get_submodule(part.module), Nothing)]
+    if len(left) < len(attentions):
+        for number, part in enumerate(left):
+            set_attributes(net.get_submodule(part.module), {"layer_idx": number})
+
+
+def _open(gate: Tensor | None) -> Tensor | None:
+    return None if gate is None else gate > 0
+
+
+def _take(net: PreTrainedModel, name: str, rows: Tensor | None, columns: Tensor | None) -> None:
+    """Cut one Linear, unless all of it stays."""
+    rows, columns = (None if kept is None or kept.all() else kept for kept in (rows, columns))
+    if rows is not None or columns is not None:
+        replace(net, name, take(net.get_submodule(name), rows, columns))
+
+
+def _scale(net: PreTrainedModel, name: str, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
+    """Multiply the outputs (bias included) or the inputs of one Linear, or of what trains in its place, in place."""
+    for kind, tensor in net.get_submodule(name).named_parameters(recurse=False):
+        if rows is not None and kind in _ROWS:
+            tensor.mul_(rows if tensor.ndim == 1 else rows[:, None])
+        if columns is not None and kind in _COLUMNS:
+            tensor.mul_(columns)
