@@ -13,6 +13,7 @@ from torch import nn
 
 from lit_compress.backbones import empty_net
 from lit_compress.families import Site, embedding_params, find_sites
+from lit_compress.layers import NarrowNorm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Params:
-    """Stored parameters: weights of the sites (no biases), all but the embeddings, all."""
+    """Stored parameters: weights of the sites and of residual paths (no biases), all but the embeddings, all."""
 
     sites: int
     non_embedding: int
@@ -30,6 +31,13 @@ class Params:
 def weights(module: nn.Module) -> list[torch.Tensor]:
     """Return what counts as weights of a site: its parameters without the bias. An index is a buffer, not a weight."""
     return [p for name, p in module.named_parameters(recurse=False) if name != "bias"]
+
+
+def counted_weights(net: PreTrainedModel) -> list[torch.Tensor]:
+    """Return the stored weights of the sites, and of matrices that a net needs for its residual paths; each once."""
+    found = [w for site in find_sites(net) for w in weights(net.get_submodule(site.name))]
+    found += [m.weight for m in net.modules() if isinstance(m, NarrowNorm) and m.weight is not None]
+    return list({id(w): w for w in found}.values())
 
 
 def dense_site_params(net: PreTrainedModel) -> int:
@@ -57,15 +65,13 @@ def _dense(net: PreTrainedModel) -> PreTrainedModel:
 
 def count_params(net: PreTrainedModel) -> Params:
     """Count stored parameters; a shared one counts once, a stored zero counts like any other."""
-    sites = {id(p): p.numel() for site in find_sites(net) for p in weights(net.get_submodule(site.name))}
-    total = sum(p.numel() for p in net.parameters())
-    return Params(sum(sites.values()), total - sum(p.numel() for p in embedding_params(net)), total)
+    sites, total = sum(w.numel() for w in counted_weights(net)), sum(p.numel() for p in net.parameters())
+    return Params(sites, total - sum(p.numel() for p in embedding_params(net)), total)
 
 
 def density(net: PreTrainedModel) -> float:
     """Return remaining / original parameters of the sites; zeros in a weight do not remain."""
-    stored = {id(p): p for site in find_sites(net) for p in weights(net.get_submodule(site.name))}
-    return sum(int(torch.count_nonzero(p)) for p in stored.values()) / dense_site_params(net)
+    return sum(int(torch.count_nonzero(p)) for p in counted_weights(net)) / dense_site_params(net)
 
 
 def stored_density(net: PreTrainedModel) -> float:

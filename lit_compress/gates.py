@@ -103,12 +103,15 @@ class Size(nn.Module):
     Args:
         weights: all that is counted.
         shapes: name of a gate -> (groups, size).
+        whole: what a density is a fraction of; None for all of it.
     """
 
     index: Tensor
     numbers: Tensor
 
-    def __init__(self, weights: Sequence[Weights], shapes: Mapping[str, tuple[int, int]]) -> None:
+    def __init__(
+        self, weights: Sequence[Weights], shapes: Mapping[str, tuple[int, int]], whole: int | None = None
+    ) -> None:
         super().__init__()
         self.shapes = dict(shapes)
         starts, end = {}, 0
@@ -123,7 +126,8 @@ class Size(nn.Module):
         self.register_buffer("index", index, persistent=False)
         numbers = torch.tensor([part.number for part in weights], dtype=torch.int64)
         self.register_buffer("numbers", numbers, persistent=False)
-        self.total = int(self({name: torch.full((groups,), size) for name, (groups, size) in self.shapes.items()}))
+        everything = {name: torch.full((groups,), size) for name, (groups, size) in self.shapes.items()}
+        self.total = int(self(everything)) if whole is None else whole
 
     def forward(self, kept: Mapping[str, Tensor]) -> Tensor:
         """Return the number of weights.

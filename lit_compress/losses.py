@@ -112,6 +112,42 @@ def layer_distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]
     return total
 
 
+def nearest_later_layers(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> list[int]:
+    """Return for every hidden state of the student the teacher's nearest that is not below it: argmin over j >= i.
+
+    Args:
+        student: at most L + 1 tensors [batch, length, width].
+        teacher: L + 1 tensors of the same shape.
+        mask: [batch, length], not 0 where a token is; None: padding is compared too.
+    """
+    real = slice(None) if mask is None else mask.flatten() != 0
+    with torch.no_grad(), _no_autocast(student[0]):
+        rows, columns = (
+            torch.stack([h.flatten(0, 1)[real].float().flatten() for h in hs]) for hs in (student, teacher)
+        )
+        distance = rows.square().sum(1)[:, None] + columns.square().sum(1) - 2 * rows @ columns.T
+        later = torch.ones_like(distance).triu()
+        return torch.where(later > 0, distance, torch.inf).argmin(1).tolist()
+
+
+def matched_layers_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    """Distance of hidden states from the nearest of the teacher's that are not below; no gradient reaches the teacher.
+
+    sum over i of MSE(student_i, teacher_m(i)), m(i) = argmin over j >= i, chosen in every batch (the layer distillation
+    of SP3's program).
+
+    Args:
+        student: at most L + 1 tensors [batch, length, width].
+        teacher: L + 1 tensors of the same shape.
+        mask: [batch, length], not 0 where a token is; None: padding is compared too.
+
+    Returns:
+        0-dim, float32 (float64 for float64 states).
+    """
+    matched = [teacher[j] for j in nearest_later_layers(student, teacher, mask)]
+    return layer_distillation_loss(student, matched, mask)
+
+
 def consistency_loss(first: Tensor, second: Tensor, kind: Kind, counted: Tensor | None = None) -> Tensor:
     """How far two forward passes of one batch disagree (LPAF Sec. 4.3, L_c; the form of R-Drop).
 

@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lit_compress.analysis.pictures import log_structure
+from lit_compress.analysis.widths import log_widths
 from lit_compress.backbones import empty_net, load_config, load_finetuned, load_tokenizer
 from lit_compress.callbacks import Checkpoints, RunLogger, StageBar
 from lit_compress.errors import UserError
@@ -233,6 +234,7 @@ def _leave(parts: Parts, name: str, previous: Path | None, run: Run, trainer: Tr
     for logger in trainer.loggers:
         if isinstance(logger, RunLogger):
             log_structure(logger, small, name, mark["total_steps"])
+            log_widths(logger, small, run.net(name), name, mark["total_steps"])
             for key, value in mark["metrics"].items():
                 logger.experiment.add_scalar(f"stage/{name} {key}", value, logger.offset + checkpoint["global_step"])
             logger.finalize("success")

@@ -183,7 +183,7 @@ def readers(net: PreTrainedModel) -> list[str]:
     base, prefix = net.base_model, base_prefix(net)
     if getattr(base, "pooler", None) is not None:
         return [f"{prefix}pooler.dense"]
-    for name in ("pre_classifier", "classifier.dense", "qa_outputs", "classifier"):
+    for name in ("pooler.dense", "pre_classifier", "classifier.dense", "qa_outputs", "classifier"):
         if has(net, name):
             return [name]
     return []

@@ -33,6 +33,11 @@ VARIANTS = {
     "CoFiLoSparse": {"": ["--model.distil.epochs", "1"]},
     # a window of scores must be complete before the first ranking; and once from the backbone, with a new head
     "PLATON": {"": ["--model.prune.interval", "2", "--model.prune.start", "0.2", "--model.prune.init", "pretrained"]},
+    "SP3": {
+        "": [],
+        "identity": ["--model.prune.projections", "identity", "--model.prune.train_originals", "true"],
+        "authors": ["--model.prune.norm", "padded_layernorm"],
+    },
     "FWSVD": {
         "": [],
         "plain": ["--model.retrain.weighting", "none"],

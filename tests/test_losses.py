@@ -14,6 +14,8 @@ from lit_compress.losses import (
     example_losses,
     lagrangian,
     layer_distillation_loss,
+    matched_layers_loss,
+    nearest_later_layers,
     task_loss,
 )
 
@@ -208,3 +210,19 @@ def test_lagrangian() -> None:
     assert density.grad.item() == pytest.approx(0.5 + 2 * 2 * 0.3)
     assert (linear.grad.item(), quadratic.grad.item()) == pytest.approx((0.3, 0.09))
     assert lagrangian(torch.tensor(0.1), 0.4, torch.ones(1), torch.zeros(1)).item() == pytest.approx(-0.3)
+
+
+def test_layers_are_matched_with_the_nearest_not_below():
+    generator = torch.Generator().manual_seed(0)
+    teacher = [torch.randn(2, 5, 4, generator=generator) for _ in range(4)]
+    student = [teacher[2] + 0.1, teacher[0] + 0.2, teacher[3] - 0.1, teacher[1]]
+    mask = torch.ones(2, 5)
+    mask[1, 3:] = 0
+    teacher[2][1, 4] = 1e4  # padding has no say
+    chosen = []
+    for i, state in enumerate(student):
+        distances = {j: float(((state - teacher[j])[mask > 0] ** 2).mean()) for j in range(i, 4)}
+        chosen.append(min(distances, key=distances.get))
+    assert nearest_later_layers(student, teacher, mask) == chosen and chosen[0] == 2 and chosen[3] == 3
+    expected = sum(((s - teacher[j])[mask > 0] ** 2).mean() for s, j in zip(student, chosen, strict=True))
+    assert torch.allclose(matched_layers_loss(student, teacher, mask), expected)

@@ -230,11 +230,14 @@ class DataModule(LightningDataModule):
         assert split is not None
         return split
 
-    def _drawn(self, rows: Dataset, number: int, option: str = "data.train_examples") -> Dataset:
+    def _drawn(
+        self, rows: Dataset, number: int, option: str = "data.train_examples", seed: int | None = None
+    ) -> Dataset:
         """Return ``number`` rows in their order; with the same seed, fewer are a part of more."""
         if number > len(rows):
             raise UserError(f"{option}: {number} is more than there are; the largest is {len(rows)}")
-        drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))[:number]
+        generator = torch.Generator().manual_seed(self.seed if seed is None else seed)
+        drawn = torch.randperm(len(rows), generator=generator)[:number]
         return rows.select(drawn.sort().values.tolist())
 
     # --------------------------------------------------------------------------------------- loaders
@@ -260,13 +263,14 @@ class DataModule(LightningDataModule):
         self.setup("predict")
         return self._loader(self._split(self._predicted, labelled=False), self.eval_batch_size, shuffle=False)
 
-    def calibration_dataloader(self, examples: int | None = None) -> ResumableLoader:
+    def calibration_dataloader(self, examples: int | None = None, seed: int | None = None) -> ResumableLoader:
         """Return the training examples once, in batches of like length, for statistics instead of training.
 
         Several processes share them; rows that only fill up a batch have index -1.
 
         Args:
-            examples: how many to draw (by seed); None for all.
+            examples: how many to draw; None for all.
+            seed: which are drawn; None for the data's own seed.
 
         Raises:
             UserError: more are asked for than there are.
@@ -274,7 +278,7 @@ class DataModule(LightningDataModule):
         self.setup("fit")
         split = self._split("train")
         if examples is not None:
-            encoded = self._drawn(split.encoded, examples, "fisher_examples")
+            encoded = self._drawn(split.encoded, examples, "fisher_examples", seed)
             split = Split(split.rows, encoded, split.key)
         return self._loader(split, self.batch_size, shuffle=False)
 
@@ -316,10 +320,14 @@ class DataModule(LightningDataModule):
         self.setup("predict")
         return self._split(self._predicted, labelled=False).rows
 
+    def train_size(self) -> int:
+        """Return the number of training examples."""
+        self.setup("fit")
+        return len(self._split("train").encoded)
+
     def batches_per_epoch(self, world_size: int = 1) -> int:
         """Return the number of training batches of one process."""
-        self.setup("fit")
-        return -(-len(self._split("train").encoded) // (self.batch_size * world_size))
+        return -(-self.train_size() // (self.batch_size * world_size))
 
     def fingerprint(self) -> str:
         """Return a hash of the data of fit and of all settings that decide its training batches."""

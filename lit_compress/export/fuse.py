@@ -10,6 +10,7 @@ from torch import nn
 from lit_compress.budget import dense_sizes, weights
 from lit_compress.cut import cut_constants
 from lit_compress.layers import LAYERS, LowRankRowsLinear, MaskedLinear, SizedLinear
+from lit_compress.projected import fuse_projections, is_projected
 from lit_compress.surgery import replace
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
     Heads and neurons that have become constants are cut away, then every layer turns into the smallest equal one.
     """
     small = copy.deepcopy(net)
+    if is_projected(small):
+        fuse_projections(small)
     for name, module in list(small.named_modules()):
         if isinstance(module, MaskedLinear):
             replace(small, name, module.zeroed())

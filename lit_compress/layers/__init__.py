@@ -13,11 +13,16 @@ from lit_compress.layers.low_rank_rows import LowRankRowsLinear
 from lit_compress.layers.low_rank_sparse import LowRankSparseLinear
 from lit_compress.layers.masked import MaskedLinear
 from lit_compress.layers.mixed_rank import MixedRankLinear
+from lit_compress.layers.narrow import NarrowLinear, NarrowNorm
 from lit_compress.layers.nothing import Nothing
+from lit_compress.layers.projected import ProjectedLinear, ProjectedNorm
 from lit_compress.layers.sized import SizedLinear
 from lit_compress.layers.sized_stream import SizedEmbedding, SizedNorm
 
-_KINDS = (LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, Nothing, SizedEmbedding, SizedLinear, SizedNorm)
+_KINDS = (
+    LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, NarrowLinear, NarrowNorm, Nothing, ProjectedLinear,
+    ProjectedNorm, SizedEmbedding, SizedLinear, SizedNorm,
+)  # fmt: skip
 LAYERS: dict[str, type[nn.Module]] = {layer.kind: layer for layer in _KINDS}
 
 
@@ -31,7 +36,11 @@ __all__ = [
     "LowRankSparseLinear",
     "MaskedLinear",
     "MixedRankLinear",
+    "NarrowLinear",
+    "NarrowNorm",
     "Nothing",
+    "ProjectedLinear",
+    "ProjectedNorm",
     "SizedEmbedding",
     "SizedLinear",
     "SizedNorm",

@@ -11,6 +11,7 @@ from lit_compress.methods.lpaf import LPAF
 from lit_compress.methods.magnitude import Magnitude
 from lit_compress.methods.movement import Movement
 from lit_compress.methods.platon import PLATON
+from lit_compress.methods.sp3 import SP3
 from lit_compress.methods.svd import SVD
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "ITP",
     "LPAF",
     "PLATON",
+    "SP3",
     "SVD",
     "CoFi",
     "CoFiLoSparse",

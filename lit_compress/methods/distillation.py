@@ -56,6 +56,52 @@ class Distillation:
         """Weight of the labels beside the teacher."""
         return 1 - self.alpha
 
+    def logits_weight(self, kind: Kind) -> float:
+        """Weight of the distance of the logits; that of classes is already scaled by the square of the temperature."""
+        return self.alpha
+
+
+@dataclass(frozen=True)
+class LaterDistillation(Distillation):
+    """The form of SP3's program (Hu et al. 2024):
+
+        L = alpha_labels L_task + alpha KL + alpha_layers sum_i MSE(A H_student^i, H_teacher^m(i))
+
+    m(i) is the nearest of the teacher's hidden states that are not below; A is learned. KL has no factor temperature^2.
+
+    Args:
+        alpha: weight of the teacher's logits.
+        temperature: softens both distributions.
+        alpha_layers: weight of the hidden states; 0 turns their distillation off.
+        mask_padding: leave the positions of padding out of the hidden states.
+        alpha_labels: weight of the labels; the program does not read them.
+        squared_temperature: scale the logits' term by the square of the temperature.
+    """
+
+    alpha: float = 0.3
+    alpha_layers: float = 0.7
+    mask_padding: bool = True
+    alpha_labels: float = 0.0
+    squared_temperature: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha_labels < 0:
+            raise UserError(f"distillation.alpha_labels: {self.alpha_labels} is below 0, the smallest valid value")
+        if not self.on and not self.alpha_labels:
+            raise UserError(
+                "distillation: alpha, alpha_layers, alpha_labels are 0, nothing is learned; usual: 0.3, 0.7, 0"
+            )
+
+    @property
+    def label_weight(self) -> float:
+        """Weight of the labels beside the teacher."""
+        return self.alpha_labels
+
+    def logits_weight(self, kind: Kind) -> float:
+        """Weight of the distance of the logits; that of classes is already scaled by the square of the temperature."""
+        return self.alpha / (self.temperature**2 if kind == "classification" and not self.squared_temperature else 1)
+
 
 @dataclass(frozen=True)
 class MatchedDistillation(Distillation):
@@ -200,7 +246,7 @@ def distillation_terms(
         copies = len(logits) // len(target)
         target, counted = torch.cat([target] * copies), None if counted is None else torch.cat([counted] * copies)
         loss = distillation_loss(logits, target, kind, settings.temperature, counted)
-        terms["distillation"] = settings.alpha * loss
+        terms["distillation"] = settings.logits_weight(kind) * loss
     if passes is not None:
         losses = [
             layer_loss(states, target_states, mask if settings.mask_padding else None)

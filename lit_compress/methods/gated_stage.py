@@ -148,13 +148,17 @@ class GatedStage(Stage):
     def kept(self, step: int) -> dict[str, Tensor]:
         """Return what stays after ``step`` when nothing is drawn: name of a gate -> bool [groups, size], on the CPU."""
         log_alphas = {name: value.detach().cpu() for name, value in self.log_alphas.items()}
-        least = {name: gate.least for name, gate in self.gates.items()}
         if self.settings.exact_target and step >= self._warmup:
-            size = self.size.cpu()
-            masks = fit_budget(log_alphas, size, keep_count(self.density, size.total), least, self.finest)
-            self.size.to(next(iter(self.log_alphas.values())).device)
-            return masks
-        return {name: keep_best(a, kept_units(a, least[name])) for name, a in log_alphas.items()}
+            return self.fit(log_alphas)
+        return {name: keep_best(a, kept_units(a, self.gates[name].least)) for name, a in log_alphas.items()}
+
+    def fit(self, log_alphas: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the units, bool [groups, size] by name, that meet the budget exactly."""
+        least, size = {name: gate.least for name, gate in self.gates.items()}, self.size.cpu()
+        finest = self.finest if self.finest in log_alphas else None
+        masks = fit_budget(log_alphas, size, keep_count(self.density, size.total), least, finest)
+        self.size.to(next(iter(self.log_alphas.values())).device)
+        return masks
 
     def settle(self, net: PreTrainedModel, step: int) -> dict[str, Tensor]:
         """Put the values that are not drawn into ``net`` and return them, by name of the gate."""

@@ -1,0 +1,280 @@
+"""SP3's claims on MiniLM: PCA against identity projections and CoFi, calibration tokens, presets; and its speed.
+
+    python benchmarks/sp3.py --backbone DIR --data GLUE_DIR [--teachers DIR] [--work DIR] [--tasks sst2]
+    python benchmarks/sp3.py --parts speed calibration --threads 1
+
+``--teachers``: a folder with dense-<task>/dense/net; without it a dense net is trained for every task. Writes
+benchmarks/results/sp3/*.json; existing ones are kept, so the script can be stopped and started again.
+`python benchmarks/tables.py` makes tables and figures from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from common import RESULTS, command, report_of, write
+
+from lit_compress.analysis.widths import width_table
+from lit_compress.export.report import commit, hardware, versions
+from lit_compress.surgery import load_net
+
+# Epochs of the dense net, epochs of pruning, examples: as long as each set needs on this model.
+TASKS = {"rte": (5, 20, None), "mrpc": (5, 20, None), "stsb": (3, 16, None), "sst2": (2, 8, 8000)}
+SMALL = ("rte", "mrpc", "stsb")
+DENSE_RATE, RATE = 1e-4, 2e-4
+SEEDS = (1, 2, 3)
+HIDDEN = ("hidden",)
+DIMENSIONS = ("hidden", "qk", "vo", "ffn")
+GOALS = {"calibration seconds": 60, "calibration MiB over the net": 1024, "step": 1.6, "speedup at 6 %": 4.0}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: what differs from the method's defaults."""
+
+    name: str
+    method: str
+    density: float
+    options: tuple[str, ...] = ()
+
+    def words(self) -> list[object]:
+        """Return the options of the command."""
+        return ["--model", self.method, "--model.density", self.density, *self.options]
+
+
+def gates(*names: str) -> tuple[str, ...]:
+    """Return the option that names the gates."""
+    return ("--model.prune.gates", f"[{','.join(names)}]")
+
+
+IDENTITY = ("--model.prune.projections", "identity")
+CELLS = [
+    cell
+    for density, label, own in ((0.12, "0.12", ()), (0.06, "0.06", ()), (0.29, "hidden-0.29", gates(*HIDDEN)))
+    for cell in (
+        Cell(f"pca-{label}", "SP3", density, own),
+        Cell(f"identity-{label}", "SP3", density, (*own, *IDENTITY)),
+    )
+]
+# the paper's Table 3: dimensions only; CoFi without a hidden mask has no counterpart of hidden-0.29
+CELLS += [
+    Cell("pca-dimensions-0.12", "SP3", 0.12, gates(*DIMENSIONS)),
+    Cell("identity-dimensions-0.12", "SP3", 0.12, (*gates(*DIMENSIONS), *IDENTITY)),
+    Cell("cofi-0.12", "CoFi", 0.12),
+    Cell("cofi-0.06", "CoFi", 0.06),
+    Cell("official-0.06", "SP3", 0.06, ("--model.fidelity", "official")),
+    *(Cell(f"tokens-{n}-0.06", "SP3", 0.06, ("--model.prune.tokens", str(n))) for n in (2048, 8192)),
+]
+
+
+def train(options: argparse.Namespace) -> None:
+    """Run every cell of every task that is missing."""
+    for task in options.tasks:
+        dense_epochs, epochs, examples = TASKS[task]
+        examples, epochs = options.examples or examples, options.epochs or epochs
+        source = ["--data.task", task, "--data.path", options.data / task]
+        shared = [
+            "--model.backbone", options.backbone, *source, "--trainer.precision", options.precision,
+            "--trainer.enable_progress_bar", "false", *(["--data.train_examples", examples] if examples else []),
+        ]  # fmt: skip
+        folder = options.teachers or options.work
+        dense = folder / f"dense-{task}"
+        if not (dense / "dense" / "net").exists():
+            command(
+                "fit", "--model", "SVD", "--model.density", 1.0, *shared, "--model.dense.epochs", dense_epochs,
+                "--model.dense.learning_rate", DENSE_RATE, "--model.retrain.epochs", 1, "--run_dir", dense,
+                threads=options.threads,
+            )  # fmt: skip
+        for cell in CELLS:
+            if options.cells and cell.name not in options.cells:
+                continue
+            for seed in SEEDS if task in SMALL and cell.name in ("pca-0.06", "identity-0.06") else SEEDS[:1]:
+                name = f"{task}-{cell.name}-{seed}"
+                if (RESULTS / options.results / f"{name}.json").exists():
+                    continue
+                run = options.work / name
+                stages = ["--model.prune.epochs", epochs]
+                stages += ["--model.prune.learning_rate", RATE] if cell.method == "SP3" else []
+                command(
+                    "fit", *cell.words(), *shared, *stages, "--model.teacher", dense / "dense" / "net",
+                    "--trainer.gradient_clip_val", 1.0, "--seed_everything", seed, "--run_dir", run,
+                    "--ckpt_path", "last", threads=options.threads,
+                )  # fmt: skip
+                widths = width_table(load_net(run / "export")) if cell.method == "SP3" else None
+                result = {"name": name, "cell": cell.name, "seed": seed, "widths": widths, **report_of(run)}
+                write(options.results, name, result)
+
+
+# ------------------------------------------------------------------------------------------------- speed
+
+
+def random_bert(**settings: int) -> Any:
+    """Return a BERT with random weights; BERT-base by default."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    torch.manual_seed(0)
+    return AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", **settings)).eval()
+
+
+def batches_of(examples: int, length: int, size: int = 32) -> list[dict[str, torch.Tensor]]:
+    """Return random examples of one length."""
+    ids = torch.randint(5, 30000, (examples, length), generator=torch.Generator().manual_seed(0))
+    return [
+        {
+            "input_ids": part,
+            "attention_mask": torch.ones_like(part),
+            "index": torch.arange(i * size, i * size + len(part)),
+        }
+        for i, part in enumerate(ids.split(size))
+    ]
+
+
+def peak_mib() -> float:
+    """Return the peak of this process' resident memory."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+
+
+def calibration(examples: int, length: int) -> dict[str, Any]:
+    """Time the calibration of BERT-base, and its memory over a forward of the same batch."""
+    from lit_compress.calibration import bases_of, collect_grams
+
+    net, batches = random_bert(), batches_of(examples, length)
+    with torch.inference_mode():
+        net(input_ids=batches[0]["input_ids"])
+    before, start = peak_mib(), time.perf_counter()
+    grams = collect_grams(net, batches, min(4096, examples * length))
+    middle = time.perf_counter()
+    bases_of(grams)
+    end = time.perf_counter()
+    return {
+        "seconds": {"forwards": middle - start, "projections": end - middle, "all": end - start},
+        "mib_over_the_net": peak_mib() - before, "examples": examples, "length": length,
+    }  # fmt: skip
+
+
+def narrow_bert(net: Any, density: float) -> Any:
+    """Return ``net`` as SP3 leaves it at a density, the same fraction of every dimension, heads and layers whole."""
+    from lit_compress.export.fuse import fuse
+    from lit_compress.projected import Places, gate_shapes, gated_size, identity_bases, insert_projections
+
+    insert_projections(net, identity_bases(net), DIMENSIONS)
+    shapes, size = gate_shapes(net, DIMENSIONS), gated_size(net, DIMENSIONS)
+
+    def kept(fraction: float) -> dict[str, torch.Tensor]:
+        return {n: (torch.arange(units) < fraction * units).expand(groups, -1) for n, (groups, units) in shapes.items()}
+
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if size.count(kept(middle)) <= density * size.total else (low, middle)
+    heads = net.config.num_attention_heads
+    z = {n: mask.float().repeat(1, heads if n in ("qk", "vo") else 1) for n, mask in kept(low).items()}
+    Places(net, DIMENSIONS).put(z)
+    return fuse(net)
+
+
+def speed(rounds: int) -> dict[str, Any]:
+    """Time forwards of BERT-base dense and at 6 %, batch 1 and 32, length 128, interleaved."""
+    from lit_compress.budget import density, latency
+
+    dense = random_bert()
+    small = narrow_bert(random_bert(), 0.06)
+    found: dict[str, Any] = {"density": density(small)}
+    for batch in (1, 32):
+        times = latency([dense, small], 128, batch, torch.get_num_threads(), rounds)
+        found[f"batch {batch}"] = {"dense": times[0], "6 %": times[1], "ratio": times[0]["median"] / times[1]["median"]}
+    return found
+
+
+def step(rounds: int) -> dict[str, Any]:
+    """Time a step with gates, projections and matched hidden states against a dense distillation step, interleaved."""
+    from lit_compress.layers import HardConcrete
+    from lit_compress.losses import distillation_loss, lagrangian, layer_distillation_loss, matched_layers_loss
+    from lit_compress.projected import GATES, Places, gate_shapes, gated_size, identity_bases, insert_projections
+
+    settings = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    teacher, dense, gated = (random_bert(**settings) for _ in range(3))
+    insert_projections(gated, identity_bases(gated))
+    for name, parameter in gated.named_parameters():
+        frozen = ".weight" in name and "pooler" not in name and "classifier" not in name
+        parameter.requires_grad_(not frozen)
+    shapes = gate_shapes(gated)
+    modules = {n: HardConcrete(*s, 10.0, copies=12 if n in ("qk", "vo") else 1) for n, s in shapes.items()}
+    places, size, price = Places(gated, GATES), gated_size(gated), torch.zeros(1, requires_grad=True)
+    batch = batches_of(32, 64)[0]
+    inputs = {n: batch[n] for n in ("input_ids", "attention_mask")}
+    dense.train()
+    gated.train()
+
+    def one(net: Any, own: bool) -> None:
+        if own:
+            places.put({n: gate.draw() for n, gate in modules.items()})
+        out = net(**inputs, output_hidden_states=True)
+        with torch.no_grad():
+            target = teacher(**inputs, output_hidden_states=True)
+        loss = distillation_loss(out.logits, target.logits, "classification")
+        compare = matched_layers_loss if own else layer_distillation_loss
+        loss = loss + compare(out.hidden_states, target.hidden_states, batch["attention_mask"])
+        if own:
+            loss = loss + lagrangian(size.density({n: g.log_alpha for n, g in modules.items()}), 0.5, price, price)
+        loss.backward()
+        for parameter in net.parameters():
+            parameter.grad = None
+
+    seconds: dict[str, list[float]] = {"dense": [], "gated": []}
+    for round_ in range(rounds + 2):
+        for name, net in (("dense", dense), ("gated", gated)):
+            start = time.perf_counter()
+            one(net, name == "gated")
+            if round_ >= 2:
+                seconds[name].append(time.perf_counter() - start)
+    ratios = sorted(b / a for a, b in zip(seconds["dense"], seconds["gated"], strict=True))
+    return {"seconds": seconds, "ratio": {"median": median(ratios), "min": ratios[0], "max": ratios[-1]}}
+
+
+def main() -> None:
+    """Make what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--backbone")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--teachers", type=Path)
+    parser.add_argument("--work", default="runs/sp3", type=Path)
+    parser.add_argument("--results", default="sp3", help="folder under benchmarks/results")
+    parser.add_argument("--threads", default=1, type=int)
+    parser.add_argument("--precision", default="bf16-mixed")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--cells", nargs="*", help="names of cells; default: all")
+    parser.add_argument("--epochs", type=int, help="of pruning; default: the task's")
+    parser.add_argument("--examples", type=int, help="for training; default: the task's")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--calibration_examples", type=int, default=512)
+    parser.add_argument("--parts", nargs="+", default=["train", "speed", "step", "calibration"])
+    options = parser.parse_args()
+    if "train" in options.parts:
+        if not (options.backbone and options.data):
+            parser.error("--backbone and --data are needed to train")
+        train(options)
+    torch.set_num_threads(options.threads)
+    parts = {
+        "speed": lambda: speed(options.rounds),
+        "step": lambda: step(options.rounds),
+        "calibration": lambda: calibration(options.calibration_examples, 128),
+    }
+    frame = {"goals": GOALS, "versions": versions(), "hardware": hardware(), "commit": commit()}
+    for name in [part for part in options.parts if part in parts]:
+        file = f"{name}-cpu-{options.threads}"
+        if not (RESULTS / options.results / f"{file}.json").exists():
+            found = parts[name]()
+            write(options.results, file, {"name": file, "part": name, "threads": options.threads, **found, **frame})
+            print(file, {k: v for k, v in found.items() if k not in ("seconds",)}, flush=True)
+
+
+if __name__ == "__main__":
+    main()

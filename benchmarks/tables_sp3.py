@@ -1,0 +1,152 @@
+"""The tables and figures of SP3's claims, from results/sp3/*.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from common import load, origin, percent, spread, table
+
+FOLDER = Path(__file__).resolve().parent / "figures"
+TASKS = {"sst2": "SST-2", "rte": "RTE", "stsb": "STS-B", "mrpc": "MRPC"}
+# The paper's Tables 1 and 2: BERT-base dense; SP3 and CoFi at 5 M (6 %); both with hidden dimensions only at 25 M.
+PAPER = {
+    "sst2": (93.1, 91.4, 90.6, 91.1, 86.9), "rte": (70.4, 66.4, 64.7, 66.8, 56.7),
+    "stsb": (89.1, 86.1, 83.1, 86.8, 82.3), "mrpc": (85.6, 82.8, 82.6, 85.0, 71.8),
+}  # fmt: skip
+# Table 3, 10 M, dimensions only: with and without PCA; Table 4: 2,048, 4,096 and 8,192 tokens at 5 M
+PAPER_PCA = {"sst2": (91.3, 91.2), "rte": (66.8, 52.7), "stsb": (87.8, 85.0), "mrpc": (85.5, 80.6)}
+PAPER_TOKENS = {
+    "sst2": (90.0, 91.4, 90.8), "rte": (58.8, 64.2, 63.5), "stsb": (85.9, 86.1, 86.4), "mrpc": (82.8, 82.8, 83.1),
+}  # fmt: skip
+CELLS = {
+    "pca-0.12": "SP3, 12 %", "identity-0.12": "identity, 12 %", "cofi-0.12": "CoFi, 12 %",
+    "pca-dimensions-0.12": "SP3, dimensions, 12 %", "identity-dimensions-0.12": "identity, dimensions, 12 %",
+    "pca-0.06": "SP3, 6 %", "identity-0.06": "identity, 6 %", "cofi-0.06": "CoFi, 6 %",
+    "official-0.06": "SP3 `official`, 6 %", "tokens-2048-0.06": "SP3, 2,048 tokens, 6 %",
+    "tokens-8192-0.06": "SP3, 8,192 tokens, 6 %", "pca-hidden-0.29": "SP3, hidden, 29 %",
+    "identity-hidden-0.29": "identity, hidden, 29 %",
+}  # fmt: skip
+
+TEXT = """## SP3: PCA against identity projections and CoFi
+
+Dev metric in % (accuracy; STS-B mean of both correlations) of MiniLM-L6-H384, whose dense net is the teacher of every
+cell; with the density counted in the exported file. Mean and standard deviation where there are several seeds. The
+paper's numbers: BERT-base, full training data, 20 epochs; Spearman on STS-B.
+"""
+
+
+def cells() -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return task -> cell -> its runs."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for result in load("sp3"):
+        if "cell" in result:
+            found.setdefault(result["task"], {}).setdefault(result["cell"], []).append(result)
+    return found
+
+
+def value(runs: list[dict[str, Any]] | None) -> float | None:
+    """Return the mean metric of a cell."""
+    return mean(run["compressed"]["metric"] for run in runs) if runs else None
+
+
+def shown(runs: list[dict[str, Any]] | None) -> str:
+    """Return metric and density of a cell."""
+    if not runs:
+        return ""
+    metrics = [run["compressed"]["metric"] for run in runs]
+    error = f" ± {percent(stdev(metrics))}" if len(metrics) > 1 else ""
+    return f"{percent(mean(metrics))}{error} ({percent(mean(run['compressed']['density'] for run in runs))} %)"
+
+
+def claims(found: dict[str, dict[str, list[dict[str, Any]]]]) -> Iterator[str]:
+    """Say of every claim of the paper whether it holds here."""
+    for text, above, below in (
+        ("PCA > identity at 12 %, dimensions only (Table 3)", "pca-dimensions-0.12", "identity-dimensions-0.12"),
+        ("PCA > identity at 6 %", "pca-0.06", "identity-0.06"),
+        ("PCA > identity for the hidden dimension at 29 %", "pca-hidden-0.29", "identity-hidden-0.29"),
+        ("SP3 > CoFi at 6 % (Table 1)", "pca-0.06", "cofi-0.06"),
+        ("SP3 > CoFi at 12 %", "pca-0.12", "cofi-0.12"),
+    ):
+        pairs = {task: (value(runs.get(above)), value(runs.get(below))) for task, runs in found.items()}
+        gaps = {TASKS[task]: 100 * (a - b) for task, (a, b) in pairs.items() if a is not None and b is not None}
+        if gaps:
+            held = sum(gap > 0 for gap in gaps.values())
+            listed = ", ".join(f"{task} {gap:+.1f}" for task, gap in gaps.items())
+            yield f"- {text}: {'held' if held == len(gaps) else f'held on {held} of {len(gaps)}'} ({listed} points)."
+    kept = {
+        TASKS[task]: score / runs["pca-0.06"][0]["dense"]["metric"]
+        for task, runs in found.items()
+        if (score := value(runs.get("pca-0.06"))) is not None
+    }
+    if kept:
+        average = mean(kept.values())
+        listed = ", ".join(f"{task} {percent(share)} %" for task, share in kept.items())
+        yield f"- At least 96 % of dense kept at 6 %: {'held' if average >= 0.96 else 'not held'} ({listed})."
+
+
+def speed() -> Iterator[str]:
+    """Show calibration, step and forward."""
+    for r in load("sp3"):
+        match r.get("part"):
+            case "calibration":
+                yield (
+                    f"- Calibration of BERT-base, {r['examples']} x {r['length']} tokens, {r['threads']} thread(s): "
+                    f"{r['seconds']['all']:.0f} s (goal {r['goals']['calibration seconds']}), "
+                    f"{r['mib_over_the_net']:.0f} MiB over a forward (goal 1024)."
+                )
+            case "step":
+                yield f"- Step with gates / dense distillation step: {spread(r['ratio'])} (goal 1.6)."
+            case "speed":
+                yield (
+                    f"- BERT-base at {percent(r['density'])} %, length 128, {r['threads']} thread(s), dense / SP3: "
+                    f"batch 1 {r['batch 1']['ratio']:.2f}, batch 32 {r['batch 32']['ratio']:.2f} (goal 4)."
+                )
+
+
+def figures(found: dict[str, dict[str, list[dict[str, Any]]]]) -> Iterator[str]:
+    """Draw what is left of every layer at 6 % (the paper's Figures 4 and 6)."""
+    from matplotlib.figure import Figure
+
+    tasks = [task for task in TASKS if found.get(task, {}).get("pca-0.06")]
+    if not tasks:
+        return
+    figure = Figure(figsize=(11, 2.6 * len(tasks)), layout="constrained", dpi=100)
+    for axes, task in zip(figure.subplots(len(tasks), 3, squeeze=False), tasks, strict=True):
+        rows = found[task]["pca-0.06"][0]["widths"]
+        panels = (("hidden_attention", "hidden_ffn"), ("ffn", "qk", "vo"), ("heads",))
+        for panel, columns in zip(axes, panels, strict=True):
+            for i, column in enumerate(columns):
+                places = [row["layer"] + (i - (len(columns) - 1) / 2) * 0.8 / len(columns) for row in rows]
+                panel.bar(places, [row[column] for row in rows], 0.8 / len(columns), label=column)
+            panel.set(ylim=(0, 1), title=TASKS[task])
+            panel.legend(fontsize=7)
+    FOLDER.mkdir(exist_ok=True)
+    figure.savefig(FOLDER / "sp3-widths.png")
+    yield "Fraction left per layer at 6 %: ![figure](figures/sp3-widths.png)\n"
+
+
+def sections() -> Iterator[str]:
+    """Yield the sections of the page; nothing without results."""
+    results, found = load("sp3"), cells()
+    if not results:
+        return
+    yield TEXT
+    yield origin(results[0], "sp3.py", 1)
+    if found:
+        rows = [["dense", *(percent(next(iter(found[t].values()))[0]["dense"]["metric"]) for t in TASKS if t in found)]]
+        rows += [
+            [label, *(shown(found[task].get(cell)) for task in TASKS if task in found)] for cell, label in CELLS.items()
+        ]
+        for i, label in enumerate(("dense", "SP3, 6 %", "CoFi, 6 %", "SP3, hidden, 29 %", "CoFi, hidden, 29 %")):
+            rows.append([f"paper: {label}", *(f"{PAPER[task][i]:.1f}" for task in TASKS if task in found)])
+        for i, label in enumerate(("SP3", "without PCA")):
+            rows.append([f"paper: {label}, dimensions, 12 %", *(f"{PAPER_PCA[t][i]:.1f}" for t in TASKS if t in found)])
+        for i, label in enumerate(("2,048", "4,096", "8,192")):
+            rows.append([f"paper: {label} tokens, 6 %", *(f"{PAPER_TOKENS[t][i]:.1f}" for t in TASKS if t in found)])
+        yield table(["", *(TASKS[task] for task in TASKS if task in found)], rows)
+        yield "\n".join(claims(found)) + "\n"
+        yield from figures(found)
+    yield "\n".join(speed()) + "\n"

@@ -1,0 +1,195 @@
+"""The projections of a net from second moments of its hidden states on some training tokens (SP3, section 3.1).
+
+A number of tokens is drawn from all real tokens of the examples; every module sees the same ones. Grams are summed in
+float64 while the batches go by, so memory does not depend on the number of tokens. Nothing depends on how examples are
+put into batches, on padding, or on the number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.errors import UserError
+from lit_compress.projected import Bases, head_count, identity_bases, layout
+from lit_compress.projections import centred_axes, principal_axes, query_key_projections
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+COMPONENTS = "components.safetensors"  # beside a net: "shares" of :func:`bases_of`
+
+
+@dataclass(frozen=True)
+class Grams:
+    """Sums of x x^T over the same tokens, float64.
+
+    Attributes:
+        sites: [sites, d, d], of the inputs of the LayerNorms.
+        heads: [blocks, 3, heads, d_h, d_h], of queries, keys and values with their biases.
+        tokens: how many.
+    """
+
+    sites: Tensor
+    heads: Tensor
+    tokens: int
+
+
+def draw_tokens(lengths: Tensor, tokens: int, seed: int) -> list[Tensor]:
+    """Return which of every example's real tokens are taken, bool [length] each.
+
+    Args:
+        lengths: int [examples].
+        tokens: how many are drawn without replacement from all; all if there are fewer.
+        seed: of the draw.
+    """
+    total = int(lengths.sum())
+    chosen = torch.zeros(total, dtype=torch.bool)
+    chosen[torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:tokens]] = True
+    return list(chosen.split(lengths.tolist()))
+
+
+@torch.no_grad()
+def collect_grams(
+    net: PreTrainedModel,
+    batches: Iterable[dict[str, Tensor]],
+    tokens: int,
+    seed: int = 0,
+    reduce: Callable[[Tensor], object] | None = None,
+    show: Callable[[list[dict[str, Tensor]]], Iterable[dict[str, Tensor]]] = iter,
+) -> Grams:
+    """Put the examples through ``net`` and sum the Grams at its sites and heads.
+
+    Args:
+        net: dense, not wrapped; runs where it is, in evaluation mode and its own dtype.
+        batches: examples with ``index`` 0 .. n - 1, each once (over all ranks); -1 only fills up.
+        tokens: how many are drawn.
+        seed: of the draw.
+        reduce: in-place all-reduce (SUM) of a tensor over ranks with other examples.
+        show: wraps the list of batches, e.g. with a progress bar.
+
+    Raises:
+        UserError: there are fewer tokens than dimensions, or an activation is inf or NaN.
+    """
+    kept = list(batches)
+    count = torch.tensor([1 + max((int(b["index"].max()) for b in kept), default=-1)], device=net.device)
+    if reduce is not None:  # the largest over the ranks is at most the sum
+        reduce(count)
+    lengths = torch.zeros(int(count), dtype=torch.int64, device=net.device)
+    for batch in kept:
+        real = batch["index"] >= 0
+        lengths[batch["index"][real].to(net.device)] = batch["attention_mask"].sum(1)[real].to(net.device)
+    if reduce is not None:
+        reduce(lengths)
+    flags = draw_tokens(lengths.cpu(), tokens, seed)
+    taken, d = min(tokens, int(lengths.sum())), net.config.hidden_size
+    if taken < d:
+        raise UserError(
+            f"calibration.tokens: {taken} tokens are fewer than the {d} dimensions; "
+            + (f"give at least {d}" if tokens < d else f"the examples have no more, give at least {d} by more examples")
+        )
+    sums = _Sums(net)
+    with sums.watch(), torch.autocast(net.device.type, enabled=False):
+        for batch in show(kept):
+            mask = batch["attention_mask"].bool()
+            chosen = torch.zeros_like(mask)
+            for row, index in enumerate(batch["index"].tolist()):
+                if index >= 0:
+                    chosen[row, mask[row]] = flags[index]
+            sums.begin(chosen.flatten().to(net.device))
+            columns = [n for n in ("input_ids", "attention_mask", "token_type_ids") if n in batch]
+            net(**{name: batch[name].to(net.device) for name in columns})
+    if reduce is not None:
+        reduce(sums.sites)
+        reduce(sums.heads)
+    return Grams(sums.sites.cpu(), sums.heads.cpu(), taken)
+
+
+class _Sums:
+    """The sums, and the hooks that add to them."""
+
+    def __init__(self, net: PreTrainedModel) -> None:
+        self.net, self.parts = net, layout(net)
+        heads, blocks, d = head_count(net), len(self.parts.blocks), net.config.hidden_size
+        options = {"dtype": torch.float64, "device": net.device}
+        self.sites = torch.zeros(len(self.parts.norms), d, d, **options)
+        self.heads = torch.zeros(blocks, 3, heads, d // heads, d // heads, **options)
+
+    def begin(self, chosen: Tensor) -> None:
+        """Take the tokens ``chosen``, bool [batch * length], of the next forward."""
+        self.chosen = chosen
+        self.seen: set[tuple[int, int]] = set()
+
+    def _site(self, i: int, x: Tensor) -> None:
+        taken = x.flatten(0, -2)[self.chosen].double()
+        self.sites[i] += taken.mT @ taken
+
+    def _heads(self, block: int, kind: int, y: Tensor) -> None:
+        if (block, kind) in self.seen:  # DeBERTa puts its relative positions through afterwards
+            return
+        self.seen.add((block, kind))
+        taken = y.flatten(0, -2)[self.chosen].double()
+        heads = taken.unflatten(1, (self.heads.shape[2], -1)).transpose(0, 1)
+        self.heads[block, kind] += heads.mT @ heads
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Hook every site and every q, k, v; evaluation mode; then everything as it was."""
+        modes = [(module, module.training) for module in self.net.modules()]
+        self.net.eval()
+        handles = []
+        for i, name in enumerate(self.parts.norms):
+            norm = self.net.get_submodule(name)
+            handles.append(norm.register_forward_pre_hook(lambda _, args, i=i: self._site(i, args[0])))
+        for block, names in enumerate(self.parts.blocks):
+            for kind, role in enumerate("qkv"):
+                layer: nn.Module = self.net.get_submodule(names[role])
+                hook = lambda _, args, y, block=block, kind=kind: self._heads(block, kind, y)  # noqa: E731
+                handles.append(layer.register_forward_hook(hook))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for module, mode in modes:
+                module.training = mode
+
+
+def bases_of(grams: Grams, ridge: float = 1e-6, centred: bool = True) -> tuple[Bases, Tensor]:
+    """Return the projections, and every site's energy per direction, falling, [sites, d], which sum to 1.
+
+    Args:
+        grams: of :func:`collect_grams`.
+        ridge: of queries and keys, see :func:`~lit_compress.projections.query_key_projections`.
+        centred: False for the authors' axes, of inputs with their mean (P_in without R).
+    """
+    found = [(centred_axes if centred else principal_axes)(gram) for gram in grams.sites]
+    query, key, value = [], [], []
+    for q, k, v in grams.heads:
+        pairs = [query_key_projections(a, b, ridge) for a, b in zip(q, k, strict=True)]
+        query.append(torch.stack([pair.query for pair in pairs]))
+        key.append(torch.stack([pair.key for pair in pairs]))
+        value.append(principal_axes(v)[0].mT.contiguous())
+    shares = torch.stack([energy / energy.sum().clamp_min(torch.finfo(torch.float64).tiny) for _, energy in found])
+    return Bases([axes for axes, _ in found], query, key, value), shares
+
+
+def shared_bases(net: PreTrainedModel, make: Callable[[], Bases]) -> Bases:
+    """Return the projections that rank 0 makes, on every rank of the default group.
+
+    Eigenvectors of equal eigenvalues differ between machines.
+    """
+    distributed = torch.distributed
+    bases = make() if distributed.get_rank() == 0 else identity_bases(net)
+    received = []
+    for part in (bases.sites, bases.query, bases.key, bases.value):
+        tensors = [tensor.contiguous().to(net.device) for tensor in part]
+        for tensor in tensors:
+            distributed.broadcast(tensor, 0)
+        received.append([tensor.cpu() for tensor in tensors])
+    return Bases(*received)

@@ -1,0 +1,121 @@
+"""What SP3 trains (Hu et al. 2024): LayerNorms and Linears between projections, with gates on their directions."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+Norm = Literal["rms", "padded_layernorm"]
+
+
+class ProjectedNorm(nn.Module):
+    """y = z * (p_in x + shift);  p_out (z * norm(y)) + bias, in place of a LayerNorm (Eqs. 8, 9).
+
+    ``rms``: norm(y) = y / sqrt(|y|^2 / features + eps): no mean is taken away, and the divisor is the original width
+    however many directions are gated off. ``padded_layernorm``: the authors' LayerNorm over all of y, with an affine
+    part; it is not the original's, whatever p_in.
+
+    Attributes:
+        p_in: [features, features], U^T R at first (projections.py).
+        shift: [features], zeros at first.
+        p_out: [features, features], diag(gamma) U at first.
+        bias: [features], the LayerNorm's beta.
+        z: [features], values of the directions' gates in this forward, put there from outside; ones at first.
+    """
+
+    kind = "projected_norm"
+    z: torch.Tensor
+
+    def __init__(self, features: int, eps: float, norm: Norm = "rms") -> None:
+        super().__init__()
+        self.features, self.eps, self.norm = features, eps, norm
+        self.p_in, self.p_out = (nn.Parameter(torch.empty(features, features)) for _ in range(2))
+        self.shift, self.bias = (nn.Parameter(torch.zeros(features)) for _ in range(2))
+        self.register_buffer("z", torch.ones(features))
+        self.scale = nn.Parameter(torch.ones(features)) if norm == "padded_layernorm" else None
+        self.offset = nn.Parameter(torch.zeros(features)) if norm == "padded_layernorm" else None
+
+    def spec(self) -> dict[str, Any]:
+        """Return what an empty one is built from, as JSON."""
+        return {"kind": self.kind, "features": self.features, "eps": self.eps, "norm": self.norm}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [..., features] to [..., features]."""
+        y = F.linear(x, self.p_in, self.shift)
+        y = self.z * (y if y.dtype == torch.float64 else y.float())
+        if self.norm == "padded_layernorm":
+            y = F.layer_norm(y, (self.features,), self.scale, self.offset, self.eps)
+        else:
+            y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+        return F.linear((self.z * y).to(x.dtype), self.p_out, self.bias)
+
+
+class ProjectedLinear(nn.Module):
+    """A Linear with a projection of its inputs or outputs, and gates on them (Eqs. 13, 14).
+
+    Attributes:
+        weight: [out_features, in_features], the original.
+        bias: [out_features] or None.
+        projection: [n, n] of the side it is on; None if there is none.
+        shift: [n], zeros at first.
+        z_in: [in_features] or None, values of the inputs' gates in this forward, put there from outside.
+        z_out: [out_features] or [1] or None, of the outputs'.
+    """
+
+    kind = "projected_linear"
+    z_in: torch.Tensor | None
+    z_out: torch.Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        side: Literal["in", "out"] | None = None,
+        heads: int = 1,
+        gates_in: int = 0,
+        gates_out: int = 0,
+    ) -> None:
+        """Make an empty one.
+
+        Args:
+            in_features: as a Linear.
+            out_features: as a Linear.
+            bias: as a Linear.
+            side: which the projection is on.
+            heads: how many share the side.
+            gates_in: number of gates on the inputs; 0 for none.
+            gates_out: on the outputs.
+        """
+        super().__init__()
+        self.in_features, self.out_features, self.side, self.heads = in_features, out_features, side, heads
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        size = {"in": in_features, "out": out_features, None: 0}[side]
+        self.projection = nn.Parameter(torch.empty(size, size)) if side else None
+        self.shift = nn.Parameter(torch.zeros(size)) if side else None
+        for name, count in (("z_in", gates_in), ("z_out", gates_out)):
+            self.register_buffer(name, torch.ones(count) if count else None)
+
+    def spec(self) -> dict[str, Any]:
+        """Return what an empty one is built from, as JSON."""
+        return {
+            "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
+            "bias": self.bias is not None, "side": self.side, "heads": self.heads,
+            "gates_in": 0 if self.z_in is None else len(self.z_in),
+            "gates_out": 0 if self.z_out is None else len(self.z_out),
+        }  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [..., in_features] to [..., out_features]."""
+        if self.z_in is not None:
+            x = x * self.z_in.to(x.dtype)
+        if self.side == "in":
+            x = F.linear(x, self.projection, self.shift)  # type: ignore[arg-type]
+        y = F.linear(x, self.weight, self.bias)
+        if self.side == "out":
+            y = F.linear(y, self.projection, self.shift)  # type: ignore[arg-type]
+        return y if self.z_out is None else y * self.z_out.to(y.dtype)

@@ -1,0 +1,39 @@
+"""What the pictures of SP3 show is what stands in the net."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_projected import disturb, net_of, random_bases
+
+from lit_compress.analysis.widths import component_figure, is_narrow, width_figure, width_table
+from lit_compress.export.fuse import fuse
+from lit_compress.projected import insert_projections
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
+def test_widths_are_those_of_the_gates(family):
+    net = net_of(family)
+    assert not is_narrow(net)
+    insert_projections(net, random_bases(net))
+    kept = disturb(net, kill=[("head", 0), ("mha", 0), ("ffn_layer", 1)])
+    fused = fuse(net)
+    assert is_narrow(fused)
+    rows = width_table(fused)
+    for i, row in enumerate(rows):
+        alive = float(kept["mha"][i])
+        assert row["hidden_attention"] == kept["hidden"][2 * i + 1].float().mean()
+        assert row["hidden_ffn"] == kept["hidden"][2 * i + 2].float().mean()
+        assert row["heads"] == kept["head"][i].float().mean() * alive
+        assert row["ffn"] == kept["ffn"][i].float().mean() * float(kept["ffn_layer"][i])
+        assert row["qk"] == kept["qk"][i].float().mean() * alive and row["vo"] == kept["vo"][i].float().mean() * alive
+    assert rows[0]["heads"] == 0 and rows[1]["ffn"] == 0
+    first, second, third = width_figure(fused, "prune").axes
+    assert [p.get_height() for p in third.patches] == [row["heads"] for row in rows]
+    assert len(first.patches) == 4 and len(second.patches) == 6
+
+
+def test_components():
+    shares = torch.rand(5, 8).sort(descending=True).values
+    axes = component_figure(shares, "x").axes[0]
+    assert len(axes.lines) == 5 and axes.lines[1].get_ydata().tolist() == shares[1, :-1].tolist()
