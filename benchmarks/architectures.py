@@ -1,6 +1,6 @@
 """BART, T5, OPT and Llama through the whole pipeline on real text: data, fit, export, generate. Small random nets.
 
-    python benchmarks/architectures.py --data DIR --work DIR [--threads 1]
+    python benchmarks/architectures.py --data DIR --work DIR [--nets bart t5 opt llama] [--threads 1]
 
 DIR has xsum/, cnn_dailymail/, tiny_shakespeare/ and wikitext2/ as parquet files. A tokenizer is trained and a net of a
 million parameters drawn for each; SVD and LoSparse bring the blocks to half their size. What such nets write is no
@@ -22,7 +22,7 @@ from common import RESULTS, command, report_of, write
 
 WIDTH, LAYERS, HEADS, INNER, POSITIONS = 128, 2, 4, 512, 256
 _SIZE = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-# family -> configuration, task, files of training and validation, text columns, rows of training and validation
+# family -> configuration, task, files of training and validation, text columns, rows (plain text: letters) of both
 NETS: dict[str, tuple[dict[str, Any], str, tuple[str, str], tuple[str, ...], tuple[int, int]]] = {
     "bart": (
         {"d_model": WIDTH, "encoder_layers": LAYERS, "decoder_layers": LAYERS, "encoder_attention_heads": HEADS,
@@ -35,9 +35,9 @@ NETS: dict[str, tuple[dict[str, Any], str, tuple[str, str], tuple[str, ...], tup
         "cnn_dailymail", ("cnn_dailymail/validation", "cnn_dailymail/test"), ("article", "highlights"), (200, 24),
     ),
     "opt": ({**_SIZE, "ffn_dim": INNER}, "plain_text", ("tiny_shakespeare/train", "tiny_shakespeare/validation"),
-            ("text",), (1, 1)),
+            ("text",), (150_000, 30_000)),
     "llama": ({**_SIZE, "num_key_value_heads": 2, "intermediate_size": INNER}, "wikitext2",
-              ("wikitext2/validation", "wikitext2/test"), ("text",), (4000, 1000)),
+              ("wikitext2/validation", "wikitext2/test"), ("text",), (150_000, 30_000)),
 }  # fmt: skip
 METHODS: dict[str, list[str]] = {
     "SVD": ["--model.retrain.epochs", "1", "--model.retrain.learning_rate", "1e-3"],
@@ -55,7 +55,8 @@ folder, auto, text = sys.argv[1:]
 net = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
 tokenizer = AutoTokenizer.from_pretrained(folder)
 ids = tokenizer(text, return_tensors="pt", truncation=True, max_length=64, return_token_type_ids=False)
-found = [net.generate(**ids, max_new_tokens=24, use_cache=cache)[0].tolist() for cache in (True, False)]
+ids = {**ids, "min_new_tokens": 24, "max_new_tokens": 24}
+found = [net.generate(**ids, use_cache=cache)[0].tolist() for cache in (True, False)]
 written = tokenizer.decode(found[0], skip_special_tokens=True)
 print(json.dumps({"written": written, "cache_equal": found[0] == found[1]}))
 """
@@ -76,9 +77,15 @@ def prepare(family: str, data: Path, work: Path) -> tuple[Path, Path]:
     corpus: list[str] = []
     for split, file, count in zip(("train", "validation"), files, rows, strict=True):
         found = load_dataset("parquet", data_files=str(data / f"{file}.parquet"), split="train")
-        found = found.select(range(min(count, len(found))))
-        found.to_parquet(texts / f"{split}.parquet")
-        corpus += [row[column] for row in found for column in columns] if split == "train" else []
+        if columns == ("text",):
+            text = "".join(row["text"].rstrip("\n") + "\n" for row in found)[:count]
+            (texts / f"{split}.txt").write_text(text)
+            rows_read = [{"text": line} for line in text.splitlines()]
+        else:
+            found = found.select(range(count))
+            found.to_parquet(texts / f"{split}.parquet")
+            rows_read = list(found)
+        corpus += [row[column] for row in rows_read for column in columns] if split == "train" else []
     pieces = ByteLevelBPETokenizer()
     pieces.train_from_iterator(corpus, 4000, show_progress=False, special_tokens=["<unk>", "<pad>", "</s>", "<s>"])
     if len(columns) == 2:
@@ -104,17 +111,20 @@ def fit(family: str, method: str, options: argparse.Namespace) -> None:
     work = Path(options.work)
     backbone, texts = prepare(family, Path(options.data), work)
     columns, task = NETS[family][3], NETS[family][1]
+    writes = ["--data.target_length", "32", "--data.num_beams", "2"]
     run, dense = work / family / method, work / family / "SVD" / "dense" / "net"
     command(
         "fit", "--model", method, "--model.backbone", backbone, "--model.density", "0.5", "--data.task", task,
         "--data.path", texts, "--data.batch_size", "16", "--data.max_length", "128", "--trainer.accelerator", "cpu",
         "--trainer.enable_progress_bar", "false", "--model.dense.epochs", "2", "--model.dense.learning_rate", "1e-3",
-        *(["--data.target_length", "32", "--data.num_beams", "2"] if len(columns) == 2 else ["--data.train_examples", "600"]),
+        *(writes if len(columns) == 2 else []),
         *(["--model.teacher", dense] if method != "SVD" else []), *METHODS[method],
         "--run_dir", run, "--ckpt_path", "last", threads=options.threads,
     )  # fmt: skip
-    rows = load_dataset("parquet", data_files=str(texts / "validation.parquet"), split="train")
-    text = next(row[columns[0]].strip() for row in rows if len(row[columns[0]]) > 100)[:300]
+    texts = sorted(texts.glob("validation.*"))[0]
+    suffix = {".txt": "text", ".parquet": "parquet"}[texts.suffix]
+    rows = load_dataset(suffix, data_files=str(texts), split="train")
+    text = next(row[columns[0]].strip() for row in rows if len(row[columns[0]]) > 30)[:300]
     auto = "AutoModelForSeq2SeqLM" if len(columns) == 2 else "AutoModelForCausalLM"
     done = subprocess.run(
         [sys.executable, "-I", "-c", WRITE, str(run / "export"), auto, text], check=True, capture_output=True, text=True
@@ -127,9 +137,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder of the data sets")
     parser.add_argument("--work", required=True, help="folder for backbones and runs")
+    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    for family in NETS:
+    for family in options.nets:
         for method in METHODS:
             if not (RESULTS / "architectures" / f"{family}-{method.lower()}.json").is_file():
                 fit(family, method, options)

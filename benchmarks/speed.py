@@ -56,13 +56,13 @@ class At:
         self.global_step = step
 
 
-def make_folder(shape: str, folder: Path) -> None:
-    """Write a random net with a random row importance, as a pruning stage would leave it."""
+def make_folder(shape: str, folder: Path, **settings: Any) -> None:
+    """Write a random net with a random row importance, as a pruning stage would leave it; ``settings`` come last."""
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     torch.manual_seed(0)
-    net = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", **SHAPES[shape]))
+    net = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", **SHAPES[shape] | settings))
     rows: dict[str, torch.Tensor] = {}
     for site in find_sites(net):
         weight = net.get_submodule(site.name).weight

@@ -10,12 +10,21 @@ import tables_architectures
 import tables_cofi
 import tables_fwsvd
 import tables_pruning
+import tables_pruning_speed
 import tables_sp3
 import tables_tasks
 from common import load, origin, percent, spread, table
 
 HERE = Path(__file__).resolve().parent
-PARTS = (tables_fwsvd, tables_pruning, tables_cofi, tables_sp3, tables_tasks, tables_architectures)
+PARTS = (
+    tables_fwsvd,
+    tables_pruning,
+    tables_pruning_speed,
+    tables_cofi,
+    tables_sp3,
+    tables_tasks,
+    tables_architectures,
+)
 KEY = "val/accuracy"
 
 # LPAF's Table 2, SST-2 accuracy of BERT-base at 50 / 25 / 16 %, mean of 3 runs; the dense model has 92.7.

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from common import RESULTS, command, report_of, write
 
 DENSITY = 0.25
-QUICK_ROWS = 48
+QUICK_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ def main() -> None:
             "fit", "--model", "LPAF", "--model.density", DENSITY, "--model.backbone", options.backbone,
             "--data.task", task, *files(task, setting, options.data, options.work, options.quick), *setting.options,
             "--trainer.precision", options.precision, "--trainer.enable_progress_bar", "false", *stages,
+            *(["--data.batch_size", 4, "--data.eval_batch_size", 4] if options.quick else []),
             "--run_dir", run, "--ckpt_path", "last", threads=options.threads,
         )  # fmt: skip
         report = report_of(run)

@@ -14,8 +14,8 @@ USAGE = """usage: python -m lit_compress COMMAND ...
   export RUN OUT         write a finished run as a folder that loads without this package
   factorize MODEL OUT --data.task NAME [--rank_ratio 0.33] [--weighting fisher] [--axis in]
                          factorize a fine-tuned model at once, without training, and export it
-  analyze truncation|sweep|spectra|ranks MODEL OUT --data.task NAME [--weightings none fisher-in]
-                         what truncation does to a fine-tuned model: table and figure
+  analyze truncation|sweep|spectra|ranks|neurons|pattern|allocation NET OUT --data.task NAME
+                         what truncation does to a net, what pruning left of it: table and figure
 
 COMMAND --help shows every option with its default; NAME.yaml is a path or a shipped config:
   {configs}
@@ -62,14 +62,15 @@ def _user_error(error: BaseException | None) -> BaseException | None:
 
 
 def _grouped(names: list[str]) -> list[str]:
-    """Return ``method_{task,task}.yaml`` for configs that differ in their last word."""
+    """Return ``method_{task,task}.yaml`` for configs that differ in their task."""
+    from lit_compress.tasks import TASKS
+
     groups: dict[str, list[str]] = {}
-    for name in names:
-        method, _, task = name.removesuffix(".yaml").rpartition("_")
-        groups.setdefault(method, []).append(task)
+    for stem in (name.removesuffix(".yaml") for name in names):
+        task = max((task for task in TASKS if stem.endswith(f"_{task}")), key=len, default="")
+        groups.setdefault(stem.removesuffix(f"_{task}"), []).append(task)
     return [
-        f"{method}_{{{','.join(tasks)}}}.yaml" if method else " ".join(f"{task}.yaml" for task in tasks)
-        for method, tasks in groups.items()
+        f"{method}_{{{','.join(tasks)}}}.yaml" if all(tasks) else f"{method}.yaml" for method, tasks in groups.items()
     ]
 
 

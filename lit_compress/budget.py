@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lit_compress.backbones import empty_net
 from lit_compress.families import Site, embedding_params, find_sites
 from lit_compress.layers import NarrowNorm
 
@@ -60,7 +59,7 @@ def dense_sites(net: PreTrainedModel) -> list[Site]:
 
 def _dense(net: PreTrainedModel) -> PreTrainedModel:
     with torch.device("meta"):
-        return empty_net(net.config)
+        return type(net)(net.config)  # type: ignore[call-arg]
 
 
 def count_params(net: PreTrainedModel) -> Params:

@@ -193,11 +193,9 @@ def match_layers(distances: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
     chosen, valid = [], []
     for column in distances.unbind(1)[::-1]:
         candidates = exists & (layers < last)
-        best = column.masked_fill(~candidates, torch.inf).argmin()
-        there = candidates.any()
-        last = torch.where(there, best, last)
-        chosen.append(best)
-        valid.append(there)
+        last = column.masked_fill(~candidates, torch.inf).argmin()  # the first one if there is none
+        chosen.append(last)
+        valid.append(candidates.any())
     return torch.stack(chosen[::-1]), torch.stack(valid[::-1])
 
 

@@ -121,8 +121,9 @@ def _cut_stream(net: PreTrainedModel, parts: list[SubLayer], hidden: Tensor) -> 
 
 def _renumber(net: PreTrainedModel, attentions: list[SubLayer]) -> None:
     """Let the attentions that are left number themselves anew: a cache counts from the first one."""
-    left = [part for part in attentions if not isinstance(net.get_submodule(part.module), Nothing)]
-    if len(left) < len(attentions):
+    cached = [part for part in attentions if part.cached]
+    left = [part for part in cached if not isinstance(net.get_submodule(part.module), Nothing)]
+    if len(left) < len(cached):
         for number, part in enumerate(left):
             set_attributes(net.get_submodule(part.module), {"layer_idx": number})
 

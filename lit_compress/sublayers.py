@@ -89,6 +89,19 @@ def _pre_norm(path: str) -> Part:
     return Part("attention", (f"{path}.",), None, {path: "pair"}, path)
 
 
+def _post_norm(path: str) -> Part:
+    norm = f"{path}_layer_norm"
+    return Part("attention", (f"{path}.",), norm, {path: "pair", norm: "input"}, path)
+
+
+_BART = (
+    _post_norm("self_attn"),
+    _post_norm("encoder_attn"),
+    Part(
+        "ffn", ("fc1", "fc2"), "final_layer_norm",
+        {"fc1": "input", "activation_fn": "input", "fc2": "zero", "final_layer_norm": "input"},
+    ),
+)  # fmt: skip
 _OPT = (_pre_norm("self_attn"), Part("ffn", ("fc1", "fc2"), None, {"fc1": "input", "fc2": "zero"}))
 _WORDS = ("embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings")
 
@@ -113,6 +126,7 @@ ANATOMIES: dict[str, Anatomy] = {
         _bert("deberta", ("attention.self.pos_key_proj", "attention.self.pos_query_proj")),
         attributes=lambda width, heads: {"num_attention_heads": heads, "all_head_size": heads * width},
     ),
+    "bart": Anatomy(_BART, cached=True),
     "opt": Anatomy(_OPT, attributes=lambda width, heads: {"num_heads": heads, "embed_dim": heads * width}, cached=True),
 }
 
@@ -129,6 +143,7 @@ class SubLayer:
         also, norm, module: names, as in :class:`Part`.
         stubs: name -> what it returns when the part is gone.
         heads: number of heads of the dense net (1 for a feed-forward network).
+        cached: it numbers itself for the cache of a decoder's keys and values.
     """
 
     kind: Kind
@@ -140,6 +155,7 @@ class SubLayer:
     module: str
     stubs: dict[str, Returns]
     heads: int
+    cached: bool
 
 
 def get_anatomy(net: PreTrainedModel) -> Anatomy:
@@ -162,17 +178,21 @@ def sublayers(net: PreTrainedModel) -> list[SubLayer]:
     Raises:
         UserError: its family has none that can be taken out.
     """
-    parts, roles = get_anatomy(net).parts, get_family(net).roles
+    anatomy, roles = get_anatomy(net), get_family(net).roles
     found = []
-    for number, (_, _, name, _) in enumerate(blocks(net)):
-        for part in parts:
+    for number, (stack, _, name, _) in enumerate(blocks(net)):
+        heads = getattr(net.config, f"{stack}_attention_heads", net.config.num_attention_heads)
+        for part in anatomy.parts:
+            if part.module and not has(net, f"{name}.{part.module}"):
+                continue
             sites = {role: f"{name}.{path}" for path, role in roles.items() if path.startswith(part.sites)}
             found.append(
                 SubLayer(
                     part.kind, number, name, sites, tuple(f"{name}.{path}" for path in part.also),
                     part.norm and f"{name}.{part.norm}", f"{name}.{part.module}",
                     {f"{name}.{path}": returns for path, returns in part.stubs.items()},
-                    net.config.num_attention_heads if part.kind == "attention" else 1,
+                    heads if part.kind == "attention" else 1,
+                    anatomy.cached and stack == "decoder" and part.module == "self_attn",
                 )
             )  # fmt: skip
     return found

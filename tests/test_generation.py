@@ -155,7 +155,7 @@ def test_fisher_of_a_writer(variant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", WRITERS)
+@pytest.mark.parametrize("variant", ["bart-uneven", "t5-gated", "opt-350m", "llama-one-key"])  # the others: whole runs
 def test_exports_write_elsewhere(variant, tmp_path):
     net = make_writer(variant)
     factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r), MixedRankLinear)

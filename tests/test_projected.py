@@ -197,3 +197,13 @@ def test_torch_export_with_other_shapes():
     free = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=60)}
     program = torch.export.export(fused, (), given, dynamic_shapes=dict.fromkeys(given, free))
     assert torch.allclose(program.module()(**other).logits, fused(**other).logits, atol=1e-6)
+
+
+def test_a_bias_of_keys_changes_nothing_in_bert():
+    """It adds the same to all scores of a query; it is kept all the same, DeBERTa needs it."""
+    net = net_of("bert")
+    expected = logits(net)
+    with torch.no_grad():
+        for layer in net.bert.encoder.layer:
+            layer.attention.self.key.bias.zero_()
+    assert torch.allclose(logits(net), expected, atol=1e-9)

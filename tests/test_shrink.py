@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from tiny import make_batch, make_net
+from tiny import TINY, make_batch, make_net
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
@@ -18,10 +18,10 @@ from lit_compress.families import find_sites
 from lit_compress.gating import canonical, counted, gate_net, gate_shapes, least_units, place, possible_gates
 from lit_compress.layers import GatedNorm, LowRankSparseLinear, Nothing
 from lit_compress.shrink import shrink
-from lit_compress.sublayers import sublayers
+from lit_compress.sublayers import ANATOMIES, sublayers
 from lit_compress.surgery import describe, factorize, load_net, save_net
 
-FAMILIES = ("bert", "roberta", "electra", "distilbert", "deberta-v2", "opt")
+FAMILIES = tuple(family for family in ANATOMIES if family in TINY)
 CASES = [*((family, {}) for family in FAMILIES), ("deberta-v2", {"share_att_key": False}),
          ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu"})]  # fmt: skip
 
@@ -29,7 +29,8 @@ CASES = [*((family, {}) for family in FAMILIES), ("deberta-v2", {"share_att_key"
 def net_of(family, layers=4, seed=0, **settings):
     """Four layers, with biases and norms that are not 0 and 1."""
     name = {"distilbert": "n_layers"}.get(family, "num_hidden_layers")
-    net = make_net(family, seed=seed, **settings, **{name: layers}).eval()
+    depth = {"encoder_layers": 2, "decoder_layers": 2} if family == "bart" else {name: layers}
+    net = make_net(family, seed=seed, **settings, **depth).eval()
     with torch.no_grad():
         for module in net.modules():
             if isinstance(module, (nn.Linear, nn.LayerNorm)) and module.bias is not None:
@@ -43,6 +44,8 @@ def net_of(family, layers=4, seed=0, **settings):
 
 def logits(net):
     batch = make_batch()
+    if net.config.is_encoder_decoder:
+        batch["input_ids"][:, -1] = net.config.eos_token_id
     with torch.no_grad():
         return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
 
@@ -63,7 +66,7 @@ def random_z(net, gates, seed=0):
         z[name] = value * (torch.rand(shape, generator=generator) > 0.35)
     for name in ("attention", "ffn"):
         if name in z:
-            z[name] = torch.tensor([[0.9], [0.0], [0.8], [0.7]])
+            z[name] = torch.tensor([[0.9], [0.0], [0.8], [0.7]]).repeat(2, 1)[: len(z[name])]
     for name, other in (("heads", "attention"), ("neurons", "ffn")):
         if name in z:
             z[name][3] = 0.0 if other in z else z[name][3]  # no unit is left, so the sub-layer goes
@@ -131,7 +134,7 @@ def test_expected_size_against_draws_of_bert():
     assert sum(counts) / len(counts) / size.total == pytest.approx(float(size.density(a)), rel=0.02)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"bart"}))
 def test_all_sublayers_closed_gives_the_embeddings(family):
     net = net_of(family)
     z = {name: torch.zeros(4, 1) for name in ("attention", "ffn")}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lit_compress.analysis.widths import is_narrow
 from lit_compress.budget import dense_sites, dense_sizes, weights
 from lit_compress.callbacks import RunLogger
 from lit_compress.export.report import markdown
@@ -154,6 +155,8 @@ def log_structure(logger: RunLogger, net: PreTrainedModel, stage: str, steps: in
         if ranks:
             writer.add_histogram(f"rank/{role}", torch.tensor(ranks, dtype=torch.float32), step)
     writer.add_figure("structure", structure_figure(net, stage), step)
+    if is_narrow(net):
+        return  # widths.py shows it
     if net.config.model_type in ANATOMIES and {spec["kind"] for spec in describe(net).values()} & _CUT:
         writer.add_figure("units", units_figure(net, stage), step)
     elif all(row["rank"] is None for row in table) and any(row["density"] < 0.999 for row in table):

@@ -43,7 +43,10 @@ def custom_task(settings: Custom, path: str | None, seed: int) -> Task:
     )
     labels = tuple(settings.labels or ()) if kind.classes else ()
     if kind.classes and not labels:
-        labels = tuple(find_labels(draft, custom_sources(draft, path, ["train"], seed)["train"]))
+        sources = custom_sources(draft, path, ["train"], seed)
+        if "train" not in sources:
+            raise UserError(f"data.path: '{path}' has no file for 'train', and data.custom.labels names no classes")
+        labels = tuple(find_labels(draft, sources["train"]))
     if kind.classes and len(set(labels)) < max(2, len(labels)):
         raise UserError(f"data.custom.labels: {', '.join(labels)}: give two or more, each once")
     return Task(
@@ -78,7 +81,10 @@ def _read_labels(task: Task, source: Source) -> list[str]:
         where = f"{source.where} row {number}"
         if task.label not in row:
             raise UserError(f"{where} has no '{task.label}'; {nearest(task.label, row)}")
-        for value in KINDS[task.kind].labels_in(row[task.label]):
+        values_here = KINDS[task.kind].labels_in(row[task.label])
+        if not isinstance(values_here, list):
+            raise UserError(f"{where}: '{task.label}' is {values_here!r:.60}; give a list")
+        for value in values_here:
             name = label_name(where, value)
             kind = str if isinstance(value, str) else bool if isinstance(value, bool) else int
             first = first or (kind, where)
@@ -99,8 +105,5 @@ def _read_labels(task: Task, source: Source) -> list[str]:
 
 
 def _order(names: list[str]) -> Any:
-    """Return the sort key: by value if all are numbers, else by the alphabet."""
-    try:
-        return {name: float(name) for name in names}.__getitem__
-    except ValueError:
-        return str
+    """Return the sort key: by value if all are whole numbers, else by the alphabet."""
+    return int if all(name.removeprefix("-").isdecimal() for name in names) else str

@@ -16,10 +16,10 @@ from lit_compress.surgery import replace
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Share of a matrix's parameters, so of its FLOPs, from which factors and rows count as no faster than the matrix.
-# One thread of an AMD EPYC, 32 x 128 tokens, 384 x 384 to 1536 x 384: 0.89 - 0.95 of the matrix's time at 0.8 and
-# 0.98 - 1.06 at 0.9 (benchmarks/pruning_speed.py).
-MERGE = 0.8
+# Share of a matrix's parameters, so of its FLOPs, above which factors and rows may be slower than the matrix.
+# One thread of an AMD EPYC, 384 x 384 to 3072 x 768 (benchmarks/pruning_speed.py): at 32 x 128 tokens 0.63 - 0.85 of
+# the matrix's time at 0.7, 0.74 - 1.00 at 0.8, 0.82 - 1.17 at 0.9.
+MERGE = 0.7
 
 
 def compact(net: PreTrainedModel) -> PreTrainedModel:

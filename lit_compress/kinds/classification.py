@@ -32,7 +32,7 @@ def class_number(task: Task, where: str, label: Any, what: str = "label") -> int
     name = label_name(where, label, what)
     if name in task.labels:
         return task.labels.index(name)
-    numbers = not any(known.isdigit() for known in task.labels)
+    numbers = not any(known.removeprefix("-").isdigit() for known in task.labels)
     if numbers and name.isascii() and name.isdigit() and len(name) < 9 and int(name) < len(task.labels):
         return int(name)
     raise UserError(

@@ -129,7 +129,8 @@ class Method(pl.LightningModule):
             for *_, block in blocks(net):
                 fully_shard(block, mesh=mesh)
             fully_shard(net, mesh=mesh)
-            register_fsdp_forward_method(net, "generate")  # it calls an encoder past the net's own forward
+            if hasattr(net, "generate"):  # it calls an encoder past the net's own forward
+                register_fsdp_forward_method(net, "generate")
             net._is_fsdp_managed_module = True  # ranks go on until all have written their texts
         self.net = net
         self.stage.attach(net)

@@ -22,7 +22,7 @@ Deviations:
       warm-up on may an epoch count as the best.
     - The values of open gates are folded into rows, biases, embeddings and LayerNorms, which is exact (shrink.py).
     - Embeddings are not trained, as in their program. Retraining has the usual decaying learning rate.
-    - ELECTRA, DeBERTa and OPT keep their hidden dimensions.
+    - ELECTRA, DeBERTa, OPT and BART keep their hidden dimensions; BART's layers are not matched.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class CoFiPruning(GatedTraining):
         init: start from the pre-trained backbone after distillation, as the paper does, or from the fine-tuned net.
     """
 
-    gates: list[Gate] | None = None
+    gates: list[str] | None = None
     init: Literal["pretrained", "finetuned"] = "pretrained"
 
     def __post_init__(self) -> None:
@@ -95,6 +95,15 @@ class MatchedStage(Stage):
 
     distillation: MatchedDistillation
     matching: MatchedLayers | None
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse to match the layers of two stacks."""
+        super().check(net)
+        if net.config.is_encoder_decoder and self.distillation.alpha_layers > 0:
+            raise UserError(
+                f"distillation.alpha_layers: layers of {net.config.model_type}, an encoder and a decoder, cannot be "
+                "matched; valid: 0"
+            )
 
     def build(self, method: Host, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Freeze the embeddings; note what the projection starts from."""
@@ -193,6 +202,7 @@ class GatedPruning(MatchedStage, GatedStage):
 
     def check(self, net: PreTrainedModel) -> None:
         """Refuse gates that the family lacks, and a density the gates cannot have."""
+        super().check(net)
         if self.density == 1:
             return
         names = self.names(net)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def _coarse() -> list[Gate]:
+def _coarse() -> list[str]:
     return ["attention", "ffn", "heads"]
 
 
@@ -65,7 +65,7 @@ class RowsInGates(CoFiPruning):
         beta: share of the past in the score's moving average.
     """
 
-    gates: list[Gate] = field(default_factory=_coarse)
+    gates: list[str] = field(default_factory=_coarse)
     share: float | None = None
     low_rank: float = 0.05
     start: float = 0.05

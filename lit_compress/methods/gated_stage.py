@@ -33,8 +33,8 @@ class GatedTraining(Training):
     """How the gates learn.
 
     Args:
-        gate_learning_rate: of log_alpha; constant.
-        multiplier_learning_rate: of the multipliers; constant.
+        gate_learning_rate: of log_alpha; constant. 0.01 is for some ten thousand steps; a few hundred want about 0.1.
+        multiplier_learning_rate: of the multipliers; constant. Likewise, about 0.05.
         target_warmup: fraction of the steps in which the target moves to the final density.
         exact_target: keep exactly as many units as the density allows, the best by one threshold, instead of as many as
             the gates expect; the last bit of the budget goes to neurons.

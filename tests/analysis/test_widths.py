@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_projected import disturb, net_of, random_bases
 
 from lit_compress.analysis.widths import component_figure, is_narrow, width_figure, width_table
+from lit_compress.calibration import COMPONENTS
 from lit_compress.export.fuse import fuse
 from lit_compress.projected import insert_projections
 
@@ -31,6 +34,23 @@ def test_widths_are_those_of_the_gates(family):
     first, second, third = width_figure(fused, "prune").axes
     assert [p.get_height() for p in third.patches] == [row["heads"] for row in rows]
     assert len(first.patches) == 4 and len(second.patches) == 6
+
+
+def test_a_dead_attention_can_be_logged(tmp_path):
+    from lit_compress.analysis.pictures import log_structure
+    from lit_compress.analysis.widths import log_widths
+    from lit_compress.callbacks import RunLogger
+
+    net = net_of("bert", torch.float32)
+    insert_projections(net, random_bases(net))
+    disturb(net, kill=[("mha", 0), ("ffn_layer", 1)])
+    logger, fused = RunLogger(tmp_path, 0), fuse(net)
+    save_file({"shares": torch.rand(5, 32)}, tmp_path / COMPONENTS)
+    log_structure(logger, fused, "prune", 3)
+    log_widths(logger, fused, tmp_path, "prune", 3)
+    logger.finalize("success")
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert {"structure", "widths", "components"} == set(events.Tags()["images"])
 
 
 def test_components():

@@ -140,6 +140,8 @@ REFUSED = {
     "number and truth value": ("custom", "train.jsonl", own(1, 0, True), ["row 3", "bool"]),
     "one label only": ("custom", "train.jsonl", own("a", "a"), ["all labels are 'a'"]),
     "own null label": ("custom", "train.jsonl", own("a", None), ["row 2", "null"]),
+    "own tags are a number": ("custom-tagging", "train.jsonl", jsonl({"tokens": ["a"], "tags": 3}), ["row 1", "give a list"]),
+    "own tags are null": ("custom-tagging", "train.jsonl", jsonl({"tokens": ["a"], "tags": None}), ["row 1", "give a list"]),
     "own label is an object": ("custom", "train.jsonl", own("a", {"x": 1}), ["row 2", "neither text"]),
     "own column is missing": ("custom", "train.csv", b"txt,label\na,1\nb,0\n", ["'text'", "did you mean 'txt'?"]),
     "own label column is missing": ("custom", "train.csv", b"text,stars\na,1\nb,0\n", ["'label'", "text, stars"]),
@@ -147,7 +149,8 @@ REFUSED = {
 
 
 def module(task, backbone, folder, **options):
-    return DataModule(task, backbone, str(folder), **options)
+    task, _, kind = task.partition("-")
+    return DataModule(task, backbone, str(folder), **({"custom": Custom(kind=kind)} if kind else {}), **options)
 
 
 @pytest.fixture
@@ -229,6 +232,24 @@ def test_numbers_are_names_where_names_are_numbers(tmp_path, backbone):
     (tmp_path / "validation.jsonl").write_bytes(own(0))
     with pytest.raises(UserError, match="row 1: label 0 is none"):
         module("custom", backbone, tmp_path).setup("fit")
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_minus_one_is_a_label_in_files_of_ones_own(tmp_path, backbone, kind):
+    (tmp_path / "train.jsonl").write_bytes(own(-1, 1, 0))
+    (tmp_path / "validation.jsonl").write_bytes(own(-1))
+    dm = module(f"custom-{kind}", backbone, tmp_path)
+    dm.setup("fit")
+    assert dm.record.labels == (("-1", "0", "1") if kind == "classification" else ())
+    assert dm._split("train").rows["label"][:] == ([0, 2, 1] if kind == "classification" else [-1.0, 1.0, 0.0])
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_folder_without_training_rows(tmp_path, backbone):
+    (tmp_path / "test.jsonl").write_bytes(own("a"))
+    with pytest.raises(UserError, match=r"has no file for 'train', and data\.custom\.labels names no classes"):
+        module("custom", backbone, tmp_path)
 
 
 @pytest.mark.usefixtures("cache")

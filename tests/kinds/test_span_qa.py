@@ -93,8 +93,8 @@ def test_loss_is_that_of_the_library_without_padding(tokenizer):
     wide = {name: F.pad(value, (0, 5)) for name, value in batch.items() if value.ndim == 2}
     wide = {**batch, **wide, "labels": batch["labels"]}
     other = make_net("bert", "squad", seed=1, dropout=0.0)
-    padded, teacher = (KIND.outputs(n, wide) for n in (net, other))
-    short, small = (KIND.outputs(n, batch) for n in (net, other))
+    padded, teacher = (KIND.outputs(n, wide, tokenizer) for n in (net, other))
+    short, small = (KIND.outputs(n, batch, tokenizer) for n in (net, other))
     assert torch.allclose(task_loss(padded, batch["labels"], KIND.loss), expected.loss, atol=1e-5)
     values = [loss(padded, teacher, KIND.loss) for loss in (distillation_loss, consistency_loss)]
     expected = [loss(short, small, KIND.loss) for loss in (distillation_loss, consistency_loss)]

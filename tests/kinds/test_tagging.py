@@ -12,6 +12,7 @@ from lit_compress.backbones import load_tokenizer
 from lit_compress.data.datamodule import DataModule, PaddedBatches
 from lit_compress.data.encode import encode
 from lit_compress.kinds import KINDS
+from lit_compress.kinds.tagging import _first_pieces
 from lit_compress.losses import consistency_loss, distillation_loss, example_losses, task_loss
 from lit_compress.metrics import build_metrics
 from lit_compress.tasks import get_task
@@ -144,3 +145,7 @@ def test_real_rows_keep_every_word(shared):
     rows = data._split("validation").rows
     assert words == sum(len(row["tokens"]) for row in rows) == 51362
     assert set(v.item() for v in metrics.compute().values()) == {1.0} and len(loader.order.lengths) > len(rows)
+
+
+def test_a_token_may_begin_with_the_blank_before_its_word():
+    assert _first_pieces([["ab", "c"]], [0], [[(0, 0), (0, 2), (2, 4), (0, 0)]]) == [[0, 1, 2, 0]]

@@ -8,7 +8,7 @@ from tiny import make_batch, make_net
 
 from lit_compress import budget
 from lit_compress.errors import UserError
-from lit_compress.export.fuse import fuse
+from lit_compress.export.fuse import compact, fuse
 from lit_compress.families import find_sites
 from lit_compress.methods import CoFiLoSparse
 from lit_compress.methods.cofi_losparse import OpenRows, RowsInGates
@@ -69,13 +69,13 @@ def test_closed_rows_do_not_compete():
 
 @pytest.mark.parametrize("density", [0.08, 0.2, 0.3])
 def test_factors_and_rows_meet_the_density(density):
-    """Measured on what is stored after the cut, also where a matrix is stored whole; less than a row is missing."""
+    """Measured on what is stored after the cut; less than a row is missing."""
     net = net_of()
     rows = rows_of(net, GATES, density)
     rows.prune(100)
     z = {name: mask.float() for name, mask in GATES.items()}
     shrink(net, z)
-    small = fuse(net)
+    small = compact(net)
     total = budget.dense_site_params(net_of())
     assert 0 <= round(density * total) - budget.count_params(small).sites <= 64
     batch = make_batch()
@@ -89,7 +89,7 @@ def test_before_the_gates_arrive_the_share_is_of_what_is_open():
     rows.prune(100)
     alive = sum(int(open_.sum()) * columns for open_, columns in zip(rows.open, rows.columns.tolist(), strict=True))
     shrink(net, {name: mask.float() for name, mask in GATES.items()})
-    assert budget.count_params(fuse(net)).sites == pytest.approx(0.5 * alive, rel=0.02)
+    assert budget.count_params(compact(net)).sites == pytest.approx(0.5 * alive, rel=0.02)
 
 
 def test_shards_know_their_rows():
@@ -113,8 +113,9 @@ def test_a_short_run_has_the_product(fit, dense, tmp_path):
     inputs = {"input_ids": batch["input_ids"] % 20, "attention_mask": batch["attention_mask"]}
     expected = net.eval()(**inputs).logits
     stage.finish(net, tmp_path)
-    small = fuse(net)
+    small = compact(net)
     assert torch.allclose(small(**inputs).logits, expected, atol=1e-5)
+    assert torch.allclose(fuse(net)(**inputs).logits, expected, atol=1e-5)
     assert 0 <= round(0.3 * budget.dense_site_params(small)) - budget.count_params(small).sites < 64  # a row
 
 

@@ -150,18 +150,16 @@ def test_regression_hears_the_teacher():
     """KL of one logit is 0; the program left the classifier without a gradient."""
     from lit_compress.methods.distillation import distillation_terms
 
-    class Output:
-        logits = torch.tensor([[1.0], [2.0]])
-
+    target = torch.tensor([[1.0], [2.0]])
     student = torch.tensor([[0.5], [2.0]], requires_grad=True)
-    terms = distillation_terms(LaterDistillation(), "regression", student, None, Output, torch.ones(2, 3))
+    terms = distillation_terms(LaterDistillation(), "regression", student, target, None, None, [], [])
     assert float(terms["distillation"]) == pytest.approx(0.3 * 0.125)
     terms["distillation"].backward()
     assert student.grad.abs().sum() > 0
     student = torch.tensor([[0.5, 1.0]])
-    Output.logits = torch.tensor([[2.0, -1.0]])
-    terms = distillation_terms(LaterDistillation(), "classification", student, None, Output, torch.ones(1, 3))
-    p, q = (x / 2 for x in (Output.logits, student))
+    target = torch.tensor([[2.0, -1.0]])
+    terms = distillation_terms(LaterDistillation(), "classification", student, target, None, None, [], [])
+    p, q = (x / 2 for x in (target, student))
     divergence = (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum()
     assert float(terms["distillation"]) == pytest.approx(0.3 * float(divergence))
 
@@ -231,3 +229,16 @@ def test_what_a_net_cannot():
         check(skip_sites=5)
     with pytest.raises(UserError, match=r"sp3 cannot project 'opt'"):
         check(make_net("opt"))
+
+
+def test_multipliers_ascend_as_with_the_negative_rate_of_the_program():
+    ends = []
+    for settings in ({"lr": 0.1, "maximize": True}, {"lr": -0.1}):
+        value = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([{"params": [value], "weight_decay": 0.0, **settings}], lr=1e-3)
+        for step in range(50):
+            optimizer.zero_grad()
+            (value * (0.5 - step / 40)).sum().backward()
+            optimizer.step()
+        ends.append(float(value.detach()))
+    assert ends[0] == pytest.approx(ends[1], abs=1e-6) and ends[0] > 0

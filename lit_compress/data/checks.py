@@ -1,0 +1,166 @@
+"""Rows as they are written -> checked rows on disk, once per content; what is broken is one line with file and row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lit_compress.cache import build_once, cache_folder, short_hash
+from lit_compress.data.readers import CHUNK, Row, Rows, need_columns
+from lit_compress.errors import UserError, nearest
+from lit_compress.kinds import kind_of
+from lit_compress.kinds.classification import UNLABELLED
+from lit_compress.progress import note
+from lit_compress.tasks import Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+FEWEST_TO_SPLIT = 10
+FORMAT = 1  # raise it when the checks or the columns written here change, so that old caches are not read
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a split comes from.
+
+    Attributes:
+        where: how errors call it.
+        key: gives a hash of its content.
+        read: gives its rows.
+        part: from where to where in the shuffled rows; None for all of them as they are.
+        seed: of that shuffle.
+    """
+
+    where: str
+    key: Callable[[], str]
+    read: Callable[[], Rows]
+    part: tuple[float, float] | None = None
+    seed: int = 0
+
+
+def checked(task: Task, source: Source, labelled: bool) -> Dataset:
+    """Return the checked rows of a split, read from disk; they are checked once per content."""
+    import datasets
+
+    key = short_hash(FORMAT, source.key(), task.kind, task.text, task.label, task.labels)
+    folder = build_once(cache_folder() / f"rows-{key}", partial(_write, task, source))
+    rows = datasets.Dataset.from_file(str(folder / "rows.arrow"))
+    facts = json.loads((folder / "facts.json").read_text())
+    for column, (count, first) in facts["empty"].items():
+        note(f"{source.where}: '{column}' is empty in {count} of {len(rows)} rows, first in row {first}; they are kept")
+    if source.part is not None:
+        rows = _part(rows, source)
+    if labelled and task.label not in rows.column_names:
+        names = facts["names"]
+        missing = f"no labels (all are {UNLABELLED})"
+        if task.label not in names:
+            missing = f"no column '{task.label}' ({nearest(task.label, names)})"
+        raise UserError(f"{source.where} has {missing}; only predict reads rows without labels")
+    return rows
+
+
+def _part(rows: Dataset, source: Source) -> Dataset:
+    """Return the part of the rows that ``source`` is, in their order."""
+    assert source.part is not None
+    if len(rows) < FEWEST_TO_SPLIT:
+        raise UserError(f"{source.where} has {len(rows)} rows; to split them give {FEWEST_TO_SPLIT} or more")
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(source.seed))
+    first, last = (round(share * len(rows)) for share in source.part)
+    return rows.select(order[first:last].sort().values.tolist())
+
+
+def _write(task: Task, source: Source, folder: Path) -> None:
+    """Check a split row by row and write it, a part at a time: ``rows.arrow``, and ``facts.json`` on them."""
+    import pyarrow as pa
+
+    kind, found = kind_of(task), source.read()
+    if found.names is not None:
+        need_columns(task, source.where, found.names)
+    rows = enumerate(found.rows, start=1)
+    number, row = next(rows, (0, {}))
+    if not number:
+        raise UserError(f"{source.where} is empty (0 rows)")
+    has_labels = task.label in row and not _is_secret(task, row[task.label])
+    fields = [(name, pa.list_(pa.string()) if kind.words else pa.string()) for name in task.text]
+    if has_ids := "id" in kind.extras and "id" in row:
+        fields.append(("id", pa.string()))
+    is_plain = task.label in task.text  # plain text is its own label, and has empty lines
+    schema = pa.schema([*fields, (task.label, kind.label_type())] if has_labels and not is_plain else fields)
+    ids: dict[str, int] = {}
+    empty: dict[str, list[int]] = {}  # text column -> rows without text, the first of them
+    names = dict.fromkeys([*(found.names or ()), *row])
+    with pa.OSFile(str(folder / "rows.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        while number:
+            chunk = []
+            while number and len(chunk) < CHUNK:
+                where = f"{source.where} row {number}"
+                chunk.append(_row(task, where, row, has_labels))
+                for name in task.text:
+                    if not (kind.words or is_plain or chunk[-1][name].strip()):
+                        empty.setdefault(name, [0, number])[0] += 1
+                if has_ids:
+                    chunk[-1]["id"] = _id(where, row.get("id"), ids, number)
+                number, row = next(rows, (0, {}))
+            stream.write_table(pa.Table.from_pylist(chunk, schema=schema))
+    (folder / "facts.json").write_text(json.dumps({"names": list(names), "empty": empty}))
+
+
+def _row(task: Task, where: str, row: Row, has_labels: bool) -> Row:
+    """Return the checked text columns and label of a row."""
+    kind = kind_of(task)
+    checked: Row = {}
+    for name in task.text:
+        if name not in row:
+            raise UserError(f"{where} has no '{name}'; {nearest(name, row)}")
+        checked[name] = _words(where, name, row[name]) if kind.words else _text(where, name, row[name])
+    if has_labels:
+        checked[task.label] = kind.label_of(task, where, {task.label: None, **row, **checked})
+    elif task.label in row and not _is_secret(task, row[task.label]):
+        raise UserError(f"{where} has the label {row[task.label]!r:.60}, row 1 has none; give all rows one, or none")
+    return checked
+
+
+def _is_secret(task: Task, label: Any) -> bool:
+    """Say whether the hub marks a row so; in files of one's own -1 is a label like others."""
+    return task.hub is not None and kind_of(task).is_unlabelled(label)
+
+
+def _id(where: str, value: Any, seen: dict[str, int], number: int) -> str:
+    """Return a row's id, noting it."""
+    name = _text(where, "id", value)
+    if seen.setdefault(name, number) != number:
+        raise UserError(f"{where}: id '{name:.60}' is that of row {seen[name]} already; give every row its own")
+    return name
+
+
+def _text(where: str, name: str, value: Any) -> str:
+    if value is None:
+        raise UserError(f"{where}: '{name}' is null; fill it in or leave the row out")
+    if not isinstance(value, str):
+        raise UserError(f"{where}: '{name}' is {value!r:.60} ({type(value).__name__}); give text")
+    try:
+        value.isascii() or value.encode()
+    except UnicodeEncodeError as error:  # half of a pair, as "\\ud800" in JSON
+        raise UserError(f"{where}: '{name}' has no character at {error.start}, only half of one; mend it") from error
+    return value
+
+
+def _words(where: str, name: str, value: Any) -> list[str]:
+    """Return the words, which may be written with blanks between them."""
+    if isinstance(value, str):
+        value = value.split()
+    if not isinstance(value, list):
+        raise UserError(f"{where}: '{name}' is {value!r:.60} ({type(value).__name__}); give a list of words")
+    if not value:
+        raise UserError(f"{where}: '{name}' has no words; leave the row out")
+    for i, word in enumerate(value, start=1):
+        if not _text(f"{where} word {i}", name, word).strip():
+            raise UserError(f"{where}: word {i} of '{name}' is {word!r:.60}; give text")
+    return value
