@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,10 +105,11 @@ def rank_curve(rows: Rows) -> Figure:
 def neurons_figure(rows: Rows) -> Figure:
     """Draw a histogram of the neurons' importance for every layer and role, all models in one (LoSparse's Figure 4)."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     roles, layers = list(_by(rows, "role")), list(_by(rows, "layer"))
     figure = Figure(figsize=(0.5 + 2.2 * len(roles), 0.5 + 1.5 * len(layers)), layout="constrained", dpi=100)
-    grid = figure.subplots(len(layers), len(roles), squeeze=False)
+    grid = figure.subplots(len(layers), len(roles), squeeze=False, sharex=True)
     for (layer, role), axes in zip(((x, y) for x in layers for y in roles), grid.flat, strict=True):
         here = [r for r in rows if r["layer"] == layer and r["role"] == role]
         least = min((r["importance"] for r in here if r["importance"] > 0), default=1.0)
@@ -118,6 +120,7 @@ def neurons_figure(rows: Rows) -> Figure:
             values = [max(r["importance"], least) for r in group]
             axes.hist(values, bins=edges, alpha=0.6, label=label)
         axes.set(xscale="log", title=f"layer {layer}, {role}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.tick_params(labelsize=6)
         axes.title.set_fontsize(8)
     figure.supxlabel("importance of a neuron: mean |w g| of its row")
@@ -159,23 +162,26 @@ FIGURES: dict[str, Callable[[Rows], Figure]] = {
 
 
 def write_rows(kind: str, rows: Rows, out: Path) -> None:
-    """Write ``<kind>.csv``, ``<kind>.png`` and TensorBoard events into the folder ``out``, which is made anew.
+    """Write ``<kind>.csv``, ``<kind>.png`` and TensorBoard events into the folder ``out``.
 
     Args:
         kind: a key of :data:`FIGURES`.
         rows: of one table, at least one.
-        out: folder; what an earlier analysis left there is replaced.
+        out: folder; what an earlier analysis of this kind left there is replaced.
     """
     from torch.utils.tensorboard import SummaryWriter
 
     figure = FIGURES[kind](rows)
     with atomic_folder(out) as folder:
+        for path in out.iterdir() if out.exists() else ():
+            if path.stem != kind and path.suffix != f".{kind}":
+                (shutil.copytree if path.is_dir() else shutil.copy2)(path, folder / path.name)
         with (folder / f"{kind}.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0].keys())
             writer.writeheader()
             writer.writerows(rows)
         figure.savefig(folder / f"{kind}.png")
-        events = SummaryWriter(str(folder))
+        events = SummaryWriter(str(folder), filename_suffix=f".{kind}")
         events.add_figure(kind, figure)
         events.add_text(kind, _markdown(rows[:200]))
         events.close()

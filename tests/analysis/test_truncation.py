@@ -123,3 +123,13 @@ def test_every_table_is_written_and_drawn(kind, net, tmp_path):
     assert len(lines) == len(rows) + 1 and lines[0] == ",".join(rows[0])
     assert (tmp_path / "out" / f"{kind}.png").stat().st_size > 5000
     assert list((tmp_path / "out").glob("events.*"))
+
+
+def test_another_analysis_stays_beside_it(net, tmp_path):
+    (tmp_path / "mine").mkdir()
+    write_rows("ranks", truncation.ranks(net), tmp_path)
+    for _ in range(2):
+        write_rows("spectra", truncation.spectra(net, decomposers(net)), tmp_path)
+    assert (tmp_path / "mine").is_dir()
+    assert sorted(path.name for path in tmp_path.glob("*.*g")) == ["ranks.png", "spectra.png"]
+    assert sorted(path.suffix for path in tmp_path.glob("events.*")) == [".ranks", ".spectra"]
