@@ -24,6 +24,12 @@ def command(*words: object, threads: int) -> float:
     return usage.ru_maxrss / 1024
 
 
+def peak_mib() -> float:
+    """Return this process's peak resident size; not ru_maxrss, which begins with that of the process it came from."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+
+
 def report_of(run: Path) -> dict[str, Any]:
     """Return a finished run's report with what its stages measured before and after."""
     report = json.loads((run / "report.json").read_text())

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from common import write
+from common import peak_mib, write
 
 from lit_compress.backbones import load_net
 from lit_compress.data.batching import batch_order
@@ -84,11 +83,10 @@ def inside(backbone: str, data: Path) -> None:
     """Make a set ready and print seconds and peak memory, above what was in use before."""
     module = DataModule("sst2", backbone, str(data))
     _ = module.max_length  # loads the tokenizer
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    before, start = peak_mib(), time.perf_counter()
     module.setup("fit")
     seconds = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"seconds": seconds, "memory_mib": after / 1024, "added_mib": (after - before) / 1024}))
+    print(json.dumps({"seconds": seconds, "memory_mib": peak_mib(), "added_mib": peak_mib() - before}))
 
 
 def main() -> None:

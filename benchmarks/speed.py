@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from common import peak_mib
 
 from lit_compress.export.report import commit, hardware, versions
 from lit_compress.families import find_sites
@@ -159,9 +160,7 @@ def report_peak(options: argparse.Namespace) -> None:
     if options.device == "cuda":
         print(torch.cuda.max_memory_allocated() / 2**20)
     else:
-        # not ru_maxrss: a child begins with the peak of the process it was forked from
-        status = Path("/proc/self/status").read_text().splitlines()
-        print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024)
+        print(peak_mib())
 
 
 def time_factorize(folder: Path) -> dict[str, Any]:
