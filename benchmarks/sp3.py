@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from common import RESULTS, command, report_of, write
+from common import RESULTS, command, peak_mib, report_of, write
 
 from lit_compress.analysis.widths import width_table
 from lit_compress.export.report import commit, hardware, versions
@@ -133,12 +133,6 @@ def batches_of(examples: int, length: int, size: int = 32) -> list[dict[str, tor
         }
         for i, part in enumerate(ids.split(size))
     ]
-
-
-def peak_mib() -> float:
-    """Return the peak of this process' resident memory."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
 
 def calibration(examples: int, length: int) -> dict[str, Any]:
