@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from common import RESULTS, command, report_of, write
+from common import RESULTS, command, dense_net, report_of, write
 
 from lit_compress.budget import latency
 from lit_compress.surgery import load_net
@@ -60,14 +60,11 @@ def main() -> None:
             dense_examples, examples = options.examples, options.examples
         source = ["--model.backbone", options.backbone, "--data.task", task, "--data.path", options.data / task,
                   "--trainer.precision", options.precision, "--trainer.enable_progress_bar", "false"]  # fmt: skip
-        dense = options.work / f"dense-{task}"
-        if not (dense / "dense" / "net").exists():  # density 1: nothing is factorized; only the dense stage is used
-            command(
-                "fit", "--model", "SVD", "--model.density", 1.0, *source, "--model.dense.epochs", dense_epochs,
-                "--model.dense.learning_rate", DENSE_RATE, "--model.retrain.epochs", 1,
-                *(["--data.train_examples", dense_examples] if dense_examples else []), "--run_dir", dense,
-                threads=options.threads,
-            )  # fmt: skip
+        dense = dense_net(
+            options.work / f"dense-{task}", *source,
+            *(["--data.train_examples", dense_examples] if dense_examples else []),
+            epochs=dense_epochs, rate=DENSE_RATE, threads=options.threads,
+        )  # fmt: skip
         for name, words in jobs(prune, retrain).items():
             file = f"{task}-{name}"
             if (RESULTS / "cofi" / f"{file}.json").exists() or (options.only and name not in options.only):
@@ -75,7 +72,7 @@ def main() -> None:
             drawn = ["--data.train_examples", examples] if examples else []
             run = options.work / file
             command(
-                "fit", *words, *source, *drawn, "--model.teacher", dense / "dense" / "net", "--model.prune.init",
+                "fit", *words, *source, *drawn, "--model.teacher", dense, "--model.prune.init",
                 "finetuned", "--model.prune.learning_rate", RATE, "--run_dir", run, "--ckpt_path", "last",
                 threads=options.threads,
             )  # fmt: skip

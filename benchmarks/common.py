@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -22,6 +23,16 @@ def command(*words: object, threads: int) -> float:
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, line)
     return usage.ru_maxrss / 1024
+
+
+def dense_net(folder: Path, *words: object, epochs: int, rate: float, threads: int) -> Path:
+    """Return the net of a dense fine-tuning in ``folder``; make it with ``fit WORDS`` where it is not there."""
+    if not (folder / "dense" / "net").exists():  # density 1: nothing is factorized; only the dense stage is used
+        command(
+            "fit", "--model", "SVD", "--model.density", 1.0, *words, "--model.dense.epochs", epochs,
+            "--model.dense.learning_rate", rate, "--model.retrain.epochs", 1, "--run_dir", folder, threads=threads,
+        )  # fmt: skip
+    return folder / "dense" / "net"
 
 
 def peak_mib() -> float:
@@ -65,6 +76,11 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 def percent(value: float) -> str:
     """Return a fraction as a percentage with one decimal."""
     return f"{100 * value:.1f}"
+
+
+def mean_and_deviation(values: list[float]) -> str:
+    """Return mean and standard deviation in %."""
+    return f"{percent(mean(values))} ± {percent(stdev(values))}" if len(values) > 1 else percent(values[0])
 
 
 def spread(ratio: dict[str, float]) -> str:

@@ -13,7 +13,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, command, report_of, write
+from common import RESULTS, command, dense_net, report_of, write
 
 from lit_compress.export.report import commit, hardware, versions
 
@@ -60,16 +60,12 @@ def main() -> None:
         source = ["--data.task", task, "--data.path", options.data / task]
         trainer = ["--trainer.precision", options.precision, "--trainer.enable_progress_bar", "false"]
         drawn = ["--data.train_examples", examples] if examples else []
-        dense = options.work / f"dense-{task}"
-        if not (dense / "dense" / "net").exists():  # density 1: nothing is factorized; only the dense stage is used
-            many = DENSE_EXAMPLES.get(task)
-            command(
-                "fit", "--model", "SVD", "--model.density", 1.0, "--model.backbone", options.backbone, *source,
-                *trainer, *(["--data.train_examples", many] if many else []), "--model.dense.epochs", dense_epochs,
-                "--model.dense.learning_rate", DENSE_RATE, "--model.retrain.epochs", 1, "--run_dir", dense,
-                threads=options.threads,
-            )  # fmt: skip
-        net = dense / "dense" / "net"
+        many = DENSE_EXAMPLES.get(task)
+        net = dense_net(
+            options.work / f"dense-{task}", "--model.backbone", options.backbone, *source, *trainer,
+            *(["--data.train_examples", many] if many else []), epochs=dense_epochs, rate=DENSE_RATE,
+            threads=options.threads,
+        )  # fmt: skip
         settings = {"task": task, "teacher_epochs": dense_epochs, "teacher_rate": DENSE_RATE, "examples": examples}
         for part, kind, weightings, extra in (
             ("truncation", "truncation", WEIGHTINGS, []),

@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, command, load, report_of, write
+from common import RESULTS, command, dense_net, load, report_of, write
 
 # (epochs of the dense net, of the method, examples of the method, seeds): 156 to 250 updates
 TASKS = {"sst2": (2, 2, 4000, (1,)), "mrpc": (5, 2, None, (1, 2, 3)), "rte": (5, 2, None, (1, 2, 3))}
@@ -69,15 +69,12 @@ def main() -> None:
         return [*source, "--trainer.precision", options.precision, "--trainer.enable_progress_bar", "false"]
 
     def dense(task: str) -> Path:
-        folder, many = options.work / f"dense-{task}", DENSE_EXAMPLES.get(task)
-        if not (folder / "dense" / "net").exists():  # density 1: nothing is factorized; only the dense stage is used
-            command(
-                "fit", "--model", "SVD", "--model.density", 1.0, "--model.backbone", options.backbone, *common(task),
-                *(["--data.train_examples", many] if many else []), "--model.dense.epochs", TASKS[task][0],
-                "--model.dense.learning_rate", DENSE_RATE, "--model.retrain.epochs", 1, "--run_dir", folder,
-                threads=options.threads,
-            )  # fmt: skip
-        return folder / "dense" / "net"
+        many = DENSE_EXAMPLES.get(task)
+        return dense_net(
+            options.work / f"dense-{task}", "--model.backbone", options.backbone, *common(task),
+            *(["--data.train_examples", many] if many else []), epochs=TASKS[task][0], rate=DENSE_RATE,
+            threads=options.threads,
+        )  # fmt: skip
 
     def run(task: str, method: str, density: float, rate: float, seed: int) -> None:
         name = f"{task}-{method}-{density:g}-{rate:g}-{seed}"

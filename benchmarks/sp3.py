@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from common import RESULTS, command, peak_mib, report_of, write
+from common import RESULTS, command, dense_net, peak_mib, report_of, write
 
 from lit_compress.analysis.widths import width_table
 from lit_compress.export.report import commit, hardware, versions
@@ -84,13 +84,9 @@ def train(options: argparse.Namespace) -> None:
             "--trainer.enable_progress_bar", "false", *(["--data.train_examples", examples] if examples else []),
         ]  # fmt: skip
         folder = options.teachers or options.work
-        dense = folder / f"dense-{task}"
-        if not (dense / "dense" / "net").exists():
-            command(
-                "fit", "--model", "SVD", "--model.density", 1.0, *shared, "--model.dense.epochs", dense_epochs,
-                "--model.dense.learning_rate", DENSE_RATE, "--model.retrain.epochs", 1, "--run_dir", dense,
-                threads=options.threads,
-            )  # fmt: skip
+        dense = dense_net(
+            folder / f"dense-{task}", *shared, epochs=dense_epochs, rate=DENSE_RATE, threads=options.threads
+        )
         for cell in CELLS:
             if options.cells and cell.name not in options.cells:
                 continue
@@ -102,7 +98,7 @@ def train(options: argparse.Namespace) -> None:
                 stages = ["--model.prune.epochs", epochs]
                 stages += ["--model.prune.learning_rate", RATE] if cell.method == "SP3" else []
                 command(
-                    "fit", *cell.words(), *shared, *stages, "--model.teacher", dense / "dense" / "net",
+                    "fit", *cell.words(), *shared, *stages, "--model.teacher", dense,
                     "--trainer.gradient_clip_val", 1.0, "--seed_everything", seed, "--run_dir", run,
                     "--ckpt_path", "last", threads=options.threads,
                 )  # fmt: skip

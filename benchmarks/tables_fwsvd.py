@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
-from common import load, origin, percent, spread, table
+from common import load, mean_and_deviation, origin, percent, spread, table
 
 from lit_compress.analysis.plots import FIGURES
 
@@ -75,11 +74,6 @@ def sweep(results: dict[str, dict[str, Any]]) -> Iterator[str]:
         yield table(["ratio of ranks", "density", *(LABELS[label] for label in labels)], body)
 
 
-def spread_of(values: list[float]) -> str:
-    """Return mean and standard deviation in %."""
-    return f"{percent(mean(values))} ± {percent(stdev(values))}" if len(values) > 1 else percent(values[0])
-
-
 def retrain(results: dict[str, dict[str, Any]]) -> Iterator[str]:
     """One table: tasks x weightings, before and after."""
     rows = []
@@ -95,7 +89,7 @@ def retrain(results: dict[str, dict[str, Any]]) -> Iterator[str]:
         dense = records["none-in"][0]["dense"]["metric"][key]
         density = runs["none-in"][0]["compressed"]["density"]
         cells = [
-            spread_of([record["retrain"][when][key] for record in group])
+            mean_and_deviation([record["retrain"][when][key] for record in group])
             for group in records.values()
             for when in ("initial", "metric")
         ]

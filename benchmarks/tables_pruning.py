@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from statistics import mean
 from typing import Any
 
-from common import load, origin, percent, table
-from tables_fwsvd import spread_of
+from common import load, mean_and_deviation, origin, percent, table
 
 TASKS = {"sst2": ("SST-2", "val/accuracy"), "mrpc": ("MRPC", "val/f1"), "rte": ("RTE", "val/accuracy")}
 METHODS = {
@@ -64,7 +63,10 @@ def comparison(cells: dict[tuple[str, float, str], list[dict[str, Any]]]) -> Ite
         row = [title, ", ".join(sorted(rates))]
         for task, density in columns:
             group = cells.get((task, density, method), [])
-            row += [spread_of([value(r) for r in group]) if group else "", str(PAPER[task, density][1].get(method, ""))]
+            row += [
+                mean_and_deviation([value(r) for r in group]) if group else "",
+                str(PAPER[task, density][1].get(method, "")),
+            ]
         rows.append(row)
     header = ["method", "rate"]
     for task, density in columns:

@@ -74,9 +74,9 @@ class SP3(Method):
         if density is not None and params is not None:
             raise UserError(f"model.density {density}, model.params {params}: only one of them can decide the size")
         self.params = None if params is None else parse_count(params)
-        super().__init__(
-            task, backbone, 0.06 if density is None and params is None else density or 1.0, teacher, distillation
-        )
+        if density is None:
+            density = 0.06 if params is None else 1.0  # the stage knows the net, and so the density of ``params``
+        super().__init__(task, backbone, density, teacher, distillation)
         if fidelity == "official":
             prune = replace(
                 prune, norm="padded_layernorm", skip_sites=3, match_last=False, exact_target=False, tolerance=0.02

@@ -242,3 +242,8 @@ def test_multipliers_ascend_as_with_the_negative_rate_of_the_program():
             optimizer.step()
         ends.append(float(value.detach()))
     assert ends[0] == pytest.approx(ends[1], abs=1e-6) and ends[0] > 0
+
+
+def test_density_zero_is_refused():
+    with pytest.raises(UserError, match=r"model.density: 0.0 is not in \(0, 1\]"):
+        SP3(density=0.0)
