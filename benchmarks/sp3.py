@@ -152,10 +152,11 @@ def calibration(examples: int, length: int) -> dict[str, Any]:
 def narrow_bert(net: Any, density: float) -> Any:
     """Return ``net`` as SP3 leaves it at a density, the same fraction of every dimension, heads and layers whole."""
     from lit_compress.export.fuse import fuse
-    from lit_compress.projected import Places, gate_shapes, gated_size, identity_bases, insert_projections
+    from lit_compress.projected import Form, Places, gate_shapes, gated_size, identity_bases, insert_projections
 
-    insert_projections(net, identity_bases(net), DIMENSIONS)
-    shapes, size = gate_shapes(net, DIMENSIONS), gated_size(net, DIMENSIONS)
+    form = Form(DIMENSIONS)
+    insert_projections(net, identity_bases(net), form)
+    shapes, size = gate_shapes(net, form), gated_size(net, form)
 
     def kept(fraction: float) -> dict[str, torch.Tensor]:
         return {n: (torch.arange(units) < fraction * units).expand(groups, -1) for n, (groups, units) in shapes.items()}
@@ -166,7 +167,7 @@ def narrow_bert(net: Any, density: float) -> Any:
         low, high = (middle, high) if size.count(kept(middle)) <= density * size.total else (low, middle)
     heads = net.config.num_attention_heads
     z = {n: mask.float().repeat(1, heads if n in ("qk", "vo") else 1) for n, mask in kept(low).items()}
-    Places(net, DIMENSIONS).put(z)
+    Places(net, form).put(z)
     return fuse(net)
 
 
@@ -187,7 +188,7 @@ def step(rounds: int) -> dict[str, Any]:
     """Time a step with gates, projections and matched hidden states against a dense distillation step, interleaved."""
     from lit_compress.layers import HardConcrete
     from lit_compress.losses import distillation_loss, lagrangian, layer_distillation_loss, matched_layers_loss
-    from lit_compress.projected import GATES, Places, gate_shapes, gated_size, identity_bases, insert_projections
+    from lit_compress.projected import Places, gate_shapes, gated_size, identity_bases, insert_projections
 
     settings = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
     teacher, dense, gated = (random_bert(**settings) for _ in range(3))
@@ -197,7 +198,7 @@ def step(rounds: int) -> dict[str, Any]:
         parameter.requires_grad_(not frozen)
     shapes = gate_shapes(gated)
     modules = {n: HardConcrete(*s, 10.0, copies=12 if n in ("qk", "vo") else 1) for n, s in shapes.items()}
-    places, size, price = Places(gated, GATES), gated_size(gated), torch.zeros(1, requires_grad=True)
+    places, size, price = Places(gated), gated_size(gated), torch.zeros(1, requires_grad=True)
     batch = batches_of(32, 64)[0]
     inputs = {n: batch[n] for n in ("input_ids", "attention_mask")}
     dense.train()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lit_compress.families import Site, embedding_params, find_sites
-from lit_compress.layers import NarrowNorm
+from lit_compress.layers import NarrowNorm, StreamBlock
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,6 +36,8 @@ def counted_weights(net: PreTrainedModel) -> list[torch.Tensor]:
     """Return the stored weights of the sites, and of matrices that a net needs for its residual paths; each once."""
     found = [w for site in find_sites(net) for w in weights(net.get_submodule(site.name))]
     found += [m.weight for m in net.modules() if isinstance(m, NarrowNorm) and m.weight is not None]
+    turns = [getattr(m, name, None) for m in net.modules() if isinstance(m, StreamBlock) for name in ("middle", "end")]
+    found += [turn.weight for turn in turns if turn is not None]
     return list({id(w): w for w in found}.values())
 
 
@@ -48,8 +50,13 @@ def dense_site_params(net: PreTrainedModel) -> int:
 
 def dense_sizes(net: PreTrainedModel) -> dict[str, int]:
     """Return {site: in x out before compression}, from the configuration: a layer may have lost heads or neurons."""
+    return {name: layer.weight.numel() for name, layer in dense_layers(net).items()}
+
+
+def dense_layers(net: PreTrainedModel) -> dict[str, nn.Linear]:
+    """Return {site: the Linear before compression}, without values."""
     dense = _dense(net)
-    return {site.name: dense.get_submodule(site.name).weight.numel() for site in find_sites(dense)}  # type: ignore
+    return {site.name: dense.get_submodule(site.name) for site in find_sites(dense)}  # type: ignore[misc]
 
 
 def dense_sites(net: PreTrainedModel) -> list[Site]:

@@ -7,7 +7,7 @@ put into batches, on padding, or on the number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,8 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.errors import UserError
-from lit_compress.projected import Bases, head_count, identity_bases, layout
+from lit_compress.families import head_width
+from lit_compress.kinds.base import inputs_of
+from lit_compress.projected import Bases, has_head_projections, identity_bases
 from lit_compress.projections import centred_axes, principal_axes, query_key_projections
+from lit_compress.streams import Block, layout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,9 +33,10 @@ class Grams:
     """Sums of x x^T over the same tokens, float64.
 
     Attributes:
-        sites: [sites, d, d], of the inputs of the LayerNorms.
-        heads: [blocks, 3, heads, d_h, d_h], of queries, keys and values with their biases.
-        tokens: how many.
+        sites: [sites, d, d], of the inputs of the norms of every site.
+        heads: [attentions, 3, heads, d_h, d_h], of queries, keys and values with their biases; no attentions where
+            heads cannot be projected.
+        tokens: how many, in each stack of blocks.
     """
 
     sites: Tensor
@@ -54,22 +58,31 @@ def draw_tokens(lengths: Tensor, tokens: int, seed: int) -> list[Tensor]:
     return list(chosen.split(lengths.tolist()))
 
 
+Batch = dict[str, Tensor]
+
+
 @torch.no_grad()
 def collect_grams(
     net: PreTrainedModel,
-    batches: Iterable[dict[str, Tensor]],
+    batches: Iterable[Batch],
     tokens: int,
     seed: int = 0,
+    group: int = 1,
+    inputs: Callable[[Batch], Batch] = inputs_of,
+    masks: Callable[[Batch], Sequence[Tensor]] = lambda batch: [batch["attention_mask"]],
     reduce: Callable[[Tensor], object] | None = None,
-    show: Callable[[list[dict[str, Tensor]]], Iterable[dict[str, Tensor]]] = iter,
+    show: Callable[[list[Batch]], Iterable[Batch]] = iter,
 ) -> Grams:
     """Put the examples through ``net`` and sum the Grams at its sites and heads.
 
     Args:
         net: dense, not wrapped; runs where it is, in evaluation mode and its own dtype.
         batches: examples with ``index`` 0 .. n - 1, each once (over all ranks); -1 only fills up.
-        tokens: how many are drawn.
+        tokens: how many are drawn, in each stack of blocks.
         seed: of the draw.
+        group: blocks that share a site, see :func:`~lit_compress.streams.layout`.
+        inputs: what of a batch the net is called with.
+        masks: where the tokens of a batch are, [batch, length] each, not 0: of the first stack, of one after it.
         reduce: in-place all-reduce (SUM) of a tensor over ranks with other examples.
         show: wraps the list of batches, e.g. with a progress bar.
 
@@ -80,62 +93,76 @@ def collect_grams(
     count = torch.tensor([1 + max((int(b["index"].max()) for b in kept), default=-1)], device=net.device)
     if reduce is not None:  # the largest over the ranks is at most the sum
         reduce(count)
-    lengths = torch.zeros(int(count), dtype=torch.int64, device=net.device)
-    for batch in kept:
-        real = batch["index"] >= 0
-        lengths[batch["index"][real].to(net.device)] = batch["attention_mask"].sum(1)[real].to(net.device)
-    if reduce is not None:
-        reduce(lengths)
-    flags = draw_tokens(lengths.cpu(), tokens, seed)
-    taken, d = min(tokens, int(lengths.sum())), net.config.hidden_size
-    if taken < d:
-        raise UserError(
-            f"calibration.tokens: {taken} tokens are fewer than the {d} dimensions; "
-            + (f"give at least {d}" if tokens < d else f"the examples have no more, give at least {d} by more examples")
-        )
-    sums = _Sums(net)
+    sums, flags = _Sums(net, group), []
+    for stack in range(len(sums.stacks)):
+        lengths = torch.zeros(int(count), dtype=torch.int64, device=net.device)
+        for batch in kept:
+            real = batch["index"] >= 0
+            found = masks(batch)[stack].ne(0).sum(1)[real]
+            lengths[batch["index"][real].to(net.device)] = found.to(net.device)
+        if reduce is not None:
+            reduce(lengths)
+        flags.append(draw_tokens(lengths.cpu(), tokens, seed))
+        taken, d = min(tokens, int(lengths.sum())), net.config.hidden_size
+        if taken < d:
+            raise UserError(
+                f"calibration.tokens: {taken} tokens are fewer than the {d} dimensions; "
+                + (
+                    f"give at least {d}"
+                    if tokens < d
+                    else f"the examples have no more, give at least {d} by more examples"
+                )
+            )
     with sums.watch(), torch.autocast(net.device.type, enabled=False):
         for batch in show(kept):
-            mask = batch["attention_mask"].bool()
-            chosen = torch.zeros_like(mask)
-            for row, index in enumerate(batch["index"].tolist()):
-                if index >= 0:
-                    chosen[row, mask[row]] = flags[index]
-            sums.begin(chosen.flatten().to(net.device))
-            columns = [n for n in ("input_ids", "attention_mask", "token_type_ids") if n in batch]
-            net(**{name: batch[name].to(net.device) for name in columns})
+            sums.begin([_chosen(batch, mask, flag) for mask, flag in zip(masks(batch), flags, strict=False)])
+            net(**{name: value.to(net.device) for name, value in inputs(batch).items()})
     if reduce is not None:
         reduce(sums.sites)
         reduce(sums.heads)
     return Grams(sums.sites.cpu(), sums.heads.cpu(), taken)
 
 
+def _chosen(batch: Batch, mask: Tensor, flags: list[Tensor]) -> Tensor:
+    """Return which tokens of a batch were drawn, bool [batch * length]."""
+    mask = mask.bool()
+    chosen = torch.zeros_like(mask)
+    for row, index in enumerate(batch["index"].tolist()):
+        if index >= 0:
+            chosen[row, mask[row]] = flags[index].to(mask.device)
+    return chosen.flatten()
+
+
 class _Sums:
     """The sums, and the hooks that add to them."""
 
-    def __init__(self, net: PreTrainedModel) -> None:
-        self.net, self.parts = net, layout(net)
-        heads, blocks, d = head_count(net), len(self.parts.blocks), net.config.hidden_size
+    def __init__(self, net: PreTrainedModel, group: int) -> None:
+        self.net, self.parts = net, layout(net, group)
+        self.stacks = list(dict.fromkeys(place.stack for place in self.parts.sites))
+        heads, d, wide = net.config.num_attention_heads, net.config.hidden_size, head_width(net, "encoder")
+        self.attentions = self.parts.attentions if has_head_projections(net) else []
         options = {"dtype": torch.float64, "device": net.device}
-        self.sites = torch.zeros(len(self.parts.norms), d, d, **options)
-        self.heads = torch.zeros(blocks, 3, heads, d // heads, d // heads, **options)
+        self.sites = torch.zeros(len(self.parts.sites), d, d, **options)
+        self.heads = torch.zeros(len(self.attentions), 3, heads, wide, wide, **options)
 
-    def begin(self, chosen: Tensor) -> None:
-        """Take the tokens ``chosen``, bool [batch * length], of the next forward."""
-        self.chosen = chosen
+    def begin(self, chosen: list[Tensor]) -> None:
+        """Take the tokens ``chosen``, bool [batch * length] per stack, of the next forward."""
+        self.chosen = {s: c.to(self.net.device) for s, c in zip(self.stacks, chosen, strict=True)}
         self.seen: set[tuple[int, int]] = set()
 
     def _site(self, i: int, x: Tensor) -> None:
-        taken = x.flatten(0, -2)[self.chosen].double()
+        taken = x.flatten(0, -2)[self.chosen[self.parts.sites[i].stack]].double()
         self.sites[i] += taken.mT @ taken
 
-    def _heads(self, block: int, kind: int, y: Tensor) -> None:
-        if (block, kind) in self.seen:  # DeBERTa puts its relative positions through afterwards
+    def _heads(self, i: int, block: Block, role: str, y: Tensor) -> None:
+        kind = "qkv".index(role)
+        if (i, kind) in self.seen:  # DeBERTa puts its relative positions through afterwards
             return
-        self.seen.add((block, kind))
-        taken = y.flatten(0, -2)[self.chosen].double()
+        self.seen.add((i, kind))
+        stack = self.parts.sites[block.roles[role]].stack
+        taken = y.flatten(0, -2)[self.chosen[stack]].double()
         heads = taken.unflatten(1, (self.heads.shape[2], -1)).transpose(0, 1)
-        self.heads[block, kind] += heads.mT @ heads
+        self.heads[i, kind] += heads.mT @ heads
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -143,13 +170,14 @@ class _Sums:
         modes = [(module, module.training) for module in self.net.modules()]
         self.net.eval()
         handles = []
-        for i, name in enumerate(self.parts.norms):
-            norm = self.net.get_submodule(name)
-            handles.append(norm.register_forward_pre_hook(lambda _, args, i=i: self._site(i, args[0])))
-        for block, names in enumerate(self.parts.blocks):
-            for kind, role in enumerate("qkv"):
-                layer: nn.Module = self.net.get_submodule(names[role])
-                hook = lambda _, args, y, block=block, kind=kind: self._heads(block, kind, y)  # noqa: E731
+        for i, place in enumerate(self.parts.sites):
+            for name in place.norms:
+                norm = self.net.get_submodule(name)
+                handles.append(norm.register_forward_pre_hook(lambda _, args, i=i: self._site(i, args[0])))
+        for i, block in enumerate(self.attentions):
+            for role in "qkv":
+                layer: nn.Module = self.net.get_submodule(block.linears[role])
+                hook = lambda _, args, y, i=i, block=block, role=role: self._heads(i, block, role, y)  # noqa: E731
                 handles.append(layer.register_forward_hook(hook))
         try:
             yield
@@ -179,13 +207,13 @@ def bases_of(grams: Grams, ridge: float = 1e-6, centred: bool = True) -> tuple[B
     return Bases([axes for axes, _ in found], query, key, value), shares
 
 
-def shared_bases(net: PreTrainedModel, make: Callable[[], Bases]) -> Bases:
-    """Return the projections that rank 0 makes, on every rank of the default group.
+def shared_bases(net: PreTrainedModel, make: Callable[[], Bases], group: int = 1) -> Bases:
+    """Return the projections that rank 0 makes, on every rank of the default process group.
 
     Eigenvectors of equal eigenvalues differ between machines.
     """
     distributed = torch.distributed
-    bases = make() if distributed.get_rank() == 0 else identity_bases(net)
+    bases = make() if distributed.get_rank() == 0 else identity_bases(net, group)
     received = []
     for part in (bases.sites, bases.query, bases.key, bases.value):
         tensors = [tensor.contiguous().to(net.device) for tensor in part]

@@ -203,7 +203,9 @@ def readers(net: PreTrainedModel) -> list[str]:
     base, prefix = net.base_model, base_prefix(net)
     if getattr(base, "pooler", None) is not None:
         return [f"{prefix}pooler.dense"]
-    for name in ("pooler.dense", "pre_classifier", "classifier.dense", "qa_outputs", "classifier"):
+    heads = ("pooler.dense", "pre_classifier", "classifier.dense", "classification_head.dense", "qa_outputs",
+             "classifier", "score", "lm_head")  # fmt: skip
+    for name in heads:
         if has(net, name):
             return [name]
     return []

@@ -87,12 +87,15 @@ def factorize(
 def rebuild(net: PreTrainedModel, structure: Structure) -> PreTrainedModel:
     """Give ``net`` the shapes of ``structure``; the values of replaced modules are not initialised."""
     for name, spec in structure.items():
-        module = net.get_submodule(name)
+        parent, _, child = name.rpartition(".")
+        module = getattr(net.get_submodule(parent), child, None)
         sizes = {key: value for key, value in spec.items() if key != "kind"}
         if spec["kind"] == "attributes":
             set_attributes(module, sizes)
+        elif hasattr(layer := LAYERS[spec["kind"]], "adopt"):
+            layer.adopt(module, **sizes)
         else:
-            replace(net, name, LAYERS[spec["kind"]](**sizes))
+            replace(net, name, layer(**sizes))
     return net
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_projected import INSERTED, logits, net_of
+from test_projected import FAMILIES, form_of, logits, net_of
 from tiny import make_batch
 
 from lit_compress.calibration import bases_of, collect_grams, draw_tokens
 from lit_compress.errors import UserError
-from lit_compress.projected import insert_projections, layout
+from lit_compress.projected import has_head_projections, insert_projections
+from lit_compress.streams import layout
 
 
 def batches(sizes=(4, 4, 4), pad=0, junk=False):
@@ -36,35 +37,66 @@ def test_the_draw():
     assert any(not torch.equal(a, b) for a, b in zip(flags, draw_tokens(lengths, 6, 1), strict=True))
 
 
-@pytest.mark.parametrize("family", INSERTED)
-def test_grams_by_hand(family):
-    """All real tokens of every site and head, stacked."""
+def both(batch):
+    """The masks of texts that a decoder reads as well."""
+    return [batch["attention_mask"]] * 2
+
+
+@pytest.mark.parametrize(("family", "group"), [*((family, 1) for family in FAMILIES), ("opt", 3), ("llama", 2)])
+def test_grams_by_hand(family, group):
+    """All real tokens of every site and head, stacked; of all norms that share a site."""
     net, inputs = net_of(family), {}
-    parts = layout(net)
+    parts = layout(net, group)
+    attentions = parts.attentions if has_head_projections(net) else []
     whole = batches((12,))[0]
     real = whole["attention_mask"].bool().flatten()
 
     def note(name, x):
         inputs.setdefault(name, x)  # the first of a forward
 
-    handles = [net.get_submodule(n).register_forward_pre_hook(lambda _, a, n=n: note(n, a[0])) for n in parts.norms]
-    handles += [net.get_submodule(b[r]).register_forward_hook(lambda _, a, y, n=b[r]: note(n, y))
-                for b in parts.blocks for r in "qkv"]  # fmt: skip
+    norms = [name for place in parts.sites for name in place.norms]
+    handles = [net.get_submodule(n).register_forward_pre_hook(lambda _, a, n=n: note(n, a[0])) for n in norms]
+    handles += [net.get_submodule(b.linears[r]).register_forward_hook(lambda _, a, y, n=b.linears[r]: note(n, y))
+                for b in attentions for r in "qkv"]  # fmt: skip
     logits_before = net(**{n: whole[n] for n in ("input_ids", "attention_mask")}).logits
     for handle in handles:
         handle.remove()
     net.train()
-    grams = collect_grams(net, batches(), 10**6)
+    grams = collect_grams(net, batches(), 10**6, group=group, masks=both)
     assert net.training and grams.tokens == int(real.sum())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
     assert torch.equal(net.eval()(**{n: whole[n] for n in ("input_ids", "attention_mask")}).logits, logits_before)
-    for i, name in enumerate(parts.norms):
-        x = inputs[name].flatten(0, -2)[real]
+    for i, place in enumerate(parts.sites):
+        x = torch.cat([inputs[name].flatten(0, -2)[real] for name in place.norms])
         assert torch.allclose(grams.sites[i], x.T @ x, rtol=1e-9, atol=1e-9)
-    for block, names in enumerate(parts.blocks):
+    assert len(grams.heads) == len(attentions)
+    for i, block in enumerate(attentions):
         for kind, role in enumerate("qkv"):
-            for head, x in enumerate(inputs[names[role]].flatten(0, -2)[real].split(8, 1)):
-                assert torch.allclose(grams.heads[block, kind, head], x.T @ x, rtol=1e-9, atol=1e-9)
+            for head, x in enumerate(inputs[block.linears[role]].flatten(0, -2)[real].split(8, 1)):
+                assert torch.allclose(grams.heads[i, kind, head], x.T @ x, rtol=1e-9, atol=1e-9)
+
+
+def test_tokens_of_two_stacks():
+    """A decoder's tokens are drawn among its own; a cross-attention's keys are of the encoder's."""
+    net = net_of("bart")
+    parts, whole = layout(net), batches((12,))
+    read, wrote = whole[0]["attention_mask"], torch.zeros(12, 11).long()
+    wrote[:, :4] = 1
+    grams = collect_grams(net, whole, 10**6, masks=lambda batch: [read, wrote])
+    found = {}
+    names = {"first": parts.sites[0].norms[0], "last": parts.sites[-1].norms[0]}
+    names |= {f"cross_{role}": parts.blocks[5].linears[role] for role in "qk"}
+    assert parts.blocks[5].part == "cross"
+    for key, name in names.items():
+        module = net.get_submodule(name)
+        module.register_forward_hook(lambda _, args, y, key=key: found.update({key: (args[0], y)}))
+    net(**{n: whole[0][n] for n in ("input_ids", "attention_mask")})
+    for key, site, mask in (("first", 0, read), ("last", -1, wrote)):
+        x = found[key][0][mask.bool()]
+        assert torch.allclose(grams.sites[site], x.T @ x, rtol=1e-9, atol=1e-9)
+    for kind, mask in ((0, wrote), (1, read)):
+        x = found["cross_" + "qk"[kind]][1][mask.bool()][:, :8]
+        assert torch.allclose(grams.heads[3, kind, 0], x.T @ x, rtol=1e-9, atol=1e-9)
 
 
 def test_batches_and_padding_do_not_matter():
@@ -105,14 +137,14 @@ def test_ranks_share():
     assert torch.allclose(recorded[0][1] + recorded[1][1], expected.heads)
 
 
-@pytest.mark.parametrize("family", INSERTED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_calibrated_projections_change_nothing(family):
     net = net_of(family)
     expected = logits(net)
-    bases, shares = bases_of(collect_grams(net, batches(), 60))
-    assert torch.allclose(shares.sum(1), torch.ones(5).double()) and (shares[:, :-1] >= shares[:, 1:]).all()
-    insert_projections(net, bases)
-    assert torch.allclose(logits(net), expected, atol=1e-8)
+    bases, shares = bases_of(collect_grams(net, batches(), 60, masks=both), centred=family != "llama")
+    assert torch.allclose(shares.sum(1), torch.ones(len(shares)).double()) and (shares[:, :-1] >= shares[:, 1:]).all()
+    insert_projections(net, bases, form_of(family))
+    assert torch.allclose(logits(net), expected, atol=1e-8 if family != "llama" else 1e-5)
     assert torch.allclose(logits(net.float()), expected.float(), atol=1e-5)
 
 

@@ -15,6 +15,7 @@ from lit_compress.families import find_sites, unplaced
 from lit_compress.fisher import estimate_fisher
 from lit_compress.kinds import KINDS
 from lit_compress.layers import LowRankSparseLinear, MixedRankLinear
+from lit_compress.projected import GATES, insert_projections
 from lit_compress.ranks import RankRule
 from lit_compress.surgery import describe, factorize, load_net, save_net, tied
 
@@ -50,6 +51,17 @@ def cut(net):
     return fuse(net)
 
 
+def turned(net):
+    """SP3's: directions of the stream are gone, and of heads and neurons."""
+    from test_projected import disturb, form_of, random_bases
+
+    form = form_of(net.config.model_type)
+    net.config.tie_word_embeddings = False
+    insert_projections(net, random_bases(net), form)
+    disturb(net, form, kill=[("head", 0), ("mha", 1)] if form.gates == GATES else [])
+    return fuse(net)
+
+
 def write(net, batch, **settings):
     """The written tokens and the scores of every step."""
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
@@ -62,8 +74,11 @@ def write(net, batch, **settings):
     return found.sequences, torch.stack(found.scores)
 
 
-@pytest.mark.parametrize("variant", WRITERS)
-@pytest.mark.parametrize("change", [compressed, cut])
+@pytest.mark.parametrize(
+    ("variant", "change"),
+    [*((v, change) for change in (compressed, cut) for v in WRITERS),
+     *((v, turned) for v in ("bart", "opt", "llama", "llama-one-key"))],
+)  # fmt: skip
 def test_cache_changes_nothing(variant, change):
     net, batch = change(make_writer(variant)), make_batch()
     assert describe(net)
@@ -152,6 +167,14 @@ def test_fisher_of_a_writer(variant):
             squares[name] = squares[name] + net.get_submodule(name).weight.grad ** 2 / 4
     for name in sites:
         torch.testing.assert_close(found[name].columns, squares[name].sum(0), rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["bart", "opt", "llama-one-key"])
+def test_turned_exports_write_elsewhere(variant, tmp_path):
+    fused = turned(make_writer(variant))
+    write_model(fused, tmp_path)
+    assert check_export(fused, tmp_path) <= 1e-5
 
 
 @pytest.mark.slow

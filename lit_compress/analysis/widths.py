@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lit_compress.budget import dense_layers
 from lit_compress.calibration import COMPONENTS
 from lit_compress.layers import NarrowLinear, NarrowNorm
-from lit_compress.projected import head_count, layout
+from lit_compress.streams import group_of, layout
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
     from lit_compress.callbacks import RunLogger
 
 
+# what -> how it is drawn; those of a decoder's attention over the encoder's states end with _cross
 _PANELS = (
-    ("hidden states", {"hidden_attention": "after attention", "hidden_ffn": "after FFN"}),
-    ("directions", {"ffn": "FFN", "qk": "Q, K", "vo": "V, O"}),
-    ("heads", {"heads": "heads"}),
-)
+    ("hidden states", {"hidden_attention": "after attention", "hidden_cross": "after cross-attention",
+                       "hidden_ffn": "after FFN"}),
+    ("directions", {"ffn": "FFN", "qk": "Q, K", "vo": "V, O", "qk_cross": "Q, K, cross", "vo_cross": "V, O, cross"}),
+    ("heads", {"heads": "heads", "heads_cross": "heads, cross"}),
+)  # fmt: skip
 
 
 def is_narrow(net: PreTrainedModel) -> bool:
@@ -32,34 +35,42 @@ def is_narrow(net: PreTrainedModel) -> bool:
 
 
 def width_table(net: PreTrainedModel) -> list[dict[str, Any]]:
-    """Return per block the fraction that is left: hidden_attention, hidden_ffn, ffn, qk, vo, heads; 0 in dead parts."""
-    parts, d, heads = layout(net), net.config.hidden_size, head_count(net)
-    table = []
-    for i, names in enumerate(parts.blocks):
-        q, v, up = (net.get_submodule(names[role]) for role in ("q", "v", "up"))
-        sites = [net.get_submodule(name) for name in parts.norms[2 * i + 1 : 2 * i + 3]]
-        hidden = [site.features / d if isinstance(site, NarrowNorm) else 1.0 for site in sites]
-        row = {"layer": i, "hidden_attention": hidden[0], "hidden_ffn": hidden[1]}
-        neurons = getattr(net.config, "intermediate_size", None) or net.config.hidden_dim
-        row["ffn"], row["heads"] = up.out_features / neurons, q.heads / heads
-        width = max(q.heads, 1) * (d // heads)
-        row["qk"], row["vo"] = (layer.out_features / width for layer in (q, v))
-        table.append(row)
-    return table
+    """Return per transformer block the fraction that is left: hidden_attention, hidden_ffn, ffn, qk, vo, heads; 0 in
+    dead parts. A decoder over an encoder has hidden_cross, qk_cross, vo_cross, heads_cross besides.
+    """
+    parts, d, dense = layout(net, group_of(net)), net.config.hidden_size, dense_layers(net)
+    rows: dict[str, dict[str, Any]] = {}
+    for block in parts.blocks:
+        row = rows.setdefault(block.host, {"layer": len(rows)})
+        site = net.get_submodule(parts.sites[block.writes].norms[0])
+        row[f"hidden_{block.part}"] = site.features / d if isinstance(site, NarrowNorm) else 1.0
+        if block.part == "ffn":
+            down = block.linears["down"]
+            row["ffn"] = net.get_submodule(down).in_features / dense[down].in_features  # type: ignore[operator]
+            continue
+        end, heads = "_cross" if block.part == "cross" else "", net.config.num_attention_heads
+        for column, role in (("qk", "q"), ("vo", "v")):
+            layer, whole = net.get_submodule(block.linears[role]), dense[block.linears[role]]
+            left = getattr(layer, "heads", 0) if getattr(layer, "side", "") else heads
+            row[f"heads{end}"] = left / heads
+            row[f"{column}{end}"] = layer.out_features / max(left, 1) / (whole.out_features // heads)  # type: ignore
+    return list(rows.values())
 
 
 def width_figure(net: PreTrainedModel, title: str) -> Figure:
-    """Draw, per layer, the fractions left of hidden states; FFN, Q/K and V/O; heads."""
+    """Draw, per transformer block, the fractions left of hidden states; FFN, Q/K and V/O; heads."""
     from matplotlib.figure import Figure
 
     table = width_table(net)
     figure = Figure(figsize=(11, 3), layout="constrained")
     for axes, (name, columns) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
-        width = 0.8 / len(columns)
-        for i, (column, label) in enumerate(columns.items()):
-            places = [row["layer"] + (i - (len(columns) - 1) / 2) * width for row in table]
-            axes.bar(places, [row[column] for row in table], width, label=label)
-        axes.set(ylim=(0, 1), xlabel="layer", xticks=range(len(table)), title=name)
+        there = {column: label for column, label in columns.items() if any(column in row for row in table)}
+        width = 0.8 / len(there)
+        for i, (column, label) in enumerate(there.items()):
+            rows = [row for row in table if column in row]
+            places = [row["layer"] + (i - (len(there) - 1) / 2) * width for row in rows]
+            axes.bar(places, [row[column] for row in rows], width, label=label)
+        axes.set(ylim=(0, 1), xlabel="block", xticks=range(len(table)), title=name)
         axes.legend(fontsize=7)
     figure.suptitle(f"{title}: fraction left")
     return figure

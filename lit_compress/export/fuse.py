@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from lit_compress.budget import dense_sizes, weights
+from lit_compress.condense import fuse_projections, is_projected
 from lit_compress.cut import cut_constants
 from lit_compress.layers import LAYERS, LowRankRowsLinear, MaskedLinear, SizedLinear
-from lit_compress.projected import fuse_projections, is_projected
 from lit_compress.surgery import replace
 
 if TYPE_CHECKING:

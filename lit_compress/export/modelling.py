@@ -45,8 +45,10 @@ class Compressed{base}({base}):
             if spec["kind"] == "attributes":
                 for key, value in sizes.items():
                     setattr(self.get_submodule(name), key, value)
+            elif hasattr(layer := LAYERS[spec["kind"]], "adopt"):
+                layer.adopt(self.get_submodule(name), **sizes)
             else:
-                setattr(self.get_submodule(parent), child, LAYERS[spec["kind"]](**sizes))
+                setattr(self.get_submodule(parent), child, layer(**sizes))
 '''
 
 

@@ -1,7 +1,8 @@
 """What takes a Linear's place (or a LayerNorm's, an embedding's, a sub-layer's).
 
 A layer has a ``kind``, a ``spec()`` (JSON: the kind and the arguments of its constructor, which makes an empty one) and
-``fuse()``, the cheapest equal module. What ``fuse()`` returns has a self-contained source: exports carry it.
+``fuse()``, the cheapest equal module. What ``fuse()`` returns has a self-contained source: exports carry it. One with
+``adopt(module, ...)`` in place of that constructor changes a module of the host model, which keeps what it has.
 """
 
 from torch import nn
@@ -18,10 +19,11 @@ from lit_compress.layers.nothing import Nothing
 from lit_compress.layers.projected import ProjectedLinear, ProjectedNorm
 from lit_compress.layers.sized import SizedLinear
 from lit_compress.layers.sized_stream import SizedEmbedding, SizedNorm
+from lit_compress.layers.stream import Junction, StreamBlock, StreamNorm, StreamTable
 
 _KINDS = (
-    LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, NarrowLinear, NarrowNorm, Nothing, ProjectedLinear,
-    ProjectedNorm, SizedEmbedding, SizedLinear, SizedNorm,
+    Junction, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, NarrowLinear, NarrowNorm, Nothing, ProjectedLinear,
+    ProjectedNorm, SizedEmbedding, SizedLinear, SizedNorm, StreamBlock, StreamNorm, StreamTable,
 )  # fmt: skip
 LAYERS: dict[str, type[nn.Module]] = {layer.kind: layer for layer in _KINDS}
 
@@ -31,6 +33,7 @@ __all__ = [
     "GatedLinear",
     "GatedNorm",
     "HardConcrete",
+    "Junction",
     "LowRankLinear",
     "LowRankRowsLinear",
     "LowRankSparseLinear",
@@ -44,4 +47,7 @@ __all__ = [
     "SizedEmbedding",
     "SizedLinear",
     "SizedNorm",
+    "StreamBlock",
+    "StreamNorm",
+    "StreamTable",
 ]

@@ -28,15 +28,16 @@ from lit_compress.projected import (
     DIMENSIONS,
     GATES,
     Bases,
+    Form,
     GateName,
     Places,
     gate_shapes,
     gated_size,
     identity_bases,
     insert_projections,
-    layout,
 )
 from lit_compress.schedules import linear_to
+from lit_compress.streams import STREAMS, Layout
 from lit_compress.surgery import Structure, rebuild
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ class ProjectedPruning(GatedTraining):
         tokens: of theirs, how many are used.
         calibration_seed: which examples and tokens.
         ridge: share of the mean eigenvalue added to a head's second moments.
+        group: blocks (attentions and feed-forward networks) that share a basis, where norms stand before them.
         norm: ``rms`` is exact; ``padded_layernorm`` the authors' program.
-        skip_sites: LayerNorms from the first without projection and gate.
+        skip_sites: bases of hidden states from the first that are the identity, without a gate.
         train_originals: also train the weights between the projections, and the embeddings.
         match_last: also compare the last hidden state with the teacher's.
         tolerance: without exact_target, density that the expected one may be above the target.
@@ -79,6 +81,7 @@ class ProjectedPruning(GatedTraining):
     tokens: int = 4096
     calibration_seed: int = 42
     ridge: float = 1e-6
+    group: int = 1
     norm: Norm = "rms"
     skip_sites: int = 0
     train_originals: bool = False
@@ -119,10 +122,12 @@ class ProjectedStage(GatedStage):
 
     settings: ProjectedPruning
     shares: Tensor
+    axes: Tensor
 
     def __init__(self, settings: ProjectedPruning, density: float, params: int | None = None) -> None:
         super().__init__("prune", settings, density)
         self.params, self.tolerance = params, settings.tolerance
+        self.form = Form(settings.gates, settings.skip_sites, settings.group, settings.norm)
         # a gate whose groups share no matrix, so that the last units of the budget can be given one after another
         self.finest = next((name for name in ("ffn", "qk", "vo") if name in settings.gates), None)
         self.map: nn.Parameter | None = None
@@ -131,11 +136,8 @@ class ProjectedStage(GatedStage):
 
     def check(self, net: PreTrainedModel) -> None:
         """Refuse a family without sites, too few tokens, a density that the gates cannot reach."""
-        layout(net)
+        self.form.layout(net)
         settings, d = self.settings, net.config.hidden_size
-        sites = 2 * net.config.num_hidden_layers + 1
-        if not 0 <= settings.skip_sites < sites:
-            raise UserError(f"prune.skip_sites: {settings.skip_sites} of {sites} sites; valid: 0 to {sites - 1}")
         if settings.projections == "pca" and settings.tokens < d:
             raise UserError(
                 f"prune.tokens: {settings.tokens} tokens are fewer than the {d} dimensions; give at least {d}"
@@ -143,7 +145,7 @@ class ProjectedStage(GatedStage):
         self._set_density(net)
 
     def _set_density(self, net: PreTrainedModel) -> None:
-        size = gated_size(net, self.settings.gates, self.settings.skip_sites)
+        size = gated_size(net, self.form)
         if self.params is not None:
             self.density = self.params / size.total
         least = {name: torch.full((groups,), int(name in DIMENSIONS)) for name, (groups, _) in size.shapes.items()}
@@ -161,46 +163,54 @@ class ProjectedStage(GatedStage):
         self._set_density(net)
         if self.density >= 1:
             return net
-        shares = torch.zeros(2 * net.config.num_hidden_layers + 1, net.config.hidden_size)
+        parts, d = self.form.layout(net), net.config.hidden_size
+        shares = torch.zeros(len(parts.sites), d)
+        listens = parts.before and "hidden" in settings.gates and method.distillation.alpha_layers > 0
+        axes = torch.eye(d).repeat(len(parts.sites) if listens else 0, 1, 1)
         if structure is not None:
             rebuild(net, structure)
         else:
             bases = self._bases(method, net, shares)
-            insert_projections(net, bases, settings.gates, settings.norm, settings.skip_sites)
+            for i in range(settings.skip_sites, len(axes)):
+                axes[i] = bases.sites[i]
+            insert_projections(net, bases, self.form)
         if not settings.train_originals:
-            _freeze(net)
-        shapes = gate_shapes(net, settings.gates, settings.skip_sites)
+            _freeze(net, parts)
+        shapes = gate_shapes(net, self.form)
         heads = net.config.num_attention_heads
         gates = {
             name: HardConcrete(*shape, INITIAL, int(name in DIMENSIONS), i, heads if name in ("qk", "vo") else 1)
             for i, (name, shape) in enumerate(shapes.items())
         }
-        self.make_gates(gates, gated_size(net, settings.gates, settings.skip_sites))
-        self.map = nn.Parameter(torch.eye(net.config.hidden_size))
+        self.make_gates(gates, gated_size(net, self.form))
+        self.map = nn.Parameter(torch.eye(d))
         self.register_buffer("shares", shares)
+        self.register_buffer("axes", axes)
         return net
 
     def _bases(self, method: Host, net: PreTrainedModel, shares: Tensor) -> Bases:
         """Return the projections, and fill in what every direction of every site has of its energy."""
         settings = self.settings
         if settings.projections == "identity":
-            return identity_bases(net)
+            return identity_bases(net, settings.group)
         trainer = method.trainer
         data, shared = trainer.datamodule, trainer.world_size > 1
         batches = data.calibration_dataloader(min(settings.examples, data.train_size()), settings.calibration_seed)
         net.to(trainer.strategy.root_device)
         grams = collect_grams(
-            net, batches, settings.tokens, settings.calibration_seed,
+            net, batches, settings.tokens, settings.calibration_seed, settings.group,
+            lambda batch: method.kind.inputs(net, batch), method.kind.masks,
             reduce=torch.distributed.all_reduce if shared else None,
             show=lambda found: track(found, "calibrate", len(found)),
         )  # fmt: skip
 
         def make() -> Bases:
-            bases, found = bases_of(grams, settings.ridge, centred=settings.norm == "rms")
+            centred = settings.norm == "rms" and not STREAMS[net.config.model_type].rms
+            bases, found = bases_of(grams, settings.ridge, centred)
             shares.copy_(found)
             return bases
 
-        bases = shared_bases(net, make) if shared else make()
+        bases = shared_bases(net, make, settings.group) if shared else make()
         net.to("cpu")
         return bases
 
@@ -208,7 +218,10 @@ class ProjectedStage(GatedStage):
         """Find where the gates' values go."""
         super().attach(net)
         if self.gates:
-            self._places = Places(net, self.settings.gates, self.settings.skip_sites)
+            self._places = Places(net, self.form)
+            self._rms = STREAMS[net.config.model_type].rms
+            firsts = {block.host: block for block in reversed(self.form.layout(net).blocks)}.values()
+            self._entries = [(block.reads, net.get_submodule(block.norm)) for block in reversed(firsts)]
 
     def place(self, net: PreTrainedModel, z: dict[str, Tensor], settled: bool = False) -> None:
         """Put the gates' values into the layers."""
@@ -271,10 +284,20 @@ class ProjectedStage(GatedStage):
         return gate.log_alpha.new_ones(groups, units * gate.copies)
 
     def layer_loss(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
-        """Return the distance of the mapped hidden states from the nearest of the teacher's that are not below."""
+        """Return the distance of the mapped hidden states from the nearest of the teacher's that are not below.
+
+        Those of a turned stream are turned back; the mean that its norms take away does not count, nor do the last
+        states, which are behind a norm.
+        """
         if self.map is None:
             return super().layer_loss(student, teacher, mask)
         states = student if self.settings.match_last else student[:-1]
+        if len(self.axes):
+            states = [
+                (norm.z * state).to(state.dtype) @ self.axes[site].mT.to(state.dtype)
+                for (site, norm), state in zip(self._entries, student[:-1], strict=True)
+            ]
+            teacher = [h if self._rms else h - h.mean(-1, keepdim=True) for h in teacher[:-1]]
         mapped = [state @ self.map.T.to(state.dtype) for state in states]
         return matched_layers_loss(mapped, teacher, mask)
 
@@ -337,14 +360,13 @@ class ProjectedStage(GatedStage):
             save_file({"shares": self.shares.contiguous()}, folder / COMPONENTS)
 
 
-def _freeze(net: PreTrainedModel) -> None:
-    """Train only projections, norms and the head."""
-    parts = layout(net)
-    for names in parts.blocks:
-        for name in names.values():
+def _freeze(net: PreTrainedModel, parts: Layout) -> None:
+    """Train only projections, norms and the head; where the matrices hold the projections, those."""
+    for block in () if parts.before else parts.blocks:
+        for name in block.linears.values():
             layer = net.get_submodule(name)
             for parameter in (layer.weight, layer.bias):
                 if parameter is not None:
                     parameter.requires_grad_(False)
-    for name in parts.tables:
+    for name in (name for place in parts.sites for name in place.tables):
         net.get_submodule(name).requires_grad_(False)

@@ -8,7 +8,8 @@ PCA Projection", Findings of ACL 2024, https://arxiv.org/abs/2308.16475; program
     Eqs. 13-14  z on directions of hidden states, Q/K, V/O, FFN; on heads and layers  layers/projected.py, gates.py
     Eqs. 4, 5   min over weights and z, max over lambda: L + l1 (s - t) + l2 (s - t)^2  methods/gated_stage.py
     Eq. 30      s, the expected density, with W_R                                     projected.py
-    Eqs. 15-18  everything multiplied into smaller matrices; W_R on the residual path  projected.py, layers/narrow.py
+    Eqs. 15-18  everything multiplied into smaller matrices; W_R on the residual path  condense.py, layers/narrow.py
+    section 3.5 norms before the blocks: groups of blocks share a basis of the stream  streams.py, layers/stream.py
     stages      teacher only; gates of dimensions, target falls; of heads and layers  methods/projected_stage.py
 
 The loss is that of the authors' program: 0.3 KL(T = 2) + 0.7 sum_i MSE(A h_i, teacher_m(i)), without labels.
@@ -26,6 +27,9 @@ Deviations, and where the paper is silent (`official` gives the program's way wh
       program's bare inverse, also in `official`; the density at the start is computed, not 1.16.
     - Regression has the MSE of the logits in place of the program's KL of one logit, which is 0.
     - All hidden states are matched; the program's sum leaves out the last one (`official`).
+    - OPT and Llama have no public program. There the bases are in the matrices, which are trained; hidden states are
+      compared before the last norm, without their mean where norms take it away. A density counts the blocks' matrices
+      and those between bases, not the embeddings.
 """
 
 from __future__ import annotations

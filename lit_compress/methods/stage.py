@@ -21,6 +21,8 @@ from lit_compress.losses import layer_distillation_loss
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lit_compress.kinds.base import TaskKind
+    from lit_compress.methods.distillation import Distillation
     from lit_compress.surgery import Structure
     from lit_compress.tasks import Task
 
@@ -59,6 +61,8 @@ class Host(Protocol):
     task_record: Task
     micro_seed: int  # of this forward; the same on every rank
     trainer: Any
+    kind: TaskKind
+    distillation: Distillation
 
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the net's logits [b, ..., classes] for ``batch``."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_projected import disturb, net_of, random_bases
+from test_projected import disturb, form_of, net_of, random_bases
 
 from lit_compress.analysis.widths import component_figure, is_narrow, width_figure, width_table
 from lit_compress.calibration import COMPONENTS
@@ -14,7 +14,7 @@ from lit_compress.export.fuse import fuse
 from lit_compress.projected import insert_projections
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert"])
+@pytest.mark.parametrize("family", ["bert", "distilbert", "opt"])
 def test_widths_are_those_of_the_gates(family):
     net = net_of(family)
     assert not is_narrow(net)
@@ -25,8 +25,9 @@ def test_widths_are_those_of_the_gates(family):
     rows = width_table(fused)
     for i, row in enumerate(rows):
         alive = float(kept["mha"][i])
-        assert row["hidden_attention"] == kept["hidden"][2 * i + 1].float().mean()
-        assert row["hidden_ffn"] == kept["hidden"][2 * i + 2].float().mean()
+        for j, part in enumerate(("attention", "ffn"), 1):
+            site = min(2 * i + j, len(kept["hidden"]) - 1)  # before the blocks, the last one writes to its own
+            assert row[f"hidden_{part}"] == kept["hidden"][site].float().mean()
         assert row["heads"] == kept["head"][i].float().mean() * alive
         assert row["ffn"] == kept["ffn"][i].float().mean() * float(kept["ffn_layer"][i])
         assert row["qk"] == kept["qk"][i].float().mean() * alive and row["vo"] == kept["vo"][i].float().mean() * alive
@@ -34,6 +35,27 @@ def test_widths_are_those_of_the_gates(family):
     first, second, third = width_figure(fused, "prune").axes
     assert [p.get_height() for p in third.patches] == [row["heads"] for row in rows]
     assert len(first.patches) == 4 and len(second.patches) == 6
+
+
+def test_widths_of_a_decoder():
+    """BART's attentions over the encoder's states have columns of their own; Llama has no heads to leave out."""
+    net = net_of("bart")
+    insert_projections(net, random_bases(net))
+    kept = disturb(net)
+    rows = width_table(fuse(net))
+    assert [row["layer"] for row in rows] == [0, 1, 2, 3] and "qk_cross" not in rows[0]
+    for row, cross in ((rows[2], 3), (rows[3], 5)):  # attentions: two of the encoder, then two in every block
+        alive = float(kept["mha"][cross])
+        assert row["qk_cross"] == kept["qk"][cross].float().mean() * alive
+        assert row["heads_cross"] == kept["head"][cross].float().mean() * alive
+    assert rows[2]["hidden_cross"] == kept["hidden"][7].float().mean()
+    assert len(width_figure(fuse(net), "prune").axes[0].patches) == 4 + 2 + 4
+    net, form = net_of("llama"), form_of("llama", 2)
+    insert_projections(net, random_bases(net, 2), form)
+    kept = disturb(net, form)
+    for i, row in enumerate(width_table(fuse(net))):
+        assert row["qk"] == row["vo"] == row["heads"] == 1 and row["ffn"] == kept["ffn"][i].float().mean()
+        assert row["hidden_ffn"] == kept["hidden"][1].float().mean()
 
 
 def test_a_dead_attention_can_be_logged(tmp_path):

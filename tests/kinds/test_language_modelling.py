@@ -120,6 +120,19 @@ def test_a_run_keeps_the_epoch_with_the_lowest_perplexity(tmp_path, texts, capsy
         ("FWSVD", ["--model.retrain.epochs", "1", "--model.retrain.axis", "both"]),
         ("LoSparse", ["--model.prune.epochs", "2", "--model.prune.start", "0.1"]),
         ("ITP", ["--model.prune.epochs", "2", "--model.prune.start", "0.1"]),
+        (
+            "SP3",
+            [
+                "--model.prune.epochs",
+                "2",
+                "--model.prune.gates",
+                "[hidden, ffn]",
+                "--model.prune.group",
+                "2",
+                "--model.prune.learning_rate",
+                "1e-3",
+            ],
+        ),
     ],
 )
 def test_every_kind_of_method_on_plain_text(method, options, backbone, texts, tmp_path):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from test_projected import random_bases
 from tiny import make_batch, make_net
 
 from lit_compress.budget import count_params, dense_site_params
@@ -17,7 +19,7 @@ from lit_compress.methods.distillation import LaterDistillation
 from lit_compress.methods.projected_stage import ProjectedPruning, ProjectedStage
 from lit_compress.methods.sp3 import parse_count
 from lit_compress.projected import DIMENSIONS, GATES
-from lit_compress.surgery import load_net
+from lit_compress.surgery import load_net, save_net
 
 QUICK = ProjectedPruning(
     epochs=2, learning_rate=1e-3, tokens=200, examples=60, start=0.2, target_warmup=0.3, structure_start=0.6
@@ -39,8 +41,6 @@ class Built:
     """A stage over a tiny net with identity projections, without a fit."""
 
     def __init__(self, tmp_path, settings=QUICK, density=0.4, steps=100):
-        from lit_compress.surgery import save_net
-
         save_net(make_net(), tmp_path)
         self.stage = ProjectedStage(replace(settings, projections="identity"), density)
         self.net = self.stage.build(None, tmp_path, None).eval()
@@ -135,6 +135,28 @@ def test_a_fit(fit, dense):
     assert not torch.equal(method.stage.map, torch.eye(32))
 
 
+@pytest.mark.parametrize(("family", "gates", "group"), [("opt", GATES, 1), ("llama", ("hidden", "ffn"), 3)])
+def test_a_turned_stream_is_compared_where_the_teacher_is(tmp_path, monkeypatch, family, gates, group):
+    """Nothing is lost while all gates are open, whatever the bases; the matrices that hold them are trained."""
+    monkeypatch.setattr("lit_compress.methods.projected_stage.identity_bases", random_bases)
+    save_net(teacher := make_net(family).eval(), tmp_path)
+    stage = ProjectedStage(replace(QUICK, gates=gates, group=group, projections="identity"), 0.5)
+    net = stage.build(SimpleNamespace(distillation=LaterDistillation()), tmp_path, None).eval()
+    stage.attach(net)
+    batch = {n: v for n, v in make_batch().items() if n in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        own, theirs = (n(**batch, output_hidden_states=True).hidden_states for n in (net, teacher))
+        assert float((own[0] - theirs[0]).abs().max()) > 1e-2
+        assert float(stage.layer_loss(own, theirs, batch["attention_mask"])) < 1e-10
+        z = {n: torch.ones(len(g.log_alpha), g.log_alpha.shape[1] * g.copies) for n, g in stage.gates.items()}
+        z["hidden"] = z["hidden"] - 0.5
+        stage.place(net, z)
+        own = net(**batch, output_hidden_states=True).hidden_states
+        assert float(stage.layer_loss(own, theirs, batch["attention_mask"])) > 1e-5
+    trained = {name for name, p in net.named_parameters() if p.requires_grad}
+    assert any(name.endswith("q_proj.weight") for name in trained) and not any("embed" in name for name in trained)
+
+
 def test_accumulated_batches_are_one_step(fit, dense):
     """The same examples in two halves give the same gates after a step, when nothing is drawn."""
     results = []
@@ -227,8 +249,8 @@ def test_what_a_net_cannot():
         check(density=0.02, gates=("qk", "vo", "ffn"))
     with pytest.raises(UserError, match=r"prune.skip_sites: 5 of 5 sites; valid: 0 to 4"):
         check(skip_sites=5)
-    with pytest.raises(UserError, match=r"sp3 cannot project 'opt'"):
-        check(make_net("opt"))
+    with pytest.raises(UserError, match=r"sp3 cannot project 't5'"):
+        check(make_net("t5"))
 
 
 def test_multipliers_ascend_as_with_the_negative_rate_of_the_program():
