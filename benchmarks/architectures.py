@@ -62,15 +62,22 @@ print(json.dumps({"written": written, "cache_equal": found[0] == found[1]}))
 """
 
 
-def prepare(family: str, data: Path, work: Path) -> tuple[Path, Path]:
-    """Write the backbone and the rows that are used; return their folders."""
+def prepare(
+    family: str,
+    settings: dict[str, Any],
+    files: tuple[str, str],
+    columns: tuple[str, ...],
+    rows: tuple[int, int],
+    data: Path,
+    work: Path,
+) -> tuple[Path, Path]:
+    """Write a random backbone of ``family`` and the rows of training and validation; return their folders."""
     import torch
     import transformers
     from datasets import load_dataset
     from tokenizers import ByteLevelBPETokenizer, processors
 
-    settings, _, files, columns, rows = NETS[family]
-    backbone, texts = work / family / "backbone", work / family / "data"
+    backbone, texts = work / "backbone", work / "data"
     if (backbone / "config.json").is_file():
         return backbone, texts
     texts.mkdir(parents=True, exist_ok=True)
@@ -109,8 +116,8 @@ def fit(family: str, method: str, options: argparse.Namespace) -> None:
     from datasets import load_dataset
 
     work = Path(options.work)
-    backbone, texts = prepare(family, Path(options.data), work)
-    columns, task = NETS[family][3], NETS[family][1]
+    settings, task, files, columns, rows = NETS[family]
+    backbone, texts = prepare(family, settings, files, columns, rows, Path(options.data), work / family)
     writes = ["--data.target_length", "32", "--data.num_beams", "2"]
     run, dense = work / family / method, work / family / "SVD" / "dense" / "net"
     command(

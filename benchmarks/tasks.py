@@ -45,14 +45,14 @@ class Setting:
 
 
 TASKS = {
-    "mrpc": Setting("glue/mrpc", (5, 5, 5)),
-    "rte": Setting("glue/rte", (5, 5, 5)),
-    "cola": Setting("glue/cola", (4, 3, 3)),
-    "stsb": Setting("glue/stsb", (4, 4, 4)),
-    "qnli": Setting("glue/qnli", (4, 4, 4), None, 2000),
-    "squad": Setting("squad", (3, 2, 2), None, 1500, options=("--data.max_length", "256", "--data.stride", "64")),
-    "conll2003": Setting("conll2003", (3, 2, 2), 6000),
-    "custom": Setting("glue/qqp", (3, 2, 2), 6000, None),
+    "mrpc": Setting("glue/mrpc", (4, 2, 2)),
+    "rte": Setting("glue/rte", (4, 2, 2)),
+    "cola": Setting("glue/cola", (2, 1, 1)),
+    "stsb": Setting("glue/stsb", (3, 2, 2)),
+    "qnli": Setting("glue/qnli", (3, 2, 2), 3000, 1500),
+    "squad": Setting("squad", (2, 1, 1), 2500, 500, options=("--data.max_length", "256", "--data.stride", "64")),
+    "conll2003": Setting("conll2003", (3, 2, 2), 5000, 1500),
+    "custom": Setting("glue/qqp", (2, 2, 2), 5000),
 }
 
 

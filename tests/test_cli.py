@@ -262,7 +262,7 @@ def test_every_shipped_config_parses(name):
 
     parts = CommandLine(["--config", name], "fit").build()
     assert parts.method.task_record.name == parts.data.record.name
-    assert parts.method.stages()[0].name == "dense"
+    assert (parts.method.stages()[0].name == "dense") == (parts.method.teacher is None)
 
 
 @pytest.mark.slow
