@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from lit_compress.families import base_prefix
+from lit_compress.families import base_prefix, head_width
 from lit_compress.layers import (
     NarrowLinear,
     NarrowNorm,
@@ -108,6 +108,30 @@ def fuse_projections(net: PreTrainedModel) -> PreTrainedModel:
             weight, bias = plain(net.get_submodule(block.linears["o"]))
             replace(net, block.linears["o"], _writer(weight, bias, sites[block.writes]))
     return net.to(dtype)
+
+
+def stock(net: PreTrainedModel) -> PreTrainedModel | None:
+    """Return the ordinary Llama that a fused one is where all blocks share one basis; None for any other net.
+
+    Its width is the number of directions; that its norms divide by is in the matrices and in its epsilon.
+    """
+    norms = [module for module in net.modules() if isinstance(module, NarrowNorm)]
+    if net.config.model_type != "llama" or not norms or layout(net, group_of(net)).ends:
+        return None
+    parts = layout(net)
+    neurons = {net.get_submodule(block.linears["down"]).in_features for block in parts.networks}
+    if len(neurons) > 1:
+        return None
+    config = type(net.config).from_dict(net.config.to_dict())
+    config.head_dim = head_width(net, "decoder")
+    config.hidden_size, config.intermediate_size = norms[0].features, *neurons
+    config.rms_norm_eps, config.tie_word_embeddings = norms[0].eps, False
+    plain_net = type(net)(config).to(net.dtype)  # type: ignore[call-arg]
+    scales = {f"{name}.weight": torch.ones(norms[0].features) for place in parts.sites for name in place.norms}
+    plain_net.load_state_dict({**net.state_dict(), **scales})
+    if net.can_generate():
+        plain_net.generation_config = net.generation_config
+    return plain_net.eval()
 
 
 # ------------------------------------------------------------------------------------------------ stream

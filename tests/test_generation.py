@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_projected import disturb, form_of, random_bases
 from tiny import ALL, make_batch, make_net
 
 from lit_compress import budget
@@ -15,7 +16,7 @@ from lit_compress.families import find_sites, unplaced
 from lit_compress.fisher import estimate_fisher
 from lit_compress.kinds import KINDS
 from lit_compress.layers import LowRankSparseLinear, MixedRankLinear
-from lit_compress.projected import GATES, insert_projections
+from lit_compress.projected import GATES, Form, insert_projections
 from lit_compress.ranks import RankRule
 from lit_compress.surgery import describe, factorize, load_net, save_net, tied
 
@@ -53,8 +54,6 @@ def cut(net):
 
 def turned(net):
     """SP3's: directions of the stream are gone, and of heads and neurons."""
-    from test_projected import disturb, form_of, random_bases
-
     form = form_of(net.config.model_type)
     net.config.tie_word_embeddings = False
     insert_projections(net, random_bases(net), form)
@@ -175,6 +174,19 @@ def test_turned_exports_write_elsewhere(variant, tmp_path):
     fused = turned(make_writer(variant))
     write_model(fused, tmp_path)
     assert check_export(fused, tmp_path) <= 1e-5
+
+
+@pytest.mark.slow
+def test_an_ordinary_llama_stays_one_elsewhere(tmp_path):
+    """Where all its blocks share one basis, nothing of ours goes with it."""
+    net, form = make_writer("llama"), Form(("hidden",), group=100)
+    insert_projections(net, random_bases(net, 100), form)
+    disturb(net, form)
+    fused = fuse(net)
+    write_model(fused, tmp_path)
+    assert not list(tmp_path.glob("*.py")) and "auto_map" not in (tmp_path / "config.json").read_text()
+    assert check_export(fused, tmp_path) <= 1e-5
+    assert torch.equal(write(load_net(tmp_path), make_batch())[0], write(fused, make_batch())[0])
 
 
 @pytest.mark.slow

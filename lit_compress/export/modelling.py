@@ -9,6 +9,7 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lit_compress.condense import stock
 from lit_compress.kinds import kind_of_net
 from lit_compress.layers import LAYERS
 from lit_compress.surgery import describe, save_net
@@ -53,7 +54,13 @@ class Compressed{base}({base}):
 
 
 def write_model(net: PreTrainedModel, folder: Path) -> None:
-    """Write weights, config with ``auto_map`` and structure, and the modelling file of the fused ``net``."""
+    """Write weights, config with ``auto_map`` and structure, and the modelling file of the fused ``net``.
+
+    One that is equal to a net the library has is written as that, without such a file.
+    """
+    if (ordinary := stock(net)) is not None:
+        save_net(ordinary, folder)
+        return
     base = type(net).__name__
     net.config.structure = describe(net)
     net.config.architectures = [f"Compressed{base}"]
