@@ -110,10 +110,12 @@ def fuse_projections(net: PreTrainedModel) -> PreTrainedModel:
     return net.to(dtype)
 
 
+@torch.no_grad()
 def stock(net: PreTrainedModel) -> PreTrainedModel | None:
     """Return the ordinary Llama that a fused one is where all blocks share one basis; None for any other net.
 
-    Its width is the number of directions; that its norms divide by is in the matrices and in its epsilon.
+    Its width is the number of directions, with zeros up to a multiple of the heads, which its configuration asks for;
+    that norms divide by the width is in their weights and their epsilon.
     """
     norms = [module for module in net.modules() if isinstance(module, NarrowNorm)]
     if net.config.model_type != "llama" or not norms or layout(net, group_of(net)).ends:
@@ -124,14 +126,20 @@ def stock(net: PreTrainedModel) -> PreTrainedModel | None:
         return None
     config = type(net.config).from_dict(net.config.to_dict())
     config.head_dim = head_width(net, "decoder")
-    config.hidden_size, config.intermediate_size = norms[0].features, *neurons
-    config.rms_norm_eps, config.tie_word_embeddings = norms[0].eps, False
-    plain_net = type(net)(config).to(net.dtype)  # type: ignore[call-arg]
-    scales = {f"{name}.weight": torch.ones(norms[0].features) for place in parts.sites for name in place.norms}
-    plain_net.load_state_dict({**net.state_dict(), **scales})
+    k, heads = norms[0].features, config.num_attention_heads
+    width = -(-k // heads) * heads
+    config.hidden_size, config.intermediate_size = width, *neurons
+    config.rms_norm_eps, config.tie_word_embeddings = norms[0].eps * k / width, False
+    ordinary = type(net)(config).to(net.dtype)  # type: ignore[call-arg]
+    values = net.state_dict()
+    for name, parameter in ordinary.named_parameters():
+        if name in values:
+            parameter.zero_()[tuple(map(slice, values[name].shape))] = values[name]
+        else:
+            parameter.fill_((k / width) ** 0.5)  # a norm
     if net.can_generate():
-        plain_net.generation_config = net.generation_config
-    return plain_net.eval()
+        ordinary.generation_config = net.generation_config
+    return ordinary.eval()
 
 
 # ------------------------------------------------------------------------------------------------ stream

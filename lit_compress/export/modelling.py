@@ -58,10 +58,11 @@ def write_model(net: PreTrainedModel, folder: Path) -> None:
 
     One that is equal to a net the library has is written as that, without such a file.
     """
+    base = type(net).__name__
     if (ordinary := stock(net)) is not None:
+        net.config.architectures = ordinary.config.architectures = [base]
         save_net(ordinary, folder)
         return
-    base = type(net).__name__
     net.config.structure = describe(net)
     net.config.architectures = [f"Compressed{base}"]
     net.config.auto_map = {kind_of_net(net.config).auto_class: f"{MODULE}.Compressed{base}"}
