@@ -19,7 +19,7 @@ from lit_compress.surgery import load_net
 from lit_compress.tasks import get_task
 
 # epochs of the dense net, examples it sees; epochs of pruning and of retraining, examples they see
-TASKS = {"sst2": (2, 16000, 3, 2, 8000), "mrpc": (5, None, 6, 4, None)}
+TASKS = {"sst2": (2, 16000, 3, 2, 4000), "mrpc": (5, None, 3, 2, None)}
 DENSITIES = (0.40, 0.20, 0.10)
 DENSE_RATE, RATE = 1e-4, 1e-4
 # of gates and multipliers: some hundred updates, where the paper has ten thousand, want more than its 0.01
