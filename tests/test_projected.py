@@ -27,7 +27,9 @@ from lit_compress.surgery import load_net, save_net
 
 ENCODERS = ["bert", "roberta", "electra", "distilbert", "deberta-v2"]
 FAMILIES = [*ENCODERS, "bart", "opt", "llama"]
-SAME_WIDTH = {"electra": {"embedding_size": 32}, "bart": {"scale_embedding": True}}
+# an epsilon that is seen
+SETTINGS = {"bert": {"layer_norm_eps": 0.05}, "electra": {"embedding_size": 32}, "bart": {"scale_embedding": True},
+            "llama": {"rms_norm_eps": 0.05}}  # fmt: skip
 TRAINED = (Junction, ProjectedLinear, ProjectedNorm, StreamNorm)
 LLAMA = ("hidden", "ffn")
 
@@ -39,7 +41,7 @@ def form_of(family, group=1):
 
 def net_of(family, dtype=torch.float64, **settings):
     """A net whose LayerNorms and biases are not trivial."""
-    net = make_net(family, **SAME_WIDTH.get(family, {}) | settings).eval().to(dtype)
+    net = make_net(family, **SETTINGS.get(family, {}) | settings).eval().to(dtype)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for p in net.parameters():
