@@ -14,6 +14,7 @@ from lit_compress.budget import count_params, dense_site_params
 from lit_compress.errors import UserError
 from lit_compress.export.fuse import fuse
 from lit_compress.gates import probability
+from lit_compress.losses import matched_layers_loss
 from lit_compress.methods import SP3
 from lit_compress.methods.distillation import LaterDistillation
 from lit_compress.methods.projected_stage import ProjectedPruning, ProjectedStage
@@ -149,10 +150,16 @@ def test_a_turned_stream_is_compared_where_the_teacher_is(tmp_path, monkeypatch,
         assert float((own[0] - theirs[0]).abs().max()) > 1e-2
         assert float(stage.layer_loss(own, theirs, batch["attention_mask"])) < 1e-10
         z = {n: torch.ones(len(g.log_alpha), g.log_alpha.shape[1] * g.copies) for n, g in stage.gates.items()}
-        z["hidden"] = z["hidden"] - 0.5
+        z["hidden"] = torch.rand(z["hidden"].shape, generator=torch.Generator().manual_seed(2))
         stage.place(net, z)
         own = net(**batch, output_hidden_states=True).hidden_states
-        assert float(stage.layer_loss(own, theirs, batch["attention_mask"])) > 1e-5
+        found = float(stage.layer_loss(own, theirs, batch["attention_mask"]))
+        sites = (0, 2) if group == 1 else (0, 0)  # of the blocks that begin a layer
+        bases = random_bases(teacher, group).sites
+        own = [(z["hidden"][site] * h) @ bases[site].T.float() for site, h in zip(sites, own, strict=False)]
+        means = [h.mean(-1, keepdim=True) if family == "opt" else 0 for h in theirs]
+        theirs = [h - mean for h, mean in zip(theirs, means, strict=True)]
+        assert found == pytest.approx(float(matched_layers_loss(own, theirs[:-1], batch["attention_mask"])), rel=1e-5)
     trained = {name for name, p in net.named_parameters() if p.requires_grad}
     assert any(name.endswith("q_proj.weight") for name in trained) and not any("embed" in name for name in trained)
 
