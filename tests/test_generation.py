@@ -55,7 +55,6 @@ def cut(net):
 def turned(net):
     """SP3's: directions of the stream are gone, and of heads and neurons."""
     form = form_of(net.config.model_type)
-    net.config.tie_word_embeddings = False
     insert_projections(net, random_bases(net), form)
     disturb(net, form, kill=[("head", 0), ("mha", 1)] if form.gates == GATES else [])
     return fuse(net)
@@ -172,6 +171,7 @@ def test_fisher_of_a_writer(variant):
 @pytest.mark.parametrize("variant", ["bart", "opt", "llama-one-key"])
 def test_turned_exports_write_elsewhere(variant, tmp_path):
     fused = turned(make_writer(variant))
+    assert not fused.config.tie_word_embeddings and not tied(fused)
     write_model(fused, tmp_path)
     assert check_export(fused, tmp_path) <= 1e-5
 
