@@ -266,6 +266,8 @@ def _again(config: dict[str, Any], rest: list[str], command: str) -> CommandLine
     config["model"]["init_args"].pop("task")
     config["data"].pop("backbone")
     config["data"].pop("seed")
+    if command == "predict":
+        config["data"].pop("validation_examples", None)  # it limited what fit and validate take; here it is given anew
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(config, file)
         file.flush()

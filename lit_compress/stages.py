@@ -65,6 +65,7 @@ def check_stages(parts: Parts) -> None:
     accumulate = trainer.get("accumulate_grad_batches") or 1
     for stage in method.stages():
         stage.check(net)
+        stage.check_data(data.train_size())
         steps = count_steps(
             data.batches_per_epoch(),
             stage.training_settings.epochs,

@@ -228,6 +228,37 @@ def test_predict_writes_text_label_probability(run, target, tmp_path, tiny_data)
     assert all(line["label"] in ("negative", "positive") and 0.5 <= line["probability"] <= 1 for line in lines)
 
 
+def test_a_limit_on_validation_examples_is_no_limit_on_predictions(run, tmp_path, capsys, tiny_data):
+    """What fit was given holds for validate, not for predict, which takes it when it is given to itself."""
+    folder, out = tmp_path / "export", tmp_path / "p.jsonl"
+    shutil.copytree(run / "export", folder)
+    report = json.loads((folder / "report.json").read_text())
+    report["config"]["data"]["validation_examples"] = 7
+    (folder / "report.json").write_text(json.dumps(report))
+
+    def said(command, *args):
+        main([command, str(folder), *args])
+        return capsys.readouterr().out
+
+    assert said("predict", "--output", str(out)).startswith("40 predictions")
+    every = out.read_text().splitlines()
+    assert said("predict", "--output", str(out), "--data.validation_examples", "6").startswith("6 predictions")
+    assert set(out.read_text().splitlines()) < set(every)
+    stored = said("validate")
+    assert float(stored.split()[1]) * 7 == pytest.approx(round(float(stored.split()[1]) * 7), abs=1e-5)
+    assert stored != said("validate", "--data.validation_examples", "null")
+    words = "data.validation_examples: 41 is more than there are; the largest is 40"
+    assert words in fails(capsys, "validate", folder, "--data.validation_examples", "41")
+
+
+def test_more_fisher_examples_than_there_are_are_refused_before_training(capsys, short_run, tmp_path):
+    args = ["fit", "--model", "FWSVD", *short_run, "--run_dir", str(tmp_path / "run")]
+    line = fails(capsys, *args, "--model.retrain.fisher_examples", "101")
+    assert "retrain.fisher_examples: 101 is more than there are; the largest is 100" in line
+    line = fails(capsys, *args, "--model.retrain.fisher_examples", "100", "--data.train_examples", "99")
+    assert "the largest is 99" in line and not (tmp_path / "run").exists()
+
+
 def test_predict_needs_no_labels(run, tmp_path):
     (tmp_path / "test.csv").write_text("sentence\na great film\n")
     main(["predict", str(run), "--data.path", str(tmp_path), "--output", str(tmp_path / "p.jsonl")])

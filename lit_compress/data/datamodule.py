@@ -18,6 +18,7 @@ from lit_compress.data.custom import custom_task
 from lit_compress.data.encode import encode, encoding_key
 from lit_compress.data.sources import ALL, CUSTOM, has_split, load_split_files
 from lit_compress.errors import UserError
+from lit_compress.kinds import kind_of
 from lit_compress.kinds.base import IGNORED
 from lit_compress.progress import note
 from lit_compress.tasks import Custom, Task, get_task
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of text
+VALIDATION_SEED = 0  # of the examples drawn: runs with other seeds are compared on the same ones
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,10 @@ class DataModule(LightningDataModule):
         max_length: longest input in tokens, longer ones are truncated; without it the task's, or the
             backbone's limit if that is shorter.
         train_examples: how many training examples to draw (by seed); without it all.
+        validation_examples: how many of each validation split to draw, the same ones whatever the seed; without it all.
+            A test split stays whole, and predict goes through all rows unless this is given to it.
         num_workers: processes that read ahead; does not change results.
-        seed: decides the order of the batches, which examples are drawn, and the splits made of a single file.
+        seed: decides the order of the batches, which training examples are drawn, and the splits made of a single file.
         custom: kind and columns of task custom.
         stride: tokens that neighbouring windows of a context share (span_qa); without it 128.
         null_threshold: how much more "no answer" must be worth than an answer to be given (span_qa); without it the
@@ -114,6 +118,7 @@ class DataModule(LightningDataModule):
         eval_batch_size: int = 64,
         max_length: int | None = None,
         train_examples: int | None = None,
+        validation_examples: int | None = None,
         num_workers: int = 0,
         seed: int = 42,
         custom: Custom = Custom(),
@@ -135,6 +140,7 @@ class DataModule(LightningDataModule):
             ("eval_batch_size", eval_batch_size, 1),
             ("max_length", max_length, SHORTEST),
             ("train_examples", train_examples, 1),
+            ("validation_examples", validation_examples, 1),
             ("num_workers", num_workers, 0),
             ("stride", stride, 0),
             ("target_length", target_length, 2),
@@ -148,6 +154,7 @@ class DataModule(LightningDataModule):
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.train_examples = train_examples
+        self.validation_examples = validation_examples
         self.num_workers = num_workers
         self.seed = seed
         self._asked_length = max_length
@@ -215,10 +222,12 @@ class DataModule(LightningDataModule):
             if rows is None:
                 self._splits[name, labelled] = None
                 continue
-            if name == "train" and self.train_examples is not None:
-                rows = self._drawn(rows, self.train_examples)
+            one_text = kind_of(self.record).one_text
+            rows = rows if one_text else self._limited(name, rows)
             key = encoding_key(rows, self.tokenizer, self.record, max_length)
             encoded = encode(rows, self.tokenizer, self.record, max_length)
+            if one_text and len(some := self._limited(name, encoded)) < len(encoded):
+                encoded, key = some, short_hash(key, len(some))
             if cut := int(encoded.with_format("numpy")["truncated"][:].sum()):
                 longest = f"data.max_length {max_length} (in tokens)"
                 note(f"{self.record.name} {name}: {cut} of {len(encoded)} inputs are longer than {longest} and are cut")
@@ -230,13 +239,19 @@ class DataModule(LightningDataModule):
         assert split is not None
         return split
 
-    def _drawn(
-        self, rows: Dataset, number: int, option: str = "data.train_examples", seed: int | None = None
-    ) -> Dataset:
+    def _limited(self, name: str, rows: Dataset) -> Dataset:
+        """Return what the user wants of a split."""
+        if name == "train" and self.train_examples is not None:
+            return self._drawn(rows, self.train_examples, "data.train_examples", self.seed)
+        if name in self.record.validation and self.validation_examples is not None:
+            return self._drawn(rows, self.validation_examples, "data.validation_examples", VALIDATION_SEED)
+        return rows
+
+    def _drawn(self, rows: Dataset, number: int, option: str, seed: int) -> Dataset:
         """Return ``number`` rows in their order; with the same seed, fewer are a part of more."""
         if number > len(rows):
             raise UserError(f"{option}: {number} is more than there are; the largest is {len(rows)}")
-        generator = torch.Generator().manual_seed(self.seed if seed is None else seed)
+        generator = torch.Generator().manual_seed(seed)
         drawn = torch.randperm(len(rows), generator=generator)[:number]
         return rows.select(drawn.sort().values.tolist())
 
@@ -278,7 +293,7 @@ class DataModule(LightningDataModule):
         self.setup("fit")
         split = self._split("train")
         if examples is not None:
-            encoded = self._drawn(split.encoded, examples, "fisher_examples", seed)
+            encoded = self._drawn(split.encoded, examples, "fisher_examples", self.seed if seed is None else seed)
             split = Split(split.rows, encoded, split.key)
         return self._loader(split, self.batch_size, shuffle=False)
 

@@ -50,6 +50,7 @@ class TaskKind:
         columns, label: what the columns are usually called.
         texts: how many text columns there may be, fewest and most.
         classes: the labels are classes with names.
+        one_text: the rows of a split are one text, cut into examples; else every row is an example.
         length, max_length: of inputs in tokens, where the task is the user's own.
     """
 
@@ -66,6 +67,7 @@ class TaskKind:
     label = "label"
     texts = (1, 1)
     classes = False
+    one_text = False
     length = 32
     max_length = 128
 

@@ -33,6 +33,7 @@ class LanguageModelling(TaskKind):
     suffix = "ForCausalLM"
     pipeline = "text-generation"
     label = "text"
+    one_text = True
     length = max_length = 512
 
     def label_type(self) -> pa.DataType:

@@ -145,6 +145,12 @@ class WeightedRetraining(LowRankRetraining):
         if self.ranks.allocation == "global" and settings.weighting == "fisher" and settings.axis == "element":
             raise UserError("retrain.axis: 'element' has no singular values for allocation global; nearest: both")
 
+    def check_data(self, examples: int) -> None:
+        """Refuse a Fisher pass over more examples than there are."""
+        asked = self.training_settings.fisher_examples
+        if asked is not None and asked > examples:
+            raise UserError(f"retrain.fisher_examples: {asked} is more than there are; the largest is {examples}")
+
     def decomposer(self, method: Host, net: PreTrainedModel, previous: Path | None) -> WeightedDecomposer:
         """Return the Fisher-weighted SVD (Eqs. 3, 5 and 6)."""
         assert previous is not None

@@ -99,6 +99,13 @@ class Stage(nn.Module):
             UserError: e.g. a rank that saves nothing.
         """
 
+    def check_data(self, examples: int) -> None:
+        """Refuse to look at more than the training ``examples`` there are, also before anything is trained.
+
+        Raises:
+            UserError: fewer must be asked for.
+        """
+
     def build(self, method: Host, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Return the net this stage trains.
 

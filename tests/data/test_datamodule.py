@@ -86,6 +86,42 @@ def test_drawn_examples_are_seeded_and_nested(make):
     assert texts(train_examples=37) == texts()
 
 
+def test_drawn_validation_examples_are_nested_and_those_of_every_seed(make):
+    def rows(**options):
+        dm = make(**options)
+        [found] = dm.validation_rows
+        assert [_rows(loader) for loader in dm.val_dataloader()] == [list(range(len(found)))]
+        return list(zip(found["sentence"][:], found["label"][:], strict=True))
+
+    every, five = rows(), rows(validation_examples=5)
+    assert len(five) == 5 and five != every[:5]
+    assert five == rows(validation_examples=5, seed=1, train_examples=9, batch_size=3)
+    rest = iter(every)
+    assert all(row in rest for row in five)  # in the order of the file
+    assert all(row in five for row in rows(validation_examples=3))
+    assert rows(validation_examples=11) == every
+
+
+def test_validation_examples_are_those_of_fit_and_validate_alone(make, sst2):
+    """The test split stays whole; predict takes what it goes through whole unless it is given the option."""
+    dm = make(validation_examples=4)
+    dm.setup("fit")
+    assert dm.train_size() == 37 and len(dm.validation_rows[0]) == 4
+    assert dm.prediction_texts["sentence"][:] == dm.validation_rows[0]["sentence"][:]
+    assert _rows(dm.predict_dataloader()) == list(range(4)) and len(make().prediction_texts) == 11
+    (sst2 / "test.tsv").write_text((sst2 / "validation.tsv").read_text())
+    dm = make(validation_examples=4)
+    assert _rows(dm.test_dataloader()) == _rows(dm.predict_dataloader()) == list(range(11))
+
+
+def test_validation_examples_of_both_splits_of_mnli(tmp_path, backbone):
+    for split, rows in (("train", 3), ("validation_matched", 9), ("validation_mismatched", 7)):
+        lines = [f"{'a ' * (row + 1)}\tb\tneutral\n" for row in range(rows)]
+        (tmp_path / f"{split}.tsv").write_text("".join(["premise\thypothesis\tlabel\n", *lines]))
+    dm = DataModule("mnli", backbone, str(tmp_path), validation_examples=5)
+    assert [_rows(loader) for loader in dm.val_dataloader()] == [list(range(5))] * 2
+
+
 def test_predict_prefers_test_and_needs_no_labels(make, sst2):
     dm = make()
     [index] = [batch["index"] for batch in dm.predict_dataloader()]
@@ -119,9 +155,10 @@ def test_fingerprint_follows_content_and_order(make, sst2):
     first = make().fingerprint()
     assert first == make(num_workers=1, eval_batch_size=3).fingerprint()
     changed = [make(seed=1), make(batch_size=5), make(max_length=6), make(train_examples=9)]
+    changed.append(make(validation_examples=9))
     prints = {first, *(dm.fingerprint() for dm in changed)}
     (sst2 / "validation.tsv").write_text("sentence\tlabel\nthe film\t1\n")
-    assert len(prints | {make().fingerprint()}) == 6
+    assert len(prints | {make().fingerprint()}) == 7
 
 
 @pytest.mark.parametrize(
@@ -134,6 +171,8 @@ def test_fingerprint_follows_content_and_order(make, sst2):
         ({"max_length": 33}, "data.max_length: 33 is more than"),
         ({"train_examples": 0}, "data.train_examples: 0 is too small; the smallest is 1"),
         ({"train_examples": 38}, "data.train_examples: 38 is more than there are; the largest is 37"),
+        ({"validation_examples": 0}, "data.validation_examples: 0 is too small; the smallest is 1"),
+        ({"validation_examples": 12}, "data.validation_examples: 12 is more than there are; the largest is 11"),
         ({"num_workers": -1}, "data.num_workers: -1 is too small; the smallest is 0"),
         ({"path": "/nowhere"}, "data.path: '/nowhere': no such folder"),
         ({"backbone": "/nowhere"}, "model.backbone: no folder '/nowhere'"),
@@ -230,12 +269,21 @@ def test_overfit_batches_is_refused(make, tmp_path):
         _trainer(tmp_path, overfit_batches=2).fit(_Net(), datamodule=make())
 
 
+def _on_rank(dm, rank, world_size=2):
+    dm.trainer = type("Trainer", (), {"global_rank": rank, "world_size": world_size, "overfit_batches": 0})()
+    return dm
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_share_the_drawn_validation_examples(make, world_size):
+    dms = [_on_rank(make(validation_examples=5, seed=rank), rank, world_size) for rank in range(world_size)]
+    assert all(dm.validation_rows[0]["sentence"][:] == dms[0].validation_rows[0]["sentence"][:] for dm in dms)
+    seen = sorted(row for dm in dms for row in _rows(dm.val_dataloader()[0]))
+    assert seen == [-1] * (-5 % world_size) + list(range(5))
+
+
 def test_two_ranks_share_the_rows(make):
-    modules = []
-    for rank in (0, 1):
-        dm = make(eval_batch_size=3)
-        dm.trainer = type("Trainer", (), {"global_rank": rank, "world_size": 2, "overfit_batches": 0})()
-        modules.append(dm)
+    modules = [_on_rank(make(eval_batch_size=3), rank) for rank in (0, 1)]
     train = [list(dm.train_dataloader()) for dm in modules]
     assert len(train[0]) == len(train[1]) == 5 and all(batch["index"].min() >= 0 for batch in train[0] + train[1])
     assert {row for dm in modules for row in _rows(dm.train_dataloader())} == set(range(37))

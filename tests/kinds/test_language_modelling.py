@@ -13,6 +13,7 @@ from tiny import WORDS, write_backbone
 from lit_compress.__main__ import main
 from lit_compress.backbones import load_net
 from lit_compress.data.datamodule import DataModule
+from lit_compress.errors import UserError
 from lit_compress.evaluation import evaluate
 from lit_compress.kinds import KINDS
 from lit_compress.tasks import get_task
@@ -65,6 +66,24 @@ def test_perplexity_is_that_of_the_whole_text(backbone, texts):
     for size in (1, 2, 100):
         data = DataModule("plain_text", backbone, str(texts), max_length=64, eval_batch_size=size)
         assert evaluate(net, data) == {"val/perplexity": pytest.approx(expected, rel=1e-5)}
+
+
+def test_examples_are_blocks_of_the_whole_text(backbone, texts):
+    """What is drawn of a split are its blocks, not lines that never followed each other."""
+
+    def blocks(split, **options):
+        data = DataModule("plain_text", backbone, str(texts), max_length=7, **options)
+        data.setup("fit")
+        return data._split(split).encoded["input_ids"][:], data
+
+    for split, option in (("train", "train_examples"), ("validation", "validation_examples")):
+        (whole, _), (some, data), (other, more) = (blocks(split, **{option: n} if n else {}) for n in (0, 3, 4))
+        assert len(some) == 3 and len(other) == 4 and all(block in whole for block in some)
+        assert data.fingerprint() != more.fingerprint()
+        with pytest.raises(UserError, match=f"data.{option}: 1000 is more than there are; the largest is {len(whole)}"):
+            blocks(split, **{option: 1000})
+    assert blocks("train", train_examples=3)[1].train_size() == 3
+    assert blocks("train", train_examples=3)[0] != blocks("train", train_examples=3, seed=1)[0]
 
 
 def test_rows_end_with_a_line_end():

@@ -186,6 +186,25 @@ def test_predictions_are_answers_with_n_best(shared, tmp_path):
         assert chances == sorted(chances, reverse=True)
 
 
+def test_drawn_questions_are_scored_by_their_own_answers(tiny_backbone, tmp_path):
+    """Of 9 questions 4 are drawn; the true places score 1, whichever rows they are."""
+    words = ["film", "great", "bad", "warm", "dull", "charm", "wit", "plot", "cast"]
+    rows = [
+        {"id": str(i), "question": "is it so", "context": "but " * i + word,
+         "answers": {"text": [word], "answer_start": [4 * i]}}
+        for i, word in enumerate(words)
+    ]  # fmt: skip
+    (tmp_path / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataModule("squad", str(tiny_backbone), str(tmp_path), max_length=32, validation_examples=4)
+    [found], [loader] = data.validation_rows, data.val_dataloader()
+    assert len(found) == 4 and found["id"][:] != ["0", "1", "2", "3"]
+    metrics = build_metrics(V1)
+    bind(metrics, found)
+    for batch in loader:
+        KIND.observe(metrics, F.one_hot(batch["labels"], batch["input_ids"].shape[1]).float(), batch)
+    assert {float(value) for value in metrics.compute().values()} == {1.0}
+
+
 def test_every_gold_answer_of_the_dev_set_is_found(shared):
     """The labels of some window give back the first answer (its words: a label may end inside a number)."""
     data = DataModule("squad", str(shared / "models" / "minilm-l6-h384"), str(shared / "data" / "squad"))
