@@ -16,6 +16,9 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["lit_compress.cli", "lit_compress.methods", "transformers.models.bert.modeling_bert", "torch.distributed.fsdp"]
@@ -94,3 +97,11 @@ def kill_when(process: subprocess.Popen | BaseProcess, errors: Path, there: Path
     process.kill()
     code = process.wait() if isinstance(process, subprocess.Popen) else process.join() or process.exitcode
     assert code == -signal.SIGKILL
+
+
+class KeepRanks(Callback):
+    """Leave every rank's weights at the end of a stage, ``rank<n>.pt`` in its folder."""
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save them."""
+        torch.save(pl_module.net.state_dict(), Path(trainer.default_root_dir) / f"rank{trainer.global_rank}.pt")
