@@ -49,7 +49,8 @@ def checked(task: Task, source: Source, labelled: bool) -> Dataset:
     """Return the checked rows of a split, read from disk; they are checked once per content."""
     import datasets
 
-    key = short_hash(FORMAT, source.key(), task.kind, task.text, task.label, task.labels)
+    answered = task.spans.null_threshold is None  # then a row without an answer is refused
+    key = short_hash(FORMAT, source.key(), task.kind, task.text, task.label, task.labels, answered)
     folder = build_once(cache_folder() / f"rows-{key}", partial(_write, task, source))
     rows = datasets.Dataset.from_file(str(folder / "rows.arrow"))
     facts = json.loads((folder / "facts.json").read_text())

@@ -28,7 +28,8 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     # what the last call asked for, which is no property of the tokenizer
     backend["truncation"] = backend["padding"] = None
-    return short_hash(type(tokenizer).__name__, json.dumps(backend), tokenizer.model_input_names)
+    inserted = tokenizer.bos_token, tokenizer.unk_token  # by kinds, not by the backend
+    return short_hash(type(tokenizer).__name__, json.dumps(backend), tokenizer.model_input_names, inserted)
 
 
 def content_key(dataset: Dataset) -> str:
@@ -50,6 +51,7 @@ def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Tas
         task.text,
         task.label,
         max_length,
+        task.spans.stride,
         task.writing.target_length,
     )
 

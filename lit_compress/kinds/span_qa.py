@@ -133,6 +133,8 @@ class SpanQA(TaskKind):
         null, spans = merge(pieces, task.spans.n_best)
         threshold, context = task.spans.null_threshold, row[task.text[1]]
         texts = [context[begin:end] for _, begin, end in spans] + ([] if threshold is None else [""])
+        if not texts:  # the context is empty
+            return {"answer": "", "probability": 0.0, "n_best": []}
         scores = [score for score, *_ in spans] + ([] if threshold is None else [null])
         probabilities = torch.tensor(scores, dtype=torch.float64).softmax(0).tolist()
         best = scores.index(max(scores[: len(spans)])) if spans else len(texts) - 1
@@ -140,7 +142,7 @@ class SpanQA(TaskKind):
         chosen = len(texts) - 1 if threshold is not None and (not spans or margin > threshold) else best
         listed = sorted(zip(texts, probabilities, strict=True), key=lambda pair: -pair[1])[: task.spans.n_best]
         return {
-            "answer": texts[chosen] if texts else "", "probability": probabilities[chosen] if texts else 0.0,
+            "answer": texts[chosen], "probability": probabilities[chosen],
             **({} if threshold is None else {"no_answer": margin}),
             "n_best": [{"answer": text, "probability": p} for text, p in listed],
         }  # fmt: skip

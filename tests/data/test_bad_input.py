@@ -24,6 +24,15 @@ def parquet(**columns) -> bytes:
     return buffer.getvalue()
 
 
+def classes(names, *labels) -> bytes:
+    """A table that brings names for its numbers, as the library datasets writes them."""
+    features = {"label": {"names": names, "_type": "ClassLabel"}}
+    table = pa.table({"sentence": ["good"] * len(labels), "label": labels})
+    buffer = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}), buffer)
+    return buffer.getvalue()
+
+
 def sst2(*labels, text="good") -> bytes:
     return jsonl(*({"sentence": text, "label": label} for label in labels))
 
@@ -97,6 +106,7 @@ REFUSED = {
     "NaN label in a table": ("sst2", "train.parquet", parquet(sentence=["a", "b"], label=[1.0, float("nan")]), ["row 2", "null"]),
     "empty label": ("sst2", "train.csv", b"sentence,label\na,1\nb,\n", ["row 2", "null"]),
     "label out of range": ("sst2", "train.jsonl", sst2(0, 2), ["row 2", "label 2"]),
+    "number beyond the names of a table": ("sst2", "train.parquet", classes(["positive", "negative"], 0, 2), ["row 2", "label 2"]),
     "misspelt label": ("sst2", "train.jsonl", sst2(0, "positiv"), ["row 2", "did you mean 'positive'?"]),
     "fraction for a class": ("sst2", "train.jsonl", sst2(0, 0.5), ["row 2", "0.5"]),
     "truth value for a class": ("sst2", "train.jsonl", sst2(0, True), ["row 2", "True"]),
@@ -107,6 +117,7 @@ REFUSED = {
     "labels begin late": ("sst2", "train.jsonl", sst2(-1, 1), ["row 2", "row 1 has none"]),
     "score is a word": ("stsb", "train.csv", PAIR + b"a,b,2\na,b,high\n", ["row 2", "'high'", "finite"]),
     "score is infinite": ("stsb", "train.csv", PAIR + b"a,b,2\na,b,1e999\n", ["row 2", "finite"]),
+    "score is a truth value": ("stsb", "train.jsonl", jsonl({"sentence1": "a", "sentence2": "b", "label": True}), ["row 1", "True", "finite"]),
     "score is null": ("stsb", "train.parquet", parquet(sentence1=["a"], sentence2=["b"], label=pa.array([None], pa.float32())), ["row 1", "null"]),
     # tagging
     "fewer tags than words": ("conll2003", "train.jsonl", ner(["a", "b"], [0]), ["row 2", "2 words", "1 labels"]),

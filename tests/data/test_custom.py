@@ -9,6 +9,7 @@ import pytest
 
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
+from lit_compress.errors import UserError
 from lit_compress.kinds import KINDS
 from lit_compress.tasks import TASKS, Custom, get_task, task_name
 
@@ -34,6 +35,22 @@ def test_columns_by_name_and_labels_in_order(tmp_path, backbone):
     assert rows.column_names == ["review", "other", "stars"]
     for row in rows:
         assert dm.record.labels[row["stars"]] == REVIEWS[int(row["review"].split()[1])]["stars"]
+
+
+def test_the_same_file_read_with_other_settings(tmp_path, backbone):
+    """What was read before is in the cache: other class numbers, and answers that are now needed."""
+    file = _write(tmp_path / "a.jsonl", REVIEWS)
+    for labels in (["high", "low", "none"], ["none", "low", "high"]):
+        dm = _module(backbone, file, text=["review"], label="stars", labels=labels)
+        dm.setup("fit")
+        assert all(
+            labels[row["stars"]] == REVIEWS[int(row["review"].split()[1])]["stars"] for row in dm._split("train").rows
+        )
+    rows = [{"question": "a", "context": "b c", "answers": "c" if i % 2 else ""} for i in range(10)]
+    file = _write(tmp_path / "qa.jsonl", rows)
+    _module(backbone, file, kind="span_qa", null_threshold=0.0, max_length=32).setup("fit")
+    with pytest.raises(UserError, match="row 1: the question has no answer"):
+        _module(backbone, file, kind="span_qa", max_length=32).setup("fit")
 
 
 def test_one_file_is_split_by_seed(tmp_path, backbone):

@@ -1,12 +1,14 @@
 """Encoding is right, kept on disk, and made again when anything that decides it changes."""
 
+from dataclasses import replace
+
 import pytest
 from datasets import Dataset
 
 from lit_compress.backbones import load_tokenizer
 from lit_compress.data import encode as room
 from lit_compress.data.encode import encode, encoding_key
-from lit_compress.tasks import get_task
+from lit_compress.tasks import Spans, Writing, get_task
 
 SST2, MRPC = get_task("sst2"), get_task("mrpc")
 
@@ -62,9 +64,12 @@ def test_whatever_decides_the_result_changes_the_key(rows, tokenizer):
     other_label = Dataset.from_dict({**rows.to_dict(), "label": [1, 1]})
     keys = [encoding_key(data, tokenizer, SST2, 32) for data in (rows, longer, other_label, rows.select([1, 0]))]
     keys.append(encoding_key(rows, tokenizer, SST2, 31))
-    tokenizer.add_tokens(["films"])
-    keys.append(encoding_key(rows, tokenizer, SST2, 32))
-    assert len(set(keys)) == 6
+    for change in (lambda: tokenizer.add_tokens(["films"]), lambda: setattr(tokenizer, "bos_token", "film")):
+        change()
+        keys.append(encoding_key(rows, tokenizer, SST2, 32))
+    short = replace(SST2, writing=Writing(target_length=9)), replace(SST2, spans=Spans(stride=9))
+    keys += [encoding_key(rows, tokenizer, task, 32) for task in short]
+    assert len(set(keys)) == 9
 
 
 def test_how_the_rows_are_held_does_not_change_the_key(rows, tokenizer):

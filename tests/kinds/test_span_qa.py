@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -64,13 +65,61 @@ def test_offsets_and_labels_of_windows(tokenizer):
 
 
 def test_neighbouring_windows_share_the_stride(tokenizer):
-    from dataclasses import replace
-
     task = replace(V1, spans=replace(V1.spans, stride=3))
     rows = _rows(("wit", CONTEXT, "film", 4))
     windows = encode(rows, tokenizer, task, 20).to_list()
     places = [[b for b, e in zip(w["begin"], w["end"], strict=True) if e] for w in windows]
     assert all(left[-3:] == right[:3] for left, right in pairwise(places)) and len(windows) > 1
+
+
+def test_another_stride_makes_other_windows(tiny_backbone, tmp_path):
+    """Though the rows are the same, and those of the first are in the cache."""
+    row = {"id": "1", "question": "wit", "context": CONTEXT, "answers": "film"}
+    (tmp_path / "validation.jsonl").write_text(json.dumps(row) + "\n")
+
+    def shared_tokens(stride):
+        data = DataModule("squad", str(tiny_backbone), str(tmp_path), max_length=20, stride=stride)
+        data.setup("validate")
+        first, second, *_ = data._split("validation").encoded["begin"]
+        return len(set(first) & set(second) - {0})
+
+    assert [shared_tokens(stride) for stride in (3, 5)] == [3, 5]
+
+
+def test_blanks_before_a_question_are_no_tokens():
+    """Of a tokenizer that keeps them, too; a blank before a word of the context is not part of the answer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    letters = Tokenizer(models.WordLevel({c: i for i, c in enumerate("<> abcdefghij")}, unk_token="<"))
+    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    letters.post_processor = processors.TemplateProcessing(
+        single="< $A >", pair="< $A > $B:1 >:1", special_tokens=[("<", 0), (">", 1)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="<", pad_token="<")
+    batch = {"question": ["ab", "  ab"], "context": ["cd e"] * 2, "answers": [{"text": ["e"], "answer_start": [3]}] * 2}
+    found = KIND.encode(batch, [4, 9], tokenizer, V1, 32)
+    assert found["input_ids"][0] == found["input_ids"][1] == [0, 3, 4, 1, 5, 6, 2, 7, 1]
+    assert found["example"] == [4, 9] and found["labels"] == [[7, 7], [7, 7]]
+
+
+def test_an_answer_and_what_it_is_worth():
+    """By hand: margin = null - best score; the answer is given unless that is above the threshold."""
+    row, windows = {"context": "good film"}, [(2.5, [(1.0, 0, 4), (3.0, 5, 9)]), (4.0, [(2.0, 0, 4)])]
+    weights = torch.tensor([3.0, 2.0, 2.5]).exp()
+    film, good, none = (weights / weights.sum()).tolist()
+    for threshold, answer, probability in ((0.0, "film", film), (-0.5, "film", film), (-0.6, "", none)):
+        task = replace(V2, spans=replace(V2.spans, null_threshold=threshold))
+        found = KIND.answer(task, row, windows)
+        assert (found["answer"], found["no_answer"]) == (answer, -0.5)
+        assert found["probability"] == pytest.approx(probability)
+        listed = [(entry["answer"], entry["probability"]) for entry in found["n_best"]]
+        assert [text for text, _ in listed] == ["film", "", "good"]
+        assert [p for _, p in listed] == pytest.approx([film, none, good])
+    found = KIND.answer(V1, row, windows)
+    assert found["answer"] == "film" and "no_answer" not in found and len(found["n_best"]) == 2
+    assert found["probability"] == pytest.approx(film / (film + good))
+    assert KIND.answer(V2, row, [(1.0, [])])["answer"] == KIND.answer(V1, row, [(1.0, [])])["answer"] == ""
 
 
 def test_a_long_question_is_cut_and_marked(tokenizer):

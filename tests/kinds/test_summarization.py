@@ -100,6 +100,18 @@ def test_true_texts_are_scored_whole(backbone, texts, monkeypatch):
         assert found[f"val/{name}"] == pytest.approx(sum(scores) / 10, abs=1e-6)
 
 
+def test_lengths_of_the_backbone_do_not_stay():
+    """A published one may write 56 to 142 tokens, whatever is asked for; the longest leaves a position to begin at."""
+    net = make_net("bart", "xsum")
+    net.generation_config.update(min_length=56, max_length=142, min_new_tokens=3, num_beams=4, no_repeat_ngram_size=3)
+    KIND.configure(net, replace(TASK, writing=Writing(63, 2, 0.5)))
+    found = net.generation_config
+    assert (found.min_length, found.max_length, found.min_new_tokens, found.max_new_tokens) == (0, None, None, 63)
+    assert (found.num_beams, found.length_penalty, found.no_repeat_ngram_size) == (2, 0.5, 3)
+    with pytest.raises(UserError, match=r"data.target_length: 64 is more than '' writes; the largest is 63"):
+        KIND.configure(net, replace(TASK, writing=Writing(64)))
+
+
 def test_other_heads_are_refused(tmp_path, texts):
     folder = write_backbone(tmp_path / "opt", "opt", "plain_text")
     with pytest.raises(UserError, match="family opt, which has no head for summarization"):

@@ -50,6 +50,14 @@ def test_a_long_row_goes_on_in_the_next_input(encoded):
     assert [label for row in rows for label in row["labels"] if label >= 0] == [*range(7), 8]
 
 
+def test_inputs_know_their_rows_in_every_part_of_a_split(encoded):
+    """Rows come in parts; a word without pieces makes a part be read again."""
+    tokenizer, _ = encoded((["film"], [0]))
+    for word in ("wit", "\u200b"):
+        found = KIND.encode({"tokens": [["film"] * 4, ["plot", word]]}, [1000, 1001], tokenizer, NER, 5)
+        assert found["example"] == [1000, 1000, 1001]
+
+
 def test_a_word_longer_than_an_input_has_its_label_once(encoded):
     _, rows = encoded((["film", "-".join(["plot"] * 20), "wit"], [1, 2, 3]), max_length=6)
     assert [label for row in rows for label in row["labels"] if label >= 0] == [1, 2, 3]
