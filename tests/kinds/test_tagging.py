@@ -155,5 +155,20 @@ def test_real_rows_keep_every_word(shared):
     assert set(v.item() for v in metrics.compute().values()) == {1.0} and len(loader.order.lengths) > len(rows)
 
 
+def test_windows_of_a_row_are_put_in_order():
+    """They come as long as they are, not as they stand."""
+    batch = {"example": torch.tensor([4, 2, 4]), "word": torch.tensor([[0, 3, 4], [0, 1, 0], [1, 0, 2]])}
+    classes = torch.tensor([[8, 1, 2], [8, 3, 8], [5, 8, 6]])
+    pieces = KIND.pieces(NER, torch.nn.functional.one_hot(classes, 9).float(), batch)
+    assert pieces == [(4, {3: 1, 4: 2}), (2, {1: 3}), (4, {1: 5, 2: 6})]
+    found = KIND.answer(NER, {}, [piece for row, piece in pieces if row == 4])
+    assert found == {"labels": [NER.labels[i] for i in (5, 6, 1, 2)]}
+
+
+def test_labels_say_whether_there_are_entities():
+    assert KIND.metrics(("B-PER", "O")) == ("entity_f1",)
+    assert KIND.metrics(("A", "B")) == KIND.metrics(("O", "B-PER", "MISC")) == ("word_accuracy",)
+
+
 def test_a_token_may_begin_with_the_blank_before_its_word():
     assert _first_pieces([["ab", "c"]], [0], [[(0, 0), (0, 2), (2, 4), (0, 0)]]) == [[0, 1, 2, 0]]
