@@ -47,6 +47,8 @@ def test_rouge_stems_and_splits_at_line_ends():
     assert swapped["rougeLsum"] == 1 and swapped["rougeL"] == 0.5
     one_line = score("b b b a a a", "a a a b b b")
     assert one_line["rougeLsum"] == one_line["rougeL"] == 0.5
+    found = [score(*pair)["rougeLsum"] for pair in (("c c", "c\nc"), ("c\nc", "c c"))]
+    assert found == [1, 0.5]  # the only one of them that tells which text is the true one
 
 
 def test_ranks_are_one_mean():
