@@ -14,6 +14,7 @@ import argparse
 import csv
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 from common import RESULTS, command, report_of, write
@@ -29,7 +30,7 @@ class Setting:
     Attributes:
         folder: of its files in DATA_DIR.
         epochs: of fine-tuning, pruning, retraining.
-        train: examples drawn; None for all.
+        train: rows, evenly drawn; None for all.
         validation: the same of the dev set.
         rates: learning rates of fine-tuning, pruning, retraining.
         options: further ones.
@@ -55,23 +56,30 @@ TASKS = {
 }
 
 
-def options_of(task: str, setting: Setting, source: Path, work: Path, quick: bool) -> list[object]:
-    """Return the options that name the data of a task; what is the user's own is written first."""
+def drawn(file: Path, rows: int | None) -> Any:
+    """Return ``rows`` rows of a parquet file, evenly over all of it."""
+    table = pq.read_table(file)
+    if rows is None or rows >= len(table):
+        return table
+    return table.take([i * len(table) // rows for i in range(rows)])
+
+
+def files(task: str, setting: Setting, source: Path, work: Path, quick: bool) -> list[str]:
+    """Write the subsets a task is run on and return the options that name them."""
     train, validation = (QUICK_ROWS, QUICK_ROWS) if quick else (setting.train, setting.validation)
+    folder = work / "data" / task
+    folder.mkdir(parents=True, exist_ok=True)
     if task == "custom":  # a user's single file, with columns and labels of their own
-        table = pq.read_table(source / setting.folder / "train.parquet")
-        number = train or len(table)
-        rows = table.take([i * len(table) // number for i in range(number)]).to_pylist()
-        work.mkdir(parents=True, exist_ok=True)
-        with (work / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = drawn(source / setting.folder / "train.parquet", train).to_pylist()
+        with (folder / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["first", "second", "same"])
             writer.writerows([r["question1"], r["question2"], ["no", "yes"][r["label"]]] for r in rows)
         columns = ["--data.custom.text", "[first, second]", "--data.custom.label", "same"]
-        return ["--data.path", work / "pairs.csv", *columns]
-    limits = [("train", train), ("validation", validation)]
-    drawn = [word for split, rows in limits if rows for word in (f"--data.{split}_examples", rows)]
-    return ["--data.path", source / setting.folder, *drawn]
+        return ["--data.path", str(folder / "pairs.csv"), *columns]
+    for split, rows in (("train", train), ("validation", validation)):
+        pq.write_table(drawn(source / setting.folder / f"{split}.parquet", rows), folder / f"{split}.parquet")
+    return ["--data.path", str(folder)]
 
 
 def main() -> None:
@@ -97,8 +105,7 @@ def main() -> None:
         ]
         memory = command(
             "fit", "--model", "LPAF", "--model.density", DENSITY, "--model.backbone", options.backbone,
-            "--data.task", task, *options_of(task, setting, options.data, options.work / "data", options.quick),
-            *setting.options,
+            "--data.task", task, *files(task, setting, options.data, options.work, options.quick), *setting.options,
             "--trainer.precision", options.precision, "--trainer.enable_progress_bar", "false", *stages,
             *(["--data.batch_size", 4, "--data.eval_batch_size", 4] if options.quick else []),
             "--run_dir", run, "--ckpt_path", "last", threads=options.threads,
