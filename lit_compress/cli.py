@@ -91,14 +91,20 @@ def export(args: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m lit_compress export", description=export.__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a finished run")
     parser.add_argument("out", metavar="OUT", help="folder to write")
+    parser.add_argument(
+        "--format", choices=("hf", "onnx", "torch"), default="hf",
+        help="onnx or torch: the net also as model.onnx or model.pt2, which need no transformers (default hf: without)",
+    )  # fmt: skip
     parser.error = _one_line  # type: ignore[method-assign]
     given = parser.parse_args(args)
     _quiet()
     run = Run(given.run)
     parts = _again(run.config(), [], "export").build()
-    report = export_run(run, Path(given.out).expanduser(), parts.method, parts.data)
+    report = export_run(run, Path(given.out).expanduser(), parts.method, parts.data, given.format)
     print(f"exported {given.out}: density {report['compressed']['density']:.4f}")
     print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
+    if "program" in report:
+        print(f"{report['program']['file']}: its logits differ by {report['program']['difference']:.1e}")
 
 
 # what `factorize` and `analyze` call by its last name: option of fit, meaning
@@ -282,7 +288,7 @@ def _quiet() -> None:
     """Keep the bar and our own lines; hide advice that is not for the user of this command."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
-    for name in ("transformers", "huggingface_hub", "datasets"):
+    for name in ("transformers", "huggingface_hub", "datasets", "torch.export", "torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
     for message in (

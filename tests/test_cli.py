@@ -64,6 +64,10 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
         ((*CONFIG, "--model.backbone", "no-such/model"), "without network give the folder"),
         (("predict", "/nowhere"), "no folder '/nowhere'"),
         (("validate",), "the following arguments are required: TARGET"),
+        (
+            ("export", "RUN", "OUT", "--format", "onx"),
+            "--format: invalid choice: 'onx' (choose from 'hf', 'onnx', 'torch')",
+        ),
         (("export", "/nowhere", "/tmp/out"), "'/nowhere' is not a run folder"),
     ],
 )
@@ -266,8 +270,16 @@ def test_predict_needs_no_labels(run, tmp_path):
     assert json.loads(line)["sentence"] == "a great film"
 
 
-def test_export_again_gives_the_same_net(run, tmp_path, capsys):
-    main(["export", str(run), str(tmp_path / "out")])
+def test_export_again_gives_the_same_net(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["export", str(run), "out", "--format", "torch"])
+    assert "model.pt2: its logits differ by 0.0e+00" in capsys.readouterr().out
+    program = json.loads((tmp_path / "out" / "report.json").read_text())["program"]
+    assert program["file"] == "model.pt2" and (tmp_path / "out" / "model.pt2").stat().st_size == program["bytes"]
+    assert program["inputs"] == ["input_ids", "attention_mask", "token_type_ids"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'torch.export.load("FOLDER/model.pt2").module()(**inputs)' in card
+    assert "model.pt2" not in (run / "export" / "README.md").read_text()
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (run / "export" / "model.safetensors").read_bytes()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not lose me")

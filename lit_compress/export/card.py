@@ -28,7 +28,7 @@ tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 output = net(**tokenizer({example}, return_tensors="pt"))  # {results}
 ```
 
-## Measured
+{program}## Measured
 
 {table}
 
@@ -46,6 +46,20 @@ layers and puts them in place; `model.safetensors` holds their tensors, e.g. `<s
 `<site>.right` [rank, in]; `report.json` has every number above with the config, the versions and the machine.
 """
 
+
+_PROGRAM = """`{file}` is the same net as one program, for any batch size and length; of this folder it needs
+only the tokenizer's files. From {inputs} (int64) to {outputs}, which differ by at most {difference:.1e}:
+
+```python
+{code}
+```
+
+"""
+
+_CODE = {
+    "onnx": 'outputs = onnxruntime.InferenceSession("FOLDER/{file}").run({names}, dict(inputs))  # of numpy arrays',
+    "torch": 'outputs = torch.export.load("FOLDER/{file}").module()(**inputs)  # {names}',
+}
 
 _ZEROS = """Removed weights are stored as zeros: the folder is as large as the dense net's, and a forward takes as long.
 
@@ -66,8 +80,14 @@ def card(report: dict[str, Any], task: Task) -> str:
         note = _MERGED.format(**merged | {"count": len(merged["matrices"]), "stored": found["stored"]})
     elif found["density"] < found["stored"]:
         note = _ZEROS
+    program = ""
+    if made := report.get("program"):
+        code = _CODE[made["format"]].format(file=made["file"], names=made["outputs"])
+        lists = {name: ", ".join(made[name]) for name in ("inputs", "outputs")}
+        program = _PROGRAM.format(**made | lists, code=code)
     return _CARD.format(
         note=note,
+        program=program,
         method=report["method"],
         backbone=report["config"]["model"]["init_args"]["backbone"],
         task=task.name,

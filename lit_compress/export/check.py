@@ -59,7 +59,7 @@ def check_export(net: PreTrainedModel, folder: Path) -> float:
             "CUDA_VISIBLE_DEVICES": "",
         }
         done = subprocess.run(
-            [sys.executable, "-I", "-c", _LOADER, str(folder), "probe.safetensors", "result.safetensors",
+            [sys.executable, "-I", "-c", _LOADER, str(folder.resolve()), "probe.safetensors", "result.safetensors",
              kind.auto_class, *kind.results],
             cwd=work, env=environment, capture_output=True, text=True,
         )  # fmt: skip

@@ -13,6 +13,7 @@ from lit_compress.export.card import card
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import MERGE, compact, fuse, merged
 from lit_compress.export.modelling import write_model
+from lit_compress.export.program import Format, check_format, write_program
 from lit_compress.export.report import Measured, build_report
 from lit_compress.families import find_sites
 from lit_compress.progress import track
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from lit_compress.methods import Method
 
 
-def export_run(run: Run, out: Path, method: Method, data: DataModule) -> dict[str, Any]:
+def export_run(run: Run, out: Path, method: Method, data: DataModule, form: Format = "hf") -> dict[str, Any]:
     """Export the last stage's net of ``run`` to ``out`` and return the report, which stands there too.
 
     The folder appears only when its logits, reloaded in another process, are those of the run's net.
@@ -36,9 +37,10 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule) -> dict[st
         out: folder to write; an earlier export there is replaced.
         method: whose stages they are.
         data: for the dev metric of the exported net.
+        form: as :func:`write_export`.
 
     Raises:
-        UserError: a stage is not finished; ``out`` holds something else; the check fails.
+        UserError: a stage is not finished; ``out`` holds something else; a check fails.
     """
     done, stages = (
         run.finished(),
@@ -55,7 +57,7 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule) -> dict[st
         for name in stages
     ]
     nets = dict(zip(stages, before, strict=False))
-    return write_export(out, last.net, nets, type(method).__name__, data, run.config(), last.initial)
+    return write_export(out, last.net, nets, type(method).__name__, data, run.config(), last.initial, form)
 
 
 def write_export(
@@ -66,6 +68,7 @@ def write_export(
     data: DataModule,
     config: dict[str, Any],
     initial: float | None = None,
+    form: Format = "hf",
 ) -> dict[str, Any]:
     """Write ``net``, fused, as a folder that loads by itself; return the report, which stands there too.
 
@@ -77,10 +80,12 @@ def write_export(
         data: for the dev metric of the exported net.
         config: of the run.
         initial: dev metric of the net before it was retrained, if it was.
+        form: ``onnx`` and ``torch`` also write the net as one program (program.py).
 
     Raises:
-        UserError: ``out`` holds something else; the check fails.
+        UserError: ``out`` holds something else; a check fails; packages of ``form`` are missing.
     """
+    check_format(form)
     if out.exists() and any(out.iterdir()) and not (out / "structure.json").is_file():
         raise UserError(f"export: '{out}' holds something that is not an export; give an empty or new folder")
     task = replace(data.record, length=min(data.record.length, data.max_length))  # nothing longer is ever read
@@ -98,6 +103,9 @@ def write_export(
         report = build_report(task, method, nets, config)
         report["export_difference"] = difference
         report["merged"] = {"above": MERGE, "sites": len(find_sites(net)), "matrices": dense}
+        if form != "hf":
+            for _ in track([0], f"write and check {form}"):
+                report["program"] = write_program(exported, data.tokenizer, temporary, form)
         write_json(temporary / "report.json", report)
         (temporary / "README.md").write_text(card(report, task))
     return report

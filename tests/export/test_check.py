@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny import TINY, make_net
@@ -27,6 +29,13 @@ def exported(family, folder):
 @pytest.mark.parametrize("family", TINY)
 def test_every_family_loads_alone_with_the_same_logits(family, tmp_path):
     assert check_export(exported(family, tmp_path), tmp_path) <= 1e-6
+
+
+def test_a_folder_may_be_given_from_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("out")
+    folder.mkdir()
+    assert check_export(exported("bert", folder), folder) <= 1e-6
 
 
 def test_other_weights_are_refused(tmp_path):

@@ -1,0 +1,170 @@
+"""The net as a PyTorch archive or an ONNX graph: the same logits for any batch and length, or one line that says no."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from test_projected import disturb, net_of, random_bases
+from test_shrink import random_z
+from tiny import make_net
+
+import lit_compress
+from lit_compress.decompose import decompose
+from lit_compress.errors import UserError
+from lit_compress.export import program
+from lit_compress.export.fuse import fuse
+from lit_compress.export.program import check_format, write_program
+from lit_compress.families import find_sites
+from lit_compress.gating import possible_gates
+from lit_compress.layers import LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, NarrowNorm, Nothing, SizedNorm
+from lit_compress.projected import insert_projections
+from lit_compress.shrink import shrink
+from lit_compress.surgery import factorize
+
+
+class Tokenizer:
+    """What is asked of one: the names of what it makes."""
+
+    def __init__(self, *names):
+        self.names = ("input_ids", *names, "attention_mask")
+
+    def __call__(self, text):
+        return dict.fromkeys(self.names)
+
+
+PAIRS = Tokenizer("token_type_ids")
+
+
+def factors(net):
+    """Factors at most sites, factors and rows at some."""
+    sites = [site.name for site in find_sites(net)]
+    factorize(net, dict.fromkeys(sites[2:], 5), lambda _, w, r: decompose(w, r))
+    factorize(net, dict.fromkeys(sites[:2], 2), lambda _, w, r: decompose(w, r), LowRankSparseLinear)
+    with torch.no_grad():
+        for name in sites[:2]:
+            net.get_submodule(name).sparse[::3] = 0
+            net.get_submodule(name).sparse[1::3] = 0
+    return net
+
+
+def narrow(net):
+    """A head, an attention and a feed-forward network are dead, the last two in one layer."""
+    insert_projections(net, random_bases(net))
+    disturb(net, kill=[("head", 0), ("mha", 1), ("ffn_layer", 1)])
+    return net
+
+
+def gated(net):
+    shrink(net, random_z(net, possible_gates(net)))
+    return net
+
+
+CASES = {
+    "factors": ("roberta", {}, factors, (LowRankLinear, LowRankRowsLinear)),
+    "gated": ("bert", {"num_hidden_layers": 4}, gated, (SizedNorm, Nothing)),
+    "narrow": ("bert", {}, narrow, (NarrowNorm,)),
+    "narrow_deberta": ("deberta-v2", {}, narrow, (NarrowNorm, Nothing)),
+}
+
+
+def compressed(case):
+    family, settings, make, layers = CASES[case]
+    net = fuse(make(net_of(family, torch.float32, **settings)))
+    assert set(layers) <= {type(module) for module in net.modules()}
+    return net
+
+
+def made(case, form, folder):
+    """Write a net; return it, what was written says, and how far it is from the net on one text that it never saw."""
+    net = compressed(case)
+    found = write_program(net, PAIRS, folder, form)
+    assert (folder / found["file"]).stat().st_size == found["bytes"] and found["outputs"] == ["logits"]
+    assert found["difference"] <= program.TOLERANCE[form]
+    return net, found
+
+
+def one_text(names):
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(5, 100, (1, 29), generator=generator)
+    inputs = {"input_ids": ids, "attention_mask": (torch.arange(29) < 20).long()[None], "token_type_ids": ids % 2}
+    return {name: inputs[name] for name in names}
+
+
+def cases(*quick):
+    return [pytest.param(case, marks=[] if case in quick else pytest.mark.slow) for case in CASES]
+
+
+@pytest.mark.parametrize("case", cases("factors", "narrow"))
+def test_torch(case, tmp_path):
+    net, found = made(case, "torch", tmp_path)
+    inputs = one_text(found["inputs"])
+    logits = torch.export.load(tmp_path / "model.pt2").module()(**inputs)["logits"]
+    assert torch.allclose(logits, net(**inputs).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", cases("narrow"))
+def test_onnx(case, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    net, found = made(case, "onnx", tmp_path)
+    inputs = one_text(found["inputs"])
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    (logits,) = session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})
+    assert torch.allclose(torch.from_numpy(logits), net(**inputs).logits, atol=1e-4)
+    assert session.get_inputs()[0].shape == ["batch", "length"]
+    for place in (lit_compress, transformers):  # paths of where it was made
+        assert place.__file__.rpartition("/")[0].encode() not in (tmp_path / "model.onnx").read_bytes()
+
+
+@pytest.mark.slow
+def test_nets_that_write_give_logits(tmp_path):
+    net = net_of("opt", torch.float32, task="wikitext2")
+    found = write_program(net, Tokenizer(), tmp_path, "torch")
+    assert found["inputs"] == ["input_ids", "attention_mask"] and found["difference"] <= 1e-5
+    net = make_net("bart", "xsum")
+    found = write_program(net, Tokenizer(), tmp_path, "torch")
+    assert found["inputs"] == ["input_ids", "attention_mask", "decoder_input_ids"] and found["difference"] <= 1e-5
+
+
+@pytest.mark.slow
+def test_it_needs_neither_this_package_nor_transformers(tmp_path):
+    made("narrow", "torch", tmp_path)
+    code = """
+import sys
+sys.modules["lit_compress"] = sys.modules["transformers"] = None
+import torch
+x = torch.ones(1, 7).long()
+print(torch.export.load("model.pt2").module()(input_ids=x, attention_mask=x, token_type_ids=x)["logits"].shape)
+"""
+    done = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "torch.Size([1, 2])"
+
+
+def test_nets_that_cannot_be_followed_are_one_line(tmp_path, monkeypatch):
+    def export(*args, **kwargs):
+        raise RuntimeError("\x1b[31mno way\x1b[0m through\na branch")
+
+    monkeypatch.setattr(torch.export, "export", export)
+    with pytest.raises(UserError, match=r"torch cannot write BertFor.* \(bert\), --format hf can; no way through$"):
+        write_program(make_net("bert"), PAIRS, tmp_path, "torch")
+
+
+@pytest.mark.parametrize("value", [0.01, float("nan")])
+def test_other_logits_are_refused(value, tmp_path, monkeypatch):
+    def write(module, inputs, path):
+        return lambda given: {name: found + value for name, found in module(**given).items()}
+
+    monkeypatch.setattr(program, "_write_torch", write)
+    with pytest.raises(UserError, match=r"the logits of model.pt2 differ by (1\.00e-02|nan), more than 1e-05; nothing"):
+        write_program(make_net("bert"), PAIRS, tmp_path, "torch")
+
+
+def test_missing_packages_are_one_line(monkeypatch):
+    monkeypatch.setattr(program, "_ONNX", ("torch", "no_such_package", "no_other"))
+    check_format("hf")
+    check_format("torch")
+    with pytest.raises(UserError, match=r"needs no_such_package, no_other; pip install 'lit_compress\[onnx\]'"):
+        check_format("onnx")
