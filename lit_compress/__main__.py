@@ -11,7 +11,7 @@ USAGE = """usage: python -m lit_compress COMMAND ...
   validate TARGET        dev metrics of a run or an export
   test TARGET            metrics on the test split
   predict TARGET         write text, label and probability of every row as JSON lines
-  export RUN OUT [--format hf|onnx|torch]
+  export RUN OUT [--format hf|onnx|torch] [--round_to 8]
                          write a finished run as a folder that loads without this package; also as one program
   factorize MODEL OUT --data.task NAME [--rank_ratio 0.33] [--weighting fisher] [--axis in]
                          factorize a fine-tuned model at once, without training, and export it

@@ -15,11 +15,12 @@ are in the weights already, and W_R stands where the basis changes only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from lit_compress.errors import UserError
 from lit_compress.families import base_prefix, head_width
 from lit_compress.layers import (
     NarrowLinear,
@@ -282,3 +283,66 @@ def _narrow(weight: Tensor, bias: Tensor | None, **places: int | str) -> NarrowL
     layer = NarrowLinear(weight.shape[1], weight.shape[0], bias is not None, **places)  # type: ignore[arg-type]
     fill(layer, weight=weight, bias=bias)
     return layer
+
+
+# ------------------------------------------------------------------------------------------------ widths
+
+
+@torch.no_grad()
+def round_widths(net: PreTrainedModel, multiple: int) -> PreTrainedModel:
+    """Widen sites and feed-forward networks of a narrow ``net`` with zeros, in place; its outputs stay.
+
+    RMSNorm divides by the wider width: that is taken back where its output is read. PyTorch is faster on such widths
+    with many tokens (4 layers of 5M SP3, one thread, 32 x 128 tokens: 1.10 s for 1.32 s at multiples of 8, with 3 %
+    more weights; 1 x 128: the same), ONNX Runtime is not.
+
+    Args:
+        net: in the form of :func:`fuse_projections`.
+        multiple: what every width then divides by.
+
+    Raises:
+        UserError: ``multiple`` is below 1; the hidden states of ``net`` are not narrow.
+    """
+    if multiple < 1:
+        raise UserError(f"export: --round_to {multiple} is below 1, the smallest valid value; usual: 8")
+    if not any(isinstance(module, NarrowNorm) for module in net.modules()):
+        raise UserError(
+            f"export: --round_to {multiple} is for nets with narrow hidden states, SP3's; this one has none"
+        )
+    parts = layout(net, group_of(net))
+    norms: list[list[NarrowNorm]] = [[net.get_submodule(n) for n in place.norms] for place in parts.sites]  # type: ignore[misc]
+    widths = [own[0].features for own in norms]
+    more = [-width % multiple for width in widths]
+    scales = [1.0 if n.padded else (w / (w + m)) ** 0.5 for (n, *_), w, m in zip(norms, widths, more, strict=True)]
+    written = {block.writes: block.reads for block in parts.blocks if not parts.before}
+
+    def widen(name: str, rows: int = 0, columns: int = 0, scale: float = 1.0) -> nn.Module:
+        """Pad a matrix, and the bias where rows are new."""
+        layer = net.get_submodule(name)
+        fill(layer, weight=nn.functional.pad(scale * layer.weight, (0, columns, 0, rows)))  # type: ignore[operator]
+        if getattr(layer, "bias", None) is not None:
+            fill(layer, bias=nn.functional.pad(layer.bias, (0, rows)))  # type: ignore[arg-type]
+        if hasattr(layer, "out_features"):
+            layer.out_features, layer.in_features = layer.weight.shape  # type: ignore[assignment]
+        return layer
+
+    for i, (place, own) in enumerate(zip(parts.sites, norms, strict=True)):
+        for name in place.tables:
+            widen(name, columns=more[i]).embedding_dim = widths[i] + more[i]  # type: ignore[assignment]
+        for name, norm in zip(place.norms, own, strict=True):
+            if (before := written.get(i)) is not None:
+                widen(name, more[i], more[before], scales[before])
+                norm.in_features = widths[before] + more[before]
+            norm.features, norm.eps = widths[i] + more[i], norm.eps * (scales[i] ** 2)
+            norm.room += more[i + 1] if norm.room else 0
+    for block in parts.blocks:
+        last: Any = net.get_submodule(block.linears[block.last])
+        neurons = -last.in_features % multiple if block.part == "ffn" else 0
+        for role, read in block.roles.items():
+            widen(block.linears[role], neurons, more[read], scales[read])
+        widen(block.linears[block.last], more[block.writes], neurons)
+        last.lead += 0 if parts.before else more[block.reads]
+    for block in parts.ends:
+        widen(block.junction, more[block.writes], more[block.reads])
+    widen(parts.reader, columns=more[-1], scale=scales[-1])
+    return net

@@ -281,6 +281,7 @@ def test_export_again_gives_the_same_net(run, tmp_path, capsys, monkeypatch):
     assert 'torch.export.load("FOLDER/model.pt2").module()(**inputs)' in card
     assert "model.pt2" not in (run / "export" / "README.md").read_text()
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (run / "export" / "model.safetensors").read_bytes()
+    assert "--round_to 8 is for nets with narrow" in fails(capsys, "export", run, tmp_path / "x", "--round_to", "8")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not lose me")
     assert "holds something that is not an export" in fails(capsys, "export", run, tmp_path / "mine")

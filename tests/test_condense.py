@@ -1,16 +1,22 @@
-"""What is left of an ordinary net is an ordinary net where it can be. The rest of this room: test_projected.py."""
+"""Narrow nets that are ordinary ones; wider, with zeros. That they are the training form: test_projected.py."""
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from test_projected import LLAMA, disturb, logits, net_of, random_bases
-from tiny import make_batch
+from test_projected import FAMILIES, LLAMA, disturb, form_of, logits, net_of, random_bases
+from tiny import make_batch, make_net
 
+from lit_compress.budget import density, stored_density
 from lit_compress.calibration import bases_of, collect_grams
-from lit_compress.condense import stock
+from lit_compress.condense import round_widths, stock
+from lit_compress.errors import UserError
 from lit_compress.export.fuse import fuse
+from lit_compress.layers import NarrowLinear, NarrowNorm, SizedLinear
 from lit_compress.projected import Form, Places, insert_projections
+from lit_compress.surgery import load_net, save_net
 
 ONE = Form(("hidden",), group=100)
 
@@ -66,3 +72,39 @@ def test_a_stream_of_low_rank_loses_nothing():
         bases = bases_of(grams, centred=False)[0] if own else random_bases(net, 100)
         losses.append(float((logits(turned(net, bases, 12)) - expected).abs().max()))
     assert losses[0] < 1e-5 and losses[1] > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("family", "norm", "group"),
+    [*((family, "rms", 1) for family in FAMILIES), ("bert", "padded_layernorm", 1), ("opt", "rms", 3),
+     ("llama", "rms", 2)],
+)  # fmt: skip
+def test_rounded_widths_change_nothing(family, norm, group, tmp_path):
+    """All multiples of 8, also where a head, an attention and a feed-forward network are dead; no weight is new."""
+    net, form = net_of(family), Form(form_of(family).gates, group=group, norm=norm)
+    insert_projections(net, random_bases(net, group), form)
+    disturb(net, form, kill=[("head", 0), ("mha", 1), ("ffn_layer", 1)])
+    fused = fuse(net)
+    for module in fused.modules():
+        if isinstance(module, NarrowNorm):
+            module.eps = 0.1  # so that it is seen
+    rounded = round_widths(copy.deepcopy(fused), 8)
+    assert torch.allclose(logits(rounded), logits(fused), atol=1e-12 if family != "llama" else 1e-6)
+    assert torch.allclose(logits(rounded.float()), logits(fused.float()), atol=1e-6)
+    widths = [m.features for m in rounded.modules() if isinstance(m, NarrowNorm)]
+    assert not any(width % 8 for width in widths) and density(rounded) == density(fused)
+    assert all(site.weight.shape == (site.out_features, site.in_features) for site in rounded.modules()
+               if isinstance(site, (NarrowLinear, SizedLinear)))  # fmt: skip
+    ends = ("intermediate.dense", "lin1", "fc1", "gate_proj", "up_proj")
+    ups = [m.out_features for name, m in rounded.named_modules() if name.endswith(ends)]
+    assert len(ups) in (2, 4) and not any(width % 8 for width in ups)
+    assert stored_density(rounded) > stored_density(fused)
+    save_net(rounded, tmp_path)
+    assert torch.equal(logits(load_net(tmp_path)), logits(rounded))
+
+
+def test_what_cannot_be_rounded():
+    with pytest.raises(UserError, match="--round_to 8 is for nets with narrow hidden states, SP3's; this one has none"):
+        round_widths(make_net("bert"), 8)
+    with pytest.raises(UserError, match="--round_to 0 is below 1"):
+        round_widths(make_net("bert"), 0)

@@ -271,18 +271,6 @@ def test_families_that_cannot():
     refused("prune.skip_sites: 4 of 4 sites; valid: 0 to 3", "opt", Form(skip=4))
 
 
-def test_torch_export_with_other_shapes():
-    """Also with a dead head, attention and feed-forward network; batch and length stay free."""
-    net = net_of("bert", torch.float32)
-    insert_projections(net, random_bases(net))
-    disturb(net, kill=[("head", 0), ("mha", 1), ("ffn_layer", 1)])
-    fused = fuse(net)
-    given, other = ({n: make_batch(*size)[n] for n in ("input_ids", "attention_mask")} for size in ((4, 9), (3, 17)))
-    free = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=60)}
-    program = torch.export.export(fused, (), given, dynamic_shapes=dict.fromkeys(given, free))
-    assert torch.allclose(program.module()(**other).logits, fused(**other).logits, atol=1e-6)
-
-
 def test_a_bias_of_keys_changes_nothing_in_bert():
     """It adds the same to all scores of a query; it is kept all the same, DeBERTa needs it."""
     net = net_of("bert")

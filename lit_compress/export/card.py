@@ -65,6 +65,11 @@ _ZEROS = """Removed weights are stored as zeros: the folder is as large as the d
 
 """
 
+_ROUNDED = """Widths are filled up to multiples of {multiple} with zeros, so {stored:.1%} of the block matrices are
+in the folder.
+
+"""
+
 _MERGED = """{count} of {sites} matrices are stored dense although the method kept less of them, so {stored:.1%} of the
 block matrices are in the folder: on a CPU factors and rows of over {above:.0%} of a matrix's parameters are no faster.
 
@@ -78,6 +83,8 @@ def card(report: dict[str, Any], task: Task) -> str:
     note = ""
     if merged["matrices"]:
         note = _MERGED.format(**merged | {"count": len(merged["matrices"]), "stored": found["stored"]})
+    elif report["round_to"]:
+        note = _ROUNDED.format(multiple=report["round_to"], stored=found["stored"])
     elif found["density"] < found["stored"]:
         note = _ZEROS
     program = ""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.budget import density
+from lit_compress.condense import round_widths
 from lit_compress.errors import UserError
 from lit_compress.evaluation import evaluate
 from lit_compress.export.card import card
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
     from lit_compress.methods import Method
 
 
-def export_run(run: Run, out: Path, method: Method, data: DataModule, form: Format = "hf") -> dict[str, Any]:
+def export_run(
+    run: Run, out: Path, method: Method, data: DataModule, form: Format = "hf", round_to: int | None = None
+) -> dict[str, Any]:
     """Export the last stage's net of ``run`` to ``out`` and return the report, which stands there too.
 
     The folder appears only when its logits, reloaded in another process, are those of the run's net.
@@ -37,7 +41,7 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, form: Form
         out: folder to write; an earlier export there is replaced.
         method: whose stages they are.
         data: for the dev metric of the exported net.
-        form: as :func:`write_export`.
+        form, round_to: as :func:`write_export`.
 
     Raises:
         UserError: a stage is not finished; ``out`` holds something else; a check fails.
@@ -57,7 +61,7 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, form: Form
         for name in stages
     ]
     nets = dict(zip(stages, before, strict=False))
-    return write_export(out, last.net, nets, type(method).__name__, data, run.config(), last.initial, form)
+    return write_export(out, last.net, nets, type(method).__name__, data, run.config(), last.initial, form, round_to)
 
 
 def write_export(
@@ -69,6 +73,7 @@ def write_export(
     config: dict[str, Any],
     initial: float | None = None,
     form: Format = "hf",
+    round_to: int | None = None,
 ) -> dict[str, Any]:
     """Write ``net``, fused, as a folder that loads by itself; return the report, which stands there too.
 
@@ -81,9 +86,11 @@ def write_export(
         config: of the run.
         initial: dev metric of the net before it was retrained, if it was.
         form: ``onnx`` and ``torch`` also write the net as one program (program.py).
+        round_to: multiple that narrow hidden states and feed-forward networks are filled up to, with zeros.
 
     Raises:
-        UserError: ``out`` holds something else; a check fails; packages of ``form`` are missing.
+        UserError: ``out`` holds something else; a check fails; packages of ``form`` are missing;
+            nothing is there to round.
     """
     check_format(form)
     if out.exists() and any(out.iterdir()) and not (out / "structure.json").is_file():
@@ -93,7 +100,7 @@ def write_export(
         small = compact(net)
         kept, dense = density(small), merged(small)
         net = fuse(small)
-        write_model(net, temporary)
+        write_model(net if round_to is None else round_widths(copy.deepcopy(net), round_to), temporary)
         data.tokenizer.save_pretrained(temporary)
         for _ in track([0], "check the export in another process"):
             difference = check_export(net, temporary)
@@ -102,6 +109,7 @@ def write_export(
         nets = {**before, "compressed": Measured(exported, temporary, metric, initial, kept)}
         report = build_report(task, method, nets, config)
         report["export_difference"] = difference
+        report["round_to"] = round_to
         report["merged"] = {"above": MERGE, "sites": len(find_sites(net)), "matrices": dense}
         if form != "hf":
             for _ in track([0], f"write and check {form}"):

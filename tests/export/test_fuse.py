@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from test_projected import disturb, random_bases
 from tiny import make_batch, make_net
 
 from lit_compress.backbones import load_net as load_backbone
@@ -18,7 +19,8 @@ from lit_compress.export.folder import write_export
 from lit_compress.export.fuse import compact, fuse, merged
 from lit_compress.export.report import Measured
 from lit_compress.families import find_sites
-from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear, SizedLinear
+from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear, NarrowNorm, SizedLinear
+from lit_compress.projected import insert_projections
 from lit_compress.surgery import describe, factorize, load_net, save_net
 from lit_compress.tasks import get_task
 
@@ -87,7 +89,7 @@ def test_the_limit_is_a_share_of_the_parameters(monkeypatch):
 
 @pytest.fixture
 def export(tiny_backbone, tiny_data, tmp_path):
-    """export() -> compact net, report and card."""
+    """export(make=None, **options) -> compact net, report and card; ``make`` makes the net from the dense one."""
     task, out, place = get_task("sst2"), tmp_path / "out", tmp_path / "dense"
     dense = load_backbone(str(tiny_backbone), task)
     place.mkdir()
@@ -97,9 +99,10 @@ def export(tiny_backbone, tiny_data, tmp_path):
     data.prepare_data()
     config = {"model": {"init_args": {"backbone": "tiny"}}}
 
-    def run():
-        write_export(out, net, {"dense": Measured(dense, place, 0.5)}, "ITP", data, config)
-        return net, json.loads((out / "report.json").read_text()), (out / "README.md").read_text()
+    def run(make=None, **options):
+        small = make(load_net(place)) if make else net
+        write_export(out, small, {"dense": Measured(dense, place, 0.5)}, "ITP", data, config, **options)
+        return small, json.loads((out / "report.json").read_text()), (out / "README.md").read_text()
 
     return run
 
@@ -119,3 +122,17 @@ def test_report_and_card_say_what_was_kept_and_what_is_stored(export, monkeypatc
     net, report, card = export()
     assert report["merged"]["matrices"] == {} and report["compressed"]["stored"] == report["compressed"]["density"]
     assert "stored dense" not in card and "| stored |" not in card
+
+
+def test_report_and_card_say_what_was_rounded(export, tmp_path):
+    def narrow(net):
+        insert_projections(net, random_bases(net))
+        disturb(net)
+        return fuse(net)
+
+    net, report, card = export(narrow, round_to=8)
+    found, again = report["compressed"], load_net(tmp_path / "out")
+    assert report["round_to"] == 8 and found["density"] == density(net) < found["stored"] == stored_density(again)
+    assert all(m.features % 8 == 0 for m in again.modules() if isinstance(m, NarrowNorm))
+    assert any(m.features % 8 for m in net.modules() if isinstance(m, NarrowNorm))
+    assert f"up to multiples of 8 with zeros, so {found['stored']:.1%} of" in card and "stored as zeros" not in card
