@@ -233,7 +233,7 @@ def _fuse_attention(net: PreTrainedModel, block: Block, sites: list[_Site], lead
     weight, bias = plain(o)
     picked = (used[:, None] & in_values).flatten()
     bias = alive * (weight @ o.shift.double() + (0 if bias is None else bias))  # type: ignore
-    weight = alive * (weight @ o.projection.double()[:, picked])  # type: ignore
+    weight = alive * (weight @ o.matrix().double()[:, picked])  # type: ignore
     new = _writer(weight, bias, sites[block.writes], lead=lead, side="in", heads=int(used.sum()), head_width=d // heads)
     replace(net, block.linears["o"], new)
     change = get_anatomy(net).attributes(d // heads, max(1, int(used.sum())))

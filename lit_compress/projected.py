@@ -36,7 +36,7 @@ from lit_compress.layers import (
     StreamBlock,
     StreamNorm,
 )
-from lit_compress.layers.projected import Norm
+from lit_compress.layers.projected import HeadProjections, Norm
 from lit_compress.projections import block_diagonal, site_projections
 from lit_compress.streams import STREAMS, Layout, layout
 from lit_compress.surgery import replace
@@ -59,12 +59,14 @@ class Form:
         skip: sites from the first that get the identity and no gate.
         group: blocks that share a site, where norms stand before the blocks.
         norm: of the sites after residual sums; ``padded_layernorm`` is the authors', with P_in = U^T: not exact.
+        heads: projections of heads are one matrix, in which heads can mix when it is trained, or a block per head.
     """
 
     gates: Sequence[GateName] = GATES
     skip: int = 0
     group: int = 1
     norm: Norm = "rms"
+    heads: HeadProjections = "dense"
 
     def layout(self, net: PreTrainedModel) -> Layout:
         """Return the sites and blocks of ``net``.
@@ -141,12 +143,16 @@ def insert_projections(net: PreTrainedModel, bases: Bases, form: Form = Form()) 
         _turn(net, parts, axes) if parts.before else _project_norms(net, parts, axes, form)
     if has_head_projections(net):
         for block, *projections in zip(parts.attentions, bases.query, bases.key, bases.value, strict=True):
-            query, key, value = map(block_diagonal, projections)
             d = net.get_submodule(block.linears["q"]).out_features
-            _put(net, block.linears["q"], query, "out", heads, 0, d * ("qk" in form.gates))
-            _put(net, block.linears["k"], key, "out", heads)
-            _put(net, block.linears["v"], value, "out", heads, 0, d * ("vo" in form.gates or "head" in form.gates))
-            _put(net, block.linears["o"], value.mT, "in", heads, 0, int("mha" in form.gates))
+            for role, projection, side, gates in zip(
+                "qkvo",
+                (*projections, projections[-1].mT),
+                ("out", "out", "out", "in"),
+                (d * ("qk" in form.gates), 0, d * ("vo" in form.gates or "head" in form.gates), "mha" in form.gates),
+                strict=True,
+            ):
+                matrix = block_diagonal(projection) if form.heads == "dense" else projection
+                _put(net, block.linears[role], matrix, side, heads, 0, int(gates), form.heads)
     for block in parts.networks:
         neurons = net.get_submodule(block.linears["down"]).in_features * ("ffn" in form.gates)
         _put(net, block.linears["down"], None, None, 1, neurons, int("ffn_layer" in form.gates))
@@ -214,7 +220,7 @@ def plain(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     weight = layer.weight.double()  # type: ignore[operator]
     bias = None if layer.bias is None else layer.bias.double()  # type: ignore[operator]
     if getattr(layer, "side", None) == "out":
-        projection, shift = layer.projection.double(), layer.shift.double()  # type: ignore[operator]
+        projection, shift = layer.matrix().double(), layer.shift.double()  # type: ignore[operator]
         weight, bias = projection @ weight, shift if bias is None else projection @ bias + shift
     return weight, bias
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny import make_batch, make_net
@@ -23,7 +25,7 @@ from lit_compress.projected import (
     insert_projections,
 )
 from lit_compress.streams import layout
-from lit_compress.surgery import load_net, save_net
+from lit_compress.surgery import describe, load_net, save_net
 
 ENCODERS = ["bert", "roberta", "electra", "distilbert", "deberta-v2"]
 FAMILIES = [*ENCODERS, "bart", "opt", "llama"]
@@ -102,12 +104,13 @@ def disturb(net, form=Form(), kill=()):
     return kept
 
 
+@pytest.mark.parametrize("heads", ["dense", "block"])
 @pytest.mark.parametrize("make", [identity_bases, random_bases])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_insertion_changes_nothing(family, make):
+def test_insertion_changes_nothing(family, make, heads):
     net = net_of(family)
     expected = logits(net)
-    insert_projections(net, make(net), form_of(family))
+    insert_projections(net, make(net), replace(form_of(family), heads=heads))
     # Llama's own norms are computed in float32
     assert torch.allclose(logits(net), expected, atol=1e-9 if family != "llama" else 1e-5)
     assert torch.allclose(logits(net.float()), expected.float(), atol=1e-5)
@@ -118,10 +121,12 @@ def test_insertion_changes_nothing(family, make):
     [(), [("head", 0)], [("head", 0), ("head", 1), ("mha", 1)], [("ffn_layer", 0), ("mha", 0)],
      [("hidden", i) for i in range(4)], [("qk", 0), ("vo", 1), ("ffn", 1)]],
 )  # fmt: skip
-@pytest.mark.parametrize("family", FAMILIES)
-def test_fused_is_the_training_form(family, kill, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "heads"), [*((family, "dense") for family in FAMILIES), ("bert", "block"), ("deberta-v2", "block")]
+)
+def test_fused_is_the_training_form(family, heads, kill, tmp_path):
     """Soft values, zeros; dead heads, attentions, layers; one direction left somewhere."""
-    net, form = net_of(family), form_of(family)
+    net, form = net_of(family), replace(form_of(family), heads=heads)
     insert_projections(net, random_bases(net), form)
     kept = disturb(net, form, kill=kill)
     check_fused(net, form, kept, tmp_path)
@@ -192,6 +197,22 @@ def test_the_stream_by_loops(family):
     turned = norm(x)
     turned = host.fc2(host.activation_fn(host.fc1(turned))) if opt else host.mlp(turned)
     assert torch.allclose(z["hidden"][2] * (host.end(x) + turned), expected, atol=1e-9)
+
+
+def test_blocks_are_dense_without_other_heads(tmp_path):
+    """As many times fewer weights as there are heads; the structure makes the same layer again."""
+    dense, block = (insert_projections(net, random_bases(net), Form(heads=heads)) for net, heads in
+                    ((net_of("bert"), "dense"), (net_of("bert"), "block")))  # fmt: skip
+    found = {name: (module, dense.get_submodule(name)) for name, module in block.named_modules()
+             if isinstance(module, ProjectedLinear) and module.side}  # fmt: skip
+    assert len(found) == 8
+    for small, large in found.values():
+        assert small.projection.shape == (4, 8, 8) and large.projection.shape == (32, 32)
+        assert torch.equal(small.matrix(), large.projection)
+    disturb(block)
+    save_net(block.float(), tmp_path)
+    again = load_net(tmp_path)
+    assert describe(again) == describe(block) and torch.equal(logits(again), logits(block))
 
 
 @pytest.mark.parametrize("gates", [("hidden",), ("qk", "ffn"), ("vo", "head", "mha", "ffn_layer"), GATES[1:]])

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 Norm = Literal["rms", "padded_layernorm"]
+HeadProjections = Literal["dense", "block"]
 
 
 class ProjectedNorm(nn.Module):
@@ -59,7 +60,7 @@ class ProjectedLinear(nn.Module):
     Attributes:
         weight: [out_features, in_features], the original.
         bias: [out_features] or None.
-        projection: [n, n] of the side it is on; None if there is none.
+        projection: [n, n] of the side it is on, or a block [n / heads, n / heads] per head; None if there is none.
         shift: [n], zeros at first.
         z_in: [in_features] or None, values of the inputs' gates in this forward, put there from outside.
         z_out: [out_features] or [1] or None, of the outputs'.
@@ -78,6 +79,7 @@ class ProjectedLinear(nn.Module):
         heads: int = 1,
         gates_in: int = 0,
         gates_out: int = 0,
+        form: HeadProjections = "dense",
     ) -> None:
         """Make an empty one.
 
@@ -89,13 +91,16 @@ class ProjectedLinear(nn.Module):
             heads: how many share the side.
             gates_in: number of gates on the inputs; 0 for none.
             gates_out: on the outputs.
+            form: of the projection: ``dense`` lets heads mix when it is trained.
         """
         super().__init__()
         self.in_features, self.out_features, self.side, self.heads = in_features, out_features, side, heads
+        self.form = form
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         size = {"in": in_features, "out": out_features, None: 0}[side]
-        self.projection = nn.Parameter(torch.empty(size, size)) if side else None
+        shape = (size, size) if form == "dense" else (heads, size // heads, size // heads)
+        self.projection = nn.Parameter(torch.empty(shape)) if side else None
         self.shift = nn.Parameter(torch.zeros(size)) if side else None
         for name, count in (("z_in", gates_in), ("z_out", gates_out)):
             self.register_buffer(name, torch.ones(count) if count else None)
@@ -106,16 +111,28 @@ class ProjectedLinear(nn.Module):
             "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
             "bias": self.bias is not None, "side": self.side, "heads": self.heads,
             "gates_in": 0 if self.z_in is None else len(self.z_in),
-            "gates_out": 0 if self.z_out is None else len(self.z_out),
+            "gates_out": 0 if self.z_out is None else len(self.z_out), "form": self.form,
         }  # fmt: skip
+
+    def matrix(self) -> torch.Tensor:
+        """Return the projection as [n, n]."""
+        assert self.projection is not None
+        return self.projection if self.form == "dense" else torch.block_diag(*self.projection)
+
+    def _project(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.projection is not None and self.shift is not None
+        if self.form == "dense":
+            return F.linear(x, self.projection, self.shift)
+        heads = x.unflatten(-1, (self.heads, -1))
+        return torch.einsum("...hi,hoi->...ho", heads, self.projection).flatten(-2) + self.shift
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""
         if self.z_in is not None:
             x = x * self.z_in.to(x.dtype)
         if self.side == "in":
-            x = F.linear(x, self.projection, self.shift)  # type: ignore[arg-type]
+            x = self._project(x)
         y = F.linear(x, self.weight, self.bias)
         if self.side == "out":
-            y = F.linear(y, self.projection, self.shift)  # type: ignore[arg-type]
+            y = self._project(y)
         return y if self.z_out is None else y * self.z_out.to(y.dtype)

@@ -19,7 +19,7 @@ from lit_compress.calibration import COMPONENTS, bases_of, collect_grams, shared
 from lit_compress.errors import UserError, nearest
 from lit_compress.gates import keep_best, kept_units
 from lit_compress.layers import HardConcrete
-from lit_compress.layers.projected import Norm
+from lit_compress.layers.projected import HeadProjections, Norm
 from lit_compress.losses import lagrangian, matched_layers_loss
 from lit_compress.methods.gated_stage import GatedStage, GatedTraining, average_gradients
 from lit_compress.methods.stage import Host
@@ -63,6 +63,7 @@ class ProjectedPruning(GatedTraining):
         group: blocks (attentions and feed-forward networks) that share a basis, where norms stand before them.
         norm: ``rms`` is exact; ``padded_layernorm`` the authors' program.
         skip_sites: bases of hidden states from the first that are the identity, without a gate.
+        head_projections: ``dense`` trains one matrix for all heads, as the authors' program; ``block`` one per head.
         train_originals: also train the weights between the projections, and the embeddings.
         match_last: also compare the last hidden state with the teacher's.
         tolerance: without exact_target, density that the expected one may be above the target.
@@ -84,6 +85,7 @@ class ProjectedPruning(GatedTraining):
     group: int = 1
     norm: Norm = "rms"
     skip_sites: int = 0
+    head_projections: HeadProjections = "dense"
     train_originals: bool = False
     match_last: bool = True
     tolerance: float = 0.005
@@ -127,7 +129,7 @@ class ProjectedStage(GatedStage):
     def __init__(self, settings: ProjectedPruning, density: float, params: int | None = None) -> None:
         super().__init__("prune", settings, density)
         self.params, self.tolerance = params, settings.tolerance
-        self.form = Form(settings.gates, settings.skip_sites, settings.group, settings.norm)
+        self.form = Form(settings.gates, settings.skip_sites, settings.group, settings.norm, settings.head_projections)
         # a gate whose groups share no matrix, so that the last units of the budget can be given one after another
         self.finest = next((name for name in ("ffn", "qk", "vo") if name in settings.gates), None)
         self.map: nn.Parameter | None = None

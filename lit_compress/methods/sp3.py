@@ -20,6 +20,8 @@ Deviations, and where the paper is silent (`official` gives the program's way wh
       not the original net (`official`), which is why it leaves out three sites.
     - Gates are hard concrete, as in the program (the paper only says real numbers); Q and K share one, V and O do, and
       all heads of a layer (Appendix C). Kept ones have their soft value, which is multiplied in.
+    - Projections of heads are trained as one matrix, in which heads mix, as in the program; the paper writes one per
+      head (`prune.head_projections: block`).
     - Original matrices and embeddings are frozen, as in the program: projections, norms and the head are trained.
     - The density is exact: after the heads and layers that the gates keep, one threshold over all dimensions meets the
       budget in every validation; the program takes any epoch within 0.02 (`official`).

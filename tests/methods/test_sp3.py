@@ -14,13 +14,14 @@ from lit_compress.budget import count_params, dense_site_params
 from lit_compress.errors import UserError
 from lit_compress.export.fuse import fuse
 from lit_compress.gates import probability
+from lit_compress.layers import ProjectedLinear
 from lit_compress.losses import matched_layers_loss
 from lit_compress.methods import SP3
 from lit_compress.methods.distillation import LaterDistillation
 from lit_compress.methods.projected_stage import ProjectedPruning, ProjectedStage
 from lit_compress.methods.sp3 import parse_count
 from lit_compress.projected import DIMENSIONS, GATES
-from lit_compress.surgery import load_net, save_net
+from lit_compress.surgery import describe, load_net, save_net
 
 QUICK = ProjectedPruning(
     epochs=2, learning_rate=1e-3, tokens=200, examples=60, start=0.2, target_warmup=0.3, structure_start=0.6
@@ -103,6 +104,16 @@ def test_before_the_end_of_the_ramp_as_many_as_expected(tmp_path):
     z = built.stage.settle(built.net, 40)
     assert all((z[name] == 1).all() for name in GATES if name not in DIMENSIONS)
     assert 0 < z["ffn"][masks["ffn"]].min() < 1  # soft, not made binary
+
+
+@pytest.mark.parametrize(("form", "shape"), [("dense", (32, 32)), ("block", (4, 8, 8))])
+def test_projections_of_heads_are_trained_and_resumed(tmp_path, form, shape):
+    built = Built(tmp_path, replace(QUICK, head_projections=form))
+    again = ProjectedStage(built.stage.settings, 0.4).build(None, tmp_path, describe(built.net))
+    for net in (built.net, again):
+        layers = [module for module in net.modules() if isinstance(module, ProjectedLinear) and module.side]
+        assert len(layers) == 8
+        assert all(layer.projection.shape == shape and layer.projection.requires_grad for layer in layers)
 
 
 def test_a_fit(fit, dense):
