@@ -23,7 +23,7 @@ tags: [lit_compress, {method}, compressed]
 ```python
 from transformers import {auto_class}, AutoTokenizer
 
-net = {auto_class}.from_pretrained(FOLDER, trust_remote_code=True)
+net = {auto_class}.from_pretrained(FOLDER{trust})
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 output = net(**tokenizer({example}, return_tensors="pt"))  # {results}
 ```
@@ -41,10 +41,14 @@ Reloaded in a process without lit_compress, the logits differ by at most {differ
 
 ## Files
 
-`structure.json` names the Linears that were replaced, by what and of which sizes; `modeling_compressed.py` has the
-layers and puts them in place; `model.safetensors` holds their tensors, e.g. `<site>.left` [out, rank] and
-`<site>.right` [rank, in]; `report.json` has every number above with the config, the versions and the machine.
+{files}; `report.json` has every number above with the config, the versions and the machine.
 """
+
+_FILES = """`structure.json` names the Linears that were replaced, by what and of which sizes;
+`modeling_compressed.py` has the layers and puts them in place; `model.safetensors` holds their tensors, e.g.
+`<site>.left` [out, rank] and `<site>.right` [rank, in]"""
+
+_ORDINARY = "Those of any model: nothing was replaced, all matrices have become smaller alike"
 
 
 _PROGRAM = """`{file}` is the same net as one program, for any batch size and length; of this folder it needs
@@ -95,6 +99,8 @@ def card(report: dict[str, Any], task: Task) -> str:
     return _CARD.format(
         note=note,
         program=program,
+        trust="" if report["ordinary"] else ", trust_remote_code=True",
+        files=_ORDINARY if report["ordinary"] else _FILES,
         method=report["method"],
         backbone=report["config"]["model"]["init_args"]["backbone"],
         task=task.name,

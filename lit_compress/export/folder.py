@@ -14,7 +14,7 @@ from lit_compress.evaluation import evaluate
 from lit_compress.export.card import card
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import MERGE, compact, fuse, merged
-from lit_compress.export.modelling import write_model
+from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.program import Format, check_format, write_program
 from lit_compress.export.report import Measured, build_report
 from lit_compress.families import find_sites
@@ -110,6 +110,7 @@ def write_export(
         report = build_report(task, method, nets, config)
         report["export_difference"] = difference
         report["round_to"] = round_to
+        report["ordinary"] = not (temporary / f"{MODULE}.py").exists()
         report["merged"] = {"above": MERGE, "sites": len(find_sites(net)), "matrices": dense}
         if form != "hf":
             for _ in track([0], f"write and check {form}"):

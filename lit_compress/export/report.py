@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress import __version__
-from lit_compress.budget import latency, measure, stored_density
+from lit_compress.budget import dense_site_params, latency, measure
 from lit_compress.metrics import higher_is_better
 from lit_compress.progress import track
 
@@ -82,15 +82,18 @@ class Measured:
     initial: float | None = None
     kept: float | None = None
 
-    def entry(self, task: Task) -> dict[str, Any]:
-        """Return what the report says of the net, without its latency; FLOPs at :func:`reading_length`."""
+    def entry(self, task: Task, whole: int) -> dict[str, Any]:
+        """Return what the report says of the net, without its latency; FLOPs at :func:`reading_length`.
+
+        ``whole``: weights of the dense net's sites; the configuration of an ordinary export has smaller sizes.
+        """
         found = measure(self.net, reading_length(self.net, task))
         return {
             "metric": self.metric,
             "initial": self.initial,
             **found,
             "density": found["density"] if self.kept is None else self.kept,
-            "stored": stored_density(self.net),
+            "stored": found["params"]["sites"] / whole,
             "bytes": (self.folder / "model.safetensors").stat().st_size,
         }
 
@@ -115,7 +118,8 @@ def build_report(task: Task, method: str, nets: dict[str, Measured], config: dic
         nets: stage name -> net; the first is dense, the last the export.
         config: of the run.
     """
-    stages = {name: measured.entry(task) for name, measured in track(nets.items(), "measure", len(nets))}
+    whole = dense_site_params(next(iter(nets.values())).net)
+    stages = {name: measured.entry(task, whole) for name, measured in track(nets.items(), "measure", len(nets))}
     add_latency(list(stages.values()), [measured.net for measured in nets.values()], task)
     dense, *_, compressed = stages.values()
     mode = "max" if higher_is_better(task) else "min"

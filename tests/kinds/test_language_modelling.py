@@ -129,6 +129,18 @@ def test_a_run_keeps_the_epoch_with_the_lowest_perplexity(tmp_path, texts, capsy
 
 
 @pytest.mark.slow
+def test_an_ordinary_export_is_measured_against_the_dense_net(texts, tmp_path):
+    """Its own configuration has smaller sizes; nothing is stored as zeros, and no code goes with it."""
+    backbone = str(write_backbone(tmp_path / "llama", "llama", "plain_text"))
+    gates = ["--model.prune.gates", "[hidden]", "--model.prune.group", "100"]
+    report = run("SP3", backbone, texts, tmp_path / "run", "--model.prune.epochs", "2", *gates)
+    found, card = report["compressed"], (tmp_path / "run" / "export" / "README.md").read_text()
+    assert report["ordinary"] and found["density"] <= 0.5
+    assert found["stored"] == found["params"]["sites"] / report["dense"]["params"]["sites"] < 0.6
+    assert "zeros" not in card and "trust_remote_code" not in card and "modeling_compressed" not in card
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "options"),
     [
