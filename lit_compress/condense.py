@@ -292,9 +292,8 @@ def _narrow(weight: Tensor, bias: Tensor | None, **places: int | str) -> NarrowL
 def round_widths(net: PreTrainedModel, multiple: int) -> PreTrainedModel:
     """Widen sites and feed-forward networks of a narrow ``net`` with zeros, in place; its outputs stay.
 
-    RMSNorm divides by the wider width: that is taken back where its output is read. PyTorch is faster on such widths
-    with many tokens (4 layers of 5M SP3, one thread, 32 x 128 tokens: 1.10 s for 1.32 s at multiples of 8, with 3 %
-    more weights; 1 x 128: the same), ONNX Runtime is not.
+    RMSNorm divides by the wider width: that is taken back where its output is read. For PyTorch on a CPU with many
+    tokens at once, where products of other widths take longer; not for one text, nor for ONNX Runtime.
 
     Args:
         net: in the form of :func:`fuse_projections`.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Format = Literal["hf", "onnx", "torch"]
 FILES = {"onnx": "model.onnx", "torch": "model.pt2"}
 TOLERANCE = {"onnx": 1e-4, "torch": 1e-5}
-OPSET = 18  # ONNX Runtime 1.31, one thread, a narrow BERT: 3.9 ms; 20: 3.8, 23: 4.0
+OPSET = 18
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 Inputs = dict[str, Tensor]
