@@ -177,7 +177,9 @@ def sections() -> Iterator[str]:
     if found:
         rows = [["dense", *(percent(next(iter(found[t].values()))[0]["dense"]["metric"]) for t in TASKS if t in found)]]
         rows += [
-            [label, *(shown(found[task].get(cell)) for task in TASKS if task in found)] for cell, label in CELLS.items()
+            [label, *(shown(found[task].get(cell)) for task in TASKS if task in found)]
+            for cell, label in CELLS.items()
+            if any(cell in runs for runs in found.values())
         ]
         for i, label in enumerate(("dense", "SP3, 6 %", "CoFi, 6 %", "SP3, hidden, 29 %", "CoFi, hidden, 29 %")):
             rows.append([f"paper: {label}", *(f"{PAPER[task][i]:.1f}" for task in TASKS if task in found)])

@@ -43,8 +43,6 @@ from lit_compress.surgery import Structure, rebuild
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-INITIAL = 10.0  # log_alpha at first: open
-
 
 @dataclass(frozen=True)
 class ProjectedPruning(GatedTraining):
@@ -55,6 +53,8 @@ class ProjectedPruning(GatedTraining):
         target_warmup: how long the target moves, from ``start`` on.
         structure_start: when the gates of heads and layers begin.
         gates: which there are; hidden, qk, vo, ffn are dimensions, head, mha, ffn_layer whole parts.
+        log_alpha: of every gate at first. 10 is open, but some hundred steps of 0.1 away from values where gates
+            differ; where there are only a few hundred, 5.
         projections: ``pca`` from calibration, or ``identity`` (the paper's Table 3 without PCA).
         examples: training examples of the calibration.
         tokens: of theirs, how many are used.
@@ -77,6 +77,7 @@ class ProjectedPruning(GatedTraining):
     target_warmup: float = 0.1
     structure_start: float = 0.4
     gates: tuple[GateName, ...] = GATES
+    log_alpha: float = 10.0
     projections: Literal["pca", "identity"] = "pca"
     examples: int = 512
     tokens: int = 4096
@@ -109,6 +110,8 @@ class ProjectedPruning(GatedTraining):
         for name in ("examples", "tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"prune.{name}: {getattr(self, name)} is below 1, the smallest valid value")
+        if not abs(self.log_alpha) <= 12:  # beyond, neither loss nor size has a gradient
+            raise UserError(f"prune.log_alpha: {self.log_alpha} is not in [-12, 12]; usual: 10")
         if self.ridge <= 0:
             raise UserError(f"prune.ridge: {self.ridge} is not above 0; usual: 1e-6")
 
@@ -181,7 +184,9 @@ class ProjectedStage(GatedStage):
         shapes = gate_shapes(net, self.form)
         heads = net.config.num_attention_heads
         gates = {
-            name: HardConcrete(*shape, INITIAL, int(name in DIMENSIONS), i, heads if name in ("qk", "vo") else 1)
+            name: HardConcrete(
+                *shape, settings.log_alpha, int(name in DIMENSIONS), i, heads if name in ("qk", "vo") else 1
+            )
             for i, (name, shape) in enumerate(shapes.items())
         }
         self.make_gates(gates, gated_size(net, self.form))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -186,6 +187,17 @@ def test_accumulated_batches_are_one_step(fit, dense):
     assert results[0] == pytest.approx(results[1], abs=1e-3)
 
 
+@pytest.mark.parametrize("log_alpha", [10.0, 0.0])
+def test_where_the_gates_begin(tmp_path, log_alpha):
+    """P(z > 0) = sigmoid(log_alpha - 2/3 log(0.1 / 1.1)); the target falls from the density that is then expected."""
+    stage = Built(tmp_path, replace(QUICK, log_alpha=log_alpha, gates=("ffn",)), 0.6).stage
+    (gate,) = stage.log_alphas.values()
+    assert (gate - log_alpha).abs().max() < 0.06
+    none, every = (stage.size.count({"ffn": value(gate)}) for value in (torch.zeros_like, torch.ones_like))
+    opened = 1 / (1 + math.exp(-log_alpha) * (0.1 / 1.1) ** (2 / 3))
+    assert stage.target(0) == pytest.approx((none + opened * (every - none)) / stage.size.total, abs=1e-3)
+
+
 def test_regression_hears_the_teacher():
     """KL of one logit is 0; the program left the classifier without a gradient."""
     from lit_compress.methods.distillation import distillation_terms
@@ -239,6 +251,7 @@ def test_params_and_density():
         ({"start": 0.5, "target_warmup": 0.5}, "leave no step at the target"),
         ({"tokens": 0}, "prune.tokens: 0 is below 1"),
         ({"ridge": 0.0}, "prune.ridge: 0.0 is not above 0"),
+        ({"log_alpha": 13.0}, r"prune.log_alpha: 13.0 is not in \[-12, 12\]; usual: 10"),
         ({"structure_start": 1.0}, r"prune.structure_start: 1.0 is not in \[0, 1\)"),
     ],
 )
