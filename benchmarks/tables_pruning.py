@@ -30,9 +30,9 @@ HEAD = """## LoSparse beside its baselines: MiniLM-L6-H384
 
 Dev metric in % (SST-2, RTE accuracy; MRPC F1), mean ± standard deviation over the seeds that were run. Every method
 starts from the same fine-tuned net and makes the same updates (SST-2: {sst2}; MRPC: {mrpc}; RTE: {rte}; batch 32,
-bf16-mixed), without logits distillation; densities fall between 10 % (RTE: 15 %) and 70 % of them. Its learning rate is
-the better of 1e-4 and 3e-4 on SST-2 at 0.20. `paper`: Table 1 of Li et al., DeBERTaV3-base. Methods with * remove single
-weights and store them as zeros.
+bf16-mixed), without logits distillation; densities fall between 10 % (RTE: 15 %) and 70 % of them. Its learning rate
+is the better of 1e-4 and 3e-4 on SST-2 at 0.20. `paper`: Table 1 of Li et al., DeBERTaV3-base. Methods with * remove
+single weights and store them as zeros.
 """
 
 
