@@ -112,7 +112,7 @@ def train(options: argparse.Namespace) -> None:
                 for stage in stages:
                     trained += [
                         f"--model.{stage}.epochs",
-                        epochs // len(stages),
+                        max(1, epochs // len(stages)),
                         f"--model.{stage}.learning_rate",
                         RATE,
                     ]
