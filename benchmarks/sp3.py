@@ -103,6 +103,8 @@ def train(options: argparse.Namespace) -> None:
                 continue
             several = task in SMALL and cell.name in ("pca-0.06", "identity-0.06", "cofi-0.06")
             for seed in SEEDS if several else SEEDS[:1]:
+                if options.seeds and seed not in options.seeds:
+                    continue
                 name = f"{task}-{cell.name}-{seed}"
                 if (RESULTS / options.results / f"{name}.json").exists():
                     continue
@@ -261,6 +263,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16-mixed")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--cells", nargs="*", help="names of cells; default: all")
+    parser.add_argument("--seeds", nargs="+", type=int, help="default: 1, and 2 and 3 where a cell has them")
     parser.add_argument("--epochs", type=int, help="of pruning; default: the task's")
     parser.add_argument("--examples", type=int, help="for training; default: the task's")
     parser.add_argument("--rounds", type=int, default=10)

@@ -51,11 +51,13 @@ def main() -> None:
     parser.add_argument("--work", default=Path("runs/sp3_decoders"), type=Path, help="folder for backbone and runs")
     parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--precision", default="bf16-mixed")
     options = parser.parse_args()
     backbone, texts = prepare("llama", NET, FILES, ("text",), LETTERS, options.data, options.work)
     shared = [
         "--model.backbone", backbone, "--data.task", "plain_text", "--data.path", texts, "--data.batch_size", 16,
         "--data.max_length", 128, "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false",
+        "--trainer.precision", options.precision,
     ]  # fmt: skip
     dense = dense_net(
         options.work / "dense", *shared, epochs=EPOCHS["dense"], rate=RATE["dense"], threads=options.threads
