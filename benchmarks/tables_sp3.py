@@ -147,21 +147,12 @@ def decoders() -> Iterator[str]:
 
 def figures(found: dict[str, dict[str, list[dict[str, Any]]]]) -> Iterator[str]:
     """Draw what is left of every layer at 6 % (the paper's Figures 4 and 6)."""
-    from matplotlib.figure import Figure
+    from lit_compress.analysis.widths import width_figure
 
     tasks = [task for task in TASKS if found.get(task, {}).get("pca-0.06")]
     if not tasks:
         return
-    figure = Figure(figsize=(11, 2.6 * len(tasks)), layout="constrained", dpi=100)
-    for axes, task in zip(figure.subplots(len(tasks), 3, squeeze=False), tasks, strict=True):
-        rows = found[task]["pca-0.06"][0]["widths"]
-        panels = (("hidden_attention", "hidden_ffn"), ("ffn", "qk", "vo"), ("heads",))
-        for panel, columns in zip(axes, panels, strict=True):
-            for i, column in enumerate(columns):
-                places = [row["layer"] + (i - (len(columns) - 1) / 2) * 0.8 / len(columns) for row in rows]
-                panel.bar(places, [row[column] for row in rows], 0.8 / len(columns), label=column)
-            panel.set(ylim=(0, 1), title=TASKS[task])
-            panel.legend(fontsize=7)
+    figure = width_figure({TASKS[task]: found[task]["pca-0.06"][0]["widths"] for task in tasks})
     FOLDER.mkdir(exist_ok=True)
     figure.savefig(FOLDER / "sp3-widths.png")
     yield "Fraction left per layer at 6 %: ![figure](figures/sp3-widths.png)\n"

@@ -57,22 +57,26 @@ def width_table(net: PreTrainedModel) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def width_figure(net: PreTrainedModel, title: str) -> Figure:
-    """Draw, per transformer block, the fractions left of hidden states; FFN, Q/K and V/O; heads."""
+def width_figure(tables: dict[str, list[dict[str, Any]]]) -> Figure:
+    """Draw, per transformer block, the fractions left of hidden states; of FFN, Q/K and V/O; of heads.
+
+    Args:
+        tables: title -> rows of :func:`width_table`; each is a row of panels.
+    """
     from matplotlib.figure import Figure
 
-    table = width_table(net)
-    figure = Figure(figsize=(11, 3), layout="constrained")
-    for axes, (name, columns) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
-        there = {column: label for column, label in columns.items() if any(column in row for row in table)}
-        width = 0.8 / len(there)
-        for i, (column, label) in enumerate(there.items()):
-            rows = [row for row in table if column in row]
-            places = [row["layer"] + (i - (len(there) - 1) / 2) * width for row in rows]
-            axes.bar(places, [row[column] for row in rows], width, label=label)
-        axes.set(ylim=(0, 1), xlabel="block", xticks=range(len(table)), title=name)
-        axes.legend(fontsize=7)
-    figure.suptitle(f"{title}: fraction left")
+    figure = Figure(figsize=(11, 3 * len(tables)), layout="constrained")
+    for grid, (title, table) in zip(figure.subplots(len(tables), 3, squeeze=False), tables.items(), strict=True):
+        grid[0].set_ylabel(f"{title}: fraction left")
+        for axes, (name, columns) in zip(grid, _PANELS, strict=True):
+            there = {column: label for column, label in columns.items() if any(column in row for row in table)}
+            width = 0.8 / len(there)
+            for i, (column, label) in enumerate(there.items()):
+                rows = [row for row in table if column in row]
+                places = [row["layer"] + (i - (len(there) - 1) / 2) * width for row in rows]
+                axes.bar(places, [row[column] for row in rows], width, label=label)
+            axes.set(ylim=(0, 1), xlabel="block", xticks=range(len(table)), title=name)
+            axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=len(there))
     return figure
 
 
@@ -105,7 +109,7 @@ def log_widths(logger: RunLogger, net: PreTrainedModel, folder: Path, stage: str
         return
     from safetensors.torch import load_file
 
-    logger.experiment.add_figure("widths", width_figure(net, stage), logger.offset + steps)
+    logger.experiment.add_figure("widths", width_figure({stage: width_table(net)}), logger.offset + steps)
     if (folder / COMPONENTS).is_file():
         shares = load_file(folder / COMPONENTS)["shares"]
         figure = component_figure(shares, "principal components by site")

@@ -32,7 +32,7 @@ def test_widths_are_those_of_the_gates(family):
         assert row["ffn"] == kept["ffn"][i].float().mean() * float(kept["ffn_layer"][i])
         assert row["qk"] == kept["qk"][i].float().mean() * alive and row["vo"] == kept["vo"][i].float().mean() * alive
     assert rows[0]["heads"] == 0 and rows[1]["ffn"] == 0
-    first, second, third = width_figure(fused, "prune").axes
+    first, second, third = width_figure({"prune": rows}).axes
     assert [p.get_height() for p in third.patches] == [row["heads"] for row in rows]
     assert len(first.patches) == 4 and len(second.patches) == 6
 
@@ -49,7 +49,7 @@ def test_widths_of_a_decoder():
         assert row["qk_cross"] == kept["qk"][cross].float().mean() * alive
         assert row["heads_cross"] == kept["head"][cross].float().mean() * alive
     assert rows[2]["hidden_cross"] == kept["hidden"][7].float().mean()
-    assert len(width_figure(fuse(net), "prune").axes[0].patches) == 4 + 2 + 4
+    assert len(width_figure({"prune": rows}).axes[0].patches) == 4 + 2 + 4
     net, form = net_of("llama"), form_of("llama", 2)
     insert_projections(net, random_bases(net, 2), form)
     kept = disturb(net, form)
