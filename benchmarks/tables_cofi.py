@@ -68,11 +68,12 @@ def claims(runs: list[Run]) -> list[str]:
             _, cofi, both = PAPER[task]
             text = f"{percent(pair['CoFiLoSparse'])} and {percent(pair['CoFi'])}; paper, BERT-base: {both} and {cofi}"
             rows.append([f"CoFi x LoSparse >= CoFi at 0.10, {task}", text, held(pair["CoFiLoSparse"] >= pair["CoFi"])])
-    cofi = [run for run in gated if run.method == "CoFi"]
-    if cofi:
-        least = min(cofi, key=lambda run: run.speedup / run.flops)
-        text = f"least {least.speedup:.2f} of {least.flops:.2f} ({least.task}, {least.asked:g})"
-        rows.append(["CoFi's speed-up >= 70 % of the FLOP ratio", text, held(least.speedup >= 0.7 * least.flops)])
+    for method in ("CoFi", "CoFiLoSparse"):
+        if of_it := [run for run in gated if run.method == method]:
+            least = min(of_it, key=lambda run: run.speedup / run.flops)
+            text = f"least {least.speedup:.2f} of {least.flops:.2f} ({least.task}, {least.asked:g})"
+            claim = f"{METHODS[method]}: speed-up at batch 32 >= 70 % of the FLOP ratio"
+            rows.append([claim, text, held(least.speedup >= 0.7 * least.flops)])
     return ["Claims:\n", table(["claim", "measured", ""], rows)]
 
 
