@@ -39,6 +39,11 @@ def jobs(prune: int, retrain: int) -> dict[str, list[object]]:
         found[f"itp-{density:g}"] = ["--model", "ITP", *both]
         found[f"losparse-{density:g}"] = ["--model", "LoSparse", *both]
     found["cofi_losparse-0.1"] = ["--model", "CoFiLoSparse", *stages, *GATES, "--model.density", 0.1]
+    for density in DENSITIES[1:]:  # CoFi's gates with the others' loss
+        found[f"cofi-{density:g}-labels"] = [
+            *found[f"cofi-{density:g}"], "--model.distillation.alpha", 0.5, "--model.distillation.alpha_layers", 0,
+            "--model.distillation.alpha_labels", 0.5,
+        ]  # fmt: skip
     # six layers leave gates of layers and heads little to choose from at 0.20: more of it to the rows
     found["cofi_losparse-0.1-share-0.25"] = [*found["cofi_losparse-0.1"], "--model.prune.share", 0.25]
     return found
