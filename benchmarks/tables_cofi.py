@@ -9,10 +9,11 @@ from common import load, origin, percent, spread, table
 METHODS = {"CoFi": "CoFi", "CoFiLoSparse": "CoFi x LoSparse", "ITP": "ITP", "LoSparse": "LoSparse"}
 HEAD = """## CoFi beside ITP and LoSparse: MiniLM-L6-H384
 
-Dev accuracy in %, one seed; same teacher, examples and number of updates for all, all start from the fine-tuned net. CoFi
-listens to the teacher as in its paper (hidden states 0.9, logits 0.1, no labels), ITP and LoSparse to its logits and to
-the labels, half each; `their loss` is CoFi with that. Speed-up: dense / export, CPU, one thread, batch 32 and batch 1, at the task's length. FLOPs:
-dense / export. `cut`: before what gates have left is trained again; ITP and LoSparse have no such stage.
+Dev accuracy in %, one seed; same teacher, examples and number of updates for all, all start from the fine-tuned net.
+CoFi listens to the teacher as in its paper (hidden states 0.9, logits 0.1, no labels), ITP and LoSparse to its logits
+and to the labels, half each; `their loss` is CoFi with that. Speed-up: dense / export, CPU, one thread, batch 32 and
+batch 1, at the task's length. FLOPs: dense / export. `cut`: before what gates have left is trained again; ITP and
+LoSparse have no such stage.
 """
 # Li et al. 2023, Table 7, BERT-base at 10 %: dense, CoFi, CoFi x LoSparse
 PAPER = {"sst2": (92.43, 90.60, 91.51), "mrpc": (87.74, 84.07, 85.54)}
