@@ -3,9 +3,9 @@
     python benchmarks/sp3.py --backbone DIR --data GLUE_DIR [--teachers DIR] [--work DIR] [--tasks sst2]
     python benchmarks/sp3.py --parts speed calibration --threads 1
 
-``--teachers``: a folder with dense-<task>/dense/net; without it a dense net is trained for every task. Writes
-benchmarks/results/sp3/*.json; existing ones are kept, so the script can be stopped and started again.
-`python benchmarks/tables.py` makes tables and figures from them.
+``--teachers``: a folder with dense-<task>/dense/net, e.g. the --work of cofi.py, whose dense nets of SST-2 and MRPC
+stand behind the results; where there is none a dense net is trained. Writes benchmarks/results/sp3/*.json; existing
+ones are kept, so the script can be stopped and started again. `python benchmarks/tables.py` makes tables and figures.
 """
 
 from __future__ import annotations
