@@ -69,6 +69,8 @@ def comparison() -> list[str]:
 def claims(runs: list[Run]) -> list[str]:
     """Say which claims hold, with the numbers."""
     gated = [run for run in runs if run.method.startswith("CoFi")]
+    if not gated:
+        return []
     papers = [run for run in gated if not run.labels and run.share == 0.5]
     off = max(abs(run.found / run.asked - 1) for run in gated)
     rows = [["the target is met within 1 %", f"largest miss {100 * off:.2f} %", held(off <= 0.01)]]
