@@ -55,6 +55,15 @@ def report_of(run: Path) -> dict[str, Any]:
     return report
 
 
+def last_scalar(run: Path, tag: str) -> float:
+    """Return the last value that a run wrote of a curve in TensorBoard."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return events.Scalars(tag)[-1].value
+
+
 def write(folder: str, name: str, result: dict[str, Any]) -> None:
     """Write results/<folder>/<name>.json."""
     path = RESULTS / folder / f"{name}.json"
