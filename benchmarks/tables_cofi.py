@@ -7,13 +7,14 @@ from typing import Any
 from common import load, origin, percent, spread, table
 
 METHODS = {"CoFi": "CoFi", "CoFiLoSparse": "CoFi x LoSparse", "ITP": "ITP", "LoSparse": "LoSparse"}
+GATE_RATES = ("gate_learning_rate", "multiplier_learning_rate")
 HEAD = """## CoFi beside ITP and LoSparse: MiniLM-L6-H384
 
 Dev accuracy in %, one seed; same teacher, examples and number of updates for all, all start from the fine-tuned net.
 CoFi listens to the teacher as in its paper (hidden states 0.9, logits 0.1, no labels), ITP and LoSparse to its logits
 and to the labels, half each; `their loss` is CoFi with that. Speed-up: dense / export, CPU, one thread, batch 32 and
-batch 1, at the task's length. FLOPs: dense / export. `cut`: before what gates have left is trained again; ITP and
-LoSparse have no such stage.
+batch 1, at the task's length. FLOPs: dense / export. `rates`: of gates / multipliers. `cut`: before what gates have
+left is trained again; ITP and LoSparse have no such stage.
 """
 # Li et al. 2023, Table 7, BERT-base at 10 %: dense, CoFi, CoFi x LoSparse
 PAPER = {"sst2": (92.43, 90.60, 91.51), "mrpc": (87.74, 84.07, 85.54)}
@@ -27,8 +28,10 @@ class Run:
         self.asked = result["config"]["model"]["init_args"]["density"]
         self.found = result["compressed"]["density"]
         self.metric = result["compressed"]["metric"]
-        self.share = result["config"]["model"]["init_args"]["prune"].get("share") or 0.5  # of CoFi x LoSparse
+        prune = result["config"]["model"]["init_args"]["prune"]
+        self.share = prune.get("share") or 0.5  # of CoFi x LoSparse
         self.labels = result["config"]["model"]["init_args"]["distillation"].get("alpha_labels", 0) > 0  # of CoFi
+        self.rates = " / ".join(f"{prune[name]:g}" for name in GATE_RATES if name in prune)
         self.flops = 1 / result["ratios"]["flops"]
         dense, export = (entry["median"] for entry in result["latency_batch_32"])
         self.speedup, self.single = dense / export, result["ratios"]["speedup"]
@@ -42,7 +45,7 @@ class Run:
         if self.method == "CoFiLoSparse":
             label += f", {self.asked / self.share:.2f} x {self.share:.2f}"
         label += ", their loss" * self.labels
-        return [self.task, f"{self.asked:g}", label, f"{self.found:.4f}", cut,
+        return [self.task, f"{self.asked:g}", label, self.rates, f"{self.found:.4f}", cut,
                 f"**{percent(self.metric)}**", *ratios]  # fmt: skip
 
 
@@ -56,8 +59,8 @@ def comparison() -> list[str]:
     runs = [Run(result) for result in load("cofi")]
     if not runs:
         return []
-    runs.sort(key=lambda run: (run.task, -run.asked, list(METHODS).index(run.method), -run.share, run.labels))
-    header = ["task", "density", "method", "measured", "cut", "end", "FLOPs", "speed-up, 32", "speed-up, 1"]
+    runs.sort(key=lambda run: (run.task, -run.asked, list(METHODS).index(run.method), -run.share, run.rates))
+    header = ["task", "density", "method", "rates", "measured", "cut", "end", "FLOPs", "speed-up, 32", "speed-up, 1"]
     dense = {run.task: percent(run.result["dense"]["metric"]) for run in runs}
     teachers = ", ".join(f"{metric} on {task}" for task, metric in sorted(dense.items()))
     return [
@@ -74,12 +77,13 @@ def claims(runs: list[Run]) -> list[str]:
     papers = [run for run in gated if not run.labels and run.share == 0.5]
     off = max(abs(run.found / run.asked - 1) for run in gated)
     rows = [["the target is met within 1 %", f"largest miss {100 * off:.2f} %", held(off <= 0.01)]]
-    for task in sorted({run.task for run in gated}):
-        pair = {run.method: run.metric for run in papers if run.task == task and run.asked == 0.1}
+    for task, rates in sorted({(run.task, run.rates) for run in papers}):
+        pair = {run.method: run.metric for run in papers if (run.task, run.rates, run.asked) == (task, rates, 0.1)}
         if len(pair) == 2:
             _, cofi, both = PAPER[task]
             text = f"{percent(pair['CoFiLoSparse'])} and {percent(pair['CoFi'])}; paper, BERT-base: {both} and {cofi}"
-            rows.append([f"CoFi x LoSparse >= CoFi at 0.10, {task}", text, held(pair["CoFiLoSparse"] >= pair["CoFi"])])
+            claim = f"CoFi x LoSparse >= CoFi at 0.10, {task}, {rates}"
+            rows.append([claim, text, held(pair["CoFiLoSparse"] >= pair["CoFi"])])
     for method in ("CoFi", "CoFiLoSparse"):
         if of_it := [run for run in gated if run.method == method]:
             least = min(of_it, key=lambda run: run.speedup / run.flops)
