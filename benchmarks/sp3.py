@@ -59,8 +59,8 @@ IDENTITY = ("--model.prune.projections", "identity")
 # of gates, for some hundred updates where the paper has thousands
 GATED: dict[str, list[object]] = {
     "SP3": [
-        "--model.prune.log_alpha", 5, "--model.prune.gate_learning_rate", 0.15, "--model.prune.start", 0.02,
-        "--model.prune.structure_start", 0.02, "--model.prune.multiplier_learning_rate", 0.1,
+        "--model.prune.log_alpha", 5, "--model.prune.gate_learning_rate", 0.2, "--model.prune.start", 0.02,
+        "--model.prune.structure_start", 0.02, "--model.prune.multiplier_learning_rate", 0.2,
         "--model.prune.target_warmup", 0.5,
     ],
     "CoFi": [  # as in cofi.py
