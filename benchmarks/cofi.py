@@ -23,8 +23,7 @@ TASKS = {"sst2": (2, 16000, 2, 1, 4000), "mrpc": (5, None, 2, 1, None)}  # 750 a
 BATCH = 16
 DENSITIES = (0.40, 0.20, 0.10)
 DENSE_RATE, RATE = 1e-4, 1e-4
-# Rates of gates and multipliers, for some hundred updates where the paper has ten thousand and 0.01 for both: slow
-# gates come after the target, and fast multipliers that grow meanwhile press the density far below it.
+# Rates of gates and multipliers: two guesses for some hundred updates; the paper has ten thousand, and 0.01 for both.
 RATES = {"": (0.3, 0.03), "-slow": (0.1, 0.05)}
 
 

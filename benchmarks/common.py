@@ -100,6 +100,6 @@ def spread(ratio: dict[str, float]) -> str:
 def origin(result: dict[str, Any], script: str, threads: int) -> str:
     """Say where a table comes from."""
     return (
-        f"Made by `python benchmarks/{script}` at commit {result['commit']} on {result['hardware']['cpu']}, "
-        f"{threads} thread(s), torch {result['versions']['torch']}. No GPU was measured.\n"
+        f"Made by `python benchmarks/{script}` on {result['hardware']['cpu']}, {threads} thread(s), "
+        f"torch {result['versions']['torch']}; every JSON names its commit. No GPU was measured.\n"
     )

@@ -24,7 +24,7 @@ from lit_compress.analysis.widths import width_table
 from lit_compress.export.report import commit, hardware, versions
 from lit_compress.surgery import load_net
 
-# Epochs of the dense net, of pruning (CoFi is trained half as long again when it is cut, as in the paper), examples:
+# Epochs of the dense net, of pruning (CoFi trains half as long again when it is cut, in the paper as long), examples:
 # 624 to 1,000 updates of pruning. In half of them gates do not arrive, and the exact budget cuts what they left open.
 TASKS = {"stsb": (3, 4, 3668), "mrpc": (5, 4, None), "rte": (5, 4, None), "sst2": (2, 4, 4000)}
 BATCH = 16
