@@ -129,6 +129,8 @@ def decoders() -> Iterator[str]:
     yield DECODERS
     yield origin(first, "sp3_decoders.py", 1)
     rows = [["dense", "", f"{first['dense']['metric']:.2f}", "100.0", "", ""]]
+    if longer := found.pop("longer", None):
+        rows.append(["dense, 4 epochs longer", "", f"{longer['compressed']['metric']:.2f}", "100.0", "", ""])
     for cell, r in found.items():
         kind, *gates, group = cell.split("-")
         left = r["compressed"]["params"]["sites"]
