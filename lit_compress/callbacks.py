@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoints(Callback):
-    """Keep ``last.ckpt`` (where to continue) and ``best.ckpt`` (weights of the best epoch at budget).
+    """Keep ``last.ckpt`` (where to continue) and ``best.ckpt`` (weights of the best epoch at budget, else the last).
 
     ``last`` is written between two batches, never after the last batch of an epoch: its validation belongs to
     it, and a run continued from there would skip it. Both files are renamed into place when complete.
@@ -47,11 +47,11 @@ class Checkpoints(Callback):
             self._save(trainer, "last.ckpt")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save ``best.ckpt`` when the score is better than before."""
+        """Save ``best.ckpt`` when the score is better than before, and every time until one is at budget."""
         if trainer.sanity_checking:
             return
         score = float(trainer.callback_metrics["val/score"])
-        if score > self.best or not (self.folder / "best.ckpt").exists():
+        if score > self.best or self.best == -inf or not (self.folder / "best.ckpt").exists():
             self.best = score
             self._save(trainer, "best.ckpt", weights_only=True)
 

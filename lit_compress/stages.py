@@ -220,6 +220,8 @@ def _leave(parts: Parts, name: str, previous: Path | None, run: Run, trainer: Tr
     folder = run.stage(name)
     checkpoint = read_checkpoint(folder / "best.ckpt")
     mark = check_mark(checkpoint, type(parts.method).__name__, name)
+    if not mark["at_budget"]:
+        rank_zero_warn(f"{name}: no epoch ended at the target; the last is kept; train longer, e.g. {name}.epochs")
     stage = next(s for s in parts.method.stages() if s.name == name)
     parts.method.enter(stage, parts.seed, previous, None, mark["structure"])
     parts.method.configure_model()

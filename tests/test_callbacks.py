@@ -11,6 +11,7 @@ import torch
 
 from lit_compress.__main__ import main
 from lit_compress.callbacks import Checkpoints
+from lit_compress.methods.stage import Stage
 
 
 def args(short_run, folder, *extra):
@@ -84,3 +85,12 @@ def test_tensorboard_is_one_run_with_the_metric_of_every_stage(short_run, tmp_pa
     steps = [event.step for event in events.Scalars("train/loss")]
     assert steps == sorted(steps) and steps[-1] >= records[0]["steps"]
     shutil.rmtree(folder)
+
+
+def test_where_no_epoch_is_at_budget_the_last_is_kept(short_run, tmp_path, monkeypatch):
+    """Of gates that have not arrived: the epoch nearest to the target, not the first."""
+    monkeypatch.setattr(Stage, "at_budget", lambda self, step: False)
+    with pytest.warns(UserWarning, match="retrain: no epoch ended at the target; the last is kept"):
+        main(args(short_run, tmp_path / "run", "--model.retrain.epochs", "2"))
+    records = json.loads((tmp_path / "run" / "stages.json").read_text())
+    assert [record["best_step"] for record in records] == [record["steps"] for record in records]
