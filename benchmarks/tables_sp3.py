@@ -28,6 +28,7 @@ CELLS = {
     "official-0.06": "SP3 `official`, 6 %", "tokens-2048-0.06": "SP3, 2,048 tokens, 6 %",
     "tokens-8192-0.06": "SP3, 8,192 tokens, 6 %", "pca-hidden-0.29": "SP3, hidden, 29 %",
     "identity-hidden-0.29": "identity, hidden, 29 %", "cofi-hidden-0.29": "CoFi, hidden, 29 %",
+    "cofi-hidden-slow-0.29": "CoFi with slower gates, hidden, 29 %",
 }  # fmt: skip
 
 TEXT = """## SP3: PCA against identity projections and CoFi
