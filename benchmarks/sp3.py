@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from cofi import RATES
 from common import RESULTS, command, dense_net, last_scalar, peak_mib, report_of, write
 
 from lit_compress.analysis.widths import width_table
@@ -51,6 +52,12 @@ def gates(*names: str) -> tuple[str, ...]:
     return ("--model.prune.gates", f"[{','.join(names)}]")
 
 
+def rates(pair: str) -> tuple[str, ...]:
+    """Return the options for one of cofi.py's pairs of rates."""
+    gate, multiplier = RATES[pair]
+    return ("--model.prune.gate_learning_rate", str(gate), "--model.prune.multiplier_learning_rate", str(multiplier))
+
+
 IDENTITY = ("--model.prune.projections", "identity")
 # of gates, for some hundred updates where the paper has thousands
 GATED: dict[str, list[object]] = {
@@ -60,8 +67,7 @@ GATED: dict[str, list[object]] = {
         "--model.prune.target_warmup", 0.5,
     ],
     "CoFi": [  # as in cofi.py
-        "--model.prune.init", "finetuned", "--model.prune.gate_learning_rate", 0.3,
-        "--model.prune.multiplier_learning_rate", 0.03, "--model.prune.target_warmup", 0.4,
+        "--model.prune.init", "finetuned", *rates(""), "--model.prune.target_warmup", 0.4,
     ],
 }  # fmt: skip
 CELLS = [
@@ -83,12 +89,9 @@ ONCE = [
     Cell("pca-dimensions-0.12", "SP3", 0.12, gates(*DIMENSIONS)),
     Cell("identity-dimensions-0.12", "SP3", 0.12, (*gates(*DIMENSIONS), *IDENTITY)),
     Cell("official-0.06", "SP3", 0.06, ("--model.fidelity", "official")),
-    Cell(
-        "cofi-hidden-slow-0.29", "CoFi", 0.29,
-        (*gates(*HIDDEN), "--model.prune.gate_learning_rate", "0.1", "--model.prune.multiplier_learning_rate", "0.05"),
-    ),
+    Cell("cofi-hidden-slow-0.29", "CoFi", 0.29, (*gates(*HIDDEN), *rates("-slow"))),
     *(Cell(f"tokens-{n}-0.06", "SP3", 0.06, ("--model.prune.tokens", str(n))) for n in (2048, 8192)),
-]  # fmt: skip
+]
 
 
 def train(options: argparse.Namespace) -> None:

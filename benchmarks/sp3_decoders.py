@@ -37,15 +37,13 @@ LONGER = [  # nothing is factorized at 1: the dense net, trained on
     "--model", "SVD", "--model.density", 1.0, "--model.retrain.epochs", EPOCHS["prune"],
     "--model.retrain.learning_rate", RATE["prune"],
 ]  # fmt: skip
-# name -> what differs from SP3; the ones with neurons also leave those out
+NEURONS = [*SP3, "--model.prune.group", 8, "--model.prune.gates", "[hidden,ffn]"]
+IDENTITY = ["--model.prune.projections", "identity"]
+# name -> options; the ones with neurons also leave those out
 CELLS: dict[str, list[object]] = {
-    **{f"pca-{group}": ["--model.prune.group", group] for group in GROUPS},
-    **{f"identity-{g}": ["--model.prune.group", g, "--model.prune.projections", "identity"] for g in (1, 8)},
-    "pca-neurons-8": ["--model.prune.group", 8, "--model.prune.gates", "[hidden,ffn]"],
-    "identity-neurons-8": [
-        "--model.prune.group", 8, "--model.prune.gates", "[hidden,ffn]", "--model.prune.projections", "identity",
-    ],
-    "longer": [],
+    **{f"pca-{group}": [*SP3, "--model.prune.group", group] for group in GROUPS},
+    **{f"identity-{group}": [*SP3, "--model.prune.group", group, *IDENTITY] for group in (1, 8)},
+    "pca-neurons-8": NEURONS, "identity-neurons-8": [*NEURONS, *IDENTITY], "longer": LONGER,
 }  # fmt: skip
 
 
@@ -79,7 +77,7 @@ def main() -> None:
             continue
         run = options.work / cell
         command(
-            "fit", *(LONGER if cell == "longer" else [*SP3, *CELLS[cell]]), *shared, "--model.teacher", dense,
+            "fit", *CELLS[cell], *shared, "--model.teacher", dense,
             "--trainer.gradient_clip_val", 1.0, "--run_dir", run, "--ckpt_path", "last", threads=options.threads,
         )  # fmt: skip
         result = {"cell": cell, "between": between(run / "export"), **report_of(run)}

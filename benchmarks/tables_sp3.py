@@ -34,8 +34,9 @@ CELLS = {
 TEXT = """## SP3: PCA against identity projections and CoFi
 
 Dev metric in % (accuracy; STS-B mean of both correlations) of MiniLM-L6-H384, whose dense net is the teacher of every
-cell; with the density counted in the exported file, and the one that the gates expected before the exact budget: far
-above it they have not arrived, and what they left open was cut. Mean and standard deviation where there are several
+cell; with the density counted in the exported file, and the one that the gates expected at the end of pruning, before
+the exact budget: far above it they have not arrived, and what they left open was cut. (The best epoch is exported, for
+some cells an earlier one.) Mean and standard deviation where there are several
 seeds. The paper's numbers: BERT-base, full training data, 20 epochs; Spearman on STS-B.
 """
 

@@ -94,3 +94,10 @@ def test_where_no_epoch_is_at_budget_the_last_is_kept(short_run, tmp_path, monke
         main(args(short_run, tmp_path / "run", "--model.retrain.epochs", "2"))
     records = json.loads((tmp_path / "run" / "stages.json").read_text())
     assert [record["best_step"] for record in records] == [record["steps"] for record in records]
+
+
+def test_an_epoch_at_budget_stays_when_later_ones_are_not(short_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(Stage, "at_budget", lambda self, step: step <= self.total_steps // 2)
+    main(args(short_run, tmp_path / "run", "--model.retrain.epochs", "2"))
+    record = json.loads((tmp_path / "run" / "stages.json").read_text())[-1]
+    assert record["best_step"] == record["steps"] // 2 and record["at_budget"]
