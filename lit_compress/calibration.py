@@ -35,9 +35,9 @@ class Grams:
     """Sums of x x^T over the same tokens, float64.
 
     Attributes:
-        sites: [sites, d, d], of the inputs of the norms of every site.
-        heads: [attentions, 3, heads, d_h, d_h], of queries, keys and values with their biases; no attentions where
-            heads cannot be projected.
+        sites: [sites, d, d], of the inputs of the norms of every site that can be turned.
+        heads: [attentions, 3, heads, d_h, d_h], of queries, keys and values with their biases, over all uses of an
+            attention; no attentions where heads cannot be projected.
         tokens: how many, in each stack of blocks.
     """
 
@@ -156,7 +156,7 @@ class _Sums:
         heads, d, wide = net.config.num_attention_heads, net.config.hidden_size, head_width(net, "encoder")
         self.attentions = self.parts.attentions if has_head_projections(net) else []
         options = {"dtype": torch.float64, "device": net.device}
-        self.sites = torch.zeros(len(self.parts.sites), d, d, **options)
+        self.sites = torch.zeros(len(self.parts.turnable), d, d, **options)
         self.heads = torch.zeros(len(self.attentions), 3, heads, wide, wide, **options)
 
     def begin(self, chosen: list[Tensor]) -> None:
@@ -170,8 +170,8 @@ class _Sums:
 
     def _heads(self, i: int, block: Block, role: str, y: Tensor) -> None:
         kind = "qkv".index(role)
-        if (i, kind) in self.seen:  # DeBERTa puts its relative positions through afterwards
-            return
+        if (i, kind) in self.seen and getattr(self.net.config, "relative_attention", False):
+            return  # DeBERTa puts its relative positions through afterwards
         self.seen.add((i, kind))
         stack = self.parts.sites[block.roles[role]].stack
         taken = y.flatten(0, -2)[self.chosen[stack]].double()
@@ -184,7 +184,7 @@ class _Sums:
         modes = [(module, module.training) for module in self.net.modules()]
         self.net.eval()
         handles = []
-        for i, place in enumerate(self.parts.sites):
+        for i, place in enumerate(self.parts.turnable):
             for name in place.norms:
                 norm = self.net.get_submodule(name)
                 handles.append(norm.register_forward_pre_hook(lambda _, args, i=i: self._site(i, args[0])))
@@ -217,7 +217,9 @@ def bases_of(grams: Grams, ridge: float = 1e-6, centred: bool = True) -> tuple[B
         query.append(torch.stack([pair.query for pair in pairs]))
         key.append(torch.stack([pair.key for pair in pairs]))
         value.append(principal_axes(v)[0].mT.contiguous())
-    shares = torch.stack([energy / energy.sum().clamp_min(torch.finfo(torch.float64).tiny) for _, energy in found])
+    shares = torch.zeros(grams.sites.shape[:2], dtype=torch.float64)
+    for row, (_, energy) in zip(shares, found, strict=True):
+        row.copy_(energy / energy.sum().clamp_min(torch.finfo(torch.float64).tiny))
     return Bases([axes for axes, _ in found], query, key, value), shares
 
 

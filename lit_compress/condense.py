@@ -35,7 +35,7 @@ from lit_compress.layers import (
 )
 from lit_compress.projected import fill, has_head_projections, plain
 from lit_compress.streams import Block, Layout, group_of, layout
-from lit_compress.sublayers import get_anatomy, has
+from lit_compress.sublayers import has, head_attributes
 from lit_compress.surgery import replace, set_attributes
 
 if TYPE_CHECKING:
@@ -236,8 +236,7 @@ def _fuse_attention(net: PreTrainedModel, block: Block, sites: list[_Site], lead
     weight = alive * (weight @ o.matrix().double()[:, picked])  # type: ignore
     new = _writer(weight, bias, sites[block.writes], lead=lead, side="in", heads=int(used.sum()), head_width=d // heads)
     replace(net, block.linears["o"], new)
-    change = get_anatomy(net).attributes(d // heads, max(1, int(used.sum())))
-    if change:
+    if change := head_attributes(net, d // heads, max(1, int(used.sum()))):
         set_attributes(net.get_submodule(block.linears["q"].rpartition(".")[0]), change)
 
 

@@ -12,7 +12,8 @@ around it: with U of the site a norm reads, R the removal of the mean where it i
 
 z is put where x is read: directions that are off may hold anything. That form has no projections to train, so its
 matrices are trained. Before rotary embeddings queries and keys cannot be projected, nor heads of shared keys taken out:
-Llama has gates of hidden states and neurons.
+Llama has gates of hidden states and neurons. ALBERT's blocks read the embeddings first, then what they wrote: there,
+and where embeddings have another width, hidden states keep their basis and have no gates.
 """
 
 from __future__ import annotations
@@ -76,10 +77,15 @@ class Form:
         """
         parts = layout(net, self.group)
         valid = GATES if has_head_projections(net) else _ROTARY
+        if parts.fixed:
+            valid = tuple(name for name in valid if name != "hidden")
         if wrong := [name for name in self.gates if name not in valid]:
+            why = f" ({parts.fixed})" if parts.fixed else ""
             raise UserError(
-                f"prune.gates: {net.config.model_type} has no {', '.join(wrong)}; it has {', '.join(valid)}"
+                f"prune.gates: {net.config.model_type} has no {', '.join(wrong)}{why}; it has {', '.join(valid)}"
             )
+        if "hidden" not in self.gates:
+            return parts
         if not 0 <= self.skip < len(parts.sites):
             raise UserError(
                 f"prune.skip_sites: {self.skip} of {len(parts.sites)} sites; valid: 0 to {len(parts.sites) - 1}"
@@ -100,7 +106,7 @@ class Bases:
     """The projections of a net, float64.
 
     Attributes:
-        sites: U [d, d] of every site.
+        sites: U [d, d] of every site that can have one.
         query, key, value: P_Q, P_K, P_V = P_O^T [heads, d_h, d_h] of every attention; none where heads have no gates.
     """
 
@@ -120,7 +126,7 @@ def identity_bases(net: PreTrainedModel, group: int = 1) -> Bases:
     parts, heads = layout(net, group), net.config.num_attention_heads
     one, small = (torch.eye(size).double() for size in (net.config.hidden_size, head_width(net, "encoder")))
     count = len(parts.attentions) * has_head_projections(net)
-    return Bases([one] * len(parts.sites), *([small.expand(heads, -1, -1)] * count for _ in range(3)))
+    return Bases([one] * len(parts.turnable), *([small.expand(heads, -1, -1)] * count for _ in range(3)))
 
 
 @torch.no_grad()

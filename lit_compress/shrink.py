@@ -17,7 +17,7 @@ from lit_compress.cut import take
 from lit_compress.families import base_prefix
 from lit_compress.gating import canonical, of_kind
 from lit_compress.layers import GatedLinear, GatedNorm, Nothing, SizedEmbedding, SizedNorm
-from lit_compress.sublayers import SubLayer, get_anatomy, has, readers, sublayers, tables
+from lit_compress.sublayers import SubLayer, get_anatomy, has, head_attributes, readers, sublayers, tables
 from lit_compress.surgery import replace, set_attributes
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _cut_attention(
         rows = values > 0
         _scale(net, part.sites["v"], rows=values)
         left = int((heads > 0).sum())
-        if left < len(heads) and (attributes := get_anatomy(net).attributes(width, left)):
+        if left < len(heads) and (attributes := head_attributes(net, width, left)):
             set_attributes(net.get_submodule(part.module), attributes)
     for role in "qkv":
         _take(net, part.sites[role], rows, _open(hidden))

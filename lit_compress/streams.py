@@ -28,10 +28,11 @@ class Stream:
     Attributes:
         norms: part of a block -> its norm, relative to the block.
         ends: stack -> the norm of the embeddings (after the sum) or of the last states (before the blocks), and the
-            embeddings that are written to the stream; relative to the base model.
+            embeddings that are written to the stream, with the Linear that widens them; relative to the base model.
         before: the norms stand before the parts (pre-LN).
         rms: they take no mean away.
         rotary: positions turn queries and keys, so that no projection may come before.
+        repeated: a block runs more than once, first on what no norm of a block has written.
     """
 
     norms: dict[Part, str]
@@ -39,14 +40,18 @@ class Stream:
     before: bool = False
     rms: bool = False
     rotary: bool = False
+    repeated: bool = False
 
 
-_TABLES = ("embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings")
+_TABLES = ("embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings",
+           "embeddings_project", "encoder.embedding_hidden_mapping_in")  # fmt: skip
+_OPT_TABLES = ("embed_tokens", "embed_positions", "project_in")
 _ENDS = {"encoder": ("embeddings.LayerNorm", _TABLES)}
 _BERT = Stream({"attention": "attention.output.LayerNorm", "ffn": "output.LayerNorm"}, _ENDS)
 
 STREAMS: dict[str, Stream] = {
     **dict.fromkeys(("bert", "roberta", "electra", "deberta-v2"), _BERT),
+    "albert": Stream({"attention": "attention.LayerNorm", "ffn": "full_layer_layer_norm"}, _ENDS, repeated=True),
     "distilbert": Stream({"attention": "sa_layer_norm", "ffn": "output_layer_norm"}, _ENDS),
     "bart": Stream(
         {"attention": "self_attn_layer_norm", "cross": "encoder_attn_layer_norm", "ffn": "final_layer_norm"},
@@ -57,7 +62,7 @@ STREAMS: dict[str, Stream] = {
     ),
     "opt": Stream(
         {"attention": "self_attn_layer_norm", "ffn": "final_layer_norm"},
-        {"decoder": ("decoder.final_layer_norm", ("decoder.embed_tokens", "decoder.embed_positions"))},
+        {"decoder": ("decoder.final_layer_norm", tuple(f"decoder.{name}" for name in _OPT_TABLES))},
         before=True,
     ),
     "llama": Stream(
@@ -133,12 +138,19 @@ class Layout:
         blocks: in forward order.
         reader: name of what reads the last states.
         before: the norms stand before the blocks.
+        fixed: why the hidden states have to keep their basis; empty where they need not.
     """
 
     sites: list[Site]
     blocks: list[Block]
     reader: str
     before: bool
+    fixed: str
+
+    @property
+    def turnable(self) -> list[Site]:
+        """Return the sites that can have directions of their own: all, or none."""
+        return [] if self.fixed else self.sites
 
     @property
     def attentions(self) -> list[Block]:
@@ -199,7 +211,7 @@ def layout(net: PreTrainedModel, group: int = 1) -> Layout:
             parts.append(Block(part, host, linears, norm, reads, writes, memory if part == "cross" else reads))
         if stream.before:
             sites[-1].norms.append(f"{prefix}{end}")
-    return Layout(sites, parts, readers(net)[0], stream.before)
+    return Layout(sites, parts, readers(net)[0], stream.before, _fixed(net))
 
 
 def _parts(net: PreTrainedModel, stream: Stream) -> list[tuple[str, Part, str, dict[str, str], str]]:
@@ -215,24 +227,30 @@ def _parts(net: PreTrainedModel, stream: Stream) -> list[tuple[str, Part, str, d
     ]
 
 
+def _fixed(net: PreTrainedModel) -> str:
+    """Say why the hidden states of ``net`` cannot have another basis; empty where they can."""
+    config = net.config
+    d = config.hidden_size
+    width = getattr(config, "embedding_size", None) or getattr(config, "word_embed_proj_dim", None) or d
+    if STREAMS[config.model_type].repeated:
+        return "its blocks run more than once, first on the embeddings"
+    if width != d:
+        return f"its embeddings have {width} dimensions, its hidden states {d}"
+    if getattr(config, "conv_kernel_size", 0):
+        return "a convolution reads its hidden states"
+    return "" if getattr(config, "do_layer_norm_before", True) else "do_layer_norm_before is False"
+
+
 def _check(net: PreTrainedModel, group: int) -> None:
     """Refuse what cannot be projected."""
     config, kind = net.config, net.config.model_type
     if kind not in STREAMS:
         raise UserError(f"model.backbone: sp3 cannot project '{kind}'; it can: {', '.join(STREAMS)}")
-    d = config.hidden_size
-    width = getattr(config, "embedding_size", None) or getattr(config, "word_embed_proj_dim", None) or d
-    if width != d:
+    if not getattr(config, "share_att_key", True):
         raise UserError(
-            f"model.backbone: sp3 needs embeddings of the hidden states' width {d}, this net's have {width}"
+            "model.backbone: sp3 cannot project a DeBERTa whose positions have projections of their own; valid: "
+            "share_att_key true (v3)"
         )
-    if getattr(config, "conv_kernel_size", 0) or not getattr(config, "share_att_key", True):
-        raise UserError(
-            "model.backbone: sp3 cannot project a DeBERTa with a convolution, or whose positions have projections of "
-            "their own; valid: no conv_kernel_size, share_att_key true (v3)"
-        )
-    if not getattr(config, "do_layer_norm_before", True):
-        raise UserError("model.backbone: sp3 cannot project an OPT with do_layer_norm_before False (350m); others can")
     if kind == "bart":
         for what in ("attention_heads", "ffn_dim"):
             sizes = [getattr(config, f"{stack}_{what}") for stack in ("encoder", "decoder")]

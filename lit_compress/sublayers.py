@@ -172,6 +172,12 @@ def get_anatomy(net: PreTrainedModel) -> Anatomy:
     return ANATOMIES[kind]
 
 
+def head_attributes(net: PreTrainedModel, width: int, heads: int) -> dict[str, int]:
+    """Return what an attention has to be told when ``heads`` of ``width`` are left; most families see it themselves."""
+    anatomy = ANATOMIES.get(net.config.model_type)
+    return anatomy.attributes(width, heads) if anatomy else {}
+
+
 def sublayers(net: PreTrainedModel) -> list[SubLayer]:
     """Return attentions and feed-forward networks of ``net`` in forward order, those taken out already included.
 

@@ -44,7 +44,7 @@ def both(batch):
 
 @pytest.mark.parametrize(("family", "group"), [*((family, 1) for family in FAMILIES), ("opt", 3), ("llama", 2)])
 def test_grams_by_hand(family, group):
-    """All real tokens of every site and head, stacked; of all norms that share a site."""
+    """All real tokens of every site and head, stacked; of all norms that share a site, of all uses of a block."""
     net, inputs = net_of(family), {}
     parts = layout(net, group)
     attentions = parts.attentions if has_head_projections(net) else []
@@ -52,9 +52,11 @@ def test_grams_by_hand(family, group):
     real = whole["attention_mask"].bool().flatten()
 
     def note(name, x):
-        inputs.setdefault(name, x)  # the first of a forward
+        uses = inputs.setdefault(name, [])
+        if not (uses and family.startswith("deberta")):  # then its positions
+            uses.append(x.flatten(0, -2)[real])
 
-    norms = [name for place in parts.sites for name in place.norms]
+    norms = [name for place in parts.turnable for name in place.norms]
     handles = [net.get_submodule(n).register_forward_pre_hook(lambda _, a, n=n: note(n, a[0])) for n in norms]
     handles += [net.get_submodule(b.linears[r]).register_forward_hook(lambda _, a, y, n=b.linears[r]: note(n, y))
                 for b in attentions for r in "qkv"]  # fmt: skip
@@ -66,13 +68,16 @@ def test_grams_by_hand(family, group):
     assert net.training and grams.tokens == int(real.sum())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
     assert torch.equal(net.eval()(**{n: whole[n] for n in ("input_ids", "attention_mask")}).logits, logits_before)
-    for i, place in enumerate(parts.sites):
-        x = torch.cat([inputs[name].flatten(0, -2)[real] for name in place.norms])
+    assert len(grams.sites) == len(parts.turnable)
+    for i, place in enumerate(parts.turnable):
+        x = torch.cat([use for name in place.norms for use in inputs[name]])
         assert torch.allclose(grams.sites[i], x.T @ x, rtol=1e-9, atol=1e-9)
     assert len(grams.heads) == len(attentions)
     for i, block in enumerate(attentions):
         for kind, role in enumerate("qkv"):
-            for head, x in enumerate(inputs[block.linears[role]].flatten(0, -2)[real].split(8, 1)):
+            uses = inputs[block.linears[role]]
+            assert len(uses) == (3 if family == "albert" else 1)
+            for head, x in enumerate(torch.cat(uses).split(8, 1)):
                 assert torch.allclose(grams.heads[i, kind, head], x.T @ x, rtol=1e-9, atol=1e-9)
 
 

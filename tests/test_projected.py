@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import make_batch, make_net
+from tiny import VARIANTS, make_batch, make_net
 
 from lit_compress.budget import count_params, dense_site_params
 from lit_compress.errors import UserError
@@ -28,7 +28,10 @@ from lit_compress.streams import layout
 from lit_compress.surgery import describe, load_net, save_net
 
 ENCODERS = ["bert", "roberta", "electra", "distilbert", "deberta-v2"]
-FAMILIES = [*ENCODERS, "bart", "opt", "llama"]
+# hidden states keep their basis
+FIXED = {"albert": ("albert", {}), "electra-small": ("electra", {"embedding_size": 16}),
+         **{name: VARIANTS[name] for name in ("albert-groups", "opt-350m", "deberta-v2-conv")}}  # fmt: skip
+FAMILIES = [*ENCODERS, "bart", "opt", "llama", *FIXED]
 # an epsilon that is seen
 SETTINGS = {"bert": {"layer_norm_eps": 0.05}, "electra": {"embedding_size": 32}, "bart": {"scale_embedding": True},
             "llama": {"rms_norm_eps": 0.05}}  # fmt: skip
@@ -38,12 +41,13 @@ LLAMA = ("hidden", "ffn")
 
 def form_of(family, group=1):
     """The form with all the gates that a family can have."""
-    return Form(LLAMA if family == "llama" else GATES, group=group)
+    return Form(LLAMA if family == "llama" else GATES[1:] if family in FIXED else GATES, group=group)
 
 
 def net_of(family, dtype=torch.float64, **settings):
     """A net whose LayerNorms and biases are not trivial."""
-    net = make_net(family, **SETTINGS.get(family, {}) | settings).eval().to(dtype)
+    kind, own = FIXED.get(family, (family, {}))
+    net = make_net(kind, **SETTINGS.get(kind, {}) | own | settings).eval().to(dtype)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for p in net.parameters():
@@ -69,7 +73,7 @@ def random_bases(net, group=1, seed=0):
 
     mixes = [torch.eye(d // heads).double() + 0.2 * draw(heads, d // heads, d // heads) for _ in range(count)]
     return Bases(
-        [torch.linalg.qr(draw(d, d))[0] for _ in range(len(parts.sites))],
+        [torch.linalg.qr(draw(d, d))[0] for _ in range(len(parts.turnable))],
         mixes,
         [torch.linalg.inv(mix).mT for mix in mixes],
         [torch.linalg.qr(draw(heads, d // heads, d // heads))[0] for _ in range(count)],
@@ -95,7 +99,7 @@ def disturb(net, form=Form(), kill=()):
         if name in DIMENSIONS:
             kept[name][:, 2] = True
         for gate, group in kill:
-            if gate == name:
+            if gate == name and group < groups:
                 kept[name][group] = False
                 kept[name][group, 2:3] = name in DIMENSIONS
         values = kept[name] * (0.1 + 0.9 * torch.rand(groups, size, generator=generator))
@@ -216,8 +220,9 @@ def test_blocks_are_dense_without_other_heads(tmp_path):
 
 
 @pytest.mark.parametrize("gates", [("hidden",), ("qk", "ffn"), ("vo", "head", "mha", "ffn_layer"), GATES[1:]])
-def test_any_gates(gates):
-    net = net_of("bert")
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "bart", "opt"])
+def test_any_gates(family, gates):
+    net = net_of(family)
     expected = logits(net)
     insert_projections(net, random_bases(net), Form(gates))
     assert torch.allclose(logits(net), expected, atol=1e-9)
@@ -278,11 +283,13 @@ def test_families_that_cannot():
             insert_projections(make_net(family, **settings), random_bases(make_net("bert")), form)
 
     refused("cannot project 't5'; it can: bert", "t5")
-    refused("cannot project a DeBERTa with a convolution", "deberta-v2", conv_kernel_size=3, conv_act="gelu")
-    refused("cannot project a DeBERTa with a convolution", "deberta-v2", share_att_key=False)
-    refused("embeddings of the hidden states' width 32, this net's have 16", "electra")
-    refused("OPT with do_layer_norm_before False", "opt", do_layer_norm_before=False)
-    refused("embeddings of the hidden states' width 32, this net's have 16", "opt", word_embed_proj_dim=16)
+    refused("cannot project a DeBERTa whose positions have projections of their own", "deberta-v2", share_att_key=False)
+    others = r"\); it has qk, vo, ffn, head, mha, ffn_layer"
+    refused(r"prune.gates: albert has no hidden \(its blocks run more than once, first on the emb.*" + others, "albert")
+    refused(r"has no hidden \(a convolution reads" + ".*" + others, "deberta-v2", conv_kernel_size=3, conv_act="gelu")
+    refused(r"has no hidden \(its embeddings have 16 dimensions, its hidden states 32" + others, "electra")
+    refused(r"has no hidden \(its embeddings have 16 dim.*" + others, "opt", word_embed_proj_dim=16)
+    refused(r"opt has no hidden \(do_layer_norm_before is False" + others, "opt", do_layer_norm_before=False)
     refused(r"encoder_ffn_dim and decoder_ffn_dim alike, not \[64, 48\]", "bart", decoder_ffn_dim=48)
     refused("encoder_attention_heads and decoder_attention_heads", "bart", decoder_attention_heads=2)
     refused("prune.gates: llama has no qk, vo, head, mha, ffn_layer; it has hidden, ffn", "llama")

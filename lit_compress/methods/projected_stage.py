@@ -169,7 +169,7 @@ class ProjectedStage(GatedStage):
         if self.density >= 1:
             return net
         parts, d = self.form.layout(net), net.config.hidden_size
-        shares = torch.zeros(len(parts.sites), d)
+        shares = torch.zeros(len(parts.turnable), d)
         listens = parts.before and "hidden" in settings.gates and method.distillation.alpha_layers > 0
         axes = torch.eye(d).repeat(len(parts.sites) if listens else 0, 1, 1)
         if structure is not None:

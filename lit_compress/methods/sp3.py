@@ -32,6 +32,9 @@ Deviations, and where the paper is silent (`official` gives the program's way wh
     - OPT and Llama have no public program. There the bases are in the matrices, which are trained; hidden states are
       compared before the last norm, without their mean where norms take it away. A density counts the blocks' matrices
       and those between bases, not the embeddings.
+    - ALBERT is not in the paper. Its blocks read the embeddings first, then what they wrote: hidden states keep their
+      basis, without gates; heads are calibrated over all uses of a block, whose gates and weights are one and count
+      once. So it is where embeddings have another width (ELECTRA-small, OPT-350m) or a convolution reads the stream.
 """
 
 from __future__ import annotations
@@ -78,7 +81,9 @@ class SP3(Method):
         distillation: LaterDistillation = LaterDistillation(),
     ) -> None:
         if density is not None and params is not None:
-            raise UserError(f"model.density {density}, model.params {params}: only one of them can decide the size")
+            raise UserError(
+                f"model.density {density}, model.params {params}: only one can decide the size, set the other to null"
+            )
         self.params = None if params is None else parse_count(params)
         if density is None:
             density = 0.06 if params is None else 1.0  # the stage knows the net, and so the density of ``params``

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 import transformers
-from test_projected import disturb, net_of, random_bases
+from test_projected import disturb, form_of, net_of, random_bases
 from test_shrink import random_z
 from tiny import make_net
 
@@ -20,7 +20,15 @@ from lit_compress.export.fuse import fuse
 from lit_compress.export.program import check_format, write_program
 from lit_compress.families import find_sites
 from lit_compress.gating import possible_gates
-from lit_compress.layers import LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, NarrowNorm, Nothing, SizedNorm
+from lit_compress.layers import (
+    LowRankLinear,
+    LowRankRowsLinear,
+    LowRankSparseLinear,
+    NarrowLinear,
+    NarrowNorm,
+    Nothing,
+    SizedNorm,
+)
 from lit_compress.projected import insert_projections
 from lit_compress.shrink import shrink
 from lit_compress.surgery import factorize
@@ -53,8 +61,9 @@ def factors(net):
 
 def narrow(net):
     """A head, an attention and a feed-forward network are dead, the last two in one layer."""
-    insert_projections(net, random_bases(net))
-    disturb(net, kill=[("head", 0), ("mha", 1), ("ffn_layer", 1)])
+    form = form_of(net.config.model_type)
+    insert_projections(net, random_bases(net), form)
+    disturb(net, form, kill=[("head", 0), ("mha", 1), ("ffn_layer", 1)])
     return net
 
 
@@ -67,6 +76,7 @@ CASES = {
     "factors": ("roberta", {}, factors, (LowRankLinear, LowRankRowsLinear)),
     "gated": ("bert", {"num_hidden_layers": 4}, gated, (SizedNorm, Nothing)),
     "narrow": ("bert", {}, narrow, (NarrowNorm,)),
+    "narrow_albert": ("albert", {}, narrow, (NarrowLinear,)),
     "narrow_deberta": ("deberta-v2", {}, narrow, (NarrowNorm, Nothing)),
 }
 

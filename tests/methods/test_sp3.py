@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +13,9 @@ import torch
 from test_projected import random_bases
 from tiny import make_batch, make_net
 
+from lit_compress.__main__ import main
 from lit_compress.budget import count_params, dense_site_params
+from lit_compress.calibration import COMPONENTS
 from lit_compress.errors import UserError
 from lit_compress.export.fuse import fuse
 from lit_compress.gates import probability
@@ -176,6 +180,29 @@ def test_a_turned_stream_is_compared_where_the_teacher_is(tmp_path, monkeypatch,
     assert any(name.endswith("q_proj.weight") for name in trained) and not any("embed" in name for name in trained)
 
 
+@pytest.mark.parametrize("fidelity", ["paper", pytest.param("official", marks=pytest.mark.slow)])
+def test_a_run_of_albert(fidelity, tiny_backbone, short_run, tmp_path):
+    """Blocks that are used three times: calibrated over all uses, counted once; embeddings and their map stay."""
+    backbone, run = tmp_path / "albert", tmp_path / "run"
+    shutil.copytree(tiny_backbone, backbone)
+    make_net("albert", dropout=0.1).save_pretrained(backbone)
+    pairs = [pair for pair in zip(short_run[::2], short_run[1::2], strict=True) if "retrain" not in pair[0]]
+    main([
+        "fit", "--model", "SP3", *sum(pairs, ()), "--model.backbone", str(backbone), "--model.density", "0.5",
+        "--model.fidelity", fidelity, "--model.prune.gates", str(list(GATES[1:])), "--model.prune.epochs", "2",
+        "--model.prune.tokens", "200", "--run_dir", str(run),
+    ])  # fmt: skip
+    report = json.loads((run / "report.json").read_text())
+    dense, net = load_net(run / "dense" / "net"), load_net(run / "export")
+    assert report["compressed"]["density"] == count_params(net).sites / dense_site_params(dense)
+    if fidelity == "paper":
+        assert 0.49 < report["compressed"]["density"] <= 0.5
+    for name in ("embeddings.word_embeddings", "encoder.embedding_hidden_mapping_in"):
+        first, second = (n.albert.get_submodule(name).weight for n in (dense, net))
+        assert torch.equal(first, second)
+    assert not (run / "prune" / "net" / COMPONENTS).exists()
+
+
 def test_accumulated_batches_are_one_step(fit, dense):
     """The same examples in two halves give the same gates after a step, when nothing is drawn."""
     results = []
@@ -239,7 +266,7 @@ def test_params_and_density():
     stage = sp3(density=None, params="8K").stages()[-1]
     stage.check(net)
     assert stage.density * dense_site_params(net) == 8000
-    with pytest.raises(UserError, match=r"model.density 0.4, model.params 8K: only one"):
+    with pytest.raises(UserError, match=r"model.density 0.4, model.params 8K: only one .* set the other to null"):
         sp3(params="8K")
 
 
@@ -282,6 +309,11 @@ def test_what_a_net_cannot():
         check(skip_sites=5)
     with pytest.raises(UserError, match=r"sp3 cannot project 't5'"):
         check(make_net("t5"))
+    with pytest.raises(
+        UserError, match=r"prune.gates: albert has no hidden .*; it has qk, vo, ffn, head, mha, ffn_layer"
+    ):
+        check(make_net("albert"))
+    check(make_net("albert"), gates=GATES[1:], skip_sites=3, norm="padded_layernorm")  # of hidden states, as `official`
 
 
 def test_multipliers_ascend_as_with_the_negative_rate_of_the_program():
