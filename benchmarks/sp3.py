@@ -109,7 +109,7 @@ def train(options: argparse.Namespace) -> None:
         for cell in [*CELLS, *(ONCE if task == next(iter(TASKS)) else [])]:
             if options.cells and cell.name not in options.cells:
                 continue
-            several = task in SMALL and cell.name in ("pca-0.06", "identity-0.06", "cofi-0.06")
+            several = task in SMALL and cell in CELLS and cell.density != 0.12
             for seed in SEEDS if several else SEEDS[:1]:
                 if options.seeds and seed not in options.seeds:
                     continue
