@@ -76,6 +76,26 @@ def shown(runs: list[dict[str, Any]] | None) -> str:
     return f"{percent(mean(metrics))}{error} ({percent(density)}, {percent(expected)} %)"
 
 
+def costs(found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    """Show what the exports cost of the dense net's time, FLOPs and bytes, over tasks and seeds."""
+
+    def ratios(cell: str, name: str) -> list[float]:
+        return [run["ratios"][name] for runs in found.values() for run in runs.get(cell, [])]
+
+    rows = [
+        [
+            label,
+            " - ".join(dict.fromkeys(f"{end(times):.1f}" for end in (min, max))),
+            *(percent(mean(ratios(cell, n))) for n in ("flops", "bytes")),
+        ]
+        for cell, label in CELLS.items()
+        if (times := ratios(cell, "speedup"))
+    ]
+    return table(
+        ["export", "CPU speed-up, one text, all tasks and seeds", "FLOPs, % of dense", "bytes, % of dense"], rows
+    )
+
+
 def claims(found: dict[str, dict[str, list[dict[str, Any]]]]) -> Iterator[str]:
     """Say of every claim of the paper whether it holds here."""
     for text, above, below in (
@@ -187,6 +207,7 @@ def sections() -> Iterator[str]:
             rows.append([f"paper: {label} tokens, 6 %", *(f"{PAPER_TOKENS[t][i]:.1f}" for t in TASKS if t in found)])
         yield table(["", *(TASKS[task] for task in TASKS if task in found)], rows)
         yield "\n".join(claims(found)) + "\n"
+        yield costs(found)
         yield from figures(found)
     yield "\n".join(speed()) + "\n"
     yield from decoders()
