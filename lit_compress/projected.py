@@ -85,6 +85,8 @@ class Form:
                 f"prune.gates: {net.config.model_type} has no {', '.join(wrong)}{why}; it has {', '.join(valid)}"
             )
         if "hidden" not in self.gates:
+            if self.group > 1:
+                raise UserError(f"prune.group: {self.group} share bases of hidden states, which have no gate; valid: 1")
             return parts
         if not 0 <= self.skip < len(parts.sites):
             raise UserError(

@@ -295,6 +295,7 @@ def test_families_that_cannot():
     refused("prune.gates: llama has no qk, vo, head, mha, ffn_layer; it has hidden, ffn", "llama")
     refused("prune.group: 2; the norms of bert stand after the blocks, valid is 1", form=Form(group=2))
     refused("prune.group: 0 is below 1", "opt", Form(group=0))
+    refused("prune.group: 2 share bases .* have no gate; valid: 1", "opt", Form(("ffn",), group=2))
     refused("prune.norm: padded_layernorm .* valid: rms", "opt", Form(norm="padded_layernorm"))
     refused("prune.skip_sites: 4 of 4 sites; valid: 0 to 3", "opt", Form(skip=4))
 
