@@ -1,53 +1,274 @@
-"""What the comparison scripts share: commands as users type them, and results without this machine's paths."""
+"""Functions of all studies: the command line, commands as users type them, results without local paths, tables.
+
+A study is a folder with run.py (further scripts have other names), tables.py, findings.md and results/. Scripts are
+run from the root of the repository as modules: ``python -m benchmarks.cofi.run --backbone DIR --data GLUE_DIR``.
+An existing result is not made again, so a script can be stopped and started again; ``--list`` prints the commands
+of missing results, ``--list all`` those of all results.
+"""
 
 from __future__ import annotations
 
+import argparse
+import csv
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
+HERE = Path(__file__).resolve().parent
+# of every script that trains; a script says which of the other options it has
+TRAINED = ("backbone", "data", "work", "teachers", "precision")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "backbone": {"type": Path, "help": "folder or name of the model that is fine-tuned"},
+    "data": {"type": Path, "help": "folder of the data sets"},
+    "work": {"type": Path, "help": "folder of the runs (default: runs/<study>)"},
+    "teachers": {"type": Path, "help": "folder with dense-<task>/dense/net, made where missing (default: --work)"},
+    "precision": {"default": "bf16-mixed", "help": "Lightning's precision"},
+    "device": {"help": "device to measure on"},
+    "tasks": {"nargs": "+", "help": "run only these tasks"},
+    "shapes": {"nargs": "+", "help": "measure only nets of these shapes"},
+    "only": {"nargs": "+", "help": "run only these parts, methods or nets"},
+    "seeds": {"nargs": "+", "type": int, "help": "run only these seeds"},
+    "examples": {"type": int, "help": "number of training examples, to try the script (default: the study's)"},
+    "epochs": {"type": int, "help": "epochs of compression, to try the script (default: the study's)"},
+    "rounds": {"type": int, "help": "number of times that everything is timed"},
+    "threads": {"type": int, "default": 1, "help": "threads of PyTorch"},
+    "results": {"type": Path, "help": "folder of the results (default: the study's)"},
+    "list": {"nargs": "?", "const": "missing", "choices": ["missing", "all"],
+             "help": "print the commands of the missing results, or of all, and run nothing"},
+}  # fmt: skip
 
 
-def command(*words: object, threads: int) -> float:
-    """Run ``python -m lit_compress WORDS`` and return its peak memory in MiB; its failure ends the script."""
-    line = [sys.executable, "-m", "lit_compress", *map(str, words)]
-    print(" ".join(line[2:]), flush=True)
-    process = subprocess.Popen(line, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+class Parser(argparse.ArgumentParser):
+    """A script's command line; with ``--list``, folders need not be given."""
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """Return the options; exit with an error if the folder of the model or of the data is missing."""
+        options = super().parse_args(args, namespace)
+        options.listed = set()
+        for name in ("backbone", "data"):
+            if getattr(options, name, "") is None:
+                if not getattr(options, "list", None):
+                    self.error(f"--{name} is needed")
+                setattr(options, name, Path(name.upper()))
+        return options
+
+
+def parser(script: str, doc: str | None, *names: str, **values: Any) -> Parser:
+    """Return the command line of a script, to which it may add options.
+
+    Args:
+        script: ``cofi`` for cofi/run.py, ``cofi/gated_step`` for another script of the study.
+        doc: its docstring.
+        names: the OPTIONS that it has.
+        values: further OPTIONS with their defaults; a tuple has the choices: the default is all of them for options
+            that take several words, else the first.
+    """
+    made = Parser(
+        prog=f"python -m {module(script)}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    values = {"results": results(script), **values}
+    if "work" in names:
+        values |= {"work": values.get("work", Path("runs") / script.replace("/", "_")), "list": None}
+    for name in dict.fromkeys((*names, *values, "threads")):
+        settings = dict(OPTIONS[name])
+        value = values.get(name, settings.get("default"))
+        if isinstance(value, tuple):
+            settings |= {"choices": value, "metavar": name.upper().rstrip("S")}
+            settings["help"] += ": " + ", ".join(map(str, value))
+            value = list(value) if "nargs" in settings else value[0]
+        made.add_argument(f"--{name}", **settings | {"default": value})
+    return made
+
+
+# ------------------------------------------------------------------------------------------------- running
+
+
+def command(options: Any, *words: object) -> float:
+    """Print and run ``python -m lit_compress WORDS``; return its peak memory in MiB. A failure ends the script.
+
+    With ``--list`` the command is printed once, and not run.
+    """
+    line = ["-m", "lit_compress", *map(str, words)]
+    shown = shlex.join(["python", *line])
+    if shown not in options.listed:
+        print(shown, flush=True)
+    if options.list:
+        options.listed.add(shown)
+        return 0.0
+    process = subprocess.Popen([sys.executable, *line], env=os.environ | {"OMP_NUM_THREADS": str(options.threads)})
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, line)
+        raise subprocess.CalledProcessError(process.returncode, shown)
     return usage.ru_maxrss / 1024
 
 
-def dense_net(folder: Path, *words: object, epochs: int, rate: float, threads: int) -> Path:
-    """Return the net of a dense fine-tuning in ``folder``; make it with ``fit WORDS`` where it is not there."""
-    if not (folder / "dense" / "net").exists():  # density 1: nothing is factorized; only the dense stage is used
+def source(task: str, folder: Path, examples: int | None = None) -> list[object]:
+    """Return the options for a task and its data, of which ``examples`` are drawn for training (None: all)."""
+    return ["--data.task", task, "--data.path", folder, *(["--data.train_examples", examples] if examples else [])]
+
+
+def shared(
+    options: Any, task: str, folder: Path, examples: int | None = None, backbone: Path | None = None
+) -> list[object]:
+    """Return the options of a ``fit`` that all runs of a study share."""
+    return [
+        "--model.backbone", backbone or options.backbone, *source(task, folder, examples),
+        "--trainer.precision", options.precision, "--trainer.enable_progress_bar", "false",
+    ]  # fmt: skip
+
+
+def dense_net(options: Any, name: str, *words: object, epochs: int, rate: float) -> Path:
+    """Return the folder of the fine-tuned net ``dense-NAME`` in ``--teachers``; if it is missing, run ``fit WORDS``."""
+    run = (options.teachers or options.work) / f"dense-{name}"
+    net = run / "dense" / "net"
+    if options.list == "all" or not net.exists():  # density 1: nothing is factorized; only the dense stage is used
         command(
-            "fit", "--model", "SVD", "--model.density", 1.0, *words, "--model.dense.epochs", epochs,
-            "--model.dense.learning_rate", rate, "--model.retrain.epochs", 1, "--run_dir", folder, threads=threads,
+            options, "fit", "--model", "SVD", "--model.density", 1.0, *words, "--model.dense.epochs", epochs,
+            "--model.dense.learning_rate", rate, "--model.retrain.epochs", 1, "--run_dir", run, "--ckpt_path", "last",
         )  # fmt: skip
-    return folder / "dense" / "net"
+    return net
 
 
-def peak_mib() -> float:
-    """Return this process's peak resident size; not ru_maxrss, which begins with that of the process it came from."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+def missing(options: Any, name: str) -> bool:
+    """Say whether a result is to be made: it does not exist, or all commands are listed."""
+    return options.list == "all" or not (options.results / f"{name}.json").exists()
+
+
+def fit(
+    options: Any,
+    name: str,
+    *words: object,
+    teacher: Callable[[], Path] | None = None,
+    more: Callable[[Path], dict[str, Any]] = lambda run: {},
+) -> bool:
+    """Run one ``fit`` in the folder ``name`` of ``--work`` and write its report as a result, if that is missing.
+
+    Args:
+        options: options of the script.
+        name: name of the result.
+        words: options of ``fit``.
+        teacher: function that returns the folder of the dense net; called only if the run is made.
+        more: function of the run's folder that returns further values of the result.
+
+    Returns:
+        Whether the run was made now.
+    """
+    if not missing(options, name):
+        return False
+    run = options.work / name
+    known = ["--model.teacher", teacher()] if teacher else []
+    memory = command(options, "fit", *words, *known, "--run_dir", run, "--ckpt_path", "last")
+    if options.list:
+        return False
+    made = {"name": name, "memory_mib": memory, "threads": options.threads}
+    write(options, name, {**made, **more(run), **report_of(run)})
+    return True
+
+
+def hold_out(options: Any, rows: int, seed: int = 0) -> tuple[Path, Path]:
+    """Split the training rows of ``--data`` (parquet) into training and held-out rows, on which settings are chosen.
+
+    Returns:
+        A folder with the other training rows and the validation split of the data, and one with the ``rows`` held-out
+        rows as its validation split.
+    """
+    folder = options.work / "data"
+    train, held = folder / "train", folder / "held_out"
+    if not options.list and not (held / "validation.parquet").exists():
+        from datasets import Dataset
+
+        file = str(options.data / "train.parquet")
+        mixed = Dataset.from_parquet(file, cache_dir=str(folder / "cache")).shuffle(seed=seed)
+        for part in (train, held):
+            part.mkdir(parents=True, exist_ok=True)
+        mixed.select(range(rows, len(mixed))).to_parquet(train / "train.parquet")
+        shutil.copy(options.data / "validation.parquet", train)
+        mixed.select(range(rows)).to_parquet(held / "validation.parquet")
+    return train, held
+
+
+def metrics_on(run: Path, data: Path, threads: int) -> dict[str, float]:
+    """Return the metrics of a run's export on the validation split of ``data``."""
+    line = [sys.executable, "-m", "lit_compress", "validate", str(run), "--data.path", str(data)]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    output = subprocess.run(line, env=environment, check=True, capture_output=True, text=True).stdout
+    pairs = (text.split() for text in output.splitlines() if text.startswith("val"))
+    return {name: float(value) for name, value in pairs if not name.endswith(("/rows", "_low95", "_high95"))}
+
+
+def last_scalar(run: Path, tag: str) -> float:
+    """Return the last value of a curve that a run logged to TensorBoard."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folders = {path.parent for path in (run / "tensorboard").rglob("events.*")}
+    stages = [EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload() for folder in folders]
+    found = [stage.Scalars(tag)[-1] for stage in stages if tag in stage.Tags()["scalars"]]
+    return max(found, key=lambda event: event.step).value
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a CSV that an analysis wrote, with numbers as floats."""
+
+    def value(text: str) -> float | str:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+    with file.open() as lines:
+        return [{key: value(text) for key, text in row.items()} for row in csv.DictReader(lines)]
+
+
+# ------------------------------------------------------------------------------------------------- results
+
+
+def module(script: str) -> str:
+    """Return the module of a script: ``benchmarks.cofi.run`` for ``cofi``."""
+    study, _, name = script.partition("/")
+    return f"benchmarks.{study}.{name or 'run'}"
+
+
+def results(script: str) -> Path:
+    """Return the folder of a script's results: ``results/`` of its study, or a folder in it for scripts but run.py."""
+    study, _, name = script.partition("/")
+    return HERE / study / "results" / name
+
+
+def write(options: Any, name: str, result: dict[str, Any]) -> None:
+    """Write a result as NAME.json."""
+    options.results.mkdir(parents=True, exist_ok=True)
+    (options.results / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def load(where: str | Path) -> list[dict[str, Any]]:
+    """Return all results of a script, or in a folder, each with the name of its file."""
+    folder = where if isinstance(where, Path) else results(where)
+    return [{"file": path.stem, **json.loads(path.read_text())} for path in sorted(folder.glob("*.json"))]
+
+
+def frame() -> dict[str, Any]:
+    """Return versions, hardware and commit, for a result that is not a report."""
+    from lit_compress.export.report import commit, hardware, versions
+
+    return {"versions": versions(), "hardware": hardware(), "commit": commit()}
 
 
 def report_of(run: Path) -> dict[str, Any]:
-    """Return a finished run's report with what its stages measured before and after."""
+    """Return a finished run's report, with the records of its stages and without local paths."""
     report = json.loads((run / "report.json").read_text())
     report["records"] = json.loads((run / "stages.json").read_text())
     for record in report["records"]:
         record.pop("teacher", None)
-    for key in ("backbone", "path"):  # where the inputs lay on this machine says nothing elsewhere
+    for key in ("backbone", "path"):  # local folders mean nothing elsewhere
         report["config"]["data"][key] = Path(report["config"]["data"][key]).name
     init = report["config"]["model"]["init_args"]
     init["backbone"], init["teacher"] = Path(init["backbone"]).name, init["teacher"] and "dense"
@@ -55,26 +276,37 @@ def report_of(run: Path) -> dict[str, Any]:
     return report
 
 
-def last_scalar(run: Path, tag: str) -> float:
-    """Return the last value that a run wrote of a curve in TensorBoard."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+def file_density(result: dict[str, Any]) -> float:
+    """Return the density of the exported file of a result.
 
-    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    return events.Scalars(tag)[-1].value
-
-
-def write(folder: str, name: str, result: dict[str, Any]) -> None:
-    """Write results/<folder>/<name>.json."""
-    path = RESULTS / folder / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    It is in reports of today; older ones had the density that the method kept, even if matrices were merged.
+    """
+    found = result["compressed"]
+    merged = "kept" not in found and result.get("merged", {}).get("matrices")
+    return found["stored"] if merged else found["density"]
 
 
-def load(folder: str) -> list[dict[str, Any]]:
-    """Return every result of a folder, with the name of its file."""
-    paths = sorted((RESULTS / folder).glob("*.json"))
-    return [{"file": path.stem, **json.loads(path.read_text())} for path in paths]
+def updates(result: dict[str, Any]) -> int:
+    """Return the optimizer steps of all stages after the teacher."""
+    return sum(record["steps"] for record in result["records"] if record["name"] != "dense")
+
+
+# ------------------------------------------------------------------------------------------------- tables
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method at one density on SST-2, in the table of all methods.
+
+    Attributes:
+        method: name of the method in the table.
+        runs: results, one per seed; [] if the study has not been run.
+        metrics: metric of each run, as on the study's page.
+    """
+
+    method: str
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[float] = field(default_factory=list)
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -97,9 +329,14 @@ def spread(ratio: dict[str, float]) -> str:
     return f"{ratio['median']:.2f} ({ratio['min']:.2f} - {ratio['max']:.2f})"
 
 
+def held(yes: bool) -> str:
+    """Return ``held`` or ``not held``."""
+    return "held" if yes else "not held"
+
+
 def origin(result: dict[str, Any], script: str, threads: int) -> str:
-    """Say where a table comes from."""
+    """Return the line on the script, hardware and versions of a table."""
     return (
-        f"Made by `python benchmarks/{script}` on {result['hardware']['cpu']}, {threads} thread(s), "
+        f"Made by `python -m {module(script)}` on {result['hardware']['cpu']}, {threads} thread(s), "
         f"torch {result['versions']['torch']}; every JSON names its commit. No GPU was measured.\n"
     )

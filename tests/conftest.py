@@ -11,11 +11,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from stage_fixtures import dense, fit  # noqa: F401
 from tiny import WORDS, make_net
 
 torch.set_num_threads(1)
 
 SHARED = Path(os.environ.get("LIT_COMPRESS_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the contract test take a method of another package: ``pytest tests/test_contract.py --method mine.Mine``."""
+    parser.addoption("--method", help="import path of the method that the contract test takes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Pass ``--method`` on to the modules of tests and to other processes."""
+    if method := config.getoption("--method"):
+        os.environ["LIT_COMPRESS_METHOD"] = method
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,10 +19,16 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["lit_compress.cli", "lit_compress.methods", "transformers.models.bert.modeling_bert", "torch.distributed.fsdp"]
+    [
+        "lit_compress.cli.commands",
+        "lit_compress.methods",
+        "transformers.models.bert.modeling_bert",
+        "torch.distributed.fsdp",
+    ]
 )
 
 
@@ -52,6 +59,8 @@ def _run(args: list[str], errors: Path, environment: dict[str, str]) -> None:
     from lit_compress.__main__ import main
     from lit_compress.export import folder
 
+    if "KNOWN_RANK" in environment:
+        rank_zero_only.rank = int(environment["KNOWN_RANK"])
     torch.set_num_threads(1)
     folder.check_export = lambda net, path: 0.0
     main(args)
@@ -63,8 +72,12 @@ def finish(process: subprocess.Popen | BaseProcess, errors: Path) -> None:
     assert code == 0, errors.read_text()[-3000:]
 
 
-def fork_ranks(args: list[str], errors: Path, ranks: int = 2) -> None:
-    """Run the command on several processes, told of each other as torchrun does."""
+def fork_ranks(args: list[str], errors: Path, ranks: int = 2, known: bool = False) -> None:
+    """Run the command on several processes, told of each other as torchrun does.
+
+    Lightning reads a process's rank when it is imported, so in a forked one it is 0 until a Trainer sets it: ``known``
+    sets it at once, as in a process that was started.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -74,7 +87,7 @@ def fork_ranks(args: list[str], errors: Path, ranks: int = 2) -> None:
         told = {
             "RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test",
-        }  # fmt: skip
+        } | ({"KNOWN_RANK": rank} if known else {})  # fmt: skip
         processes.append(fork(args, file, {name: str(value) for name, value in told.items()}))
     while any(process.is_alive() for process in processes):
         if any(process.exitcode for process in processes):  # the others would wait for it
@@ -82,8 +95,10 @@ def fork_ranks(args: list[str], errors: Path, ranks: int = 2) -> None:
             for process in processes:
                 process.kill()
         time.sleep(0.05)
-    for process, file in zip(processes, files, strict=True):
-        finish(process, file)
+    for process in processes:
+        process.join()
+    codes = [process.exitcode for process in processes]
+    assert not any(codes), "\n".join(f"rank {i}, {codes[i]}: {f.read_text()[-2000:]}" for i, f in enumerate(files))
 
 
 def kill_when(process: subprocess.Popen | BaseProcess, errors: Path, there: Path) -> None:
@@ -105,3 +120,31 @@ class KeepRanks(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save them."""
         torch.save(pl_module.net.state_dict(), Path(trainer.default_root_dir) / f"rank{trainer.global_rank}.pt")
+
+
+class KeepBest(Callback):
+    """Leave a copy of the best checkpoint of every stage, ``kept.ckpt``, in its folder."""
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Copy it."""
+        if trainer.is_global_zero:
+            folder = Path(trainer.default_root_dir)
+            shutil.copy(folder / "best.ckpt", folder / "kept.ckpt")
+
+
+class KeepSteps(Callback):
+    """Note every step's loss over all ranks, and the gates after it, ``steps<n>.pt`` in the stage's folder."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Begin anew: every stage has its own fit."""
+        self.seen: list[tuple[float, dict[str, torch.Tensor]]] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, *_) -> None:
+        """Note them."""
+        loss = trainer.strategy.reduce(outputs["loss"].detach().clone(), reduce_op="mean")
+        gates = getattr(pl_module.stage, "log_alphas", {})
+        self.seen.append((float(loss), {name: value.detach().clone() for name, value in gates.items()}))
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write them."""
+        torch.save(self.seen, Path(trainer.default_root_dir) / f"steps{trainer.global_rank}.pt")

@@ -1,160 +1,67 @@
-"""Every Linear of the blocks is a site; nothing else is."""
+"""ModernBERT and Qwen3: a whole run of every form of training meets its budget in the file, or one line says no."""
+
+from __future__ import annotations
+
+import json
+import shutil
 
 import pytest
 import torch
-from tiny import ALL, TINY, VARIANTS, make_batch, make_net
-from torch import nn
+from safetensors.torch import load_file
+from test_contract import UNITS, options
+from tiny import make_net
 
-from lit_compress.decompose import decompose
-from lit_compress.errors import UserError
-from lit_compress.export.check import check_export
-from lit_compress.export.modelling import write_model
-from lit_compress.families import FAMILIES, blocks, find_sites, unplaced
-from lit_compress.ranks import RankRule
-from lit_compress.surgery import factorize
+from lit_compress import methods
+from lit_compress.__main__ import main
+from lit_compress.models.accounting import counted_weights
+from lit_compress.models.storage import load_net
 
-SELF = [f"attention.self.{part}" for part in ("query", "key", "value")]
-BERT = [*SELF, "attention.output.dense", "intermediate.dense", "output.dense"]
-
-# the whole truth: block names and Linears inside a block, in forward order
-NAMES = {
-    "bert": (["bert.encoder.layer.0", "bert.encoder.layer.1"], BERT),
-    "roberta": (["roberta.encoder.layer.0", "roberta.encoder.layer.1"], BERT),
-    "electra": (["electra.encoder.layer.0", "electra.encoder.layer.1"], BERT),
-    "distilbert": (
-        ["distilbert.transformer.layer.0", "distilbert.transformer.layer.1"],
-        ["attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "ffn.lin1", "ffn.lin2"],
-    ),
-    "albert": (
-        ["albert.encoder.albert_layer_groups.0.albert_layers.0"],
-        ["attention.query", "attention.key", "attention.value", "attention.dense", "ffn", "ffn_output"],
-    ),
-    "deberta-v2": (
-        ["deberta.encoder.layer.0", "deberta.encoder.layer.1"],
-        [*(f"{name}_proj" for name in SELF), *BERT[3:]],
-    ),
-    "opt": (
-        ["model.decoder.layers.0", "model.decoder.layers.1"],
-        [*(f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")), "fc1", "fc2"],
-    ),
-    "llama": (
-        ["model.layers.0", "model.layers.1"],
-        [*(f"self_attn.{part}_proj" for part in "qkvo"), *(f"mlp.{part}_proj" for part in ("gate", "up", "down"))],
-    ),
-}
-_ATTENTION = [f"{name}_attn.{part}_proj" for name in ("self", "encoder") for part in ("q", "k", "v", "out")]
-_T5 = [f"layer.{i}.{name}Attention.{part}" for i, name in enumerate(["Self", "EncDec"]) for part in "qkvo"]
-# of encoder and decoder
-NAMES_OF_TWO = {
-    "bart": [
-        (["model.encoder.layers.0", "model.encoder.layers.1"], [*_ATTENTION[:4], "fc1", "fc2"]),
-        (["model.decoder.layers.0", "model.decoder.layers.1"], [*_ATTENTION, "fc1", "fc2"]),
-    ],
-    "t5": [
-        (
-            ["transformer.encoder.block.0", "transformer.encoder.block.1"],
-            [*_T5[:4], "layer.1.DenseReluDense.wi", "layer.1.DenseReluDense.wo"],
-        ),
-        (
-            ["transformer.decoder.block.0", "transformer.decoder.block.1"],
-            [*_T5, "layer.2.DenseReluDense.wi", "layer.2.DenseReluDense.wo"],
-        ),
-    ],
-}
+FAMILIES = ("modernbert", "qwen3")
+# one of the methods that train alike
+METHODS = ("CoFi", "CoFiLoSparse", "ITP", "LPAF", "LoSparse", "SP3")
+GATES = {"modernbert": '["neurons"]', "qwen3": '["hidden", "neurons"]'}  # SP3's
+DENSITY = {("SP3", "modernbert"): 0.7}  # with neurons alone
+REFUSED = {("CoFi", "qwen3"), ("CoFiLoSparse", "qwen3")}
 
 
-def test_every_family_is_tested():
-    assert set(FAMILIES) == set(TINY) == {*NAMES, *NAMES_OF_TWO}
-
-
-@pytest.mark.parametrize("family", NAMES)
-def test_names(family):
-    """Invariant 10: exactly these, in forward order."""
-    names, inside = NAMES[family]
-    sites = find_sites(make_net(family))
-    assert [site.name for site in sites] == [f"{block}.{path}" for block in names for path in inside]
-    gate = ["gate"] if family == "llama" else []
-    assert [site.role for site in sites] == ["q", "k", "v", "o", *gate, "up", "down"] * len(names)
-    assert {site.stack for site in sites} == {"decoder" if family in ("opt", "llama") else "encoder"}
-    assert not any(site.cross for site in sites)
-
-
-@pytest.mark.parametrize("family", NAMES_OF_TWO)
-def test_names_of_two_stacks(family):
-    """A decoder block has two attentions; the second one reads the encoder's states."""
-    sites = find_sites(make_net(family))
-    for stack, (names, inside) in zip(("encoder", "decoder"), NAMES_OF_TWO[family], strict=True):
-        own = [site for site in sites if site.stack == stack]
-        assert [site.name for site in own] == [f"{block}.{path}" for block in names for path in inside]
-        second = ["q", "k", "v", "o"] if stack == "decoder" else []
-        assert [site.role for site in own] == ["q", "k", "v", "o", *second, "up", "down"] * 2
-        assert [site.cross for site in own] == [False, False, False, False, *[True] * len(second), False, False] * 2
-
-
-@pytest.mark.parametrize("variant", ALL)
-def test_sites_are_all_linears_of_the_blocks(variant):
-    """Invariant 10: embeddings, projections, pooler and head are untouched."""
-    family, settings = ALL[variant]
-    net = make_net(family, **settings)
-    inside = {site.name for site in find_sites(net)}
-    assert all(isinstance(net.get_submodule(name), nn.Linear) for name in inside)
-    # own projections of relative positions (old DeBERTa-v2), which the table leaves out on purpose
-    assert [name for name in unplaced(net) if not name.endswith(("pos_key_proj", "pos_query_proj"))] == []
-    outside = {name for name, m in net.named_modules() if isinstance(m, nn.Linear)} - inside
-    allowed = ("pooler", "classifi", "score", "project", "embedding_hidden_mapping_in", "pos_")
-    assert all(any(word in name for word in allowed) for name in outside)
-
-
-@pytest.mark.parametrize("family", TINY)
-def test_roles_have_the_right_shapes(family):
-    net = make_net(family)
-    for site in find_sites(net):
-        linear = net.get_submodule(site.name)
-        wide, narrow = (64, 32), (16, 32) if family == "llama" else (32, 32)
-        shape = {"gate": wide, "up": wide, "down": (32, 64), "k": narrow, "v": narrow}.get(site.role, (32, 32))
-        assert (linear.out_features, linear.in_features) == shape
-        assert f".{site.layer}." in site.name
-
-
-def test_blocks_of_groups_are_numbered_through():
-    """ALBERT with 2 blocks in each of 3 groups."""
-    found = [(layer, name) for _, layer, name, _ in blocks(make_net("albert", **VARIANTS["albert-groups"][1]))]
-    path = "albert.encoder.albert_layer_groups.{}.albert_layers.{}"
-    assert found == [(2 * group + inner, path.format(group, inner)) for group in range(3) for inner in range(2)]
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_full_rank_equals_dense(variant):
-    """Invariant 1, beyond the families' usual shapes (those: test_surgery)."""
-    family, settings = VARIANTS[variant]
-    net = make_net(family, **settings).eval()
-    inputs = {k: v for k, v in make_batch().items() if k in ("input_ids", "attention_mask")}
-    before = net(**inputs).logits
-    ranks = {site.name: min(net.get_submodule(site.name).weight.shape) for site in find_sites(net)}
-    factorize(net, ranks, lambda _, w, r: decompose(w, r))
-    torch.testing.assert_close(net(**inputs).logits, before, atol=1e-5, rtol=0)
+@pytest.fixture(scope="module", params=FAMILIES)
+def backbone(request, tiny_backbone, tmp_path_factory):
+    """The family's name, and a folder with a tiny net and a tokenizer, whose padding is 0."""
+    folder = tmp_path_factory.mktemp(request.param) / "backbone"
+    shutil.copytree(tiny_backbone, folder)
+    make_net(request.param, dropout=0.1, pad_token_id=0).save_pretrained(folder)
+    return request.param, folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_exports_load_elsewhere(variant, tmp_path):
-    """Another process gets the same logits (the families' usual shapes: export/test_check)."""
-    family, settings = VARIANTS[variant]
-    net = make_net(family, **settings).eval()
-    factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r))
-    write_model(net, tmp_path)
-    assert check_export(net, tmp_path) <= 1e-5
-
-
-def test_base_model_alone_has_sites_too():
-    net = make_net("bert").base_model
-    assert find_sites(net)[0].name == "encoder.layer.0.attention.self.query"
-
-
-def test_unknown_architecture_is_one_line():
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    config = AutoConfig.for_model("mobilebert", vocab_size=50, hidden_size=8, num_hidden_layers=1,
-                                  num_attention_heads=1, intermediate_size=8, embedding_size=8)  # fmt: skip
-    with pytest.raises(UserError, match=r"'mobilebert' is not supported; .*bert"):
-        find_sites(AutoModelForSequenceClassification.from_config(config))
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_meets_its_budget_in_the_file(method, backbone, short_run, tmp_path, capsys):
+    family, folder = backbone
+    density, run = DENSITY.get((method, family), 0.5), tmp_path / "run"
+    words = [
+        "fit",
+        *options(method, short_run, density=density),
+        "--model.backbone",
+        str(folder),
+        "--run_dir",
+        str(run),
+    ]
+    words += ["--model.prune.gates", GATES[family], "--model.prune.tokens", "200"] if method == "SP3" else []
+    words += ["--model.distil.epochs", "1"] if method in UNITS else []
+    if (method, family) in REFUSED:
+        with pytest.raises(SystemExit):
+            main(words)
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert f"sub-layers of '{family}' cannot be gated; those of bert, " in error and "modernbert" in error
+        return
+    main(words)
+    report = json.loads((run / "report.json").read_text())
+    found, net = report["compressed"], load_net(run / "export")
+    assert 0.6 * density < found["kept"] <= density  # where a row of Wi is gone, so is its neuron
+    zeros = getattr(methods, method).stores_zeros
+    sites = [
+        v for name, v in load_file(run / "export" / "model.safetensors").items() if ".layers." in name and v.ndim > 1
+    ]
+    counted = sum(int(torch.count_nonzero(v)) if zeros else v.numel() for v in sites)
+    assert counted == round(found["density" if zeros else "stored"] * report["dense"]["params"]["sites"])
+    assert zeros or counted == sum(weight.numel() for weight in counted_weights(net))

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_projected import disturb, form_of, random_bases
+from helpers import as_deployed, disturb, form_of, random_bases
 from tiny import ALL, make_batch, make_net
 
-from lit_compress import budget
-from lit_compress.decompose import decompose
+from lit_compress.calibration.fisher import estimate_fisher
 from lit_compress.export.check import check_export
-from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
-from lit_compress.families import find_sites, unplaced
-from lit_compress.fisher import estimate_fisher
-from lit_compress.kinds import KINDS
 from lit_compress.layers import LowRankSparseLinear, MixedRankLinear
-from lit_compress.projected import GATES, Form, insert_projections
-from lit_compress.ranks import RankRule
-from lit_compress.surgery import describe, factorize, load_net, save_net, tied
+from lit_compress.methods.sp3.gates import GATES, ProjectionSpec
+from lit_compress.methods.sp3.insert import insert_projections
+from lit_compress.models import accounting as budget
+from lit_compress.models.sites import find_sites, unplaced
+from lit_compress.models.storage import load_net, save_net, tied
+from lit_compress.models.surgery import describe, factorize
+from lit_compress.numerics.decompose import decompose
+from lit_compress.stages.rank_rule import RankRule
+from lit_compress.tasks import KINDS
 
 WRITERS = {
     **{name: "xsum" for name in ("bart", "bart-uneven", "t5", "t5-gated")},
-    **{name: "plain_text" for name in ("opt", "opt-350m", "llama", "llama-one-key")},
+    **{name: "plain_text" for name in ("opt", "opt-350m", "llama", "llama-one-key", "qwen3", "qwen3-sliding")},
 }
 
 
@@ -49,15 +50,15 @@ def cut(net):
         if site.layer == 0 and site.role in ("v", "gate", "up"):
             layer = net.get_submodule(site.name)
             layer.sparse.data[: layer.out_features // 2] = 0
-    return fuse(net)
+    return as_deployed(net)
 
 
 def turned(net):
     """SP3's: directions of the stream are gone, and of heads and neurons."""
     form = form_of(net.config.model_type)
     insert_projections(net, random_bases(net), form)
-    disturb(net, form, kill=[("head", 0), ("mha", 1)] if form.gates == GATES else [])
-    return fuse(net)
+    disturb(net, form, kill=[("heads", 0), ("attention_layer", 1)] if form.gates == GATES else [])
+    return as_deployed(net)
 
 
 def write(net, batch, **settings):
@@ -75,7 +76,7 @@ def write(net, batch, **settings):
 @pytest.mark.parametrize(
     ("variant", "change"),
     [*((v, change) for change in (compressed, cut) for v in WRITERS),
-     *((v, turned) for v in ("bart", "opt", "llama", "llama-one-key"))],
+     *((v, turned) for v in ("bart", "opt", "llama", "llama-one-key", "qwen3", "qwen3-sliding"))],
 )  # fmt: skip
 def test_cache_changes_nothing(variant, change):
     net, batch = change(make_writer(variant)), make_batch()
@@ -106,7 +107,7 @@ def test_tied_tensors_are_stored_once(variant, tmp_path):
     from safetensors.torch import load_file
 
     net = compressed(make_writer(variant))
-    assert bool(tied(net)) == ("llama" not in variant)
+    assert bool(tied(net)) == (variant not in ("llama", "llama-one-key", "qwen3-sliding"))
     save_net(net, tmp_path)
     assert not tied(net).keys() & load_file(tmp_path / "model.safetensors").keys()
     again = load_net(tmp_path)
@@ -127,7 +128,7 @@ def test_generation_settings_travel(tmp_path):
     assert (settings.num_beams, settings.length_penalty, settings.max_new_tokens) == (5, 0.7, 9)
 
 
-@pytest.mark.parametrize("variant", ["bart", "t5-gated", "llama"])
+@pytest.mark.parametrize("variant", ["bart", "t5-gated", "llama", "qwen3"])
 def test_flops_of_a_writer(variant):
     """The output layer and, of an encoder-decoder, 8 tokens written after 32 were read; by hand."""
 
@@ -137,6 +138,9 @@ def test_flops_of_a_writer(variant):
     wide, length, out = 32 * 64, 32, 8
     if variant == "llama":
         expected = 2 * (length * (2 * 32 * 32 + 2 * 16 * 32 + 3 * wide) + attention(length, length)) + length * 32 * 100
+    elif variant == "qwen3":  # 4 heads of 16 that share 2 keys
+        expected = length * (2 * 32 * 64 + 2 * 32 * 32 + 3 * wide) + 2 * attention(length, length)
+        expected = 2 * expected + length * 32 * 100
     else:
         forward, layers = (3 if variant == "t5-gated" else 2) * wide, 1 if variant == "t5-gated" else 2
         expected = 2 * (length * (4 * 32 * 32 + forward) + attention(length, length))
@@ -145,7 +149,7 @@ def test_flops_of_a_writer(variant):
     assert budget.flops(make_writer(variant), length) == 2 * expected
 
 
-@pytest.mark.parametrize("variant", ["bart", "t5-gated", "opt", "llama-one-key"])
+@pytest.mark.parametrize("variant", ["bart", "t5-gated", "opt", "llama-one-key", "qwen3"])
 def test_fisher_of_a_writer(variant):
     """Sums over single examples, of the mean over an example's own tokens."""
     net, sites = make_writer(variant).double(), None
@@ -168,7 +172,7 @@ def test_fisher_of_a_writer(variant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["bart", "opt", "llama-one-key"])
+@pytest.mark.parametrize("variant", ["bart", "opt", "llama-one-key", "qwen3", "qwen3-sliding"])
 def test_turned_exports_write_elsewhere(variant, tmp_path):
     fused = turned(make_writer(variant))
     assert not fused.config.tie_word_embeddings and not tied(fused)
@@ -177,12 +181,13 @@ def test_turned_exports_write_elsewhere(variant, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_ordinary_llama_stays_one_elsewhere(tmp_path):
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "qwen3-sliding"])
+def test_an_ordinary_net_stays_one_elsewhere(variant, tmp_path):
     """Where all its blocks share one basis, nothing of ours goes with it."""
-    net, form = make_writer("llama"), Form(("hidden",), group=100)
+    net, form = make_writer(variant), ProjectionSpec(("hidden",), group=100)
     insert_projections(net, random_bases(net, 100), form)
     disturb(net, form)
-    fused = fuse(net)
+    fused = as_deployed(net)
     write_model(fused, tmp_path)
     assert not list(tmp_path.glob("*.py")) and "auto_map" not in (tmp_path / "config.json").read_text()
     assert check_export(fused, tmp_path) <= 1e-5
@@ -190,10 +195,12 @@ def test_an_ordinary_llama_stays_one_elsewhere(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["bart-uneven", "t5-gated", "opt-350m", "llama-one-key"])  # the others: whole runs
+@pytest.mark.parametrize(
+    "variant", ["bart-uneven", "t5-gated", "opt-350m", "llama-one-key", "qwen3-sliding"]
+)  # the others: whole runs
 def test_exports_write_elsewhere(variant, tmp_path):
     net = make_writer(variant)
     factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r), MixedRankLinear)
-    fused = fuse(net)
+    fused = as_deployed(net)
     write_model(fused, tmp_path)
     assert check_export(fused, tmp_path) <= 1e-5

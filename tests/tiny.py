@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from lit_compress.kinds import kind_of
-from lit_compress.tasks import get_task
+from lit_compress.tasks import task_type
+from lit_compress.tasks.records import get_task
 
 WORDS = "a film of great bad warm dull charm wit the plot is so not very fine poor story cast and but".split()  # noqa: SIM905
 
@@ -20,9 +20,14 @@ TINY = {
     "deberta-v2": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
                    "relative_attention": True, "position_buckets": 6, "norm_rel_ebd": "layer_norm",
                    "share_att_key": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False},
+    "modernbert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+                   "local_attention": 4, "global_attn_every_n_layers": 2, "pad_token_id": 1, "bos_token_id": 3,
+                   "cls_token_id": 3, "eos_token_id": 2, "sep_token_id": 2},
     "opt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64},
     "llama": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
               "intermediate_size": 64, "pad_token_id": 1},
+    "qwen3": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "head_dim": 16, "intermediate_size": 64, "pad_token_id": 1, "tie_word_embeddings": True},
     "bart": {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
              "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
     "t5": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "pad_token_id": 1, "eos_token_id": 2,
@@ -35,8 +40,24 @@ VARIANTS = {
     "deberta-v2-conv": ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu"}),
     "deberta-v2-own-positions": ("deberta-v2", {"share_att_key": False}),
     "deberta-v2-absolute": ("deberta-v2", {"relative_attention": False, "position_biased_input": True}),
+    "modernbert-biases": (
+        "modernbert",
+        {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_pooling": "mean"},
+    ),
     "opt-350m": ("opt", {"word_embed_proj_dim": 16, "do_layer_norm_before": False}),
     "llama-one-key": ("llama", {"num_key_value_heads": 1, "head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "qwen3-sliding": (
+        "qwen3",
+        {
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "max_window_layers": 1,
+        },
+    ),
     "bart-uneven": (
         "bart",
         {"encoder_attention_heads": 2, "decoder_layers": 1, "decoder_ffn_dim": 48, "scale_embedding": True},
@@ -52,17 +73,18 @@ def make_net(family: str = "bert", task: str = "sst2", seed: int = 0, dropout: f
 
     config = transformers.AutoConfig.for_model(
         family,
-        **kind_of(get_task(task)).head(get_task(task)),
+        **task_type(get_task(task)).head(get_task(task)),
         **{"vocab_size": 100, "max_position_embeddings": 64} | TINY[family] | settings,
     )
     if dropout is not None:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout",
-                     "classifier_dropout_prob", "summary_last_dropout", "dropout_rate"):  # fmt: skip
+                     "embedding_dropout", "mlp_dropout", "classifier_dropout_prob", "summary_last_dropout",
+                     "dropout_rate"):  # fmt: skip
             if hasattr(config, name):
                 setattr(config, name, dropout)
         config.seq_classif_dropout = dropout
     torch.manual_seed(seed)
-    return getattr(transformers, kind_of(get_task(task)).auto_class).from_config(config)
+    return getattr(transformers, task_type(get_task(task)).auto_class).from_config(config)
 
 
 def make_batch(size: int = 4, length: int = 9, seed: int = 1) -> dict[str, torch.Tensor]:

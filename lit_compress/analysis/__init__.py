@@ -1,1 +1,5 @@
-"""Pictures and numbers that explain a compressed net."""
+"""Figures and tables of nets: spectra, ranks, importance of neurons, the heads, neurons and widths that are left.
+
+It knows neither loggers nor run folders; run/tensorboard.py logs the figures of a run.
+Begin with truncation.py, which measures what a factorization costs, or pictures.py, which draws a compressed net.
+"""

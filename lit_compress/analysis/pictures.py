@@ -1,4 +1,4 @@
-"""What a stage did to the net, as pictures: densities and ranks by role, one mask, ranks by layer."""
+"""Figures of a compressed net: densities and ranks by layer and role, heads and neurons left, a mask."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lit_compress.analysis.widths import is_narrow
-from lit_compress.budget import dense_sites, dense_sizes, weights
-from lit_compress.callbacks import RunLogger
-from lit_compress.export.report import markdown
-from lit_compress.families import find_sites
-from lit_compress.gating import of_kind
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear
-from lit_compress.runs import Run
-from lit_compress.sublayers import ANATOMIES, stream_width, sublayers
-from lit_compress.surgery import describe
+from lit_compress.models.accounting import dense_sites, dense_sizes, weights
+from lit_compress.models.sites import find_sites, of_kind, stream_width, sublayers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,9 +20,9 @@ _CUT = {"nothing", "sized", "sized_norm"}  # kinds of layers of a net that lost 
 
 
 def site_table(net: PreTrainedModel) -> list[dict[str, Any]]:
-    """Return per site: name, role, layer, rank of the factors (None if dense), density of its weights.
+    """Return for every site its name, role, layer, the rank of its factors (None if dense) and its density.
 
-    A site of a sub-layer that was taken out has rank None and density 0.
+    A site of a removed sub-layer has rank None and density 0.
     """
     table, dense, left = [], dense_sizes(net), {site.name for site in find_sites(net)}
     for site in dense_sites(net):
@@ -49,7 +42,7 @@ def site_table(net: PreTrainedModel) -> list[dict[str, Any]]:
 
 
 def structure_figure(net: PreTrainedModel, title: str) -> Figure:
-    """Draw layers x roles: the rank of every factorized site, else the density of its weights."""
+    """Draw a grid of layers and roles with the ranks of factorized sites; without any, with densities."""
     from matplotlib.figure import Figure
 
     table = site_table(net)
@@ -86,7 +79,7 @@ def structure_figure(net: PreTrainedModel, title: str) -> Figure:
 
 
 def units_figure(net: PreTrainedModel, title: str) -> Figure:
-    """Draw what is left of every layer of a cut net: heads and neurons; no bar where a sub-layer was taken out."""
+    """Draw the heads and neurons left in every layer; there is no bar where a sub-layer was removed."""
     from matplotlib.figure import Figure
 
     left = {site.name for site in find_sites(net)}
@@ -106,7 +99,7 @@ def units_figure(net: PreTrainedModel, title: str) -> Figure:
 
 
 def _kept(layer: nn.Module) -> torch.Tensor:
-    """Return which weights [out, in] stayed, beside the factors if there are any."""
+    """Return which weights of a matrix (of the sparse matrix, if there are factors) are not 0, bool [out, in]."""
     if not isinstance(layer, LowRankRowsLinear):
         return layer.weight != 0  # type: ignore[return-value]
     kept = torch.zeros(layer.out_features, layer.in_features, dtype=torch.bool)
@@ -115,9 +108,9 @@ def _kept(layer: nn.Module) -> torch.Tensor:
 
 
 def mask_figure(net: PreTrainedModel, title: str) -> Figure:
-    """Draw which weights of the first layer's attention output stayed (LPAF's Figure 3): dark = kept.
+    """Draw which weights of the first layer's attention output are kept (LPAF's Figure 3): dark = kept.
 
-    The matrix is shown in cells of 4 x 4 weights, as the fraction kept, so that empty rows show.
+    A cell of 4 x 4 weights shows the fraction kept, so that empty rows can be seen.
     """
     from matplotlib.figure import Figure
     from torch.nn.functional import avg_pool2d
@@ -137,34 +130,8 @@ def mask_figure(net: PreTrainedModel, title: str) -> Figure:
     )
     rows = int((kept.sum(1) > 0).sum())
     axes.set(
-        title=f"{title}: {site.name}\n{float(kept.mean()):.1%} kept, {rows} of {len(kept)} rows alive",
+        title=f"{title}: {site.name}\n{float(kept.mean()):.1%} kept, {rows} of {len(kept)} rows not zero",
         xlabel="in",
         ylabel="out",
     )
     return figure
-
-
-def log_structure(logger: RunLogger, net: PreTrainedModel, stage: str, steps: int) -> None:
-    """Show the finished stage in TensorBoard: a histogram per role, the structure, a mask if weights
-    were zeroed, or what is left of every layer if some were cut."""
-    table, writer, step = site_table(net), logger.experiment, logger.offset + steps
-    for role in dict.fromkeys(row["role"] for row in table):
-        rows = [row for row in table if row["role"] == role]
-        writer.add_histogram(f"density/{role}", torch.tensor([row["density"] for row in rows]), step)
-        ranks = [row["rank"] for row in rows if row["rank"] is not None]
-        if ranks:
-            writer.add_histogram(f"rank/{role}", torch.tensor(ranks, dtype=torch.float32), step)
-    writer.add_figure("structure", structure_figure(net, stage), step)
-    if is_narrow(net):
-        return  # widths.py shows it
-    if net.config.model_type in ANATOMIES and {spec["kind"] for spec in describe(net).values()} & _CUT:
-        writer.add_figure("units", units_figure(net, stage), step)
-    elif all(row["rank"] is None for row in table) and any(row["density"] < 0.999 for row in table):
-        writer.add_figure("mask", mask_figure(net, stage), step)
-
-
-def log_report(run: Run, report: dict[str, Any]) -> None:
-    """Show the final table in TensorBoard."""
-    logger = RunLogger(run.folder, 0)
-    logger.experiment.add_text("report", markdown(report), sum(record["steps"] for record in run.finished().values()))
-    logger.finalize("success")

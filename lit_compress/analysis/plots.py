@@ -1,4 +1,4 @@
-"""The tables of ``truncation.py`` as figures, and all of it as files: CSV, PNG and TensorBoard."""
+"""Figures of the tables of ``truncation.py`` and ``pruning.py``, and their files: CSV, PNG and TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.surgery import atomic_folder
+from lit_compress.utils.files import atomic_folder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,13 +37,13 @@ def _curves(axes: Axes, rows: Rows, x: str, y: str, marker: str = "o", by: str =
 
 
 def truncation_figure(rows: Rows) -> Figure:
-    """Draw the drop, the reconstruction error and the mean singular value of every group."""
+    """Draw the drop of the metric, the reconstruction error and the mean singular value for every removed group."""
     figure, (drop, error, sigma) = _figure(3, (4.6, 3.8))
     labels = _by(rows, "weighting")
     width = 0.8 / len(labels)
     for i, (label, group) in enumerate(labels.items()):
         drop.bar([r["group"] - 0.4 + (i + 0.5) * width for r in group], [r["drop"] for r in group], width, label=label)
-    drop.set(xlabel="group of components taken away", ylabel="drop of the dev metric", xticks=range(1, 11))
+    drop.set(xlabel="group of components removed", ylabel="drop of the dev metric", xticks=range(1, 11))
     drop.axhline(0, color="black", linewidth=0.6)
     drop.legend()
     _curves(error, rows, "group", "error")
@@ -63,19 +63,23 @@ def sweep_figure(rows: Rows) -> Figure:
 
 
 def spectra_figure(rows: Rows) -> Figure:
-    """Draw the singular values of every site, each divided by its largest, and their energy."""
-    labels = _by(rows, "weighting")
-    figure, axes = _figure(len(labels), (5.2, 4.0))
-    for place, (label, group) in zip(axes, labels.items(), strict=True):
+    """Draw the singular values of every site, each divided by its largest; one colour per kind of matrix."""
+    labels, roles = _by(rows, "weighting"), list(_by(rows, "role"))
+    figure, panels = _figure(len(labels), (5.2, 4.0))
+    for axes, (label, group) in zip(panels, labels.items(), strict=True):
         for site in _by(group, "site").values():
-            place.plot([r["index"] for r in site], [r["sigma"] / site[0]["sigma"] for r in site], linewidth=0.7)
-        place.set(title=label, xlabel="component", ylabel="singular value / largest", yscale="log")
-        place.grid(alpha=0.3)
+            values = [r["sigma"] / site[0]["sigma"] for r in site]
+            axes.plot([r["index"] for r in site], values, linewidth=0.7, color=f"C{roles.index(site[0]['role'])}")
+        axes.set(title=label, xlabel="component", ylabel="singular value / largest", yscale="log")
+        axes.grid(alpha=0.3)
+    for i, role in enumerate(roles):
+        panels[0].plot([], [], color=f"C{i}", label=role)
+    panels[0].legend(title="matrix", fontsize=8)
     return figure
 
 
 def ranks_figure(rows: Rows) -> Figure:
-    """Draw rank / full rank of every site by layer, one line a role; of several nets, :func:`rank_curve`."""
+    """Draw rank / full rank of every site by layer, one line per role; for several nets draw :func:`rank_curve`."""
     if len(_by(rows, "model")) > 1:
         return rank_curve(rows)
     figure, (axes,) = _figure()
@@ -88,7 +92,7 @@ def ranks_figure(rows: Rows) -> Figure:
 
 
 def rank_curve(rows: Rows) -> Figure:
-    """Draw the mean rank of several nets over the density of their matrices, one line a method (LPAF's Figure 2)."""
+    """Draw the mean rank of several nets over the density of their matrices, one line per method (LPAF's Figure 2)."""
     figure, (axes,) = _figure()
     points: Rows = []
     for sites in _by(rows, "model").values():
@@ -103,7 +107,7 @@ def rank_curve(rows: Rows) -> Figure:
 
 
 def neurons_figure(rows: Rows) -> Figure:
-    """Draw a histogram of the neurons' importance for every layer and role, all models in one (LoSparse's Figure 4)."""
+    """Draw histograms of the neurons' importance by layer and role, with all models in each (LoSparse's Figure 4)."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
@@ -130,7 +134,7 @@ def neurons_figure(rows: Rows) -> Figure:
 
 
 def pattern_figure(rows: Rows) -> Figure:
-    """Draw which weights of a matrix are not zero, one net beside another (LPAF's Figure 3)."""
+    """Draw which weights of a matrix are not zero, for several nets side by side (LPAF's Figure 3)."""
     models = _by(rows, "model")
     figure, axes = _figure(len(models), (4.4, 4.6))
     for place, (label, cells) in zip(axes, models.items(), strict=True):
@@ -146,11 +150,11 @@ def pattern_figure(rows: Rows) -> Figure:
 
 
 def allocation_figure(rows: Rows) -> Figure:
-    """Draw the metric over the share of the factors, one line a task and density (LoSparse's Figure 6)."""
+    """Draw the metric over the share of the factors, one line per task and density (LoSparse's Figure 6)."""
     figure, (axes,) = _figure()
     lines = [{**r, "line": f"{r['task']}, density {r['density']:g}"} for r in rows]
     _curves(axes, lines, "low_rank", "metric", by="line")
-    axes.set(xlabel="share of the low-rank part", ylabel="dev metric")
+    axes.set(xlabel="share of the factors in the dense parameters", ylabel="dev metric")
     axes.legend()
     return figure
 
@@ -166,8 +170,8 @@ def write_rows(kind: str, rows: Rows, out: Path) -> None:
 
     Args:
         kind: a key of :data:`FIGURES`.
-        rows: of one table, at least one.
-        out: folder; what an earlier analysis of this kind left there is replaced.
+        rows: the table, at least one row.
+        out: folder; files of an earlier analysis of this kind are replaced.
     """
     from torch.utils.tensorboard import SummaryWriter
 

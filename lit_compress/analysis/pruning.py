@@ -1,7 +1,7 @@
-"""What pruning does to matrices: importance of neurons, patterns of zeros, and what runs reached with which share.
+"""Tables of pruned matrices: importance of neurons, patterns of zeros, and metrics by the share of the factors.
 
 LoSparse's Figures 1 and 4 (histograms of neuron importance) and 6 (allocation), LPAF's Figure 3 (sparsity patterns).
-Every function returns rows: dicts of one table, written as CSV and drawn by ``plots.py``.
+Tables are lists of rows (dicts), which ``plots.py`` writes as CSV and draws.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from lit_compress.analysis.truncation import Rows, as_matrix
-from lit_compress.errors import UserError, nearest
-from lit_compress.families import find_sites
-from lit_compress.importance import row_sensitivity
-from lit_compress.losses import task_loss
+from lit_compress.models.sites import find_sites
+from lit_compress.numerics.importance import row_sensitivity
+from lit_compress.numerics.losses import task_loss
+from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,7 +31,7 @@ def calibrated_sensitivity(net: PreTrainedModel, batches: Iterable[dict[str, Ten
 
     Args:
         net: fine-tuned; in evaluation mode, without dropout.
-        batches: of the task.
+        batches: examples of the task, with labels.
         kind: of the task's loss.
     """
     weights = {site.name: net.get_submodule(site.name).weight for site in find_sites(net)}
@@ -47,7 +47,7 @@ def calibrated_sensitivity(net: PreTrainedModel, batches: Iterable[dict[str, Ten
 
 
 def stored_sensitivity(folder: Path) -> dict[str, Tensor]:
-    """Return {site: Gamma of its rows} that a LoSparse or ITP stage left beside its net; empty if it left none."""
+    """Return {site: scores Gamma of its rows}, which a LoSparse or ITP stage wrote beside its net; {} if none did."""
     from safetensors.torch import load_file
 
     path = folder / "importance.safetensors"
@@ -56,10 +56,10 @@ def stored_sensitivity(folder: Path) -> dict[str, Tensor]:
 
 
 def neurons(scores: dict[str, dict[str, Tensor]], net: PreTrainedModel) -> Rows:
-    """Return per model, site and output neuron its importance.
+    """Return the importance of every output neuron, by model and site.
 
     Args:
-        scores: label of a model -> site -> [out].
+        scores: label of a model -> site -> importance [out].
         net: any of the models, for the names of the sites.
     """
     return [
@@ -71,11 +71,11 @@ def neurons(scores: dict[str, dict[str, Tensor]], net: PreTrainedModel) -> Rows:
 
 
 def pattern(nets: dict[str, PreTrainedModel], site: str | None = None) -> Rows:
-    """Return which weights of one site are not zero, as the share of every cell of 4 x 4 (LPAF Figure 3).
+    """Return the share of nonzero weights in every cell of 4 x 4 weights of one site (LPAF Figure 3).
 
     Args:
-        nets: by label; a compact layer is shown as the matrix it applies.
-        site: name; None for the first attention output.
+        nets: nets by label; a replaced layer is shown as the matrix that it applies.
+        site: name of the site; None for the first attention output.
 
     Raises:
         UserError: there is no such site.
@@ -98,10 +98,10 @@ def pattern(nets: dict[str, PreTrainedModel], site: str | None = None) -> Rows:
 
 
 def allocation(reports: Sequence[dict[str, Any]]) -> Rows:
-    """Return per finished run the share of its factors and the dev metric (LoSparse Figure 6).
+    """Return the share of the factors and the dev metric of every finished run (LoSparse Figure 6).
 
     Args:
-        reports: of LoSparse (share ``prune.low_rank``), LowRankI, LowRankII (all) and ITP (none).
+        reports: of LoSparse (share ``prune.low_rank``), LowRankI and LowRankII (the density), ITP (0).
 
     Raises:
         UserError: a run is of another method.
@@ -115,7 +115,7 @@ def allocation(reports: Sequence[dict[str, Any]]) -> Rows:
         elif method in shares:
             share = shares[method]
         else:
-            raise UserError(f"allocation: a run of {method} has no low-rank share; give runs of LoSparse")
+            raise UserError(f"allocation: a run of {method} has no share of factors; give runs of LoSparse")
         rows.append(
             {
                 "task": report["task"], "method": method, "density": init["density"], "low_rank": share,

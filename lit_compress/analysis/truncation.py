@@ -1,6 +1,6 @@
-"""What truncation does to a fine-tuned net, without training: FWSVD's Figures 1, 5, 6, 8 and Table 4.
+"""Tables of a fine-tuned net under truncation, without training: FWSVD's Figures 1, 5, 6, 8 and Table 4.
 
-Every function returns rows: dicts of one table, written as CSV and drawn by ``plots.py``.
+Tables are lists of rows (dicts), which ``plots.py`` writes as CSV and draws.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.decompose import component_groups, rank_of
-from lit_compress.families import find_sites
-from lit_compress.progress import track
-from lit_compress.ranks import rank_for_ratio, stored
+from lit_compress.models.sites import find_sites
+from lit_compress.numerics.decompose import component_groups, rank_of
+from lit_compress.numerics.ranks import rank_for_ratio, stored
+from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lit_compress.methods.low_rank_stage import WeightedDecomposer
+    from lit_compress.stages.low_rank import Decomposer
 
 Rows = list[dict[str, Any]]
 
 
 def site_weights(net: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the weight [out, in] of every site; one that serves several layers comes once."""
+    """Return the weight [out, in] of every site; a weight that several layers share comes once."""
     return {site.name: net.get_submodule(site.name).weight.detach() for site in find_sites(net)}
 
 
 @torch.no_grad()
 def as_matrix(layer: nn.Module) -> Tensor:
-    """Return the matrix [out, in] that any layer in a Linear's place applies."""
+    """Return the matrix [out, in] that a Linear or its replacement applies."""
     if isinstance(layer, nn.Linear):
         return layer.weight.detach()
     unit = torch.eye(layer.in_features)  # type: ignore[arg-type]
@@ -41,35 +41,47 @@ def as_matrix(layer: nn.Module) -> Tensor:
 
 
 @contextmanager
-def replaced(net: PreTrainedModel, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Give ``net`` other weights at some sites for a while; afterwards it has its own again, bit for bit."""
-    kept = {name: weight.clone() for name, weight in site_weights(net).items() if name in weights}
+def replaced(net: PreTrainedModel, weights: dict[str, Tensor], decomposer: Decomposer | None = None) -> Iterator[None]:
+    """Give ``net`` other weights at some sites inside the context; afterwards it has its own again, bit for bit.
+
+    Args:
+        net: changed inside the context.
+        weights: by site.
+        decomposer: says what the biases get; None: they stay.
+    """
+    modules: dict[str, Any] = {name: net.get_submodule(name) for name in site_weights(net) if name in weights}
+    kept = {name: (m.weight.clone(), None if m.bias is None else m.bias.clone()) for name, m in modules.items()}
     try:
-        for name, weight in weights.items():
-            net.get_submodule(name).weight.data.copy_(weight)
+        for name, module in modules.items():
+            change = decomposer.bias_change(name, kept[name][0].detach(), weights[name]) if decomposer else None
+            module.weight.data.copy_(weights[name])
+            if change is not None:
+                module.bias.data += change
         yield
     finally:
-        for name, weight in kept.items():
-            net.get_submodule(name).weight.data.copy_(weight)
+        for name, (weight, bias) in kept.items():
+            modules[name].weight.data.copy_(weight)
+            if bias is not None:
+                modules[name].bias.data.copy_(bias)
 
 
 def grouped_truncation(
     net: PreTrainedModel,
-    decomposers: dict[str, WeightedDecomposer],
+    decomposers: dict[str, Decomposer],
     metric: Callable[[PreTrainedModel], float],
     groups: int = 10,
 ) -> Rows:
     """Remove one tenth of the components of all matrices at once, group by group (Figures 1, 6, 8, Table 4).
 
     Args:
-        net: fine-tuned; as it was afterwards.
+        net: fine-tuned; unchanged afterwards.
         decomposers: by label.
-        metric: of a net, larger is better.
-        groups: of components, from the largest singular values to the smallest.
+        metric: function that returns the dev metric of a net, larger is better.
+        groups: number of groups of components, from the largest singular values to the smallest.
 
     Returns:
-        Per label and group: metric, drop (full - truncated), relative drop, error = mean over the matrices of the
-        Frobenius norm of what is gone, sigma = mean singular value of the group.
+        By label and group: metric, drop (full - truncated), relative drop, error = mean over the matrices of the
+        Frobenius norm of the removed part, sigma = mean singular value of the group.
     """
     weights, full = site_weights(net), metric(net)
     rows: Rows = []
@@ -78,7 +90,7 @@ def grouped_truncation(
         bounds = {n: component_groups(len(svd.sigma), groups) for n, svd in found.items()}
         for group in track(range(groups), f"{label}: groups", groups):
             left = {n: svd.without(*bounds[n][group]) for n, svd in found.items()}
-            with replaced(net, left):
+            with replaced(net, left, decomposer):
                 value = metric(net)
             sigma = [float(svd.sigma[slice(*bounds[n][group])].mean()) for n, svd in found.items()]
             error = [float(torch.linalg.matrix_norm(weights[n].double() - left[n].double())) for n in found]
@@ -93,26 +105,26 @@ def grouped_truncation(
 
 def rank_ratio_sweep(
     net: PreTrainedModel,
-    decomposers: dict[str, WeightedDecomposer],
+    decomposers: dict[str, Decomposer],
     metric: Callable[[PreTrainedModel], float],
     ratios: Sequence[float],
 ) -> Rows:
-    """Keep the first components of all matrices, at every ratio, without training (Figure 5).
+    """Truncate all matrices to each ratio of their ranks, without training (Figure 5).
 
     Args:
-        net: fine-tuned; as it was afterwards.
+        net: fine-tuned; unchanged afterwards.
         decomposers: by label.
-        metric: of a net, larger is better.
-        ratios: of the ranks, in (0, 1]; 1.0 is the dense net.
+        metric: function that returns the dev metric of a net, larger is better.
+        ratios: fractions of the ranks that are kept, in (0, 1]; 1.0 is the dense net.
 
     Returns:
-        Per label and ratio: density (a matrix that factors would not make smaller counts as dense, but is truncated
-        all the same), metric, error = mean over the matrices of the Frobenius norm of what is gone.
+        By label and ratio: density (a matrix that factors would not make smaller counts as dense, although it is
+        truncated), metric, error = mean over the matrices of the Frobenius norm of the removed part.
     """
     weights = site_weights(net)
     rows: Rows = []
     for label, decomposer in decomposers.items():
-        nested = decomposer.axis != "element"
+        nested = decomposer.nested
         found = {n: decomposer.svd(n, w) for n, w in weights.items()} if nested else {}
         for ratio in ratios:
             low = {}
@@ -120,7 +132,7 @@ def rank_ratio_sweep(
                 rank = rank_for_ratio(ratio, *weight.shape)
                 factors = found[name].factors(rank) if nested else decomposer.factors(name, weight, rank)
                 low[name] = factors[0] @ factors[1]
-            with replaced(net, low):
+            with replaced(net, low, decomposer):
                 value = metric(net)
             kept = sum(stored(*w.shape, rank_for_ratio(ratio, *w.shape)) for w in weights.values())
             error = [float(torch.linalg.matrix_norm(weights[n].double() - low[n].double())) for n in weights]
@@ -133,27 +145,28 @@ def rank_ratio_sweep(
     return rows
 
 
-def spectra(net: PreTrainedModel, decomposers: dict[str, WeightedDecomposer]) -> Rows:
-    """Return every singular value of every site, and the share of their squares up to it."""
+def spectra(net: PreTrainedModel, decomposers: dict[str, Decomposer]) -> Rows:
+    """Return all singular values of every site, with the share of squared singular values up to each."""
     rows: Rows = []
     for label, decomposer in decomposers.items():
+        roles = {site.name: site.role for site in find_sites(net)}
         for name, weight in track(site_weights(net).items(), f"{label}: SVD"):
             sigma = decomposer.sigma(name, weight)
             energy = (sigma**2).cumsum(0) / (sigma**2).sum()
             rows += [
-                {"weighting": label, "site": name, "index": i + 1, "sigma": s, "energy": e}
+                {"weighting": label, "site": name, "role": roles[name], "index": i + 1, "sigma": s, "energy": e}
                 for i, (s, e) in enumerate(zip(sigma.tolist(), energy.tolist(), strict=True))
             ]
     return rows
 
 
 def ranks(net: PreTrainedModel, model: str = "", method: str = "") -> Rows:
-    """Return per site, factorized or not, numerical rank, rows and columns with a nonzero weight, and density.
+    """Return for every site, factorized or not, its numerical rank, rows and columns with nonzero weights, and density.
 
     Args:
-        net: what is looked at.
+        net: a net, compressed or not.
         model: its label.
-        method: what made it.
+        method: name of the method that compressed it.
     """
     rows: Rows = []
     for site in track(find_sites(net), "rank"):

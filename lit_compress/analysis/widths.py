@@ -1,26 +1,23 @@
-"""What SP3 left of every layer (the paper's Figures 4, 6, 7), and the principal components it chose from (Figure 1)."""
+"""Figures of SP3's nets: the fractions left in every block (the paper's Figures 4, 6, 7), principal components (1)."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lit_compress.budget import dense_layers
-from lit_compress.calibration import COMPONENTS
 from lit_compress.layers import NarrowLinear, NarrowNorm
-from lit_compress.streams import group_of, layout
+from lit_compress.models.accounting import dense_layers
+from lit_compress.models.architectures import parts_of
+from lit_compress.models.residual_stream import group_of, residual_stream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
-    from lit_compress.callbacks import RunLogger
 
-
-# what -> how it is drawn; those of a decoder's attention over the encoder's states end with _cross
+# title of a panel, {column of the table: label}; _cross: a decoder's attention over the encoder's states
 _PANELS = (
     ("hidden states", {"hidden_attention": "after attention", "hidden_cross": "after cross-attention",
                        "hidden_ffn": "after FFN"}),
@@ -30,27 +27,29 @@ _PANELS = (
 
 
 def is_narrow(net: PreTrainedModel) -> bool:
-    """Whether ``net`` is what SP3 leaves."""
+    """Say whether ``net`` has the deployed layers of SP3."""
     return any(isinstance(module, NarrowLinear) for module in net.modules())
 
 
 def width_table(net: PreTrainedModel) -> list[dict[str, Any]]:
-    """Return per transformer block the fraction that is left: hidden_attention, hidden_ffn, ffn, qk, vo, heads; 0 in
-    dead parts. A decoder over an encoder has hidden_cross, qk_cross, vo_cross, heads_cross besides.
+    """Return the fractions left in every block: hidden_attention, hidden_ffn, ffn, qk, vo, heads.
+
+    A removed sub-layer has 0. A decoder after an encoder also has hidden_cross, qk_cross, vo_cross, heads_cross.
     """
-    parts, d, dense = layout(net, group_of(net)), net.config.hidden_size, dense_layers(net)
+    stream, d, dense = residual_stream(net, group_of(net)), net.config.hidden_size, dense_layers(net)
     rows: dict[str, dict[str, Any]] = {}
-    for block in parts.blocks:
-        row = rows.setdefault(block.host, {"layer": len(rows)})
-        site = net.get_submodule(parts.sites[block.writes].norms[0])
-        row[f"hidden_{block.part}"] = site.features / d if isinstance(site, NarrowNorm) else 1.0
-        if block.part == "ffn":
-            down = block.linears["down"]
+    for sublayer in stream.sublayers:
+        row = rows.setdefault(sublayer.host, {"layer": len(rows)})
+        site = net.get_submodule(stream.sites[sublayer.writes].norms[0])
+        row[f"hidden_{sublayer.kind}"] = site.features / d if isinstance(site, NarrowNorm) else 1.0
+        if sublayer.kind == "ffn":
+            down = sublayer.linears["down"]
             row["ffn"] = net.get_submodule(down).in_features / dense[down].in_features  # type: ignore[operator]
             continue
-        end, heads = "_cross" if block.part == "cross" else "", net.config.num_attention_heads
+        end, heads = "_cross" if sublayer.kind == "cross" else "", net.config.num_attention_heads
         for column, role in (("qk", "q"), ("vo", "v")):
-            layer, whole = net.get_submodule(block.linears[role]), dense[block.linears[role]]
+            name = next(name for own, name in sublayer.linears.items() if role in parts_of(own))
+            layer, whole = net.get_submodule(name), dense[name]
             left = getattr(layer, "heads", 0) if getattr(layer, "side", "") else heads
             row[f"heads{end}"] = left / heads
             row[f"{column}{end}"] = layer.out_features / max(left, 1) / (whole.out_features // heads)  # type: ignore
@@ -58,10 +57,10 @@ def width_table(net: PreTrainedModel) -> list[dict[str, Any]]:
 
 
 def width_figure(tables: dict[str, list[dict[str, Any]]]) -> Figure:
-    """Draw, per transformer block, the fractions left of hidden states; of FFN, Q/K and V/O; of heads.
+    """Draw for every block the fractions left of hidden states; of FFN, Q/K and V/O; of heads.
 
     Args:
-        tables: title -> rows of :func:`width_table`; each is a row of panels.
+        tables: title -> table of :func:`width_table`; each is a row of panels.
     """
     from matplotlib.figure import Figure
 
@@ -81,10 +80,10 @@ def width_figure(tables: dict[str, list[dict[str, Any]]]) -> Figure:
 
 
 def component_figure(shares: Tensor, title: str) -> Figure:
-    """Draw the share of every principal component of every site.
+    """Draw the share of every principal component in the energy of its site, one line per site.
 
     Args:
-        shares: [sites, d], falling, rows sum to 1.
+        shares: [sites, d], falling; rows sum to 1.
         title: of the figure.
     """
     from matplotlib.figure import Figure
@@ -101,16 +100,3 @@ def component_figure(shares: Tensor, title: str) -> Figure:
     axes.set(yscale="log", xlabel="principal component", ylabel="share of the energy", title=title)
     axes.legend()
     return figure
-
-
-def log_widths(logger: RunLogger, net: PreTrainedModel, folder: Path, stage: str, steps: int) -> None:
-    """Show what is left of ``net`` in TensorBoard, and the components that stand in ``folder``; nothing for others."""
-    if not is_narrow(net):
-        return
-    from safetensors.torch import load_file
-
-    logger.experiment.add_figure("widths", width_figure({stage: width_table(net)}), logger.offset + steps)
-    if (folder / COMPONENTS).is_file():
-        shares = load_file(folder / COMPONENTS)["shares"]
-        figure = component_figure(shares, "principal components by site")
-        logger.experiment.add_figure("components", figure, logger.offset + steps)

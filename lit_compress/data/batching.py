@@ -1,4 +1,4 @@
-"""The order of batches: a pure function of seed and epoch, and a loader that can stop and go on in it."""
+"""The order of batches, a pure function of seed and epoch, and a loader that resumes at a position of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 # Rows are shuffled, then sorted by length within groups of this many batches: little padding, still random.
-# A small epoch has smaller groups, at least this number, or its batches would hold the same rows every time.
+# A small epoch has at least this number of groups, or its batches would have the same rows in every epoch.
 GROUP_BATCHES = 50
 SMALLEST_NUMBER_OF_GROUPS = 4
 
@@ -23,17 +23,17 @@ def batch_order(
     world_size: int = 1,
     shuffle: bool = True,
 ) -> list[list[int]]:
-    """Return the batches of one rank as lists of row numbers; rows of like length are together.
+    """Return the batches of one rank as lists of row numbers; rows of similar length are together.
 
-    All ranks get the same number of batches, and the k-th batches are of the same size and of like length.
-    A number of rows that does not divide by ``world_size`` is filled up: for training (``shuffle``) with
+    All ranks get the same number of batches, and their k-th batches have the same size and similar lengths.
+    A number of rows that is not a multiple of ``world_size`` is filled up: for training (``shuffle``) with
     rows from the start of the epoch's order; for evaluation with copies of the last row, written as
     ``~row`` (negative), so that metrics can leave them out. With one rank every row comes exactly once.
 
     Args:
-        lengths: tokens of every row.
+        lengths: number of tokens of every row.
         batch_size: rows per rank and batch; only the last batch (before shuffling) is smaller.
-        seed: with ``epoch``, decides the order if ``shuffle``.
+        seed: decides the order, together with ``epoch``, if ``shuffle``.
         epoch: counted from 0.
         rank: 0 <= rank < world_size.
         world_size: number of processes that share an epoch.
@@ -60,12 +60,12 @@ def batch_order(
 
 
 class BatchOrder(Sampler[list[int]]):
-    """The batches of :func:`batch_order` from a position on; what ``DataLoader(batch_size=None)`` samples.
+    """A sampler of the batches of :func:`batch_order` from a position on, for ``DataLoader(batch_size=None)``.
 
     Attributes:
-        epoch: the epoch that the next iteration goes through.
-        skip: how many of its batches the next iteration leaves out, as they were delivered before.
-        delivered: batches of the epoch handed out so far, not counting those that workers read ahead.
+        epoch: the epoch of the next iteration.
+        skip: number of its batches that the next iteration leaves out, because they were delivered before.
+        delivered: number of batches of the epoch delivered so far, without those that workers read ahead.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class BatchOrder(Sampler[list[int]]):
         self.delivered = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of ``epoch``, unless that is the epoch we are in: then the position stays.
+        """Go to the start of ``epoch``; in the current epoch keep the position.
 
         Lightning calls this before every epoch, after it has restored the position and after it has asked
         for an iterator.
@@ -102,7 +102,7 @@ class BatchOrder(Sampler[list[int]]):
         return iter(batch_order(self.lengths, epoch=self.epoch, **self.settings)[self.skip :])
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, wherever we are in it."""
+        """Return the number of batches of a whole epoch, at any position."""
         chunk = self.settings["batch_size"] * self.settings["world_size"]
         return -(-len(self.lengths) // chunk)
 
@@ -110,22 +110,22 @@ class BatchOrder(Sampler[list[int]]):
 class ResumableLoader(DataLoader):
     """A loader over a :class:`BatchOrder` whose position is saved in Lightning's checkpoints.
 
-    There is no ``__init__`` here on purpose: Lightning makes loaders again from the arguments of
+    It has no ``__init__`` of its own, because Lightning makes loaders again from the arguments of
     ``DataLoader``. Give ``sampler=BatchOrder(...)`` and ``batch_size=None``.
     """
 
     @property
     def order(self) -> BatchOrder:
-        """The sampler, typed."""
+        """The sampler."""
         assert isinstance(self.sampler, BatchOrder)
         return self.sampler
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position: the epoch, and the batches of it that were handed out."""
+        """Return the position: the epoch, and the number of its batches that were delivered."""
         return {"epoch": self.order.epoch, "batch": self.order.delivered}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Make the next iteration go on from the position in ``state_dict``."""
+        """Let the next iteration continue at the position in ``state_dict``."""
         self.order.epoch = state_dict["epoch"]
         self.order.skip = self.order.delivered = state_dict["batch"]
 

@@ -1,4 +1,4 @@
-"""Rows as they are written -> checked rows on disk, once per content; what is broken is one line with file and row."""
+"""Checking rows: every split is checked once and written to the cache; an error is one line with file and row."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_compress.cache import build_once, cache_folder, short_hash
 from lit_compress.data.readers import CHUNK, Row, Rows, need_columns
-from lit_compress.errors import UserError, nearest
-from lit_compress.kinds import kind_of
-from lit_compress.kinds.classification import UNLABELLED
-from lit_compress.progress import note
-from lit_compress.tasks import Task
+from lit_compress.tasks import task_type
+from lit_compress.tasks.classification import UNLABELLED
+from lit_compress.tasks.records import Task
+from lit_compress.utils.cache import build_once, cache_folder, short_hash
+from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 FEWEST_TO_SPLIT = 10
-FORMAT = 1  # raise it when the checks or the columns written here change, so that old caches are not read
+IDS = ("id", "idx")  # columns that predictions keep
+KEPT = "__kept__"  # in rows for predictions: ids and given labels as they stand in the file, as JSON
+FORMAT = 2  # to be raised when the checks or the columns written here change, so that old caches are not read
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a split comes from.
+    """The source of a split.
 
     Attributes:
-        where: how errors call it.
-        key: gives a hash of its content.
-        read: gives its rows.
-        part: from where to where in the shuffled rows; None for all of them as they are.
+        where: its name at the beginning of error messages.
+        key: function that returns a hash of its content.
+        read: function that returns its rows.
+        part: the split's part of the shuffled rows, as two fractions; None for all rows.
         seed: of that shuffle.
     """
 
@@ -46,12 +48,23 @@ class Source:
 
 
 def checked(task: Task, source: Source, labelled: bool) -> Dataset:
-    """Return the checked rows of a split, read from disk; they are checked once per content."""
+    """Return the checked rows of a split from the cache, which is written once for the same content.
+
+    Args:
+        task: has the names of the columns.
+        source: of the rows.
+        labelled: True if the rows must have labels; else labels are not checked, and kept with the ids in ``KEPT``.
+
+    Raises:
+        UserError: a row is not usable, or labels are missing although ``labelled``.
+    """
     import datasets
 
-    answered = task.spans.null_threshold is None  # then a row without an answer is refused
-    key = short_hash(FORMAT, source.key(), task.kind, task.text, task.label, task.labels, answered)
-    folder = build_once(cache_folder() / f"rows-{key}", partial(_write, task, source))
+    answered = task.spans.null_threshold is None  # True: rows without an answer are refused
+    key = short_hash(
+        FORMAT, source.key(), task.kind, task.text, task.label, task.labels, task.numbered, answered, labelled
+    )
+    folder = build_once(cache_folder() / f"rows-{key}", partial(_write, task, source, labelled))
     rows = datasets.Dataset.from_file(str(folder / "rows.arrow"))
     facts = json.loads((folder / "facts.json").read_text())
     for column, (count, first) in facts["empty"].items():
@@ -68,7 +81,7 @@ def checked(task: Task, source: Source, labelled: bool) -> Dataset:
 
 
 def _part(rows: Dataset, source: Source) -> Dataset:
-    """Return the part of the rows that ``source`` is, in their order."""
+    """Return the part of the rows that belongs to ``source``, in their order."""
     assert source.part is not None
     if len(rows) < FEWEST_TO_SPLIT:
         raise UserError(f"{source.where} has {len(rows)} rows; to split them give {FEWEST_TO_SPLIT} or more")
@@ -77,45 +90,50 @@ def _part(rows: Dataset, source: Source) -> Dataset:
     return rows.select(order[first:last].sort().values.tolist())
 
 
-def _write(task: Task, source: Source, folder: Path) -> None:
-    """Check a split row by row and write it, a part at a time: ``rows.arrow``, and ``facts.json`` on them."""
+def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
+    """Check a split row by row and write it in chunks: ``rows.arrow``, and ``facts.json`` (columns, empty texts)."""
     import pyarrow as pa
 
-    kind, found = kind_of(task), source.read()
+    kind, found = task_type(task), source.read()
     if found.names is not None:
         need_columns(task, source.where, found.names)
     rows = enumerate(found.rows, start=1)
     number, row = next(rows, (0, {}))
     if not number:
         raise UserError(f"{source.where} is empty (0 rows)")
-    has_labels = task.label in row and not _is_secret(task, row[task.label])
+    is_plain = task.label in task.text  # plain text is its own label, and has empty lines
+    given = task.label in row and not _is_secret(task, row[task.label])
+    has_labels = given and (labelled or is_plain)
     fields = [(name, pa.list_(pa.string()) if kind.words else pa.string()) for name in task.text]
     if has_ids := "id" in kind.extras and "id" in row:
         fields.append(("id", pa.string()))
-    is_plain = task.label in task.text  # plain text is its own label, and has empty lines
+    if keeps := not labelled and not is_plain and (given or any(name in row for name in IDS)):
+        fields.append((KEPT, pa.string()))
     schema = pa.schema([*fields, (task.label, kind.label_type())] if has_labels and not is_plain else fields)
     ids: dict[str, int] = {}
-    empty: dict[str, list[int]] = {}  # text column -> rows without text, the first of them
+    empty: dict[str, list[int]] = {}  # text column -> number of rows without text, the first such row
     names = dict.fromkeys([*(found.names or ()), *row])
     with pa.OSFile(str(folder / "rows.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         while number:
             chunk = []
             while number and len(chunk) < CHUNK:
                 where = f"{source.where} row {number}"
-                chunk.append(_row(task, where, row, has_labels))
+                chunk.append(_row(task, where, row, has_labels, labelled))
                 for name in task.text:
                     if not (kind.words or is_plain or chunk[-1][name].strip()):
                         empty.setdefault(name, [0, number])[0] += 1
                 if has_ids:
                     chunk[-1]["id"] = _id(where, row.get("id"), ids, number)
+                if keeps:
+                    chunk[-1][KEPT] = _kept(task, row)
                 number, row = next(rows, (0, {}))
             stream.write_table(pa.Table.from_pylist(chunk, schema=schema))
     (folder / "facts.json").write_text(json.dumps({"names": list(names), "empty": empty}))
 
 
-def _row(task: Task, where: str, row: Row, has_labels: bool) -> Row:
+def _row(task: Task, where: str, row: Row, has_labels: bool, labelled: bool) -> Row:
     """Return the checked text columns and label of a row."""
-    kind = kind_of(task)
+    kind = task_type(task)
     checked: Row = {}
     for name in task.text:
         if name not in row:
@@ -123,18 +141,27 @@ def _row(task: Task, where: str, row: Row, has_labels: bool) -> Row:
         checked[name] = _words(where, name, row[name]) if kind.words else _text(where, name, row[name])
     if has_labels:
         checked[task.label] = kind.label_of(task, where, {task.label: None, **row, **checked})
-    elif task.label in row and not _is_secret(task, row[task.label]):
+    elif labelled and task.label in row and not _is_secret(task, row[task.label]):
         raise UserError(f"{where} has the label {row[task.label]!r:.60}, row 1 has none; give all rows one, or none")
     return checked
 
 
+def _kept(task: Task, row: Row) -> str:
+    """Return the row's ids and its label, if it has some, as JSON."""
+    kept = {name: row[name] for name in IDS if row.get(name) is not None}
+    label = row.get(task.label)
+    if label is not None and label == label and not _is_secret(task, label):
+        kept["given"] = task_type(task).given(task, label)
+    return json.dumps(kept, default=str)
+
+
 def _is_secret(task: Task, label: Any) -> bool:
-    """Say whether the hub marks a row so; in files of one's own -1 is a label like others."""
-    return task.hub is not None and kind_of(task).is_unlabelled(label)
+    """Say whether the hub marks a label as secret; in the user's own files -1 is an ordinary label."""
+    return task.hub is not None and task_type(task).is_unlabelled(label)
 
 
 def _id(where: str, value: Any, seen: dict[str, int], number: int) -> str:
-    """Return a row's id, noting it."""
+    """Return a row's id and add it to ``seen``; refuse an id that another row has."""
     name = _text(where, "id", value)
     if seen.setdefault(name, number) != number:
         raise UserError(f"{where}: id '{name:.60}' is that of row {seen[name]} already; give every row its own")
@@ -154,7 +181,7 @@ def _text(where: str, name: str, value: Any) -> str:
 
 
 def _words(where: str, name: str, value: Any) -> list[str]:
-    """Return the words, which may be written with blanks between them."""
+    """Return the words of a list, or of a text with spaces between words."""
     if isinstance(value, str):
         value = value.split()
     if not isinstance(value, list):

@@ -1,36 +1,45 @@
-"""The task ``custom``: the user's own files, columns by name, labels found in the training file."""
+"""The task ``custom``: a record made from the user's settings and from the labels in the training file."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-from lit_compress.cache import build_once, cache_folder, short_hash
+from lit_compress.data.lines import check_encoding
 from lit_compress.data.sources import Source, custom_sources
-from lit_compress.errors import UserError, nearest
-from lit_compress.kinds import KINDS
-from lit_compress.kinds.classification import label_name
-from lit_compress.tasks import Custom, Task
+from lit_compress.tasks import KINDS
+from lit_compress.tasks.classification import fraction_line, label_name, whole_number
+from lit_compress.tasks.records import Custom, Task
+from lit_compress.utils.cache import build_once, cache_folder, short_hash
+from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.progress import note
 
 MOST_LABELS = 1000  # more are numbers or texts, not classes
+FORMAT = 2  # raise it when labels are read in another way, so that old caches are not read
+_NUMBER = re.compile(r"-?\d+([.]\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
-def custom_task(settings: Custom, path: str | None, seed: int) -> Task:
+def custom_task(settings: Custom, path: str | None, seed: int, encoding: str | None = None) -> Task:
     """Return the record of the user's task.
 
     Args:
-        settings: kind, columns and labels; what is None is the kind's usual, labels are found in the training rows.
+        settings: type of task, columns and labels; None for the type's usual columns, and for the labels of the
+            training rows.
         path: a file, or a folder with ``train``, or one written by ``save_to_disk`` of the library datasets.
         seed: decides how a single file is split.
+        encoding: of text files; None: UTF-8.
 
     Raises:
-        UserError: there is no path, the labels make no task, or a row has none.
+        UserError: there is no path, the labels are not usable, or a row has none.
     """
     if path is None:
         raise UserError("data.path: task 'custom' has no data of its own; give a file or a folder")
+    if encoding is not None:
+        check_encoding(encoding)
     kind = KINDS[settings.kind]
-    text = tuple(settings.text or kind.columns)
+    text = (settings.text,) if isinstance(settings.text, str) else tuple(settings.text or kind.columns)
     fewest, most = kind.texts
     if not fewest <= len(text) <= most:
         raise UserError(
@@ -41,40 +50,56 @@ def custom_task(settings: Custom, path: str | None, seed: int) -> Task:
     draft = Task(
         "custom", settings.kind, text, (), (), None, length=kind.length, max_length=kind.max_length, label=label
     )
-    labels = tuple(settings.labels or ()) if kind.classes else ()
+    labels = tuple(label.strip() for label in settings.labels or ()) if kind.classes else ()
+    numbered = True
     if kind.classes and not labels:
-        sources = custom_sources(draft, path, ["train"], seed)
+        sources = custom_sources(draft, path, ["train"], seed, encoding)
         if "train" not in sources:
             raise UserError(f"data.path: '{path}' has no file for 'train', and data.custom.labels names no classes")
-        labels = tuple(find_labels(draft, sources["train"]))
+        labels, numbered = find_labels(draft, sources["train"])
     if kind.classes and len(set(labels)) < max(2, len(labels)):
         raise UserError(f"data.custom.labels: {', '.join(labels)}: give two or more, each once")
     return Task(
         "custom", settings.kind, text, labels, kind.metrics(labels), None,
         length=kind.length, max_length=kind.max_length, label=label,
+        numbered=numbered if settings.numbered is None else settings.numbered,
     )  # fmt: skip
 
 
-def find_labels(task: Task, source: Source) -> list[str]:
-    """Return the labels of the training rows: the names a ``ClassLabel`` column brings, else all values, sorted.
+def find_labels(task: Task, source: Source) -> tuple[tuple[str, ...], bool]:
+    """Return the labels of the training rows, and whether their numbers are known.
+
+    They are the names that a ``ClassLabel`` column brings, with its numbers, else all values, sorted.
 
     Raises:
         UserError: a label is null, labels are of several types, or there are too many or too few.
     """
-    key = short_hash(source.key(), task.kind, task.text, task.label)
+    key = short_hash(FORMAT, source.key(), task.kind, task.text, task.label)
 
     def fill(folder: Path) -> None:
         (folder / "labels.json").write_text(json.dumps(_read_labels(task, source)), encoding="utf-8")
 
-    return json.loads((build_once(cache_folder() / f"labels-{key}", fill) / "labels.json").read_text(encoding="utf-8"))
+    file = build_once(cache_folder() / f"labels-{key}", fill) / "labels.json"
+    labels, numbered = json.loads(file.read_text(encoding="utf-8"))
+    _note_case(source.where, labels)
+    return tuple(labels), numbered
 
 
-def _read_labels(task: Task, source: Source) -> list[str]:
+def _note_case(where: str, labels: list[str]) -> None:
+    """Note two labels that may be meant to be one."""
+    seen: dict[str, str] = {}
+    for label in labels:
+        if (other := seen.setdefault(label.casefold(), label)) != label:
+            note(f"{where}: labels '{other:.60}' and '{label:.60}' differ only in case; they are two classes")
+
+
+def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
+    """Read all rows for :func:`find_labels`."""
     found = source.read()
     if found.names is not None and task.label not in found.names:
         raise UserError(f"{source.where} has no column '{task.label}'; {nearest(task.label, found.names)}")
     if found.classes:
-        return found.classes
+        return found.classes, True
     values: dict[str, int] = {}
     first: tuple[type, str] | None = None
     for number, row in enumerate(found.rows, start=1):
@@ -101,9 +126,25 @@ def _read_labels(task: Task, source: Source) -> list[str]:
                 )
     if len(values) < 2:
         raise UserError(f"{source.where}: all labels are '{', '.join(values)}'; give two or more")
-    return sorted(values, key=_order(list(values)))
+    names = _without_fractions(source.where, values)
+    return sorted(names, key=_order(names)), False
+
+
+def _without_fractions(where: str, values: dict[str, int]) -> list[str]:
+    """Return the labels, ``3`` for ``3.0`` if all are numbers.
+
+    Raises:
+        UserError: all are numbers, and one has a fraction; ``values`` has the first row of each.
+    """
+    if not all(_NUMBER.fullmatch(name) for name in values):
+        return list(values)
+    names = [whole_number(name) for name in values]
+    for name, row in zip(names, values.values(), strict=True):
+        if not name.removeprefix("-").isdecimal():
+            raise UserError(fraction_line(f"{where} row {row}", name))
+    return list(dict.fromkeys(names))
 
 
 def _order(names: list[str]) -> Any:
-    """Return the sort key: by value if all are whole numbers, else by the alphabet."""
+    """Return the sort key of labels: by value if all are whole numbers, else alphabetically."""
     return int if all(name.removeprefix("-").isdecimal() for name in names) else str

@@ -1,4 +1,4 @@
-"""The one DataModule: rows of a task -> token ids -> batches that can be resumed."""
+"""The DataModule of all tasks: rows -> token ids -> batches, whose order can be resumed."""
 
 from __future__ import annotations
 
@@ -11,33 +11,42 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from lit_compress.backbones import load_config, load_tokenizer
-from lit_compress.cache import short_hash
 from lit_compress.data.batching import BatchOrder, ResumableLoader
 from lit_compress.data.custom import custom_task
 from lit_compress.data.encode import encode, encoding_key
+from lit_compress.data.facts import DataFacts, data_facts
 from lit_compress.data.sources import ALL, CUSTOM, has_split, load_split_files
-from lit_compress.errors import UserError
-from lit_compress.kinds import kind_of
-from lit_compress.kinds.base import IGNORED
-from lit_compress.progress import note
-from lit_compress.tasks import Custom, Task, get_task
+from lit_compress.models.backbones import load_config, load_tokenizer
+from lit_compress.tasks import task_type
+from lit_compress.tasks.base import IGNORED
+from lit_compress.tasks.records import Custom, Task, get_task
+from lit_compress.utils.cache import short_hash
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
 SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of text
-VALIDATION_SEED = 0  # of the examples drawn: runs with other seeds are compared on the same ones
+VALIDATION_SEED = 0  # of drawn validation examples: runs with different seeds are compared on the same ones
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split, ready: ``rows`` as they were read, ``encoded`` as token ids, ``key`` of that content."""
+    """A split after tokenisation.
+
+    Attributes:
+        rows: the rows that are used, as they were read.
+        encoded: the same as token ids.
+        key: hash of both.
+        available: number of rows before some were drawn.
+    """
 
     rows: Dataset
     encoded: Dataset
     key: str
+    available: int
 
 
 class PaddedBatches(TorchDataset[dict[str, Tensor]]):
@@ -45,8 +54,8 @@ class PaddedBatches(TorchDataset[dict[str, Tensor]]):
 
     A batch has ``input_ids``, ``attention_mask`` and, if the tokenizer makes them, ``token_type_ids``
     [batch, tokens]; ``labels``, if there are any: [batch] (int64, or float32 for regression), or [batch, ...];
-    ``index`` [batch], the row numbers; and what the kind of the task needs besides. A negative number ``~row`` is a
-    copy of that row that only fills up a batch: its index is -1.
+    ``index`` [batch], the row numbers; and further columns of the type of task. A negative number ``~row`` is a copy of
+    that row that only fills up a batch: its index is -1.
     """
 
     def __init__(self, encoded: Dataset, pad_token: int) -> None:
@@ -79,34 +88,36 @@ def _padded(rows: list[Any], value: int) -> Tensor:
 
 
 def _asked(settings: Any, **values: Any) -> Any:
-    """Return ``settings`` with those of the values that are given."""
+    """Return ``settings`` with all values that are not None replaced."""
     return replace(settings, **{name: value for name, value in values.items() if value is not None})
 
 
 class DataModule(LightningDataModule):
-    """Reads a task's data, tokenises it once, and hands out batches of like length.
+    """Read a task's data, tokenise it once, and make batches of texts of similar length.
 
     Args:
-        task: name of the task, e.g. sst2; docstrings needs no download.
+        task: name of the task, e.g. sst2; docstrings needs no download; custom is the user's own.
         backbone: folder or hub name whose tokenizer is used; follows model.backbone.
-        path: folder with the files train and validation (and test) as .parquet, .jsonl, .csv, .tsv or, plain text,
-            .txt; without it the data comes from the Hugging Face hub.
+        path: folder with the files train and validation (and test) as .parquet, .jsonl, .json, .csv, .tsv or, plain
+            text, .txt; or a single file; without it the data comes from the Hugging Face hub.
         batch_size: training examples per device and batch.
-        eval_batch_size: examples per device and batch when nothing is trained.
+        eval_batch_size: examples per device and batch in validation, test and predict.
         max_length: longest input in tokens, longer ones are truncated; without it the task's, or the
             backbone's limit if that is shorter.
-        train_examples: how many training examples to draw (by seed); without it all.
-        validation_examples: how many of each validation split to draw, the same ones whatever the seed; without it all.
-            A test split stays whole, and predict goes through all rows unless this is given to it.
-        num_workers: processes that read ahead; does not change results.
+        train_examples: number of training examples to draw (by seed); without it all.
+        validation_examples: number of examples to draw of each validation split, the same for every seed; without it
+            all. A test split is never reduced, and predict uses all rows unless it is given this option itself.
+        num_workers: processes that load batches ahead; does not change results.
         seed: decides the order of the batches, which training examples are drawn, and the splits made of a single file.
-        custom: kind and columns of task custom.
-        stride: tokens that neighbouring windows of a context share (span_qa); without it 128.
-        null_threshold: how much more "no answer" must be worth than an answer to be given (span_qa); without it the
-            task's, for custom that every question has an answer.
-        target_length: longest text to be written, in tokens (summarization); without it 128.
-        num_beams: how many beginnings of it are followed at once; without it 8.
-        length_penalty: its log-likelihood is divided by its length to this power; without it 1.
+        custom: type, columns and labels of task custom.
+        encoding: of text files, e.g. cp1252 or utf-16; without it UTF-8.
+        stride: number of tokens that neighbouring windows of a context share (span_qa); without it 128.
+        null_threshold: by how much the score of "no answer" must exceed that of the best span to be given (span_qa);
+            without it the task's; for custom every question has an answer.
+        target_length: longest generated text, in tokens (summarization); without it 128.
+        num_beams: number of beams in beam search (summarization); without it 8.
+        length_penalty: the log-likelihood of a generated text is divided by its length to this power (summarization);
+            without it 1.
     """
 
     def __init__(
@@ -122,6 +133,7 @@ class DataModule(LightningDataModule):
         num_workers: int = 0,
         seed: int = 42,
         custom: Custom = Custom(),
+        encoding: str | None = None,
         stride: int | None = None,
         null_threshold: float | None = None,
         target_length: int | None = None,
@@ -129,7 +141,7 @@ class DataModule(LightningDataModule):
         length_penalty: float | None = None,
     ) -> None:
         super().__init__()
-        self.record: Task = custom_task(custom, path, seed) if task == CUSTOM else get_task(task)
+        self.record: Task = custom_task(custom, path, seed, encoding) if task == CUSTOM else get_task(task)
         spans = _asked(self.record.spans, stride=stride, null_threshold=null_threshold)
         writing = _asked(
             self.record.writing, target_length=target_length, num_beams=num_beams, length_penalty=length_penalty
@@ -157,10 +169,12 @@ class DataModule(LightningDataModule):
         self.validation_examples = validation_examples
         self.num_workers = num_workers
         self.seed = seed
+        self.encoding = encoding
+        self.whole_file = False  # a single file is not split, every split is all of it
         self._asked_length = max_length
-        # (name, must have labels) -> what was read; None: a second validation split that is not there
+        # (name, must have labels) -> split; None: a second validation split that does not exist
         self._splits: dict[tuple[str, bool], Split | None] = {}
-        self._predicted = ""  # the split that predict goes through
+        self._predicted = ""  # name of the split for predict
 
     @functools.cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -190,7 +204,7 @@ class DataModule(LightningDataModule):
         self.setup(str(self.trainer.state.fn.value) if self.trainer and self.trainer.state.fn else "fit")
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the splits of ``stage`` (fit, validate, test or predict); what was read stays.
+        """Read the splits of ``stage`` (fit, validate, test or predict) that have not been read yet.
 
         Raises:
             UserError: the data, the backbone or a setting is not usable.
@@ -211,18 +225,18 @@ class DataModule(LightningDataModule):
         return has_split(self.record, self.path, split)
 
     def _read(self, names: list[str], labelled: bool) -> None:
-        """Load and encode the splits that were not yet."""
+        """Load and encode those of the splits ``names`` that have not been read yet."""
         names = [name for name in names if (name, labelled) not in self._splits]
         if not names:
             return
         max_length = self.max_length  # checked before anything is read
-        loaded = load_split_files(self.record, self.path, names, labelled, self.seed)
+        loaded = load_split_files(self.record, self.path, names, labelled, self.seed, self.encoding, self.whole_file)
         for name in names:
             rows = loaded.get(name)
             if rows is None:
                 self._splits[name, labelled] = None
                 continue
-            one_text = kind_of(self.record).one_text
+            one_text, available = task_type(self.record).one_text, len(rows)
             rows = rows if one_text else self._limited(name, rows)
             key = encoding_key(rows, self.tokenizer, self.record, max_length)
             encoded = encode(rows, self.tokenizer, self.record, max_length)
@@ -231,7 +245,7 @@ class DataModule(LightningDataModule):
             if cut := int(encoded.with_format("numpy")["truncated"][:].sum()):
                 longest = f"data.max_length {max_length} (in tokens)"
                 note(f"{self.record.name} {name}: {cut} of {len(encoded)} inputs are longer than {longest} and are cut")
-            self._splits[name, labelled] = Split(rows, encoded, key)
+            self._splits[name, labelled] = Split(rows, encoded, key, available)
 
     def _split(self, name: str, labelled: bool = True) -> Split:
         """Return a split that :meth:`setup` has read."""
@@ -240,7 +254,7 @@ class DataModule(LightningDataModule):
         return split
 
     def _limited(self, name: str, rows: Dataset) -> Dataset:
-        """Return what the user wants of a split."""
+        """Return the examples of a split, drawn if the user limits their number."""
         if name == "train" and self.train_examples is not None:
             return self._drawn(rows, self.train_examples, "data.train_examples", self.seed)
         if name in self.record.validation and self.validation_examples is not None:
@@ -248,7 +262,7 @@ class DataModule(LightningDataModule):
         return rows
 
     def _drawn(self, rows: Dataset, number: int, option: str, seed: int) -> Dataset:
-        """Return ``number`` rows in their order; with the same seed, fewer are a part of more."""
+        """Return ``number`` drawn rows in their order; with the same seed a smaller draw is part of a larger one."""
         if number > len(rows):
             raise UserError(f"{option}: {number} is more than there are; the largest is {len(rows)}")
         generator = torch.Generator().manual_seed(seed)
@@ -263,7 +277,7 @@ class DataModule(LightningDataModule):
         return self._loader(self._split("train"), self.batch_size, shuffle=True)
 
     def val_dataloader(self) -> list[ResumableLoader]:
-        """Return a loader per validation split that is there; the first decides which epoch is best."""
+        """Return a loader for each validation split that exists; the first decides which epoch is best."""
         self.setup("validate")
         splits = [self._splits[name, True] for name in self.record.validation]
         return [self._loader(split, self.eval_batch_size, shuffle=False) for split in splits if split is not None]
@@ -278,14 +292,17 @@ class DataModule(LightningDataModule):
         self.setup("predict")
         return self._loader(self._split(self._predicted, labelled=False), self.eval_batch_size, shuffle=False)
 
-    def calibration_dataloader(self, examples: int | None = None, seed: int | None = None) -> ResumableLoader:
-        """Return the training examples once, in batches of like length, for statistics instead of training.
+    def calibration_dataloader(
+        self, examples: int | None = None, seed: int | None = None, option: str = "fisher_examples"
+    ) -> ResumableLoader:
+        """Return the training examples once, in batches of similar length, for statistics instead of training.
 
-        Several processes share them; rows that only fill up a batch have index -1.
+        They are divided among processes; rows that only fill up a batch have index -1.
 
         Args:
-            examples: how many to draw; None for all.
-            seed: which are drawn; None for the data's own seed.
+            examples: number of examples to draw; None for all.
+            seed: of the draw; None for the data's own seed.
+            option: what to call ``examples`` in messages.
 
         Raises:
             UserError: more are asked for than there are.
@@ -293,8 +310,8 @@ class DataModule(LightningDataModule):
         self.setup("fit")
         split = self._split("train")
         if examples is not None:
-            encoded = self._drawn(split.encoded, examples, "fisher_examples", self.seed if seed is None else seed)
-            split = Split(split.rows, encoded, split.key)
+            encoded = self._drawn(split.encoded, examples, option, self.seed if seed is None else seed)
+            split = replace(split, encoded=encoded)
         return self._loader(split, self.batch_size, shuffle=False)
 
     def _loader(self, split: Split, batch_size: int, shuffle: bool) -> ResumableLoader:
@@ -309,12 +326,12 @@ class DataModule(LightningDataModule):
             "sampler": BatchOrder(lengths, batch_size, self.seed, rank, world_size, shuffle),
             "batch_size": None,  # the sampler gives whole batches
             "num_workers": self.num_workers,
-            # a loader draws a seed for its workers: not from the global numbers, which dropout uses
+            # a loader draws a seed for its workers; not from the global generator, which dropout uses
             "generator": torch.Generator(),
         }
         return ResumableLoader(PaddedBatches(split.encoded, int(self.tokenizer.pad_token_id)), **options)
 
-    # ------------------------------------------------------------------------------ facts for others
+    # ------------------------------------------------------------------------------ rows and sizes
 
     @property
     def validation_rows(self) -> list[Dataset]:
@@ -331,9 +348,24 @@ class DataModule(LightningDataModule):
 
     @property
     def prediction_texts(self) -> Dataset:
-        """The rows that predict goes through; a batch's ``index`` are their numbers."""
+        """The rows for predict; a batch's ``index`` has their numbers."""
         self.setup("predict")
         return self._split(self._predicted, labelled=False).rows
+
+    def facts(self) -> DataFacts:
+        """Return what is known of the data of fit: rows, classes, lengths, repeated rows."""
+        self.setup("fit")
+        splits = {name: self._splits[name, True] for name in ("train", *self.record.validation)}
+        found = {
+            name: (split.rows, split.encoded, split.available) for name, split in splits.items() if split is not None
+        }
+        return data_facts(self.record, found, self.max_length)
+
+    def validation_size(self) -> int:
+        """Return how many rows the first dev metric is of; inputs, where the rows are one text."""
+        self.setup("validate")
+        split = self._split(self.record.validation[0])
+        return len(split.encoded if task_type(self.record).one_text else split.rows)
 
     def train_size(self) -> int:
         """Return the number of training examples."""
@@ -345,7 +377,7 @@ class DataModule(LightningDataModule):
         return -(-self.train_size() // (self.batch_size * world_size))
 
     def fingerprint(self) -> str:
-        """Return a hash of the data of fit and of all settings that decide its training batches."""
+        """Return a hash of the data of fit and of all settings that determine the training batches."""
         self.setup("fit")
         splits = [self._splits[name, True] for name in ("train", *self.record.validation)]
         keys = [split.key for split in splits if split is not None]

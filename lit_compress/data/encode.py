@@ -1,4 +1,4 @@
-"""Text to token ids, once per content: the result is kept in the cache folder."""
+"""Tokenisation of a split, once for the same content: the result is kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_compress.cache import build_once, cache_folder, short_hash
-from lit_compress.kinds import kind_of
-from lit_compress.tasks import Task
+from lit_compress.tasks import task_type
+from lit_compress.tasks.records import Task
+from lit_compress.utils.cache import build_once, cache_folder, short_hash
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-    from lit_compress.kinds.base import Columns
+    from lit_compress.tasks.base import Columns
 
-FORMAT = 2  # raise it when the columns written here change, so that old caches are not read
-ROWS_PER_PROCESS = 20_000  # fewer are tokenised before another process has started
+FORMAT = 2  # to be raised when the columns written here change, so that old caches are not read
+ROWS_PER_PROCESS = 20_000  # with fewer rows another process does not pay
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a hash of all that decides what ``tokenizer`` makes of a text; not of where it lies."""
+    """Return a hash of everything that determines the token ids of a text, without the tokenizer's path."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    # what the last call asked for, which is no property of the tokenizer
+    # arguments of the last call, no property of the tokenizer
     backend["truncation"] = backend["padding"] = None
-    inserted = tokenizer.bos_token, tokenizer.unk_token  # by kinds, not by the backend
+    inserted = tokenizer.bos_token, tokenizer.unk_token  # inserted by types of task, not by the backend
     return short_hash(type(tokenizer).__name__, json.dumps(backend), tokenizer.model_input_names, inserted)
 
 
 def content_key(dataset: Dataset) -> str:
     """Return a hash of the columns and all rows of ``dataset``."""
     digest = hashlib.sha256(repr(dataset.features).encode())
-    # as Python values: Arrow's buffers may hold more than the rows (slices), or be cut differently
+    # as Python values: Arrow's buffers may hold more than the rows (slices), or be divided differently
     for table in dataset.with_format("arrow").iter(batch_size=1000):
         digest.update(repr(table.to_pydict()).encode())
     return digest.hexdigest()[:16]
 
 
 def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int) -> str:
-    """Return a hash of all that decides the result of :func:`encode`."""
+    """Return a hash of everything that determines the result of :func:`encode`."""
     return short_hash(
         FORMAT,
         content_key(dataset),
@@ -57,23 +57,23 @@ def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Tas
 
 
 def processes(rows: int) -> int | None:
-    """Return how many processes tokenise ``rows``: one per core this process may use, None if one is faster alone."""
+    """Return the number of processes to tokenise ``rows``: one per core for many rows, None for this process alone."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     several = min(cores, rows // ROWS_PER_PROCESS)
     return several if several > 1 else None
 
 
 def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int) -> Dataset:
-    """Tokenise the text columns of ``dataset`` as the kind of ``task`` does, in several processes if there is much.
+    """Tokenise the text columns of ``dataset`` for the type of ``task``, in several processes if there are many rows.
 
     Args:
-        dataset: the columns ``task.text`` and, unless it is for prediction, ``task.label``.
+        dataset: rows with the columns ``task.text`` and, unless it is for prediction, ``task.label``.
         tokenizer: a fast tokenizer.
-        task: names the columns.
-        max_length: tokens kept of an input, special tokens included.
+        task: has the names of the columns.
+        max_length: number of tokens kept of an input, special tokens included.
 
     Returns:
-        The inputs in the order of the rows, read from disk; columns as :meth:`TaskKind.encode` makes them.
+        The inputs in the order of the rows, read from disk; columns as :meth:`TaskType.encode` makes them.
 
     Raises:
         UserError: the cache folder cannot be written.
@@ -83,7 +83,7 @@ def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max
     key = encoding_key(dataset, tokenizer, task, max_length)
 
     def tokenize(batch: Columns, rows: list[int]) -> Columns:
-        return kind_of(task).encode(batch, rows, tokenizer, task, max_length)
+        return task_type(task).encode(batch, rows, tokenizer, task, max_length)
 
     def fill(folder: Path) -> None:
         pieces = folder / "pieces"

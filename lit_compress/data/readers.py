@@ -1,17 +1,22 @@
-"""File formats and tables -> rows as they are written, a part of the file at a time; what is broken is one line."""
+"""Readers of file formats and tables, which yield rows one chunk at a time; an error is one line."""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from lit_compress.errors import UserError, nearest
-from lit_compress.kinds import kind_of
-from lit_compress.tasks import Task
+from lit_compress.data.json_rows import Row, json_rows
+from lit_compress.data.lines import text_lines
+from lit_compress.tasks import task_type
+from lit_compress.tasks.records import Task
+from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,17 +25,15 @@ CHUNK = 10_000  # rows that are Python objects at one time
 LONGEST_FIELD = 2**24  # characters of a CSV field; a quote that is not closed must not swallow a huge file
 csv.field_size_limit(LONGEST_FIELD)
 
-Row = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Rows:
-    """What a file or table holds.
+    """The content of a file or table.
 
     Attributes:
-        names: of its columns; None if every row names its own (JSON lines).
-        rows: once, in order.
-        classes: names of the labels, if the table brings them (``ClassLabel`` of the library datasets).
+        names: names of the columns; None if every row has its own (JSON lines).
+        rows: iterator over the rows, in order.
+        classes: names of the labels, if the table has them (``ClassLabel`` of the library datasets).
     """
 
     names: list[str] | None
@@ -38,11 +41,14 @@ class Rows:
     classes: list[str] | None = None
 
 
+Reader = Callable[[Task, str, Path, str], Rows]  # of a task, a file as errors call it, and its encoding
+
+
 def need_columns(task: Task, where: str, names: Iterable[str]) -> None:
     """Check that the text columns of ``task`` are among ``names``.
 
     Raises:
-        UserError: one is not; names the nearest.
+        UserError: a column is missing; the message names the nearest.
     """
     names = list(names)
     for column in task.text:
@@ -54,24 +60,24 @@ def check_types(task: Task, where: str, schema: pa.Schema) -> None:
     """Check that a table's text columns are text, or lists of words where the task has words.
 
     Raises:
-        UserError: one is not.
+        UserError: a column is missing or has another type.
     """
     import pyarrow as pa
 
     need_columns(task, where, schema.names)
     for name in task.text:
         kind = item = schema.field(name).type
-        if kind_of(task).words and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        if task_type(task).words and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             item = kind.value_type
         if pa.types.is_dictionary(item):  # a pandas categorical
             item = item.value_type
         if not (pa.types.is_string(item) or pa.types.is_large_string(item)):
-            wanted = "text or lists of words" if kind_of(task).words else "text (string)"
+            wanted = "text or lists of words" if task_type(task).words else "text (string)"
             raise UserError(f"{where} column '{name}' is of type {kind}; give {wanted}")
 
 
 def class_names(task: Task, schema: pa.Schema) -> list[str] | None:
-    """Return the names that stand in a table's metadata for the numbers in the label column, if there are any."""
+    """Return the class names in a table's metadata, in order of the numbers in the label column; None without any."""
     metadata = (schema.metadata or {}).get(b"huggingface")
     feature = json.loads(metadata).get("info", {}).get("features", {}).get(task.label) if metadata else None
     if isinstance(feature, list):
@@ -82,11 +88,11 @@ def class_names(task: Task, schema: pa.Schema) -> list[str] | None:
 
 
 def named(task: Task, rows: Iterator[Row], names: list[str] | None) -> Iterator[Row]:
-    """Yield the rows with names for class numbers, if these are the classes of ``task``."""
+    """Return the rows with class numbers replaced by ``names``, if these are the labels of ``task``."""
     if names is None or set(names) != set(task.labels):
         return rows
 
-    def name(value: Any) -> Any:
+    def name(value: object) -> object:
         if isinstance(value, list):
             return [name(item) for item in value]
         return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
@@ -95,20 +101,20 @@ def named(task: Task, rows: Iterator[Row], names: list[str] | None) -> Iterator[
 
 
 def from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-    """Yield the rows of Arrow batches, of which few should be alive at a time."""
+    """Yield the rows of Arrow batches, one batch at a time."""
     for batch in batches:
         batch.validate(full=True)  # bytes that are not UTF-8
         yield from batch.to_pylist()
 
 
 def from_table(task: Task, where: str, table: pa.Table) -> Rows:
-    """Return the rows of an Arrow table; ``where`` begins the error messages."""
+    """Return the rows of an Arrow table; error messages begin with ``where``."""
     check_types(task, where, table.schema)
     names = class_names(task, table.schema)
     return Rows(table.column_names, named(task, from_batches(table.to_batches(CHUNK)), names), names)
 
 
-def _read_parquet(task: Task, where: str, file: Path) -> Rows:
+def _read_parquet(task: Task, where: str, file: Path, encoding: str) -> Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -124,7 +130,7 @@ def _read_parquet(task: Task, where: str, file: Path) -> Rows:
         raise readable(error) from error
     names = source.schema_arrow.names
     check_types(task, where, source.schema_arrow)
-    columns = [n for n in dict.fromkeys((*task.text, task.label, *kind_of(task).extras)) if n in names]
+    columns = [n for n in dict.fromkeys((*task.text, task.label, "id", "idx", *task_type(task).extras)) if n in names]
 
     def rows() -> Iterator[Row]:
         try:
@@ -136,89 +142,151 @@ def _read_parquet(task: Task, where: str, file: Path) -> Rows:
     return Rows(names, named(task, rows(), classes), classes)
 
 
-def _read_jsonl(task: Task, where: str, file: Path) -> Rows:
-    def rows() -> Iterator[Row]:
-        row = 0
-        for line in _lines(where, file):
-            if not line.strip():
-                continue
-            row += 1
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{where} row {row}: malformed JSON: {error.msg} (column {error.colno})") from error
-            except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-                raise UserError(f"{where} row {row}: malformed JSON: {error}") from error
-            if not isinstance(value, dict):
-                raise UserError(f"{where} row {row}: a JSON {type(value).__name__}; give one object per line")
-            yield value
-
-    return Rows(None, rows())
+def _read_json(task: Task, where: str, file: Path, encoding: str) -> Rows:
+    first = next(text_lines(where, file, encoding), "")
+    if _looks_like(first, task) in _DELIMITERS:
+        raise UserError(f"{where} is a table by its first line, not JSON; call it .csv or .tsv")
+    return Rows(None, json_rows(task, where, text_lines(where, file, encoding, any_end=True)))
 
 
-def _read_separated(delimiter: str, quoting: Literal[0, 3]) -> Callable[[Task, str, Path], Rows]:
-    def read(task: Task, where: str, file: Path) -> Rows:
-        reader = csv.reader(_lines(where, file), delimiter=delimiter, quoting=quoting, strict=True)
+# how the fields of a table may be separated -> the suffix of such a file
+_DELIMITERS = {",": ".csv", "\t": ".tsv", ";": ".csv"}
+_JSON = "JSON"
 
-        def rows() -> Iterator[Row]:
-            row = 0
-            try:
-                for fields in reader:
-                    if not fields:
-                        continue  # an empty line, as at the end of many files
-                    row += 1
-                    if len(fields) != len(header):
-                        raise UserError(
-                            f"{where} row {row}: {len(fields)} fields, the header has {len(header)}: "
-                            f"{', '.join(header)}"
-                        )
-                    # there is no null in these formats: an empty field is a missing value
-                    yield {name: field or None for name, field in zip(header, fields, strict=True)}
-            except csv.Error as error:
-                raise UserError(f"{where} row {row + 1}: {error}") from error
 
+def _looks_like(line: str, task: Task) -> str | None:
+    """Return what a file is by its first line: ``JSON``, the delimiter of a header with a column of ``task``, None."""
+    line = line.strip()
+    if line in ("{", "["):
+        return _JSON
+    if line[:1] in ("{", "["):
+        try:
+            return _JSON if isinstance(json.loads(line), dict | list) else None
+        except (ValueError, RecursionError):
+            return _JSON if line.startswith(('{"', '[{"')) else None
+    return next((sign for sign in _DELIMITERS if set(_fields(line, sign)) & {*task.text, task.label}), None)
+
+
+def _fields(line: str, delimiter: str) -> list[str]:
+    """Return the fields of a header, or none if it is no line of a table."""
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:
+        return []
+
+
+def _read_separated(usual: str) -> Reader:
+    def read(task: Task, where: str, file: Path, encoding: str) -> Rows:
+        lines = text_lines(where, file, encoding, any_end=True)
+        first = next(lines, "")
+        if _looks_like(first, task) == _JSON:
+            raise UserError(f"{where} is JSON by its first line, not a table; call it .jsonl or .json")
+        delimiter = _delimiter(task, where, first, usual)
+        quoting = csv.QUOTE_MINIMAL
+        if delimiter == "\t" == usual and not _has_quoted_fields(where, file, encoding):
+            quoting = csv.QUOTE_NONE
+        reader = csv.reader(chain([first], lines), delimiter=delimiter, quoting=quoting, strict=True)
         try:
             header = next(reader, [])
         except csv.Error as error:
             raise UserError(f"{where} header: {error}") from error
-        if twice := [name for name in header if header.count(name) > 1]:
-            raise UserError(f"{where} has the column '{twice[0]}' twice; rename one")
-        return Rows(header, rows())
+        _check_header(where, header)
+        return Rows(header, _table_rows(where, header, reader))
 
     return read
 
 
-def _lines(where: str, file: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, a byte order mark left out; errors name the byte."""
-    offset = 0
-    if file.stat().st_size == 0:
-        raise UserError(f"{where} is empty (0 bytes)")
-    with file.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
+def _delimiter(task: Task, where: str, first: str, usual: str) -> str:
+    """Return what separates the fields: the usual sign, or the one by which the first line has the task's columns."""
+    for sign in (usual, *_DELIMITERS):
+        if set(task.text) <= set(_fields(first.strip(), sign)):
+            if sign != usual:
+                note(f"{where}: fields are separated by {sign!r}")
+            return sign
+    return usual
+
+
+def _check_header(where: str, header: list[str]) -> None:
+    """Refuse names that stand twice.
+
+    Raises:
+        UserError: two columns have one name, or none.
+    """
+    if header.count("") > 1:
+        raise UserError(f"{where} has {header.count('')} columns without a name; name or remove them")
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise UserError(f"{where} has the column '{twice[0]}' twice; rename one")
+
+
+def _table_rows(where: str, header: list[str], reader: Iterator[list[str]]) -> Iterator[Row]:
+    """Yield the rows below a header."""
+    row = 0
+    try:
+        for fields in reader:
+            if not fields:
+                continue  # an empty line, as at the end of many files
+            row += 1
+            if len(fields) != len(header):
                 raise UserError(
-                    f"{where} line {number}: byte {offset + error.start} (0x{line[error.start]:02x}) is not UTF-8; "
-                    "save the file as UTF-8"
-                ) from error
-            if b"\0" in line:
-                at = offset + line.index(b"\0")
-                raise UserError(f"{where} line {number}: byte {at} is NUL; save the file as plain UTF-8 text")
-            offset += len(line)
-            yield text.removeprefix("\ufeff") if number == 1 else text
+                    f"{where} row {row}: {len(fields)} fields, the header has {len(header)}: {', '.join(header)}"
+                )
+            # there is no null in these formats: an empty field is a missing value
+            yield {name: field or None for name, field in zip(header, fields, strict=True)}
+    except csv.Error as error:
+        raise UserError(f"{where} row {row + 1}: {error}") from error
 
 
-def _read_text(task: Task, where: str, file: Path) -> Rows:
+def _has_quoted_fields(where: str, file: Path, encoding: str) -> bool:
+    """Say whether a file with tabs can only be read with quotes: a field in quotes holds a tab or a line end.
+
+    In most, GLUE's among them, quotes are ordinary characters, and rows have as many fields as the header so.
+    """
+    if not any(line.startswith('"') or '\t"' in line for line in text_lines(where, file, encoding)):
+        return False
+    for quoting in (csv.QUOTE_NONE, csv.QUOTE_MINIMAL):
+        rows = csv.reader(text_lines(where, file, encoding, any_end=True), delimiter="\t", quoting=quoting, strict=True)
+        try:
+            header = next(rows, [])
+            if all(len(fields) in (0, len(header)) for fields in rows):
+                return quoting == csv.QUOTE_MINIMAL
+        except csv.Error:
+            continue
+    return False
+
+
+def _read_text(task: Task, where: str, file: Path, encoding: str) -> Rows:
     """Return the lines, with their ends, as the first text column."""
-    return Rows([task.text[0]], ({task.text[0]: line} for line in _lines(where, file)))
+    if not task_type(task).one_text:
+        _refuse_table(task, where, list(islice(text_lines(where, file, encoding), LINES_LOOKED_AT)))
+    return Rows([task.text[0]], ({task.text[0]: line} for line in text_lines(where, file, encoding)))
 
 
-READERS: dict[str, Callable[[Task, str, Path], Rows]] = {
+LINES_LOOKED_AT = 20
+
+
+def _refuse_table(task: Task, where: str, lines: list[str]) -> None:
+    """Refuse a file that is called .txt and is no list of texts.
+
+    Raises:
+        UserError: its first line is JSON or a header, or all lines have as many fields as one.
+    """
+    first = next(iter(lines), "")
+    found = _looks_like(first, task)
+    if found == _JSON:
+        raise UserError(f"{where} is JSON by its first line, not one text per line; call it .jsonl or .json")
+    for sign, suffix in _DELIMITERS.items():
+        header = _fields(first.strip(), sign)
+        same = len(header) > 1 and all(len(_fields(line.rstrip("\r\n"), sign)) == len(header) for line in lines)
+        names = all(re.fullmatch(r"[A-Za-z_][\w .-]{0,29}", name) for name in header)
+        if sign == found or (same and len(lines) > 2 and (names or sign == "\t")):
+            raise UserError(f"{where} is a table by its first line, '{first.strip():.60}'; call it {suffix}")
+
+
+READERS: dict[str, Reader] = {
     ".parquet": _read_parquet,
-    ".jsonl": _read_jsonl,
-    ".json": _read_jsonl,
-    ".csv": _read_separated(",", csv.QUOTE_MINIMAL),
-    ".tsv": _read_separated("\t", csv.QUOTE_NONE),
+    ".jsonl": _read_json,
+    ".json": _read_json,
+    ".csv": _read_separated(","),
+    ".tsv": _read_separated("\t"),
     ".txt": _read_text,
 }

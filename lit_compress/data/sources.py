@@ -1,8 +1,8 @@
-"""Where the rows come from: a folder of files, the hub, or the package itself; checked row by row.
+"""The sources of splits: a folder of files, the hub, or the package itself.
 
-Whatever the source, a split becomes a dataset with the task's text columns and, if the rows have labels, the label
-column, as the kind of the task stores it: a class number, a float, ... Rows are counted from 1, a header is no row.
-They pass one part at a time and lie in the cache folder, so that memory stays flat.
+From every source a split becomes a dataset with the task's text columns and, if the rows have labels, the label
+column, as the type of task stores it: a class number, a float, ... Rows are counted from 1, without a header.
+They are read in chunks and written to the cache folder, so that memory does not grow with the data.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_compress.cache import short_hash
 from lit_compress.data.checks import Source, checked
 from lit_compress.data.encode import content_key
+from lit_compress.data.lines import UTF8, check_encoding
 from lit_compress.data.readers import READERS, Rows, from_table
-from lit_compress.embedded import load_texts
-from lit_compress.errors import UserError, nearest
-from lit_compress.tasks import Task
+from lit_compress.models.embedded import load_texts
+from lit_compress.tasks.records import Task
+from lit_compress.utils.cache import short_hash
+from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-CUSTOM = "custom"  # the task whose records data/custom.py makes
-ALL = "all"  # a split: every row of a single file
+CUSTOM = "custom"  # the task whose record data/custom.py makes
+ALL = "all"  # name of a split with every row of a single file
 
 
 def _names(task: Task, split: str) -> list[str]:
-    """File names without suffix that hold ``split``; the first validation split may be called plainly."""
+    """Return the file names, without suffix, for ``split``; the first validation split may also be ``validation``."""
     plain = ["validation"] if split == task.validation[0] else []
     names = [split, *plain]
     return list(dict.fromkeys([*names, *(name.replace("validation", "dev") for name in names)]))
@@ -40,11 +41,11 @@ def find_split(task: Task, path: str, split: str) -> Path | None:
     """Return the file of ``split`` in the folder ``path``, None if there is none.
 
     Raises:
-        UserError: no such folder, or two files that could be meant.
+        UserError: there is no such folder, or it has two files for the split.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        kind = "is a file" if folder.exists() else "no such folder"
+        kind = "is a file" if folder.exists() else "no such folder or file"
         raise UserError(f"data.path: '{path}': {kind}; give a folder with train and validation files")
     files = [folder / f"{name}{suffix}" for name in _names(task, split) for suffix in READERS]
     found = [file for file in files if file.is_file()]
@@ -56,45 +57,56 @@ def find_split(task: Task, path: str, split: str) -> Path | None:
 
 
 def has_split(task: Task, path: str | None, split: str) -> bool:
-    """Say whether ``split`` is there to be read.
+    """Say whether ``split`` exists.
 
     Raises:
         UserError: as :func:`load_split_files`, for the folder or the hub.
     """
-    if task.name == CUSTOM:
-        assert path is not None
+    if path is not None and (task.name == CUSTOM or _is_file(path)):
         return split in custom_sources(task, path, [split], 0)
     if path is not None:
         return find_split(task, path, split) is not None
     return split in (_embedded(task) if task.hub is None else _hub(task, *task.hub))
 
 
+def _is_file(path: str) -> bool:
+    return Path(path).expanduser().is_file()
+
+
 def load_split_files(
-    task: Task, path: str | None, splits: Iterable[str] | None = None, labelled: bool = True, seed: int = 0
+    task: Task,
+    path: str | None,
+    splits: Iterable[str] | None = None,
+    labelled: bool = True,
+    seed: int = 0,
+    encoding: str | None = None,
+    whole: bool = False,
 ) -> dict[str, Dataset]:
-    """Read splits of ``task`` from the folder ``path``; without one from the hub, or from the package.
+    """Read splits of ``task`` from ``path``; without one from the hub, or from the package.
 
     Args:
         task: names the columns, the labels and the splits.
-        path: a folder with ``train`` and ``validation`` (or ``dev``) and ``test`` files, as .parquet,
-            .jsonl, .json (one object a line), .csv, .tsv (quotes are ordinary characters there) or .txt (one text a
-            line, without labels).
+        path: a folder with ``train`` and ``validation`` (or ``dev``) and ``test`` files, as .parquet, .jsonl, .json,
+            .csv, .tsv or .txt (one text a line, without labels); or a single file.
         splits: what to read; None: ``train`` and all of ``task.validation``.
         labelled: the splits must have labels; else a split without them has no label column.
-        seed: decides the splits of task ``custom`` if all rows are in one file.
+        seed: decides the splits if all rows are in one file.
+        encoding: of text files; None: UTF-8.
+        whole: every split is all rows of a single file.
 
     Returns:
-        The splits asked for; those of ``task.validation`` after the first only if they are there.
+        The splits by name; those of ``task.validation`` after the first only if they exist.
 
     Raises:
-        UserError: anything wrong with the folder, a file, a column or a row; one line that names it.
+        UserError: the folder, a file, a column or a row is not usable; the message names it.
     """
     wanted = list(splits) if splits is not None else ["train", *task.validation]
-    if task.name == CUSTOM:
-        assert path is not None  # custom_task
-        sources = custom_sources(task, path, wanted, seed)
+    if encoding is not None:
+        _check_encoding(encoding, path)
+    if path is not None and (task.name == CUSTOM or _is_file(path)):
+        sources = custom_sources(task, path, wanted, seed, encoding, whole)
     elif path is not None:
-        sources = _local(task, path, wanted)
+        sources = _local(task, path, wanted, encoding)
     elif task.hub is None:
         sources = _embedded(task)
     else:
@@ -114,13 +126,24 @@ def load_split_files(
 Sources = dict[str, Source]  # by split
 
 
-def _local(task: Task, path: str, wanted: list[str]) -> Sources:
-    """The files of the splits ``wanted``; a missing one is an error, but for a second validation split."""
+def _check_encoding(encoding: str, path: str | None) -> None:
+    """Refuse an encoding that is none, or of nothing.
+
+    Raises:
+        UserError: it is.
+    """
+    check_encoding(encoding)
+    if path is None:
+        raise UserError(f"data.encoding: {encoding} is for files; give --data.path, or leave it out")
+
+
+def _local(task: Task, path: str, wanted: list[str], encoding: str | None) -> Sources:
+    """Return the files of the splits ``wanted``; a missing one is an error, except a second validation split."""
     sources: Sources = {}
     for split in wanted:
         file = find_split(task, path, split)
         if file is not None:
-            sources[split] = _file_source(task, file)
+            sources[split] = _file_source(task, file, encoding)
         elif split not in task.validation[1:]:
             names, suffixes = "|".join(_names(task, split)), "|".join(READERS)
             there = sorted(Path(path).expanduser().iterdir())
@@ -133,46 +156,52 @@ def _local(task: Task, path: str, wanted: list[str]) -> Sources:
     return sources
 
 
-# splits without a file -> which part of the training file each split is
+# splits without a file -> the part of the training file that each split gets
 _PARTS = {
     ("validation", "test"): {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)},
     ("validation",): {"train": (0.0, 0.9), "validation": (0.9, 1.0)},
 }
 
 
-def custom_sources(task: Task, path: str, wanted: Iterable[str], seed: int) -> Sources:
-    """Return the splits ``wanted`` of the user's own data; what has no file is a seeded part of the training file.
+def custom_sources(
+    task: Task, path: str, wanted: Iterable[str], seed: int, encoding: str | None = None, whole: bool = False
+) -> Sources:
+    """Return the splits ``wanted`` of the user's own data; those without a file are parts of the training file.
 
     Args:
-        task: names the columns.
+        task: has the names of the columns.
         path: a file, or a folder with ``train``, or one written by ``save_to_disk`` of the library datasets.
         wanted: names of splits, or ``all`` for every row of a single file.
-        seed: of the parts.
+        seed: of the choice of the parts.
+        encoding: of text files; None: UTF-8.
+        whole: every split is all rows of a single file.
 
     Raises:
-        UserError: nothing of that is there.
+        UserError: ``path`` is none of these.
     """
     place = Path(path).expanduser()
     if place.is_file():
-        if place.suffix not in READERS:
+        if place.suffix.lower() not in READERS:
             raise UserError(f"data.path: '{path}' is no {', '.join(READERS)}; {nearest(place.suffix, READERS)}")
-        found = {"train": _file_source(task, place)}
+        found = {"train": _file_source(task, place, encoding)}
+        if whole or ALL in wanted:
+            return dict.fromkeys((split for split in wanted if split not in task.validation[1:]), found["train"])
     elif (place / "dataset_dict.json").is_file() or (place / "dataset_info.json").is_file():
         found = _saved(task, place)
     else:
         files = {split: find_split(task, path, split) for split in ("train", "validation", "test")}
-        found = {split: _file_source(task, file) for split, file in files.items() if file is not None}
-    if ALL in wanted and place.is_file():
-        return {ALL: found["train"]}
+        found = {split: _file_source(task, file, encoding) for split, file in files.items() if file is not None}
     missing = tuple(split for split in ("validation", "test") if split not in found)
     if missing in _PARTS and "train" in found:
-        whole = found["train"]
-        found |= {split: replace(whole, part=part, seed=seed) for split, part in _PARTS[missing].items()}
+        rows = found["train"]
+        found |= {split: replace(rows, part=part, seed=seed) for split, part in _PARTS[missing].items()}
+    if "validation" in found and task.validation[0] != "validation":  # MNLI
+        found[task.validation[0]] = found.pop("validation")
     return found
 
 
 def _saved(task: Task, folder: Path) -> Sources:
-    """The splits of a folder that ``save_to_disk`` wrote; a single set is ``train``."""
+    """Return the splits of a folder that ``save_to_disk`` wrote; a single dataset is ``train``."""
     import datasets
 
     try:
@@ -188,18 +217,18 @@ def _saved(task: Task, folder: Path) -> Sources:
     return sources
 
 
-def _file_source(task: Task, file: Path) -> Source:
-    where = f"data.path: '{file}'"
-    return Source(where, partial(_file_key, file), partial(READERS[file.suffix], task, where, file))
+def _file_source(task: Task, file: Path, encoding: str | None) -> Source:
+    where, encoding, suffix = f"data.path: '{file}'", encoding or UTF8, file.suffix.lower()
+    return Source(where, partial(_file_key, file, encoding), partial(READERS[suffix], task, where, file, encoding))
 
 
-def _file_key(file: Path) -> str:
+def _file_key(file: Path, encoding: str) -> str:
     with file.open("rb") as stream:
-        return file.suffix + hashlib.file_digest(stream, "sha256").hexdigest()
+        return f"{file.suffix.lower()} {encoding} {hashlib.file_digest(stream, 'sha256').hexdigest()}"
 
 
 def _embedded(task: Task) -> Sources:
-    """The rows the package makes."""
+    """Return the splits of a task whose data the package makes."""
     return {
         split: Source(
             f"data.task: '{task.name}' split '{split}'",
@@ -211,7 +240,7 @@ def _embedded(task: Task) -> Sources:
 
 
 def _hub(task: Task, repository: str, configuration: str | None) -> Sources:
-    """The splits of a hub dataset, from the local hub cache if it was loaded before."""
+    """Return the splits of a hub dataset, from the local hub cache if it was loaded before."""
     import datasets
 
     try:

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from yaml import YAMLError
+
+from lit_compress.export.modelling import REFUSAL
 from lit_compress.export.report import markdown
-from lit_compress.kinds import kind_of
+from lit_compress.models.backbones import EMBEDDED
+from lit_compress.tasks import task_type
 
 if TYPE_CHECKING:
-    from lit_compress.tasks import Task
+    from lit_compress.tasks.records import Task
 
-_CARD = """---
-library_name: transformers
-pipeline_tag: {pipeline}
-tags: [lit_compress, {method}, compressed]
----
-
-# {backbone} on {task}, compressed by {method} to {density:.1%} of its block matrices
+_CARD = """
+# {name} on {task}, compressed by {method} to {density:.1%} of its block matrices
 
 {note}Loads without lit_compress; torch and transformers are enough:
 
 ```python
 from transformers import {auto_class}, AutoTokenizer
 
-net = {auto_class}.from_pretrained(FOLDER{trust})
-tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-output = net(**tokenizer({example}, return_tensors="pt"))  # {results}
+folder = "{here}"  # this folder, or its name on the hub
+net = {auto_class}.from_pretrained(folder{trust})
+tokenizer = AutoTokenizer.from_pretrained(folder)
+inputs = tokenizer({example}, return_tensors="pt")
+output = net(**inputs)  # {results}
 ```
-
+{refusal}
 {program}## Measured
 
 {table}
 
+The metric is that of {rows:,} rows of the dev set.
 Latency: one thread, batch 1, {length} tokens, all columns interleaved in one process on {cpu}.
 Reloaded in a process without lit_compress, the logits differ by at most {difference:.1e}.
 
@@ -44,9 +50,17 @@ Reloaded in a process without lit_compress, the logits differ by at most {differ
 {files}; `report.json` has every number above with the config, the versions and the machine.
 """
 
-_FILES = """`structure.json` names the Linears that were replaced, by what and of which sizes;
-`modeling_compressed.py` has the layers and puts them in place; `model.safetensors` holds their tensors, e.g.
-`<site>.left` [out, rank] and `<site>.right` [rank, in]"""
+_FILES = """`structure.json` names the modules that were replaced, by what and of which sizes;
+`modeling_compressed.py` has the layers and puts them in place; `model.safetensors` holds their tensors"""
+
+_FACTORS = ", e.g. `<site>.left` [out, rank] and `<site>.right` [rank, in]"
+
+_UNCHANGED = "Those of any model: nothing was replaced"
+
+_REFUSAL = """
+The code of this folder puts the compressed matrices in place. Without `trust_remote_code=True`, which `pipeline` takes,
+too, loading ends with `{error}`.
+"""
 
 _ORDINARY = "Those of any model: nothing was replaced, all matrices have become smaller alike"
 
@@ -61,8 +75,14 @@ only the tokenizer's files. From {inputs} (int64) to {outputs}, which differ by 
 """
 
 _CODE = {
-    "onnx": 'outputs = onnxruntime.InferenceSession("FOLDER/{file}").run({names}, dict(inputs))  # of numpy arrays',
-    "torch": 'outputs = torch.export.load("FOLDER/{file}").module()(**inputs)  # {names}',
+    "onnx": """import onnxruntime
+
+session = onnxruntime.InferenceSession("{file}")
+arrays = {{item.name: inputs[item.name].numpy() for item in session.get_inputs()}}
+outputs = dict(zip({names}, session.run({names}, arrays)))""",
+    "torch": """import torch
+
+outputs = torch.export.load("{file}").module()(**inputs)  # {names}""",
 }
 
 _ZEROS = """Removed weights are stored as zeros: the folder is as large as the dense net's, and a forward takes as long.
@@ -74,19 +94,74 @@ in the folder.
 
 """
 
-_MERGED = """{count} of {sites} matrices are stored dense although the method kept less of them, so {stored:.1%} of the
-block matrices are in the folder: on a CPU factors and rows of over {above:.0%} of a matrix's parameters are no faster.
+_MERGED = """{count} of {sites} matrices are stored dense although the method kept less of them ({kept:.1%} of all), so
+{stored:.1%} of the block matrices are in the folder: on a CPU factors and rows of over {above:.0%} of a matrix's
+parameters are no faster.
 
 """
 
 
-def card(report: dict[str, Any], task: Task) -> str:
-    """Return the text of the export's README.md."""
-    kind = kind_of(task)
+def model_name(backbone: str) -> str:
+    """Return how others know a backbone: its name on the hub, else that of its folder or of the run that made it."""
+    folder = Path(backbone).expanduser()
+    if not folder.is_dir():
+        return backbone
+    try:
+        given = str(json.loads((folder / "config.json").read_text()).get("_name_or_path") or "")
+    except (OSError, ValueError):
+        given = ""
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", given):
+        return given
+    folder = folder.resolve()
+    return folder.parent.parent.name if folder.name == "net" else folder.name
+
+
+def license_of(backbone: str) -> str:
+    """Return the licence that the card in a backbone's folder names, which an export inherits; else ``unknown``."""
+    try:
+        return str(ModelCard.load(Path(backbone).expanduser() / "README.md").data.license or "unknown")
+    except (OSError, ValueError, YAMLError):
+        return "unknown"
+
+
+def _metadata(report: dict[str, Any], task: Task, name: str, licence: str, rows: int) -> ModelCardData:
+    """Return what the hub reads: origin, licence, data and the dev metric with its number of rows."""
+    kind, hub = task_type(task), task.hub or (task.name, None)
+    result = EvalResult(
+        task_type=kind.pipeline, dataset_type=hub[0], dataset_name=task.name, dataset_config=hub[1],
+        dataset_split=task.validation[0], metric_type=report["metric"]["name"],
+        metric_value=report["compressed"]["metric"], metric_args={"n": rows},
+    )  # fmt: skip
+    return ModelCardData(
+        model_name=f"{name.rpartition('/')[2]}-{task.name}-{report['method'].lower()}",
+        base_model=None if name == EMBEDDED else name,
+        license=licence,
+        datasets=[hub[0]] if task.hub else None,
+        library_name="transformers",
+        pipeline_tag=kind.pipeline,
+        tags=["lit_compress", report["method"], "compressed"],
+        eval_results=[result],
+    )
+
+
+def card(report: dict[str, Any], task: Task, factors: bool, rows: int) -> str:
+    """Return the text of the export's README.md.
+
+    Args:
+        report: of the export.
+        task: of the export.
+        factors: whether matrices were replaced by factors.
+        rows: how many of the dev set the metric is of.
+    """
+    kind, backbone = task_type(task), report["config"]["model"]["init_args"]["backbone"]
+    name = model_name(backbone)
+    files = _FILES + (_FACTORS if factors else "")
     found, merged = report["compressed"], report["merged"]
     note = ""
     if merged["matrices"]:
-        note = _MERGED.format(**merged | {"count": len(merged["matrices"]), "stored": found["stored"]})
+        note = _MERGED.format(
+            **merged | {"count": len(merged["matrices"]), "stored": found["stored"], "kept": found["kept"]}
+        )
     elif report["round_to"]:
         note = _ROUNDED.format(multiple=report["round_to"], stored=found["stored"])
     elif found["density"] < found["stored"]:
@@ -96,16 +171,19 @@ def card(report: dict[str, Any], task: Task) -> str:
         code = _CODE[made["format"]].format(file=made["file"], names=made["outputs"])
         lists = {name: ", ".join(made[name]) for name in ("inputs", "outputs")}
         program = _PROGRAM.format(**made | lists, code=code)
-    return _CARD.format(
+    metadata = _metadata(report, task, name, license_of(backbone), rows).to_yaml()
+    return f"---\n{metadata}\n---\n" + _CARD.format(
         note=note,
         program=program,
-        trust="" if report["ordinary"] else ", trust_remote_code=True",
-        files=_ORDINARY if report["ordinary"] else _FILES,
+        trust=", trust_remote_code=True" if report["refuses"] else "",
+        refusal=_REFUSAL.format(error=REFUSAL) if report["refuses"] else "",
+        files=_ORDINARY if report["ordinary"] else files if report["refuses"] else _UNCHANGED,
         method=report["method"],
-        backbone=report["config"]["model"]["init_args"]["backbone"],
+        name=name,
+        here=".",
+        rows=rows,
         task=task.name,
         density=report["compressed"]["density"],
-        pipeline=kind.pipeline,
         auto_class=kind.auto_class,
         example=kind.example(task),
         results=", ".join(kind.results),

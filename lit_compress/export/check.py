@@ -1,4 +1,4 @@
-"""Load an export in another process where this package is not importable, and compare the logits."""
+"""The check of an export: load it in another process that cannot import this package, and compare logits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lit_compress.budget import random_inputs
-from lit_compress.errors import UserError
-from lit_compress.kinds import kind_of_net
+from lit_compress.models.accounting import random_inputs
+from lit_compress.tasks import task_type_of_net
+from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,19 +35,19 @@ with torch.inference_mode():
 
 
 def check_export(net: PreTrainedModel, folder: Path) -> float:
-    """Reload ``folder`` elsewhere and return the largest difference of its logits from those of ``net``.
+    """Load ``folder`` in another process and return the largest difference between its logits and those of ``net``.
 
-    The probe is a random batch with padding, at a length of its own.
+    Both get a random batch with padding.
 
     Raises:
-        UserError: it does not load, or the logits differ by more than ``TOLERANCE`` (relative above 1).
+        UserError: the folder does not load, or the logits differ by more than ``TOLERANCE`` (relative above 1).
     """
     from safetensors.torch import load_file, save_file
 
     length = min(37, getattr(net.config, "max_position_embeddings", 41) - 4)
     probe = random_inputs(net, 4, length, seed=1)
     probe["attention_mask"][1, length // 2 :] = 0
-    kind = kind_of_net(net.config)
+    kind = task_type_of_net(net.config)
     with torch.inference_mode():
         output = net.eval()(**probe)
         expected = torch.stack([output[name] for name in kind.results])

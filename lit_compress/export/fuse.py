@@ -1,4 +1,4 @@
-"""Training form -> what the method kept -> the cheapest equal module, at every site."""
+"""Fusing: replacing every layer by the cheapest one with the same outputs."""
 
 from __future__ import annotations
 
@@ -7,33 +7,28 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from lit_compress.budget import dense_sizes, weights
-from lit_compress.condense import fuse_projections, is_projected
-from lit_compress.cut import cut_constants
-from lit_compress.layers import LAYERS, LowRankRowsLinear, MaskedLinear, SizedLinear
-from lit_compress.surgery import replace
+from lit_compress.layers import LAYERS, LowRankRowsLinear, SizedLinear
+from lit_compress.models.accounting import dense_sizes, weights
+from lit_compress.models.slicing import remove_constant_units
+from lit_compress.models.surgery import replace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Share of a matrix's parameters, so of its FLOPs, above which factors and rows may be slower than the matrix.
-# One thread of an AMD EPYC, 384 x 384 to 3072 x 768 (benchmarks/pruning_speed.py): at 32 x 128 tokens 0.63 - 0.85 of
+# One thread of an AMD EPYC, 384 x 384 to 3072 x 768 (benchmarks/pruning/speed.py): at 32 x 128 tokens 0.63 - 0.85 of
 # the matrix's time at 0.7, 0.74 - 1.00 at 0.8, 0.82 - 1.17 at 0.9.
 MERGE = 0.7
 
 
 def compact(net: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of ``net`` that stores what the method kept; its outputs in evaluation mode are those of ``net``.
+    """Return a copy of ``net`` that stores only what the method kept, with the same outputs in evaluation mode.
 
-    Heads and neurons that have become constants are cut away, then every layer turns into the smallest equal one.
+    Heads and neurons with constant outputs are removed, then every layer is replaced by the smallest with the same
+    outputs.
     """
     small = copy.deepcopy(net)
-    if is_projected(small):
-        fuse_projections(small)
-    for name, module in list(small.named_modules()):
-        if isinstance(module, MaskedLinear):
-            replace(small, name, module.zeroed())
-    cut_constants(small)
+    remove_constant_units(small)
     dense = dense_sizes(small)
     for name, module in list(small.named_modules()):
         if isinstance(module, tuple(LAYERS.values())):
@@ -45,7 +40,7 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
 
 
 def merged(net: PreTrainedModel) -> dict[str, float]:
-    """Return {name: share of its matrix's parameters} of the layers with rows that would be no faster than dense."""
+    """Return the layers with rows that may be slower than dense ones: {name: share of the matrix's parameters}."""
     shares = {
         name: sum(weight.numel() for weight in weights(module)) / (module.in_features * module.out_features)
         for name, module in net.named_modules()
@@ -55,7 +50,7 @@ def merged(net: PreTrainedModel) -> dict[str, float]:
 
 
 def fuse(net: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of ``net`` in deployed form: :func:`compact`, and layers no faster than dense ones merged."""
+    """Return a copy of ``net`` as it is exported: :func:`compact`, then layers of :func:`merged` made dense."""
     fused = compact(net)
     for name in merged(fused):
         layer = fused.get_submodule(name)

@@ -1,23 +1,31 @@
-"""The modelling file of an export: the layers' own source under a few lines that put them in place.
+"""The modelling file of an export: the source of its layers, and a class that puts them into the model.
 
-``AutoModel...from_pretrained(OUT, trust_remote_code=True)`` runs it; it needs torch and transformers only.
+``AutoModel...from_pretrained(OUT, trust_remote_code=True)`` runs it; it needs torch and transformers only. The
+library's own class would draw the matrices that it does not find at random, with a warning. So the configuration names
+an activation function that does not exist, :data:`REFUSAL`; every version of the library looks it up to build the net,
+and ends with this name as the error. The class of the modelling file puts the real names back, which stand under
+:data:`ACTIVATIONS`.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_compress.condense import stock
-from lit_compress.kinds import kind_of_net
+from lit_compress.export.narrow import as_ordinary
 from lit_compress.layers import LAYERS
-from lit_compress.surgery import describe, save_net
+from lit_compress.models.storage import ACTIVATIONS, save_net
+from lit_compress.models.surgery import describe
+from lit_compress.tasks import task_type_of_net
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 MODULE = "modeling_compressed"
+_NAMED = ("feed_forward_proj",)  # T5's, e.g. gated-gelu
+REFUSAL = "compressed: load this folder with trust_remote_code=True"
 
 _TEMPLATE = '''"""{base} with compressed Linears, as config.structure lists them. Written by lit_compress."""
 
@@ -39,6 +47,8 @@ class Compressed{base}({base}):
     """{base} with another layer at the sites of config.structure."""
 
     def __init__(self, config):
+        for name, value in getattr(config, "{activations}", {{}}).items():
+            setattr(config, name, value)
         super().__init__(config)
         for name, spec in config.structure.items():
             parent, _, child = name.rpartition(".")
@@ -50,28 +60,61 @@ class Compressed{base}({base}):
                 layer.adopt(self.get_submodule(name), **sizes)
             else:
                 setattr(self.get_submodule(parent), child, layer(**sizes))
+
+    def save_pretrained(self, *args, **kwargs):
+        """Save the folder so that it loads with this code only, as it was."""
+        activations = getattr(self.config, "{activations}", {{}})
+        for name, value in activations.items():
+            setattr(self.config, name, "{refusal}" if isinstance(value, str) else value)
+        try:
+            super().save_pretrained(*args, **kwargs)
+        finally:
+            for name, value in activations.items():
+                setattr(self.config, name, value)
 '''
 
 
 def write_model(net: PreTrainedModel, folder: Path) -> None:
     """Write weights, config with ``auto_map`` and structure, and the modelling file of the fused ``net``.
 
-    One that is equal to a net the library has is written as that, without such a file.
+    A net that equals an ordinary one of transformers (Llama) is written as such, without a modelling file.
     """
     base = type(net).__name__
-    if (ordinary := stock(net)) is not None:
+    if (ordinary := as_ordinary(net)) is not None:
         net.config.architectures = ordinary.config.architectures = [base]
         save_net(ordinary, folder)
         return
     net.config.structure = describe(net)
     net.config.architectures = [f"Compressed{base}"]
-    net.config.auto_map = {kind_of_net(net.config).auto_class: f"{MODULE}.Compressed{base}"}
+    net.config.auto_map = {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{base}"}
     save_net(net, folder)
     kinds = {spec["kind"] for spec in net.config.structure.values()} - {"attributes"}
+    if net.config.structure:
+        _refuse_other_classes(net.config, folder / "config.json")
     layers = [LAYERS[kind] for kind in sorted(kinds)]
     source = _TEMPLATE.format(
         base=base,
+        activations=ACTIVATIONS,
+        refusal=REFUSAL,
         layers="".join(f"{inspect.getsource(layer)}\n\n" for layer in layers),
         names=", ".join(layer.__name__ for layer in layers),
     )
     (folder / f"{MODULE}.py").write_text(source)
+
+
+def _refuse_other_classes(config: PreTrainedConfig, path: Path) -> None:
+    """Write :data:`REFUSAL` in the place of the activation functions in the file ``path`` of ``config``.
+
+    What it replaces, and what the configuration would conclude from it when it is read, stands under
+    :data:`ACTIVATIONS` (T5 takes three settings from one).
+    """
+    from transformers.activations import ACT2FN
+
+    stored, own = json.loads(path.read_text()), config.to_dict()
+    names = [name for name, value in own.items() if isinstance(value, str) and (value in ACT2FN or name in _NAMED)]
+    assert names, f"{type(config).__name__} names no activation function"
+    refused = own | dict.fromkeys(names, REFUSAL)
+    read = type(config).from_dict(dict(refused)).to_dict()
+    stored |= {name: REFUSAL for name in names}
+    stored[ACTIVATIONS] = {name: own[name] for name in read if name in own and read[name] != own[name]}
+    path.write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n")

@@ -1,8 +1,8 @@
-"""The net of an export as one program, for where there is no transformers: ``model.pt2`` or ``model.onnx``.
+"""Writing a net as one program that runs without transformers: ``model.pt2`` or ``model.onnx``.
 
-Tensors in, by the names the tokenizer gives them, of any batch size and length; logits out. A net that writes text
-gives the logits of every next token: generation, with its cache and beams, needs the folder itself. What was written
-is read back and compared with the net on batches of other shapes, one text among them.
+Its inputs are the tokenizer's tensors, of any batch size and length; its outputs are logits. A net that generates text
+returns the logits of every next token: generation, with its cache and beams, needs the folder itself. The file is read
+back and compared with the net on batches of other shapes, one of a single text.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_compress.budget import random_inputs
-from lit_compress.errors import UserError
-from lit_compress.kinds import kind_of_net
+from lit_compress.models.accounting import random_inputs
+from lit_compress.tasks import task_type_of_net
+from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,7 +34,7 @@ Inputs = dict[str, Tensor]
 
 
 def check_format(form: Format) -> None:
-    """Raise a UserError if the packages that ``form`` needs are not there."""
+    """Raise a UserError if packages that ``form`` needs are not installed."""
     missing = [name for name in _ONNX if find_spec(name) is None] if form == "onnx" else []
     if missing:
         raise UserError(f"export: --format onnx needs {', '.join(missing)}; pip install 'lit_compress[onnx]'")
@@ -45,14 +45,14 @@ def write_program(
 ) -> dict[str, Any]:
     """Write ``net`` as a program into ``folder``; return its file, format, inputs, outputs, bytes and difference.
 
-    ``net`` is put in evaluation mode, and has no gradients after it.
+    Afterwards ``net`` is in evaluation mode, and its parameters require no gradients.
 
     Raises:
         UserError: PyTorch or ONNX Runtime cannot follow this net; the program's logits differ from the net's by more
             than ``TOLERANCE`` (relative above 1).
     """
     path = folder / FILES[form]
-    module = _Logits(net.eval().requires_grad_(False), kind_of_net(net.config).results)
+    module = _Logits(net.eval().requires_grad_(False), task_type_of_net(net.config).results)
     try:
         run = (_write_onnx if form == "onnx" else _write_torch)(module, _example(net, tokenizer, 4, 16), path)
         differences = [_difference(module, run, _example(net, tokenizer, *shape)) for shape in ((1, 11), (3, 37))]
@@ -75,7 +75,7 @@ def write_program(
 
 
 class _Logits(nn.Module):
-    """A net from tensors to tensors; its own results are of classes of transformers."""
+    """A net that returns a dict of tensors instead of an output class of transformers."""
 
     def __init__(self, net: PreTrainedModel, results: tuple[str, ...]) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _Logits(nn.Module):
 
 
 def _example(net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: int, length: int) -> Inputs:
-    """Return random texts [batch, length] in two parts, padding in the second, as tokenizer and net agree on."""
+    """Return random inputs [batch, length] for the net, padding in the second text, with token types if it has them."""
     inputs = random_inputs(
         net, batch, min(length, getattr(net.config, "max_position_embeddings", length + 4) - 4), length
     )
@@ -110,7 +110,7 @@ def _example(net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: in
 
 
 def _difference(module: _Logits, run: Callable[[Inputs], Inputs], inputs: Inputs) -> Tensor:
-    """Return how far ``run`` is from ``module``, relative above 1."""
+    """Return the largest difference between the results of ``run`` and ``module``, relative above 1."""
     with torch.inference_mode():
         found, expected = (
             torch.stack([output[name] for name in module.results]) for output in (run(inputs), module(**inputs))
@@ -127,14 +127,14 @@ def _trace(module: _Logits, inputs: Inputs) -> torch.export.ExportedProgram:
 
 
 def _write_torch(module: _Logits, inputs: Inputs, path: Path) -> Callable[[Inputs], Inputs]:
-    """Write a PyTorch archive and return what the file does."""
+    """Write a PyTorch archive and return a function that runs the file."""
     torch.export.save(_trace(module, inputs), path)
     read = torch.export.load(path).module()
     return lambda given: read(**given)
 
 
 def _write_onnx(module: _Logits, inputs: Inputs, path: Path) -> Callable[[Inputs], Inputs]:
-    """Write an ONNX graph and return what ONNX Runtime makes of the file."""
+    """Write an ONNX graph and return a function that runs the file in ONNX Runtime."""
     import onnxruntime
 
     axes = {name: None for name in inputs} | {"input_ids": {0: "batch", 1: "length"}}  # the others' follow

@@ -1,10 +1,11 @@
-"""The report of a run: every number measured on the nets themselves, dense beside compressed."""
+"""The report of a run: every number, measured on the nets, of the dense, the compressed and all stages' nets."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress import __version__
-from lit_compress.budget import dense_site_params, latency, measure
-from lit_compress.metrics import higher_is_better
-from lit_compress.progress import track
+from lit_compress.evaluation.metrics import higher_is_better
+from lit_compress.models.accounting import dense_site_params, latency, measure
+from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from rich.table import Table
     from transformers import PreTrainedModel
 
-    from lit_compress.tasks import Task
+    from lit_compress.tasks.records import Task
 
 _PACKAGES = ("torch", "lightning", "transformers", "datasets", "torchmetrics")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions a result depends on."""
+    """Return the versions of Python and of the packages on which results depend."""
     return {
         "lit_compress": __version__,
         "python": platform.python_version(),
@@ -46,6 +47,7 @@ def hardware() -> dict[str, Any]:
     return {
         "cpu": name,
         "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
         "memory_gib": memory and round(memory, 1),
         "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }
@@ -66,14 +68,15 @@ def commit() -> str | None:
 
 @dataclass(frozen=True)
 class Measured:
-    """A net and what is known of it.
+    """A net with its dev metric.
 
     Attributes:
-        net: as loaded from ``folder``.
-        folder: where its ``model.safetensors`` stands.
-        metric: of the dev set.
-        initial: the same before its stage trained: right after a factorization, for one; None if there was no training.
-        kept: density of what the method kept, where the net may store more (export/fuse.py); None: count it in the net.
+        net: the net, loaded from ``folder``.
+        folder: folder of its ``model.safetensors``.
+        metric: dev metric.
+        initial: dev metric before the first step of its stage, e.g. right after a factorization; None without training.
+        kept: density that the method kept, if the file may store more (export/fuse.py); None: that of the file.
+        merged: True if the file has merged matrices; then all stored weights count in its density, zeros too.
     """
 
     net: PreTrainedModel
@@ -81,30 +84,34 @@ class Measured:
     metric: float
     initial: float | None = None
     kept: float | None = None
+    merged: bool = False
 
     def entry(self, task: Task, whole: int) -> dict[str, Any]:
-        """Return what the report says of the net, without its latency; FLOPs at :func:`reading_length`.
+        """Return the net's numbers for the report, without latency; FLOPs are at :func:`reading_length`.
 
-        ``whole``: weights of the dense net's sites; the configuration of an ordinary export has smaller sizes.
+        ``whole`` is the number of weights of the dense net's sites (the configuration of an ordinary export has smaller
+        sizes).
         """
         found = measure(self.net, reading_length(self.net, task))
+        stored = found["params"]["sites"] / whole
+        found["density"] = stored if self.merged else found["density"] * dense_site_params(self.net) / whole
         return {
             "metric": self.metric,
             "initial": self.initial,
             **found,
-            "density": found["density"] if self.kept is None else self.kept,
-            "stored": found["params"]["sites"] / whole,
+            "kept": found["density"] if self.kept is None else self.kept,
+            "stored": stored,
             "bytes": (self.folder / "model.safetensors").stat().st_size,
         }
 
 
 def reading_length(net: PreTrainedModel, task: Task) -> int:
-    """Return the tokens at which ``net`` is measured: the task's length, less if the net has fewer positions."""
+    """Return the number of tokens at which ``net`` is measured: the task's, or less if it has fewer positions."""
     return min(task.length, getattr(net.config, "max_position_embeddings", task.length + 4) - 4)
 
 
 def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task: Task) -> None:
-    """Time the nets against each other, one thread, batch 1, the task's length, and add it to their entries."""
+    """Time the nets in turns, with one thread, batch 1 and the task's length; add the times to their entries."""
     for item, times in zip(entries, latency(nets, reading_length(nets[0], task)), strict=True):
         item["latency_ms"] = times
 
@@ -113,7 +120,7 @@ def build_report(task: Task, method: str, nets: dict[str, Measured], config: dic
     """Measure every net and compare the last with the first.
 
     Args:
-        task: what they do.
+        task: the task of the run.
         method: name of the method.
         nets: stage name -> net; the first is dense, the last the export.
         config: of the run.
@@ -137,41 +144,76 @@ def build_report(task: Task, method: str, nets: dict[str, Measured], config: dic
     }  # fmt: skip
 
 
-_ROWS = (
-    ("{metric}", lambda e: f"{e['metric']:.4f}"),
-    ("   before training", lambda e: "" if e["initial"] is None else f"{e['initial']:.4f}"),
-    ("site density", lambda e: f"{e['density']:.4f}"),
-    ("   stored", lambda e: "" if e.get("stored") in (None, e["density"]) else f"{e['stored']:.4f}"),
-    ("site parameters", lambda e: f"{e['params']['sites']:,}"),
-    ("non-embedding parameters", lambda e: f"{e['params']['non_embedding']:,}"),
-    ("total parameters", lambda e: f"{e['params']['total']:,}"),
-    ("MFLOPs, 1 x {length} tokens", lambda e: f"{e['flops'] / 1e6:,.1f}"),
-    ("bytes on disk", lambda e: f"{e['bytes']:,}"),
-    ("CPU latency ms, median", lambda e: f"{e['latency_ms']['median']:.2f}"),
-    ("   p10 - p90", lambda e: f"{e['latency_ms']['p10']:.2f} - {e['latency_ms']['p90']:.2f}"),
+_Show = Callable[[dict[str, Any]], str]
+
+
+def _number(*path: str) -> Callable[[dict[str, Any]], float]:
+    """Return what reads the number at ``path`` of a net's entry."""
+
+    def read(entry: dict[str, Any]) -> float:
+        for key in path:
+            entry = entry[key]
+        return entry  # type: ignore[return-value]
+
+    return read
+
+
+# label; how a net's value is shown; what its ratio to the dense net's is made of, None: it has none
+_ROWS: tuple[tuple[str, _Show, Callable[[dict[str, Any]], float] | None], ...] = (
+    ("{metric}", lambda e: f"{e['metric']:.4f}", _number("metric")),
+    ("   before training", lambda e: "" if e["initial"] is None else f"{e['initial']:.4f}", None),
+    ("site density", lambda e: f"{e['density']:.4f}", None),
+    ("   kept by the method", lambda e: "" if e.get("kept") in (None, e["density"]) else f"{e['kept']:.4f}", None),
+    ("   stored, with zeros", lambda e: "" if e.get("stored") in (None, e["density"]) else f"{e['stored']:.4f}", None),
+    ("site parameters", lambda e: f"{e['params']['sites']:,}", _number("params", "sites")),
+    ("non-embedding parameters", lambda e: f"{e['params']['non_embedding']:,}", _number("params", "non_embedding")),
+    ("total parameters", lambda e: f"{e['params']['total']:,}", _number("params", "total")),
+    ("MFLOPs, 1 x {length} tokens", lambda e: f"{e['flops'] / 1e6:,.1f}", _number("flops")),
+    ("bytes on disk", lambda e: f"{e['bytes']:,}", _number("bytes")),
+    ("CPU latency ms, median", lambda e: f"{e['latency_ms']['median']:.2f}", _number("latency_ms", "median")),
+    ("   p10 - p90", lambda e: f"{e['latency_ms']['p10']:.2f} - {e['latency_ms']['p90']:.2f}", None),
 )
+_SPEED = "CPU latency ms, median"
 
 
 def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows of the final table."""
+    """Return the header and the rows of the final table; its last column is compressed / dense, or the speed-up."""
     names = list(report["stages"])
     words = {"metric": f"dev {report['metric']['name']}", "length": report["dense"]["latency_ms"]["length"]}
-    header = [f"{report['method']} on {report['task']}", *names]
-    body = [[label.format(**words), *(show(report["stages"][n]) for n in names)] for label, show in _ROWS]
-    return header, [row for row in body if any(row[1:])]
+    header = [f"{report['method']} on {report['task']}", *names, "ratio"]
+    body = []
+    for label, show, value in _ROWS:
+        shown = [show(report["stages"][name]) for name in names]
+        if any(shown):
+            body.append([label.format(**words), *shown, _ratio(report, label, value)])
+    return header, body
+
+
+def _ratio(report: dict[str, Any], label: str, value: Callable[[dict[str, Any]], float] | None) -> str:
+    if value is None or not (dense := value(report["dense"])) or not (small := value(report["compressed"])):
+        return ""
+    return f"{dense / small:.2f}x" if label == _SPEED else f"{small / dense:.3f}"
 
 
 def table(report: dict[str, Any]) -> Table:
-    """Return the final table for the terminal."""
+    """Return the final table for the terminal and for a log: about 100 columns for four nets."""
     from rich.table import Table
 
     header, body = rows(report)
-    shown = Table(title=None)
+    shown = Table()
     for i, name in enumerate(header):
-        shown.add_column(name, justify="left" if i == 0 else "right")
+        shown.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
     for row in body:
         shown.add_row(*row)
     return shown
+
+
+def print_table(report: dict[str, Any]) -> None:
+    """Print the final table; into a file it is as wide as it needs to be."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    (console if console.is_terminal else Console(highlight=False, width=120)).print(table(report))
 
 
 def markdown(report: dict[str, Any]) -> str:

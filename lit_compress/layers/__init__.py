@@ -1,53 +1,57 @@
-"""What takes a Linear's place (or a LayerNorm's, an embedding's, a sub-layer's).
+"""Layers that replace Linears, norms, embeddings or sub-layers: training layers and deployed layers.
 
-A layer has a ``kind``, a ``spec()`` (JSON: the kind and the arguments of its constructor, which makes an empty one) and
-``fuse()``, the cheapest equal module. What ``fuse()`` returns has a self-contained source: exports carry it. One with
-``adopt(module, ...)`` in place of that constructor changes a module of the host model, which keeps what it has.
+A layer has a ``kind``, a ``spec()`` (JSON: the kind and the arguments of its constructor, which makes an empty layer)
+and ``fuse()``, which returns the cheapest layer with the same outputs. That one is in deployed/, and its source is
+self-contained: exports carry it. A layer with ``adopt(module, ...)`` in place of the constructor changes the class of a
+module of the host model, which keeps its attributes; one that adds matrices returns them in ``counted_weights()``.
+
+models/surgery.py and the methods put layers into nets. Begin with deployed/low_rank.py and training/low_rank_sparse.py.
 """
 
 from torch import nn
 
-from lit_compress.layers.gated import GatedLinear, GatedNorm
-from lit_compress.layers.hard_concrete import HardConcrete
-from lit_compress.layers.low_rank import LowRankLinear
-from lit_compress.layers.low_rank_rows import LowRankRowsLinear
-from lit_compress.layers.low_rank_sparse import LowRankSparseLinear
-from lit_compress.layers.masked import MaskedLinear
-from lit_compress.layers.mixed_rank import MixedRankLinear
-from lit_compress.layers.narrow import NarrowLinear, NarrowNorm
-from lit_compress.layers.nothing import Nothing
-from lit_compress.layers.projected import ProjectedLinear, ProjectedNorm
-from lit_compress.layers.sized import SizedLinear
-from lit_compress.layers.sized_stream import SizedEmbedding, SizedNorm
-from lit_compress.layers.stream import Junction, StreamBlock, StreamNorm, StreamTable
+from lit_compress.layers.deployed.low_rank import LowRankLinear
+from lit_compress.layers.deployed.low_rank_rows import LowRankRowsLinear
+from lit_compress.layers.deployed.narrow import NarrowLinear, NarrowNorm
+from lit_compress.layers.deployed.removed import Removed
+from lit_compress.layers.deployed.sized import SizedLinear
+from lit_compress.layers.deployed.sized_stream import SizedEmbedding, SizedNorm
+from lit_compress.layers.deployed.stream_block import NarrowEmbedding, StreamBlock
+from lit_compress.layers.training.gated import GatedLinear, GatedNorm
+from lit_compress.layers.training.hard_concrete import HardConcrete
+from lit_compress.layers.training.low_rank_sparse import LowRankSparseLinear
+from lit_compress.layers.training.masked import MaskedLinear
+from lit_compress.layers.training.mixed_rank import MixedRankLinear
+from lit_compress.layers.training.projected import ProjectedLinear, ProjectedNorm
+from lit_compress.layers.training.stream import BasisChange, StreamNorm
 
 _KINDS = (
-    Junction, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, NarrowLinear, NarrowNorm, Nothing, ProjectedLinear,
-    ProjectedNorm, SizedEmbedding, SizedLinear, SizedNorm, StreamBlock, StreamNorm, StreamTable,
+    BasisChange, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, NarrowEmbedding, NarrowLinear, NarrowNorm,
+    ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding, SizedLinear, SizedNorm, StreamBlock, StreamNorm,
 )  # fmt: skip
 LAYERS: dict[str, type[nn.Module]] = {layer.kind: layer for layer in _KINDS}
 
 
 __all__ = [
     "LAYERS",
+    "BasisChange",
     "GatedLinear",
     "GatedNorm",
     "HardConcrete",
-    "Junction",
     "LowRankLinear",
     "LowRankRowsLinear",
     "LowRankSparseLinear",
     "MaskedLinear",
     "MixedRankLinear",
+    "NarrowEmbedding",
     "NarrowLinear",
     "NarrowNorm",
-    "Nothing",
     "ProjectedLinear",
     "ProjectedNorm",
+    "Removed",
     "SizedEmbedding",
     "SizedLinear",
     "SizedNorm",
     "StreamBlock",
     "StreamNorm",
-    "StreamTable",
 ]

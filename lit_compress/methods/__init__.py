@@ -1,33 +1,21 @@
-"""One file per paper. A config names the class: ``class_path: lit_compress.methods.LPAF``."""
+"""The compression methods: one paper, one file or one folder, each with a LightningModule.
+
+What several papers share is in stages/, code on nets and layers in models/ and layers/; a paper never imports another.
+Begin with base.py, then lpaf.py. A config names a class, ``class_path: lit_compress.methods.LPAF``: this package offers
+every subclass of ``Method`` that a file of this folder defines.
+"""
+
+from importlib import import_module
+from pkgutil import walk_packages
 
 from lit_compress.methods.base import Method
-from lit_compress.methods.cofi import CoFi
-from lit_compress.methods.cofi_losparse import CoFiLoSparse
-from lit_compress.methods.first_order import FirstOrder
-from lit_compress.methods.fwsvd import FWSVD
-from lit_compress.methods.itp import ITP
-from lit_compress.methods.losparse import LoSparse, LowRankI, LowRankII
-from lit_compress.methods.lpaf import LPAF
-from lit_compress.methods.magnitude import Magnitude
-from lit_compress.methods.movement import Movement
-from lit_compress.methods.platon import PLATON
-from lit_compress.methods.sp3 import SP3
-from lit_compress.methods.svd import SVD
 
-__all__ = [
-    "FWSVD",
-    "ITP",
-    "LPAF",
-    "PLATON",
-    "SP3",
-    "SVD",
-    "CoFi",
-    "CoFiLoSparse",
-    "FirstOrder",
-    "LoSparse",
-    "LowRankI",
-    "LowRankII",
-    "Magnitude",
-    "Method",
-    "Movement",
-]
+
+def _found() -> dict[str, type[Method]]:
+    modules = [import_module(info.name) for info in walk_packages(__path__, f"{__name__}.")]
+    classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+    return {kind.__name__: kind for kind in classes if issubclass(kind, Method)}
+
+
+globals().update(_found())
+__all__ = sorted(_found())

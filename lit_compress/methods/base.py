@@ -1,13 +1,14 @@
-"""The part every method shares: a LightningModule that runs one stage after another.
+"""The base class of all methods: a LightningModule that runs one stage after another.
 
 This is the only file that knows Lightning's order inside an optimizer step: closure (forward, backward) ->
-``on_before_optimizer_step`` (gradients whole, unscaled, not clipped: scores are read here) -> clipping ->
-step -> back in ``optimizer_step`` (weights are zeroed here).
+``on_before_optimizer_step`` (gradients accumulated, reduced, unscaled, not clipped: scores are read here) -> clipping
+(scores computed after the step copy the unclipped gradients just before it) -> step -> back in ``optimizer_step``
+(weights are zeroed here).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,16 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress import __version__
-from lit_compress.errors import UserError
-from lit_compress.families import blocks
-from lit_compress.kinds import kind_of
-from lit_compress.losses import task_loss
-from lit_compress.methods.distillation import Distillation, check_widths, distillation_terms, hidden_states
-from lit_compress.methods.stage import Stage, Training, count_steps
-from lit_compress.metrics import bind, build_metrics, higher_is_better
-from lit_compress.schedules import linear_warmup_decay
-from lit_compress.surgery import Structure, describe, load_net
-from lit_compress.tasks import get_task
+from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
+from lit_compress.models.sites import blocks
+from lit_compress.models.storage import load_net
+from lit_compress.models.surgery import Structure, describe
+from lit_compress.numerics.losses import task_loss
+from lit_compress.numerics.schedules import linear_warmup_decay
+from lit_compress.stages.base import Stage, Training, count_steps
+from lit_compress.stages.distillation import Distillation, check_widths, distillation_terms, hidden_states
+from lit_compress.tasks import task_type
+from lit_compress.tasks.records import get_task
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.sharding import send_from_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,60 +39,63 @@ if TYPE_CHECKING:
 class Method(pl.LightningModule):
     """A compression method: a net, a task and a list of stages.
 
+    The constructor of a method declares its own settings and changed defaults, and passes ``**common`` on to this one.
+
     Args:
         task: name of the task; the data is read for the same one.
         backbone: folder or hub name of the pre-trained model, or ``embedded`` for a small one built here.
-        density: remaining / original parameters of the compressed matrices, in (0, 1].
-        teacher: folder of a model already fine-tuned on the task, e.g. ``runs/x/dense/net``; it takes the
-            place of the dense stage. None: the dense stage makes it.
-        distillation: how the teacher is listened to.
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
+        teacher: folder of a net already fine-tuned on the task, e.g. ``runs/x/dense/net``; it takes the place
+            of the dense stage.
+        dense: fine-tuning of the backbone; its result is the teacher of the later stages.
+        distillation: weights of the loss terms that compare the net with its teacher in the later stages.
 
     Attributes:
-        stores_zeros: the removed weights stay in the exported file, as zeros: the density says what was removed, but
+        stores_zeros: True if the exported file keeps removed weights as zeros: the density says what was removed, but
             bytes, stored parameters and FLOPs are those of the dense net.
+        former_gates: name of a gate in earlier versions -> its name today; stored checkpoints may have the former.
     """
 
     stores_zeros = False
+    former_gates: Mapping[str, str] = {}
 
     def __init__(
         self,
-        task: str,
-        backbone: str,
-        density: float,
-        teacher: str | None,
-        distillation: Distillation,
+        *,
+        task: str = "sst2",
+        backbone: str = "bert-base-uncased",
+        density: float = 0.25,
+        teacher: str | None = None,
+        dense: Training = Training(),
+        distillation: Distillation = Distillation(),
     ) -> None:
         super().__init__()
         if not 0 < density <= 1:
             raise UserError(
                 f"model.density: {density} is not in (0, 1]; nearest valid value {1.0 if density > 1 else 0.01}"
             )
-        self.task_record = get_task(task)
-        self.kind = kind_of(self.task_record)
-        self.backbone, self.density, self.teacher, self.distillation = (
-            backbone,
-            density,
-            teacher,
-            distillation,
-        )
+        self.task = get_task(task)
+        self.kind = task_type(self.task)
+        self.backbone, self.density, self.teacher = backbone, density, teacher
+        self.dense, self.distillation = dense, distillation
         self.net: PreTrainedModel | None = None
         self.stage: Stage | None = None
         self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
-        self._hidden: list[list[tuple[Tensor, ...]]] | None = None  # of a step's forwards; None: not asked for
-        self.val_metrics = nn.ModuleList([build_metrics(self.task_record) for _ in self.task_record.validation])
+        self._hidden: list[list[tuple[Tensor, ...]]] | None = None  # of this step's forwards; None: off
+        self.val_metrics = nn.ModuleList([build_metrics(self.task) for _ in self.task.validation])
         self.initial: dict[str, float] = {}
 
     def stages(self) -> list[Stage]:
         """Return the stages in order; the first is called ``dense`` unless a teacher is given."""
         raise NotImplementedError
 
-    def first(self, dense: Training) -> list[Stage]:
+    def dense_stage(self) -> list[Stage]:
         """Return the dense stage, or nothing where a given teacher takes its place."""
-        return [] if self.teacher else [Stage("dense", dense, distil=False)]
+        return [] if self.teacher else [Stage("dense", self.dense, distil=False)]
 
     # ---------------------------------------------------------------- set-up
 
-    def enter(
+    def prepare(
         self,
         stage: Stage,
         seed: int,
@@ -100,20 +106,20 @@ class Method(pl.LightningModule):
         """Prepare for the fit of ``stage``; the net itself is built in ``configure_model``.
 
         Args:
-            stage: of this method.
+            stage: one of :meth:`stages`.
             seed: of the run.
             previous: folder of the net to start from; None for the backbone.
             teacher: folder of the dense net.
-            structure: of the checkpoint the values will come from; None when the stage starts.
+            structure: of the net in the checkpoint that will be loaded; None when the stage starts anew.
         """
         self.stage, self._seed, self._previous, self._teacher_folder = stage, seed, previous, teacher
         self._structure = structure
 
     def configure_model(self) -> None:
-        """Build the structure before any wrapping; shard it when the strategy brings a device mesh."""
+        """Build the net before a strategy wraps it; shard it (FSDP2) when the strategy has a device mesh."""
         if self.net is not None:
             return
-        assert self.stage is not None, "enter() first"
+        assert self.stage is not None, "prepare() first"
         if self.stage.from_backbone:
             torch.manual_seed(self._seed)  # its new head is the same on every rank and after a resume
         with torch.device("cpu"):
@@ -121,6 +127,8 @@ class Method(pl.LightningModule):
             if self._teacher_folder and self.stage.distil and self.distillation.on:
                 self._teacher = (load_net(self._teacher_folder).requires_grad_(False).eval(),)
                 check_widths(self.distillation, net, *self._teacher)
+        if self._structure is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            send_from_first(net, self.trainer.strategy.root_device)
         net.train()
         if self.device_mesh is not None:
             from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -129,26 +137,26 @@ class Method(pl.LightningModule):
             for *_, block in blocks(net):
                 fully_shard(block, mesh=mesh)
             fully_shard(net, mesh=mesh)
-            if hasattr(net, "generate"):  # it calls an encoder past the net's own forward
+            if hasattr(net, "generate"):  # it calls the encoder directly, without the net's forward
                 register_fsdp_forward_method(net, "generate")
-            net._is_fsdp_managed_module = True  # ranks go on until all have written their texts
+            net._is_fsdp_managed_module = True  # generate() goes on on every rank until all have finished
         self.net = net
         self.stage.attach(net)
         # Scores and frozen matrices are the same on every rank already; DDP need not send them each step.
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
 
     def on_fit_start(self) -> None:
-        """Bring the teacher to the device."""
+        """Move the teacher to the device."""
         for teacher in self._teacher:
             teacher.to(self.device)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        """AdamW with linear warm-up and decay, a pure function of the optimizer step."""
+        """Return AdamW, and a schedule of linear warm-up and decay that depends on the optimizer step only."""
         assert self.stage is not None and self.net is not None
-        settings = self.stage.training_settings
+        settings = self.stage.settings
         trainer = self.trainer
         batches = trainer.datamodule.batches_per_epoch(trainer.world_size)  # type: ignore[attr-defined]
-        self.stage.begin(
+        self.stage.set_total_steps(
             count_steps(
                 batches,
                 settings.epochs,
@@ -157,7 +165,7 @@ class Method(pl.LightningModule):
                 trainer.max_steps,
             )
         )
-        own = self.stage.own_groups(self.net)
+        own = self.stage.param_groups(self.net)
         named = {id(parameter) for group in own for parameter in group["params"]}
         decay, plain = [], []
         for parameter in self.net.parameters():
@@ -187,12 +195,12 @@ class Method(pl.LightningModule):
     # ---------------------------------------------------------------- loss
 
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the net's logits [b, ..., classes] for ``batch``; note the hidden states if asked for."""
+        """Return the net's logits [b, ..., classes] for ``batch``; collect its hidden states for distillation."""
         assert self.net is not None
         output = self._forward(self.net, batch, hidden=self._hidden is not None)
         if self._hidden is not None:
             stacks = hidden_states(output)
-            # a foreign block class would drop its own
+            # transformers collects hidden states by the class of the block: a replaced block would be missing
             assert len(stacks[0]) == 1 + self.net.config.num_hidden_layers
             self._hidden.append(stacks)
         return self.kind.logits(output, batch)
@@ -201,15 +209,15 @@ class Method(pl.LightningModule):
         return net(**self.kind.inputs(net, batch), output_hidden_states=hidden)
 
     def objective(self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1) -> dict[str, Tensor]:
-        """Return the task term and, with a teacher, the distillation terms.
+        """Return the loss terms by name: the task's and, with a teacher, those of distillation.
 
-        The hidden states are those of the forwards since ``training_step`` began, in :meth:`logits`.
+        The student's hidden states are those that :meth:`logits` collected since ``training_step`` began.
 
         Args:
-            logits: [copies * b, ..., classes]; the copies stand one after the other.
+            logits: [copies * b, ..., classes], one copy of the batch after the other.
             batch: the b examples.
-            distil: listen to the teacher if there is one.
-            copies: how often the batch was put through the net; means over copies equal the mean of the means.
+            distil: add the distillation terms if there is a teacher.
+            copies: number of forwards of the batch; the loss is the mean over them.
         """
         hard = task_loss(logits, torch.cat([batch["labels"]] * copies), self.kind.loss)
         if not (distil and self._teacher):
@@ -233,18 +241,18 @@ class Method(pl.LightningModule):
         return {"task": self.distillation.label_weight * hard, **soft}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed the step: random numbers are a function of the position, so a resumed run draws the same ones."""
+        """Seed the random numbers by seed, stage, epoch and batch, so that a resumed run draws the same ones."""
         assert self.stage is not None
         self.micro_seed = crc32(f"{self._seed} {self.stage.name} {self.current_epoch} {batch_idx}".encode())
         torch.manual_seed(self.micro_seed + self.global_rank)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Sum the stage's terms and log them."""
+        """Return the sum of the stage's loss terms; log the sum and each term."""
         assert self.stage is not None and self.net is not None
         listens = self._teacher and self.stage.distil and self.distillation.alpha_layers > 0
         self._hidden = [] if listens else None
         terms = self.stage.losses(self, batch)
-        self._hidden = None  # validation, and what checkpointing computes again, need none
+        self._hidden = None  # off in validation and in recomputation by checkpointing
         loss = torch.stack(list(terms.values())).sum()
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log_dict({f"train/{name}": value.detach() for name, value in terms.items()})
@@ -253,7 +261,7 @@ class Method(pl.LightningModule):
     # ---------------------------------------------------------------- around the optimizer step
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the stage read whole gradients."""
+        """Let the stage read the gradients, which are accumulated, reduced, unscaled and not yet clipped."""
         assert self.stage is not None and self.net is not None
         self.stage.before_step(self.net)
 
@@ -263,7 +271,10 @@ class Method(pl.LightningModule):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip all gradients together, without those of the groups that say ``clip``: False."""
+        """Clip all gradients by one norm, except those of parameter groups with ``clip`` False."""
+        if gradient_clip_val:
+            assert self.stage is not None and self.net is not None
+            self.stage.before_clipping(self.net)
         groups = optimizer.param_groups
         optimizer.param_groups = [group for group in groups if group.get("clip", True)]
         try:
@@ -274,7 +285,7 @@ class Method(pl.LightningModule):
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        """Step, then let the stage change values; Lightning's counter moves only afterwards."""
+        """Take the optimizer step, then let the stage change weights; Lightning counts the step only afterwards."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         assert self.stage is not None and self.net is not None
         step = self.trainer.global_step + 1
@@ -291,50 +302,51 @@ class Method(pl.LightningModule):
     # ---------------------------------------------------------------- evaluation
 
     def _update(self, metrics: Any, outputs: Tensor, batch: dict[str, Tensor]) -> None:
-        real = batch["index"] >= 0  # the rest fills up the last batches of other ranks
+        real = batch["index"] >= 0  # the others only fill up the last batches of a rank
         self.kind.observe(metrics, outputs[real], {name: column[real] for name, column in batch.items()})
 
     def on_validation_start(self) -> None:
-        """Give the rows to the metrics that look into them."""
+        """Give the data's rows to the metrics that need texts or labels from them."""
         if self.kind.needs_rows:
             for metrics, rows in zip(self.val_metrics, self.trainer.datamodule.validation_rows, strict=False):  # type: ignore[attr-defined]
                 bind(metrics, rows)
 
     def on_validation_epoch_start(self) -> None:
-        """Let the stage bring the net into the form that is evaluated."""
+        """Let the stage prepare the net for evaluation, e.g. fix its gates."""
         assert self.stage is not None and self.net is not None
         self.stage.before_validation(self.net, self.trainer.global_step)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Collect the dev metric of one validation split."""
+        """Update the dev metrics of one validation split."""
         assert self.net is not None
         tokenizer = self.trainer.datamodule.tokenizer  # type: ignore[attr-defined]
         self._update(self.val_metrics[dataloader_idx], self.kind.outputs(self.net, batch, tokenizer), batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics, and ``val/score``: the first one (negative where less is better), -inf until at budget.
+        """Log the dev metrics, and ``val/score``, by which the best epoch is chosen.
 
-        The pass before training gives the metric right after a factorization; it is kept in ``initial``.
+        The score is the first metric (negated where less is better), or -inf while the net is above its budget. The
+        metrics before the first step, e.g. right after a factorization, are kept in ``initial``.
         """
         values: dict[str, Tensor] = {}
         for i, metrics in enumerate(self.val_metrics):
             if any(m._update_called for m in metrics.values()):
-                prefix = "val" if i == 0 else self.task_record.validation[i].replace("validation", "val")
+                prefix = "val" if i == 0 else self.task.validation[i].replace("validation", "val")
                 values |= {f"{prefix}/{name}": value for name, value in metrics.compute().items()}
                 metrics.reset()
-        main = float(values[f"val/{self.task_record.metrics[0]}"])
+        main = float(values[f"val/{self.task.metrics[0]}"])
         if self.trainer.sanity_checking:
             self.initial = {name: float(value) for name, value in values.items()}
             return
         at_budget = self.stage is None or self.stage.at_budget(self.trainer.global_step)
         self.log_dict(values, prog_bar=True)
-        score = main if higher_is_better(self.task_record) else -main
+        score = main if higher_is_better(self.task) else -main
         self.log("val/score", score if at_budget else -inf)
 
     # ---------------------------------------------------------------- checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Say whose checkpoint it is, in primitives (``weights_only=True`` loads it)."""
+        """Add method, stage, structure and metrics, as primitives: ``weights_only=True`` loads the checkpoint."""
         assert self.stage is not None and self.net is not None
         checkpoint["lit_compress"] = {
             "version": __version__,
@@ -345,29 +357,38 @@ class Method(pl.LightningModule):
             "at_budget": self.stage.at_budget(self.trainer.global_step),
             "structure": describe(self.net),
             "initial": self.initial,
+            "threads": torch.get_num_threads(),
             "metrics": {
                 name: float(value)
                 for name, value in self.trainer.callback_metrics.items()
                 if name.startswith("val") and name != "val/score"
-            },
+            }
+            or self.initial,  # of a stage of no epochs
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint is of this method and stage.
+        """Check that this method and stage wrote the checkpoint; give former gates their names of today.
 
         Raises:
-            UserError: it is not.
+            UserError: another method or stage wrote it.
         """
         assert self.stage is not None and self.net is not None
         mark = check_mark(checkpoint, type(self).__name__, self.stage.name)
+        self.rename_gates(checkpoint["state_dict"])
         self._saved_steps, self._saved_data = mark["total_steps"], mark["data"]
         self.initial = mark["initial"]
 
+    def rename_gates(self, state: dict[str, Any]) -> None:
+        """Give the gates in a checkpoint's ``state_dict``, in place, the names of today."""
+        for key in [key for key in state if key.startswith("stage.held.")]:
+            gate, _, rest = key.removeprefix("stage.held.").partition(".")
+            state[f"stage.held.{self.former_gates.get(gate, gate)}.{rest}"] = state.pop(key)
+
     def on_train_start(self) -> None:
-        """Refuse a resume that would silently move the schedules.
+        """Refuse to resume with other data or another number of steps, which would silently move the schedules.
 
         Raises:
-            UserError: the stage has another length than when it was begun.
+            UserError: the data or the number of optimizer steps is not that of the checkpoint.
         """
         saved = getattr(self, "_saved_steps", None)
         if saved not in (None, self.stage.total_steps):  # type: ignore[union-attr]
@@ -380,15 +401,15 @@ class Method(pl.LightningModule):
 
 
 def check_mark(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:
-    """Return what :meth:`Method.on_save_checkpoint` wrote.
+    """Return what :meth:`Method.on_save_checkpoint` added to a checkpoint.
 
     Raises:
-        UserError: the checkpoint is foreign.
+        UserError: another program, method or stage wrote the checkpoint.
     """
     mark = checkpoint.get("lit_compress")
     if mark is None:
         raise UserError(
-            "ckpt_path: this checkpoint was not written by lit_compress; give `last` or one of this run folder"
+            "ckpt_path: this checkpoint was not written by lit_compress; give `last` or a checkpoint of this run"
         )
     if (mark["method"], mark["stage"]) != (method, stage):
         raise UserError(

@@ -3,7 +3,7 @@
 Siyu Ren, Kenny Q. Zhu, "Low-Rank Prune-And-Factorize for Language Model Compression", 2023,
 https://arxiv.org/abs/2306.14152. Notation: W [n, m] is torch's weight [out, in], A = left, B = right.
 
-    step 1   T_sparse = UP_first(T, D, v)                              Eqs. 4-5, methods/pruning_stage.py
+    step 1   T_sparse = UP_first(T, D, v)                              Eqs. 4-5, stages/unstructured.py
     step 2   min_AB sum_ij S_ij (W_ij - (AB)_ij)^2, rank(AB) = k                                  Eq. 7
              rows share importance: s_i = sum_j S_ij;  I = diag(s);  I W = U Sigma V^T           Eqs. 8-10
              A = I^-1 U_k Sigma_k,  B = V_k^T                                                     Eq. 11
@@ -16,7 +16,7 @@ Deviations and choices where the paper is silent:
     - Eqs. 8-10 weight by s although Eq. 7 asks for sqrt(s): ``power`` 0.5 solves Eq. 7, 1.0 is the printed form.
     - s_i sums max(S_ij, 0) over kept weights; a negative sum would be read as its absolute value.
     - The score accumulates |g W| (``prune.score: absolute``): the signed sum of Eq. 4 removes large weights
-      near a minimum and collapsed in our runs (benchmarks/README.md). ``signed`` is there.
+      near a minimum and collapsed in our runs (benchmarks/README.md). ``signed`` is the printed form.
     - W in Eq. 12 is frozen. L = mean of the two task losses + consistency * L_c, symmetric KL, also once p = 0
       (Table 7's row p_init = 0 beats plain fine-tuning).
     - Step 1 starts from the fine-tuned net (``prune.init``); the paper prunes the pre-trained one.
@@ -26,22 +26,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from lit_compress.errors import UserError
-from lit_compress.importance import Weighting, load_row_importance
-from lit_compress.kinds import kind_of
 from lit_compress.layers import MixedRankLinear
-from lit_compress.losses import consistency_loss
-from lit_compress.methods.base import Distillation, Method
-from lit_compress.methods.low_rank_stage import LowRankRetraining, WeightedDecomposer
-from lit_compress.methods.pruning_stage import Pruning, UnstructuredPruning
-from lit_compress.methods.stage import Host, Stage, Training
-from lit_compress.ranks import RankRule
-from lit_compress.schedules import linear_decay_to_zero
+from lit_compress.methods.base import Method
+from lit_compress.models.storage import load_row_importance
+from lit_compress.models.surgery import Structure
+from lit_compress.numerics.importance import Weighting
+from lit_compress.numerics.losses import consistency_loss
+from lit_compress.numerics.schedules import linear_decay_to_zero
+from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.low_rank import LowRankRetraining, WeightedDecomposer
+from lit_compress.stages.rank_rule import RankRule, choose_rule
+from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
+from lit_compress.tasks import task_type
+from lit_compress.utils.errors import UserError, require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,17 +51,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MixedRank(Training):
-    """How the factorized net is retrained.
+    """How the sparse net is factorized and retrained.
 
     Args:
-        weighting: what a row's reconstruction error is weighted by (step 2): ``scores`` = positive scores of
-            kept weights, ``scores_all`` = positive scores, ``scores_abs`` = their absolute values,
-            ``scores_raw`` = the plain sum, ``mask`` = kept weights, ``none`` = plain SVD.
+        weighting: what a row's reconstruction error is weighted by (step 2), a sum over the row: ``scores`` = positive
+            scores of kept weights, ``scores_all`` = positive scores of all, ``scores_abs`` = absolute scores,
+            ``scores_raw`` = scores, ``scores_shifted`` = scores of kept weights, less the last threshold if that is
+            negative, ``mask`` = number of kept weights, ``none`` = plain SVD.
         power: exponent on the row importance; 0.5 solves Eq. 7, 1.0 is the literal Eq. 9.
-        p_init: first probability of the sparse matrix; 0 turns mixing off. None: 0.1, 0.3 or 0.7 for density 0.5,
-            0.25 or 0.16.
-        consistency: weight of L_c; 0 turns the second forward off.
-        consistency_after_decay: keep L_c (two dropout masks) once p has reached 0.
+        p_init: first probability that a forward uses the sparse matrix; 0 turns mixing off. None: 0.1, 0.3 or 0.7 for
+            density 0.5, 0.25 or 0.16; a rank counts as the density that it leaves.
+        consistency: weight of L_c, the distance of two forwards' logits; 0 turns the second forward off.
+        consistency_after_decay: keep L_c (then of two dropout masks) once p has reached 0.
         double_forward: ``sequential`` puts the batch through the net twice, ``concat`` makes one batch of twice the
             size. Same loss and gradients; on CPUs ``concat`` is slower (benchmarks/README.md). Half the batch size
             with ``trainer.accumulate_grad_batches`` doubled needs the memory of dense fine-tuning, in the same time.
@@ -74,57 +77,109 @@ class MixedRank(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.p_init is not None and not 0 <= self.p_init <= 1:
-            raise UserError(
-                f"retrain.p_init: {self.p_init} is not in [0, 1]; nearest valid {min(max(self.p_init, 0), 1)}"
-            )
-        if self.power <= 0:
-            raise UserError(f"retrain.power: {self.power} is not above 0; 0.5 solves Eq. 7, 1.0 is the printed form")
-        if self.consistency < 0:
-            raise UserError(f"retrain.consistency: {self.consistency} is below 0, the smallest valid value")
+        require(self, "retrain.p_init", low=0, high=1)
+        require(self, "retrain.power", above=0, hint="0.5 solves Eq. 7, 1.0 is the printed form")
+        require(self, "retrain.consistency", low=0)
+
+
+@dataclass(frozen=True)
+class LPAFSettings(FirstOrderSettings):
+    """How the dense net is pruned to the sparse one.
+
+    Args:
+        density: kept fraction v of the weights; None: 0.50, 0.25 or 0.10, the best in LPAF's Table 4 for
+            model.density 0.50, 0.25 or 0.16.
+    """
+
+    density: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "prune.density", above=0, high=1)
+
+
+class LPAFPruning(UnstructuredPruning):
+    """Step 1: prune single weights to the kept fraction v, which depends on the density after factorization.
+
+    Args:
+        settings: v, schedule and score.
+        ranks: rule for the ranks of the factorization that follows.
+    """
+
+    settings: LPAFSettings
+
+    def __init__(self, settings: LPAFSettings, ranks: RankRule) -> None:
+        super().__init__(settings, 1.0)
+        self.ranks, self.density = ranks, self._v(ranks.density)
+
+    def _v(self, density: float) -> float:
+        if density == 1:
+            return 1.0
+        return by_density(density, 0.50, 0.25, 0.10) if self.settings.density is None else self.settings.density
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Choose v; where a rank is given, by the density that it leaves of ``net``."""
+        super().check(net)
+        self.density = self._v(self.ranks.density_of(net))
+
+    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+        """Load the net and choose v."""
+        net = super().build(method, previous, structure)
+        self.density = self._v(self.ranks.density_of(net))
+        return net
 
 
 class MixedRankRetraining(LowRankRetraining):
     """Steps 2 and 3: factorize the sparse net, retrain the factors with the sparse matrices mixed in.
 
     Args:
-        settings: how.
-        density: of the sites, after factorization.
-        rank: the same rank for every matrix instead.
+        settings: weighting, mixing and training.
+        density: density of the sites after factorization.
+        rank: the same rank for every matrix, instead of ``density``; None: by ``density``.
     """
 
+    settings: MixedRank
     layer = MixedRankLinear
 
     def __init__(self, settings: MixedRank, density: float, rank: int | None) -> None:
         super().__init__(settings, RankRule(density, rank))
-        self.settings = settings
-        self.p_init = settings.p_init if settings.p_init is not None else by_density(density, 0.1, 0.3, 0.7)
+        self.p_init = self._p(density)
+
+    def _p(self, density: float) -> float:
+        return by_density(density, 0.1, 0.3, 0.7) if self.settings.p_init is None else self.settings.p_init
 
     def check(self, net: PreTrainedModel) -> None:
-        """Also refuse ``concat`` where a matrix sees something without a batch axis (DeBERTa's relative positions)."""
+        """Also refuse ``concat`` where a matrix has inputs without a batch axis (DeBERTa's relative positions)."""
         super().check(net)
+        self.p_init = self._p(self.ranks.density_of(net))
         if self.settings.double_forward == "concat" and getattr(net.config, "share_att_key", False):
             raise UserError(
                 f"retrain.double_forward: concat does not work with {net.config.model_type}, whose query and key also "
                 "project relative positions; use sequential"
             )
 
-    def decomposer(self, method: Host, net: PreTrainedModel, previous: Path | None) -> WeightedDecomposer:
-        """Return the sparsity-aware SVD (Eqs. 7-11)."""
+    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+        """Factorize the net and choose p_init."""
+        net = super().build(method, previous, structure)
+        self.p_init = self._p(self.ranks.density_of(net))
+        return net
+
+    def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> WeightedDecomposer:
+        """Return the decomposer of the sparsity-aware SVD (Eqs. 7-11)."""
         assert previous is not None
         rows = load_row_importance(previous, self.settings.weighting)
         return WeightedDecomposer(rows, axis="out", power=self.settings.power)
 
     def attach(self, net: PreTrainedModel) -> None:
-        """Find the layers whose coin is thrown."""
+        """Find the mixed-rank layers, for which a coin is thrown in every forward."""
         self._layers = [m for m in net.modules() if isinstance(m, MixedRankLinear)]
 
     def p(self, step: int) -> float:
         """Return the probability of the sparse matrix at ``step`` (Eq. 13)."""
         return linear_decay_to_zero(step, self.total_steps, self.p_init)
 
-    def losses(self, method: Host, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Throw the coins, put the batch through once or twice, compare (Eqs. 12-14)."""
+    def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Throw the coins, do one or two forwards, return the loss terms with the consistency (Eqs. 12-14)."""
         p = self.p(method.trainer.global_step)
         if p == 0:
             for layer in self._layers:
@@ -137,7 +192,7 @@ class MixedRankRetraining(LowRankRetraining):
         logits = self._two_forwards(method, batch, coins)
         first, second = logits.chunk(2)
         terms = method.objective(logits, batch, distil=self.distil, copies=2)
-        kind = kind_of(method.task_record)
+        kind = task_type(method.task)
         consistency = consistency_loss(first, second, kind.loss, kind.counted(batch))
         return {**terms, "consistency": self.settings.consistency * consistency}
 
@@ -150,7 +205,7 @@ class MixedRankRetraining(LowRankRetraining):
         for layer, z in zip(self._layers, coins.T.tolist(), strict=True):
             layer.z = tuple(z)
 
-    def _two_forwards(self, method: Host, batch: dict[str, Tensor], coins: Tensor) -> Tensor:
+    def _two_forwards(self, method: StageContext, batch: dict[str, Tensor], coins: Tensor) -> Tensor:
         """Return the logits [2b, ..., classes] of both forwards."""
         if self.settings.double_forward == "concat":
             self._set(coins)
@@ -164,55 +219,45 @@ class MixedRankRetraining(LowRankRetraining):
         return torch.cat([forward(0), forward(1)])
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
-        """Show p too."""
+        """Also log p."""
         return {**super().status(net, step), "p": self.p(step)}
+
+
+DENSITY = 0.25  # where no rank is given
 
 
 class LPAF(Method):
     """Low-rank prune-and-factorize: prune by first-order scores, factorize, retrain with mixed ranks.
 
     Args:
-        task: name of the task; the data is read for the same one.
-        backbone: folder or hub name of the pre-trained model, or ``embedded`` for a small one built here.
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
-        rank: the same rank k for every matrix instead of a density.
-        teacher: folder of a net already fine-tuned on the task, e.g. ``runs/x/dense/net``; it takes the place
-            of the dense stage.
-        dense: fine-tuning of the backbone, the teacher of what follows.
+        rank: the same rank k for every matrix instead.
         prune: step 1.
         retrain: steps 2 and 3.
-        distillation: how the teacher's logits enter steps 1 and 3.
     """
 
     def __init__(
         self,
-        task: str = "sst2",
-        backbone: str = "bert-base-uncased",
-        density: float = 0.25,
+        *,
+        density: float = DENSITY,
         rank: int | None = None,
-        teacher: str | None = None,
-        dense: Training = Training(),
-        prune: Pruning = Pruning(),
+        prune: LPAFSettings = LPAFSettings(),
         retrain: MixedRank = MixedRank(),
-        distillation: Distillation = Distillation(),
+        **common: Any,
     ) -> None:
-        super().__init__(task, backbone, density, teacher, distillation)
-        self.rank, self.dense, self.prune, self.retrain = rank, dense, prune, retrain
+        rule = choose_rule({"density": DENSITY}, density=None if density == DENSITY else density, rank=rank)
+        super().__init__(density=rule.density, **common)
+        self.rank, self.prune, self.retrain = rank, prune, retrain
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune, retrain."""
-        v = self.prune.density if self.prune.density is not None else by_density(self.density, 0.50, 0.25, 0.10)
-        v = 1.0 if self.density == 1 else v
         return [
-            *self.first(self.dense),
-            UnstructuredPruning(self.prune, v),
+            *self.dense_stage(),
+            LPAFPruning(self.prune, RankRule(self.density, self.rank)),
             MixedRankRetraining(self.retrain, self.density, self.rank),
         ]
 
 
 def by_density(density: float, half: float, quarter: float, less: float) -> float:
-    """Choose among the values LPAF found best at densities 0.50, 0.25 and 0.16 (Tables 4 and 7).
-
-    A density between them gets the value of the nearest.
-    """
+    """Return the value that LPAF found best at the nearest of the densities 0.50, 0.25 and 0.16 (Tables 4 and 7)."""
     return half if density > 0.375 else quarter if density > 0.205 else less

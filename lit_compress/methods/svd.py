@@ -1,8 +1,8 @@
-"""Truncated SVD and retraining, the baseline LPAF and FWSVD measure against ("SVD_ft").
+"""Truncated SVD and retraining, the baseline of LPAF and FWSVD ("SVD_ft").
 
     W [out, in] = U Sigma V^T;  left = U_k Sigma_k [out, k],  right = V_k^T [k, in]     (LPAF Eqs. 1-2)
 
-The fine-tuned net is factorized and retrained on the task loss, with the dense net's logits
+The fine-tuned net is factorized and retrained on the task loss and distillation from the dense net's logits
 (LPAF's tables: "a unified logits distillation objective").
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lit_compress.decompose import SigmaSide
-from lit_compress.methods.base import Distillation, Method
-from lit_compress.methods.low_rank_stage import LowRankRetraining, WeightedDecomposer
-from lit_compress.methods.stage import Host, Stage, Training
-from lit_compress.ranks import Allocation, RankRule
+from lit_compress.methods.base import Method
+from lit_compress.numerics.decompose import SigmaSide
+from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.low_rank import LowRankRetraining, WeightedDecomposer
+from lit_compress.stages.rank_rule import Allocation, choose_rule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,49 +34,45 @@ class Factorized(Training):
     sigma_side: SigmaSide = "out"
 
 
-class Retraining(LowRankRetraining):
-    """Factorize by truncated SVD, retrain everything."""
+class SVDRetraining(LowRankRetraining):
+    """Factorize the dense net by truncated SVD, then train all of its parameters."""
 
-    def decomposer(self, method: Host, net: PreTrainedModel, previous: Path | None) -> WeightedDecomposer:
-        """Return the truncated SVD (Eqs. 1-2)."""
-        return WeightedDecomposer(sigma_side=self.training_settings.sigma_side)
+    def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> WeightedDecomposer:
+        """Return the decomposer of the truncated SVD (Eqs. 1-2)."""
+        return WeightedDecomposer(sigma_side=self.settings.sigma_side)
+
+
+DENSITY = 0.25  # where neither a rank nor a ratio is given
 
 
 class SVD(Method):
-    """Truncated SVD of a fine-tuned net, then retraining.
+    """Factorize a fine-tuned net by truncated SVD, then retrain it.
 
     Args:
-        task: name of the task; the data is read for the same one.
-        backbone: folder or hub name of the pre-trained model, or ``embedded`` for a small one built here.
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
-        rank: the same rank k for every matrix instead of a density.
-        rank_ratio: the same fraction of its ranks for every matrix instead of a density, floor(ratio * min(out, in)).
+        rank: the same rank k for every matrix instead.
+        rank_ratio: the same fraction of its ranks for every matrix instead, floor(ratio * min(out, in)).
         allocation: ``uniform``; or ``global``, the same number of parameters in all, spent where the squared singular
             values per parameter are largest.
-        teacher: folder of a net already fine-tuned on the task, e.g. ``runs/x/dense/net``; it takes the place
-            of the dense stage.
-        dense: fine-tuning of the backbone.
         retrain: retraining of the factors.
-        distillation: how the teacher's logits enter the retraining.
     """
 
     def __init__(
         self,
-        task: str = "sst2",
-        backbone: str = "bert-base-uncased",
-        density: float = 0.25,
+        *,
+        density: float = DENSITY,
         rank: int | None = None,
         rank_ratio: float | None = None,
         allocation: Allocation = "uniform",
-        teacher: str | None = None,
-        dense: Training = Training(),
         retrain: Factorized = Factorized(),
-        distillation: Distillation = Distillation(),
+        **common: Any,
     ) -> None:
-        super().__init__(task, backbone, density, teacher, distillation)
-        self.ranks = RankRule(density, rank, rank_ratio, allocation)
-        self.dense, self.retrain = dense, retrain
+        given = None if density == DENSITY else density
+        rule = choose_rule({"density": DENSITY}, allocation, density=given, rank=rank, rank_ratio=rank_ratio)
+        super().__init__(density=rule.density, **common)
+        self.ranks = rule
+        self.retrain = retrain
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), retrain."""
-        return [*self.first(self.dense), Retraining(self.retrain, self.ranks)]
+        return [*self.dense_stage(), SVDRetraining(self.retrain, self.ranks)]

@@ -7,12 +7,12 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import make_net
 
-from lit_compress.analysis.pictures import log_structure, mask_figure, site_table, structure_figure
-from lit_compress.budget import density
-from lit_compress.callbacks import RunLogger
-from lit_compress.families import find_sites
-from lit_compress.ranks import RankRule
-from lit_compress.surgery import factorize
+from lit_compress.analysis.pictures import mask_figure, site_table, structure_figure
+from lit_compress.models.accounting import density
+from lit_compress.models.sites import find_sites
+from lit_compress.models.surgery import factorize
+from lit_compress.run.tensorboard import RunLogger, log_structure
+from lit_compress.stages.rank_rule import RankRule
 
 
 @pytest.fixture
@@ -45,15 +45,17 @@ def test_structure_figure_shows_every_site(sparse):
 
 def test_mask_figure_counts_living_rows(sparse):
     title = mask_figure(sparse, "prune").axes[0].get_title()
-    assert "3 of 32 rows alive" in title and f"{3 / 32:.1%} kept" in title
+    assert "3 of 32 rows not zero" in title and f"{3 / 32:.1%} kept" in title
 
 
 def test_tensorboard_gets_histograms_and_pictures_of_the_run(sparse, tmp_path):
-    logger = RunLogger(tmp_path, offset=100)
+    logger = RunLogger(tmp_path, "prune", offset=100)
     logger.log_metrics({"train/loss": 1.0, "epoch": 0.0, "val/score": float("-inf")}, 5)
+    logger.finalize("success")  # as Lightning does before the pictures are made
     log_structure(logger, sparse, "prune", 7)
-    logger.finalize("success")
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    logger.close()
+    assert len(list((tmp_path / "tensorboard" / "prune").iterdir())) == 1
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "prune"))
     events.Reload()
     tags = events.Tags()
     assert tags["scalars"] == ["train/loss"] and events.Scalars("train/loss")[0].step == 105
@@ -64,12 +66,12 @@ def test_tensorboard_gets_histograms_and_pictures_of_the_run(sparse, tmp_path):
 def test_units_of_a_cut_net():
     """Bars of heads and neurons, none where a sub-layer was taken out; the structure says so too."""
     from lit_compress.analysis.pictures import units_figure
-    from lit_compress.shrink import shrink
+    from lit_compress.methods.cofi.cut import cut_closed
 
     net = make_net("bert")
-    z = {"attention": torch.tensor([[0.0], [1.0]]), "heads": torch.tensor([[1.0] * 4, [1.0, 0.0, 0.0, 1.0]]),
+    z = {"attention_layer": torch.tensor([[0.0], [1.0]]), "heads": torch.tensor([[1.0] * 4, [1.0, 0.0, 0.0, 1.0]]),
          "neurons": torch.ones(2, 64) * (torch.arange(64) < 20)}  # fmt: skip
-    shrink(net, z)
+    cut_closed(net, z)
     figure = units_figure(net, "prune")
     heads, neurons = ([bar.get_height() for bar in axes.patches] for axes in figure.axes)
     assert heads == [0, 2] and neurons == [20, 20] and "32 of 32" in figure.get_suptitle()

@@ -10,9 +10,9 @@ from tiny import make_batch, make_net
 from lit_compress.analysis import pruning
 from lit_compress.analysis.plots import FIGURES
 from lit_compress.analysis.truncation import ranks
-from lit_compress.errors import UserError
-from lit_compress.families import find_sites
-from lit_compress.losses import task_loss
+from lit_compress.models.sites import find_sites
+from lit_compress.numerics.losses import task_loss
+from lit_compress.utils.errors import UserError
 
 
 def test_calibrated_sensitivity_is_the_mean_over_batches_of_row_means():
@@ -100,7 +100,7 @@ def test_allocation_reads_the_share_of_every_method():
     assert {line.get_label(): list(line.get_xdata()) for line in axes.lines} == {
         "sst2, density 0.1": [0.1], "sst2, density 0.2": [0.0, 0.05, 0.2, 0.2],
     }  # fmt: skip
-    with pytest.raises(UserError, match="a run of LPAF has no low-rank share"):
+    with pytest.raises(UserError, match="a run of LPAF has no share of factors"):
         pruning.allocation([report("LPAF", 0.2, 0.5)])
 
 

@@ -10,10 +10,10 @@ from tiny import make_batch, make_net
 
 from lit_compress.analysis import truncation
 from lit_compress.analysis.plots import write_rows
-from lit_compress.errors import UserError
-from lit_compress.methods.low_rank_stage import WeightedDecomposer
-from lit_compress.ranks import RankRule
-from lit_compress.surgery import factorize
+from lit_compress.models.surgery import factorize
+from lit_compress.stages.low_rank import WeightedDecomposer
+from lit_compress.stages.rank_rule import RankRule
+from lit_compress.utils.errors import UserError
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import as_deployed, disturb, form_of, net_of, random_bases
 from safetensors.torch import save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_projected import disturb, form_of, net_of, random_bases
 
 from lit_compress.analysis.widths import component_figure, is_narrow, width_figure, width_table
-from lit_compress.calibration import COMPONENTS
-from lit_compress.export.fuse import fuse
-from lit_compress.projected import insert_projections
+from lit_compress.methods.sp3.insert import insert_projections
+from lit_compress.models.storage import COMPONENTS
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "opt"])
@@ -19,17 +18,17 @@ def test_widths_are_those_of_the_gates(family):
     net = net_of(family)
     assert not is_narrow(net)
     insert_projections(net, random_bases(net))
-    kept = disturb(net, kill=[("head", 0), ("mha", 0), ("ffn_layer", 1)])
-    fused = fuse(net)
+    kept = disturb(net, kill=[("heads", 0), ("attention_layer", 0), ("ffn_layer", 1)])
+    fused = as_deployed(net)
     assert is_narrow(fused)
     rows = width_table(fused)
     for i, row in enumerate(rows):
-        alive = float(kept["mha"][i])
+        alive = float(kept["attention_layer"][i])
         for j, part in enumerate(("attention", "ffn"), 1):
             site = min(2 * i + j, len(kept["hidden"]) - 1)  # before the blocks, the last one writes to its own
             assert row[f"hidden_{part}"] == kept["hidden"][site].float().mean()
-        assert row["heads"] == kept["head"][i].float().mean() * alive
-        assert row["ffn"] == kept["ffn"][i].float().mean() * float(kept["ffn_layer"][i])
+        assert row["heads"] == kept["heads"][i].float().mean() * alive
+        assert row["ffn"] == kept["neurons"][i].float().mean() * float(kept["ffn_layer"][i])
         assert row["qk"] == kept["qk"][i].float().mean() * alive and row["vo"] == kept["vo"][i].float().mean() * alive
     assert rows[0]["heads"] == 0 and rows[1]["ffn"] == 0
     first, second, third = width_figure({"prune": rows}).axes
@@ -42,36 +41,34 @@ def test_widths_of_a_decoder():
     net = net_of("bart")
     insert_projections(net, random_bases(net))
     kept = disturb(net)
-    rows = width_table(fuse(net))
+    rows = width_table(as_deployed(net))
     assert [row["layer"] for row in rows] == [0, 1, 2, 3] and "qk_cross" not in rows[0]
     for row, cross in ((rows[2], 3), (rows[3], 5)):  # attentions: two of the encoder, then two in every block
-        alive = float(kept["mha"][cross])
+        alive = float(kept["attention_layer"][cross])
         assert row["qk_cross"] == kept["qk"][cross].float().mean() * alive
-        assert row["heads_cross"] == kept["head"][cross].float().mean() * alive
+        assert row["heads_cross"] == kept["heads"][cross].float().mean() * alive
     assert rows[2]["hidden_cross"] == kept["hidden"][7].float().mean()
     assert len(width_figure({"prune": rows}).axes[0].patches) == 4 + 2 + 4
     net, form = net_of("llama"), form_of("llama", 2)
     insert_projections(net, random_bases(net, 2), form)
     kept = disturb(net, form)
-    for i, row in enumerate(width_table(fuse(net))):
-        assert row["qk"] == row["vo"] == row["heads"] == 1 and row["ffn"] == kept["ffn"][i].float().mean()
+    for i, row in enumerate(width_table(as_deployed(net))):
+        assert row["qk"] == row["vo"] == row["heads"] == 1 and row["ffn"] == kept["neurons"][i].float().mean()
         assert row["hidden_ffn"] == kept["hidden"][1].float().mean()
 
 
 def test_a_dead_attention_can_be_logged(tmp_path):
-    from lit_compress.analysis.pictures import log_structure
-    from lit_compress.analysis.widths import log_widths
-    from lit_compress.callbacks import RunLogger
+    from lit_compress.run.tensorboard import RunLogger, log_structure, log_widths
 
     net = net_of("bert", torch.float32)
     insert_projections(net, random_bases(net))
-    disturb(net, kill=[("mha", 0), ("ffn_layer", 1)])
-    logger, fused = RunLogger(tmp_path, 0), fuse(net)
+    disturb(net, kill=[("attention_layer", 0), ("ffn_layer", 1)])
+    logger, fused = RunLogger(tmp_path, "prune", 0), as_deployed(net)
     save_file({"shares": torch.rand(5, 32)}, tmp_path / COMPONENTS)
     log_structure(logger, fused, "prune", 3)
     log_widths(logger, fused, tmp_path, "prune", 3)
-    logger.finalize("success")
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    logger.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "prune")).Reload()
     assert {"structure", "widths", "components"} == set(events.Tags()["images"])
 
 

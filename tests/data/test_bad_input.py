@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lit_compress import progress
 from lit_compress.data.datamodule import DataModule
-from lit_compress.errors import UserError
-from lit_compress.tasks import Custom
+from lit_compress.tasks.records import Custom
+from lit_compress.utils import progress
+from lit_compress.utils.errors import UserError
 
 
 def jsonl(*rows) -> bytes:
@@ -90,9 +90,22 @@ REFUSED = {
     "quote not closed": ("sst2", "train.csv", b'sentence,label\na,1\n"b,1\nc,1\n', ["row 2"]),
     "text after a quote": ("sst2", "train.csv", b'sentence,label\n"a"b,1\n', ["row 1", "expected after"]),
     "broken JSON": ("sst2", "train.jsonl", sst2(1) + b'{"sentence": "a",\n', ["row 2", "malformed"]),
-    "a list of rows": ("sst2", "train.json", b'[{"sentence": "a", "label": 1}]', ["row 1", "list"]),
+    "a list of lists": ("sst2", "train.json", b'[["a", 1]]', ["row 1", "list"]),
     "number of 5000 digits": ("sst2", "train.jsonl", b'{"sentence": "a", "label": ' + b"9" * 5000 + b"}", ["row 1", "malformed"]),
     "5000 brackets": ("sst2", "train.jsonl", b"[" * 100_000, ["row 1", "malformed"]),
+    # another format than the name says
+    "table called txt": ("custom", "train.txt", b"id,text,label\n1,good,a\n2,bad,b\n", ["a table by its first line, 'id,text,label'", "call it .csv"]),
+    "JSON called csv": ("sst2", "train.csv", sst2(0, 1), ["is JSON by its first line", "call it .jsonl"]),
+    "list of JSON called tsv": ("sst2", "train.tsv", b"[\n" + sst2(1).strip() + b"\n]", ["is JSON by its first line"]),
+    "table called JSON": ("sst2", "train.jsonl", b"sentence,label\na,1\n", ["a table by its first line", "call it .csv"]),
+    "parquet called csv": ("sst2", "train.csv", TABLE, ["is a parquet file; call it .parquet"]),
+    "parquet called JSON": ("sst2", "train.json", TABLE, ["is a parquet file; call it .parquet"]),
+    "Excel called csv": ("sst2", "train.csv", b"PK\x03\x04rest", ["an Excel file or a zip archive; save it as .csv"]),
+    "gzip called csv": ("sst2", "train.csv", b"\x1f\x8brest", ["packed by gzip"]),
+    "UTF-16 JSON": ("sst2", "train.json", sst2(0, 1).decode().encode("utf-16"), ["--data.encoding utf-16 may be right"]),
+    "columns without names": ("sst2", "train.csv", b"sentence,label,,\na,1,,\n", ["2 columns without a name"]),
+    "two lists in an object": ("sst2", "train.json", b'{"train": [{"sentence": "a"}], "test": [{"sentence": "a"}]}', ["the lists train, test"]),
+    "SQuAD for a class": ("sst2", "train.json", json.dumps({"data": [{"paragraphs": []}]}).encode(), ["is a file of SQuAD"]),
     # texts
     "null text": ("sst2", "train.jsonl", sst2(1) + b'{"sentence": null, "label": 1}', ["row 2", "null"]),
     "null text in a table": ("sst2", "train.parquet", parquet(sentence=["a", None], label=[0, 1]), ["row 2", "null"]),
@@ -101,6 +114,8 @@ REFUSED = {
     "numbers for texts": ("sst2", "train.parquet", parquet(sentence=[1, 2], label=[0, 1]), ["'sentence' is of type int64"]),
     "list for text": ("sst2", "train.jsonl", b'{"sentence": ["a"], "label": 1}', ["row 1", "(list)"]),
     # labels
+    "fractions for classes": ("custom", "train.csv", b"text,label\ngood,1\nbad,2.5\n", ["row 2", "fraction", "kind regression", "data.custom.labels"]),
+    "blanks for a label": ("custom", "train.csv", b"text,label\ngood,a\nbad,  \n", ["row 2", "null"]),
     "null label": ("sst2", "train.jsonl", sst2(1, None), ["row 2", "null"]),
     "NaN label": ("sst2", "train.jsonl", sst2(1, float("nan")), ["row 2", "null"]),
     "NaN label in a table": ("sst2", "train.parquet", parquet(sentence=["a", "b"], label=[1.0, float("nan")]), ["row 2", "null"]),
@@ -203,6 +218,20 @@ READ = {
     "rows twice": ("sst2", {"train.jsonl": sst2(1, 1)}, 2, []),
     "categories of pandas": ("sst2", {"train.parquet": parquet(sentence=pa.array(["good", "bad"]).dictionary_encode(), label=[0, 1])}, 2, []),
     "unknown characters only": ("sst2", {"train.jsonl": sst2(1, text="\u200b\u0007")}, 1, []),
+    "list of rows": ("sst2", {"train.json": b'[{"sentence": "a", "label": 1},\n {"sentence": "b", "label": 0}]'}, 2, []),
+    "columns of pandas": ("sst2", {"train.json": b'{"sentence":{"0":"a","1":"b"},"label":{"0":1,"1":0}}'}, 2, []),
+    "objects on several lines": ("sst2", {"train.json": b'{\n"sentence": "a",\n"label": 1\n}\n{\n"sentence": "b", "label": 0}\n'}, 2, []),
+    "nested SQuAD": ("squad", {"train.json": json.dumps({"data": [{"paragraphs": [{"context": "good film", "qas": [
+        {"id": "a", "question": "was it?", "answers": [{"text": "film", "answer_start": 5}]}]}]}], "version": "1.1"}).encode()}, 1, []),
+    "mixed line ends": ("sst2", {"train.csv": b"sentence,label\rgood,1\nbad,0\r\nfilm,1\r"}, 3, []),
+    "old line ends": ("sst2", {"train.tsv": b"sentence\tlabel\rgood\t1\rbad\t0\r"}, 2, []),
+    "mixed line ends in JSON": ("sst2", {"train.jsonl": sst2(0, 1).replace(b"\n", b"\r", 1)}, 2, []),
+    "quoted tabs in TSV": ("sst2", {"train.tsv": b'sentence\tlabel\n"good\tfilm"\t1\n"a ""bad"" one"\t0\n'}, 2, []),
+    "quoted line ends in TSV": ("sst2", {"train.tsv": b'sentence\tlabel\n"good\nfilm"\t1\nbad\t0\n'}, 2, []),
+    "semicolons": ("sst2", {"train.csv": b'sentence;label\n"good; film, bad";1\nbad;0\n'}, 2, ["separated by ';'"]),
+    "tabs called csv": ("sst2", {"train.csv": b'sentence\tlabel\n"good\tfilm"\t1\nbad\t0\n'}, 2, ["separated by '\\t'"]),
+    "commas called tsv": ("sst2", {"train.tsv": b'sentence,label\n"good, film",1\nbad,0\n'}, 2, ["separated by ','"]),
+    "one label with a blank": ("custom", {"train.csv": b"text,label\ngood,1\nbad,3\nfilm,1 \n"}, 3, []),
     "answer written as text": ("squad", {"train.csv": b"question,context,answers\nwas it?,good film,film\n"}, 1, []),
 }  # fmt: skip
 
@@ -222,12 +251,67 @@ def test_it_is_read_and_no_row_is_lost(case, tmp_path, backbone, capsys):
 
 
 @pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("encoding", ["utf-16", "cp1252", "latin-1", "utf-8-sig"])
+@pytest.mark.parametrize("name", ["train.csv", "train.tsv", "train.json"])
+def test_other_encodings_are_read_where_they_are_given(tmp_path, backbone, encoding, name):
+    rows = [{"sentence": "caf\u00e9 \u00fcber", "label": 1}, {"sentence": "\u00e4", "label": 0}]
+    sign = "\t" if name.endswith("tsv") else ","
+    table = "".join(f"{sign.join(map(str, row))}\r\n" for row in [rows[0], *(row.values() for row in rows)])
+    content = json.dumps(rows, ensure_ascii=False, indent=1) if name.endswith("json") else table
+    (tmp_path / name).write_bytes(content.encode(encoding))
+    (tmp_path / "validation.csv").write_text("sentence,label\ngood,1\n")
+    dm = module("sst2", backbone, tmp_path, encoding=encoding)
+    if encoding != "utf-16":
+        dm.setup("fit")
+        assert dm._split("train").rows.to_list() == rows
+        return
+    with pytest.raises(UserError, match=r"validation.csv.* not utf-16; it is UTF-8; leave --data.encoding out"):
+        dm.setup("fit")
+
+
+@pytest.mark.usefixtures("cache")
+def test_quoted_tabs_are_text_and_quotes_elsewhere_stay(tmp_path, backbone):
+    (tmp_path / "train.tsv").write_text('sentence\tlabel\n"good\tfilm"\t1\n"a ""bad"" one"\t0\n')
+    (tmp_path / "validation.tsv").write_text('sentence\tlabel\n"good" film\t1\n"bad\t0\n')
+    dm = module("sst2", backbone, tmp_path)
+    dm.setup("fit")
+    assert dm._split("train").rows["sentence"][:] == ["good\tfilm", 'a "bad" one']
+    assert dm._split("validation").rows["sentence"][:] == ['"good" film', '"bad']
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("new.txt", b"text,stars\ngood,1\n", "a table by its first line, 'text,stars'; call it .csv"),
+        ("new.txt", b"text\ngood\n", "a table by its first line, 'text'; call it .csv"),
+        ("new.txt", b"id\tcomment\n1\tgood\n2\tbad\n", "a table by its first line, 'id comment'; call it .tsv"),
+        ("new.txt", b"no;comment\n1;good\n2;bad\n", "a table by its first line, 'no;comment'; call it .csv"),
+        ("new.txt", own("a", "b"), "is JSON by its first line"),
+        ("new.csv", b"comment\ngood\n", "has no column 'text'"),
+        ("new.xlsx", b"PK", "is no .parquet, .jsonl"),
+    ],
+)
+def test_predict_refuses_a_file_that_its_name_does_not_fit(tmp_path, backbone, name, content, words):
+    """It read whole lines, header included, as texts."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=r"^data\.path: '.*new\.") as caught:
+        module("custom", backbone, tmp_path / name, custom=Custom(labels=["a", "b"])).setup("predict")
+    assert words in str(caught.value)
+
+
+@pytest.mark.usefixtures("cache")
+def test_texts_with_commas_are_texts(tmp_path, backbone):
+    (tmp_path / "new.txt").write_text("good, the film\nbad, bad film\nwas it, bad\n[good] film\n")
+    dm = module("custom", backbone, tmp_path / "new.txt", custom=Custom(labels=["a", "b"]))
+    assert len(dm.prediction_texts) == 4
+
+
+@pytest.mark.usefixtures("cache")
 def test_a_label_that_only_the_validation_has(tmp_path, backbone):
     (tmp_path / "train.jsonl").write_bytes(own("a", "b"))
     (tmp_path / "validation.jsonl").write_bytes(own("a", "c"))
-    with pytest.raises(
-        UserError, match=r"validation.jsonl' row 2: label 'c' is none of task 'custom'; valid: a, b, or 0..1$"
-    ):
+    with pytest.raises(UserError, match=r"validation.jsonl' row 2: label 'c' is none of task 'custom'; valid: a, b$"):
         module("custom", backbone, tmp_path).setup("fit")
 
 

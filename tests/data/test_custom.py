@@ -9,9 +9,9 @@ import pytest
 
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
-from lit_compress.errors import UserError
-from lit_compress.kinds import KINDS
-from lit_compress.tasks import TASKS, Custom, get_task, task_name
+from lit_compress.tasks import KINDS
+from lit_compress.tasks.records import TASKS, Custom, get_task, task_name
+from lit_compress.utils.errors import UserError
 
 
 def _module(backbone, path, **options):
@@ -35,6 +35,24 @@ def test_columns_by_name_and_labels_in_order(tmp_path, backbone):
     assert rows.column_names == ["review", "other", "stars"]
     for row in rows:
         assert dm.record.labels[row["stars"]] == REVIEWS[int(row["review"].split()[1])]["stars"]
+
+
+@pytest.mark.parametrize("form", ["plain", "brackets", "yaml", "yaml list"])
+def test_one_text_column_needs_no_brackets(tmp_path, tiny_backbone, form):
+    """On the command line and in a config; what is stored is read again alike."""
+    from lit_compress.cli.options import CommandLine
+
+    file, given = _write(tmp_path / "a.jsonl", REVIEWS), []
+    if form.startswith("yaml"):
+        text = "[review]" if form.endswith("list") else "review"
+        (tmp_path / "mine.yaml").write_text(f"data: {{custom: {{text: {text}}}}}\n")
+        given = ["--config", str(tmp_path / "mine.yaml")]
+    else:
+        given = ["--data.custom.text", "[review]" if form == "brackets" else "review"]
+    words = ["--model", "SVD", "--data.task", "custom", "--data.path", str(file), "--data.custom.label", "stars"]
+    cli = CommandLine([*words, "--model.backbone", str(tiny_backbone), *given], "fit")
+    assert cli.build().data.record.text == ("review",)
+    assert cli.dump()["data"]["custom"]["text"] == ("review" if form in ("plain", "yaml") else ["review"])
 
 
 def test_the_same_file_read_with_other_settings(tmp_path, backbone):
@@ -170,7 +188,7 @@ def test_fit_validate_predict_on_real_rows(task, shared, tiny_backbone, tmp_path
     run = tmp_path / "run"
     main(["fit", "--model", method, "--model.density", "0.5", *source, *given, *prune, *retrain, "--run_dir", str(run)])
     report = json.loads((run / "report.json").read_text())
-    assert report["metric"]["name"] == TASKS[task].metrics[0] and report["compressed"]["density"] <= 0.5
+    assert report["metric"]["name"] == TASKS[task].metrics[0] and report["compressed"]["kept"] <= 0.5
     capsys.readouterr()
     main(["validate", str(run)])
     values = dict(line.split() for line in capsys.readouterr().out.splitlines())

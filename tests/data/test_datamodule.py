@@ -7,9 +7,9 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lit_compress.backbones import EMBEDDED
 from lit_compress.data.datamodule import DataModule
-from lit_compress.errors import UserError
+from lit_compress.models.backbones import EMBEDDED
+from lit_compress.utils.errors import UserError
 
 
 @pytest.fixture

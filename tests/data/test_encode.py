@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from datasets import Dataset
 
-from lit_compress.backbones import load_tokenizer
 from lit_compress.data import encode as room
 from lit_compress.data.encode import encode, encoding_key
-from lit_compress.tasks import Spans, Writing, get_task
+from lit_compress.models.backbones import load_tokenizer
+from lit_compress.tasks.records import Spans, Writing, get_task
 
 SST2, MRPC = get_task("sst2"), get_task("mrpc")
 

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lit_compress.data.sources import has_split, load_split_files
-from lit_compress.errors import UserError
-from lit_compress.tasks import get_task
+from lit_compress.tasks.records import get_task
+from lit_compress.utils.errors import UserError
 
 SST2, STSB, MNLI = get_task("sst2"), get_task("stsb"), get_task("mnli")
 ROWS = [('a, "b"', 1), ("ünï", 0), ("c", 1)]
@@ -141,9 +141,9 @@ BROKEN = {
     "latin-1": ("train.csv", b"sentence,label\na,1\ncaf\xe9,1\n", ["line 3", "byte 22", "0xe9", "UTF-8"]),
     "utf-16": ("train.tsv", "sentence\tlabel\n".encode("utf-16"), ["byte 0", "UTF-8"]),
     "json": ("train.jsonl", b'{"sentence": "a", "label": 1}\n{"sentence": \n', ["row 2", "malformed JSON"]),
-    "json array": (
+    "json array of arrays": (
         "train.json",
-        b'[{"sentence": "a", "label": 1}]',
+        b'[["a", 1]]',
         ["row 1", "list", "one object per line"],
     ),
 }
@@ -185,9 +185,57 @@ def test_parquet_with_text_that_is_not_utf8(tmp_path):
     assert "UTF8" in _fails(SST2, tmp_path)
 
 
-def test_a_missing_folder_and_a_file_instead_of_a_folder(tmp_path):
-    assert f"'{tmp_path}/none': no such folder" in _fails(SST2, tmp_path / "none")
-    assert "is a file" in _fails(SST2, _write(tmp_path / "train.csv"))
+def test_a_missing_folder(tmp_path):
+    assert f"'{tmp_path}/none': no such folder or file" in _fails(SST2, tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "mine.CSV", "mine.json"])
+def test_a_single_file_of_a_shipped_task(tmp_path, name):
+    """It is split by the seed for fit, read whole for predict, and for validate and test where that is said."""
+    rows = [(f"text {i}", i % 2) for i in range(20)]
+    file = (
+        _write(tmp_path / name, rows)
+        if name != "mine.CSV"
+        else _write(tmp_path / "a.csv", rows).rename(tmp_path / name)
+    )
+    loaded = load_split_files(SST2, str(file), ["train", "validation", "test"], seed=1)
+    assert [len(split) for split in loaded.values()] == [16, 2, 2]
+    assert sorted(text for split in loaded.values() for text in split["sentence"]) == sorted(text for text, _ in rows)
+    assert has_split(SST2, str(file), "all") and not has_split(SST2, str(file), "extra")
+    (every,) = load_split_files(SST2, str(file), ["all"]).values()
+    assert every["sentence"][:] == [text for text, _ in rows]
+    for split in ("validation", "test"):
+        assert len(load_split_files(SST2, str(file), [split], whole=True)[split]) == 20
+    assert "has 3 rows; to split them give 10 or more" in _fails(SST2, _write(tmp_path / "few.csv"))
+
+
+def test_a_single_file_of_a_task_with_two_validation_splits(tmp_path):
+    rows = [("a", "b", i % 3) for i in range(20)]
+    file = str(_write(tmp_path / "mine.csv", rows, ("premise", "hypothesis", "label")))
+    assert {name: len(split) for name, split in load_split_files(MNLI, file).items()} == {
+        "train": 16, "validation_matched": 2
+    }  # fmt: skip
+    assert list(load_split_files(MNLI, file, ["validation_matched", "validation_mismatched"], whole=True)) == [
+        "validation_matched"
+    ]
+
+
+def test_an_encoding_is_for_files(tmp_path):
+    with pytest.raises(UserError, match=r"data\.encoding: cp1252 is for files; give --data.path, or leave it out"):
+        load_split_files(SST2, None, encoding="cp1252")
+    _write(tmp_path / "train.csv")
+    with pytest.raises(UserError, match=r"data\.encoding: 'cp125' is no text encoding; did you mean 'cp1252'"):
+        load_split_files(SST2, str(tmp_path), ["train"], encoding="cp125")
+
+
+def test_the_same_bytes_in_two_encodings_are_two_contents(tmp_path):
+    """One is not read from the cache of the other."""
+    (tmp_path / "train.csv").write_bytes("sentence,label\n\u0444\u0438,1\n".encode("cp1251"))
+    texts = [
+        load_split_files(SST2, str(tmp_path), ["train"], encoding=e)["train"]["sentence"][0]
+        for e in ("cp1251", "cp1252")
+    ]
+    assert texts == ["\u0444\u0438", "\u00f4\u00e8"]
 
 
 def test_a_missing_file_says_what_was_looked_for(tmp_path):

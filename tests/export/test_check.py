@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from tiny import TINY, make_net
+from tiny import ALL, TINY, make_batch, make_net
 
-from lit_compress.decompose import decompose
-from lit_compress.errors import UserError
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import MixedRankLinear
-from lit_compress.ranks import RankRule
-from lit_compress.surgery import factorize
+from lit_compress.models.storage import ACTIVATIONS, load_net
+from lit_compress.models.surgery import factorize
+from lit_compress.numerics.decompose import decompose
+from lit_compress.stages.rank_rule import RankRule
+from lit_compress.utils.errors import UserError
+
+
+def inputs():
+    return {name: value for name, value in make_batch().items() if name in ("input_ids", "attention_mask")}
 
 
 def exported(family, folder):
-    net = make_net(family).eval()
+    family, settings = ALL[family]
+    net = make_net(family, **settings).eval()
     factorize(net, RankRule(0.5).allocate(net), lambda _, w, r: decompose(w, r), MixedRankLinear)
     fused = fuse(net)
+    folder.mkdir(exist_ok=True)
     write_model(fused, folder)
     return fused
 
@@ -52,3 +60,47 @@ def test_a_file_that_needs_the_package_is_refused(tmp_path):
     source.write_text(source.read_text().replace("import torch\n", "import torch\nimport lit_compress\n", 1))
     with pytest.raises(UserError, match="does not load by itself"):
         check_export(net, tmp_path)
+
+
+@pytest.mark.parametrize("family", [*TINY, "t5-gated"])
+def test_no_class_but_its_own_loads_it(family, tmp_path):
+    """Another would draw the matrices that it does not find at random; so would one that loads it saved again."""
+    import transformers
+
+    net = exported(family, tmp_path / "out")
+    expected = net(**inputs()).logits
+    for name in ("out", "again"):
+        folder = tmp_path / name
+        for loader in (transformers.AutoModelForSequenceClassification, transformers.AutoModel, type(net)):
+            with pytest.raises(Exception, match="load this folder with trust_remote_code=True"):
+                loader.from_pretrained(folder)
+        own = transformers.AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
+        assert torch.equal(own(**inputs()).logits, expected)
+        own.save_pretrained(tmp_path / "again")
+        own_config, dense_config = own.config.to_dict(), net.config.to_dict()
+        assert "trust_remote_code" not in str(own_config)
+        assert all(own_config[name] == value for name, value in dense_config.items() if "act" in name)
+    again = load_net(tmp_path / "out")
+    assert torch.equal(again(**inputs()).logits, expected) and not hasattr(again.config, ACTIVATIONS)
+    assert "trust_remote_code" not in str(again.config.to_dict())
+
+
+def test_a_pipeline_refuses_it_too(tiny_backbone, tmp_path):
+    from transformers import AutoTokenizer, pipeline
+
+    folder = shutil.copytree(tiny_backbone, tmp_path / "out")
+    net = exported("bert", folder)
+    with pytest.raises(Exception, match="load this folder with trust_remote_code=True"):
+        pipeline("text-classification", model=str(folder))
+    tokenizer = AutoTokenizer.from_pretrained(folder)  # asks for no trust
+    answer = pipeline("text-classification", model=str(folder), trust_remote_code=True)("a great film")[0]
+    expected = net(**tokenizer("a great film", return_tensors="pt")).logits.softmax(-1).max()
+    assert answer["score"] == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_a_net_without_replaced_layers_loads_by_any_class(tmp_path):
+    """All of its tensors are found under the names that the library knows."""
+    net = make_net().eval()
+    write_model(net, tmp_path)
+    again, info = type(net).from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and torch.equal(again(**inputs()).logits, net(**inputs()).logits)

@@ -6,23 +6,24 @@ import json
 
 import pytest
 import torch
-from test_projected import disturb, random_bases
+from helpers import as_deployed, disturb, random_bases
 from tiny import make_batch, make_net
 
-from lit_compress.backbones import load_net as load_backbone
-from lit_compress.budget import density, stored_density
 from lit_compress.data.datamodule import DataModule
-from lit_compress.decompose import decompose
 from lit_compress.export import folder
 from lit_compress.export import fuse as module
 from lit_compress.export.folder import write_export
-from lit_compress.export.fuse import compact, fuse, merged
+from lit_compress.export.fuse import compact, merged
 from lit_compress.export.report import Measured
-from lit_compress.families import find_sites
 from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear, NarrowNorm, SizedLinear
-from lit_compress.projected import insert_projections
-from lit_compress.surgery import describe, factorize, load_net, save_net
-from lit_compress.tasks import get_task
+from lit_compress.methods.sp3.insert import insert_projections
+from lit_compress.models.accounting import density, stored_density
+from lit_compress.models.backbones import load_net as load_backbone
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.models.surgery import describe, factorize
+from lit_compress.numerics.decompose import decompose
+from lit_compress.tasks.records import get_task
 
 
 def sparse_net(rank: int, kept: dict[str, int], family: str = "bert"):
@@ -64,7 +65,7 @@ def test_dense_matrix_of_factors_and_rows(rank, bias):
 def test_only_above_the_limit(family, rank, tmp_path):
     """q keeps 26 of 32 rows, more than 0.7 of 1024 parameters also without factors, k 17; values and size follow."""
     net = sparse_net(rank, {"q": 26, "k": 17}, family)
-    small, fused = compact(net), fuse(net)
+    small, fused = compact(net), as_deployed(net)
     found = merged(small)
     share = (26 * 32 + rank * 64) / 1024
     assert found == {s.name: share for s in find_sites(net) if s.role == "q"}
@@ -73,7 +74,7 @@ def test_only_above_the_limit(family, rank, tmp_path):
         assert type(layer) is (SizedLinear if site.role == "q" else LowRankRowsLinear)
         assert type(small.get_submodule(site.name)) is LowRankRowsLinear
     assert torch.allclose(logits(fused), logits(net), atol=1e-5)
-    assert describe(fuse(small)) == describe(fused) == describe(fuse(fused)) and merged(fused) == {}
+    assert describe(as_deployed(small)) == describe(fused) == describe(as_deployed(fused)) and merged(fused) == {}
     total = sum(s.numel() for s in (make_net(family).get_submodule(x.name).weight for x in find_sites(net)))
     assert stored_density(fused) - stored_density(small) == pytest.approx(2 * (1 - share) * 1024 / total)
     save_net(fused, tmp_path)
@@ -114,21 +115,24 @@ def test_report_and_card_say_what_was_kept_and_what_is_stored(export, monkeypatc
     found, count = report["compressed"], len(report["merged"]["matrices"])
     assert count == 4 and set(report["merged"]["matrices"]) == set(merged(net))
     assert all(0.4 < share < 1 for share in report["merged"]["matrices"].values())
-    assert found["density"] == density(net) < found["stored"] == stored_density(fuse(net))
+    assert found["kept"] == density(net) < found["density"] == found["stored"] == stored_density(as_deployed(net))
     assert found["params"]["sites"] == round(found["stored"] * report["dense"]["params"]["sites"])
-    assert f"{count} of 12 matrices are stored dense" in card and f"{found['stored']:.1%} of the\nblock" in card
-    assert "rows of over 40% of" in card and "as zeros" not in card and f"| stored |  | {found['stored']:.4f} |" in card
+    assert f"{count} of 12 matrices are stored dense" in card and f"{found['stored']:.1%} of the block" in card
+    assert "rows of over 40% of" in card and "as zeros" not in card and f"({found['kept']:.1%} of all), so" in card
+    assert f"| kept by the method |  | {found['kept']:.4f} |" in card
+    assert f"to {found['density']:.1%} of its block" in card
     monkeypatch.setattr(module, "MERGE", 1.0)
     net, report, card = export()
-    assert report["merged"]["matrices"] == {} and report["compressed"]["stored"] == report["compressed"]["density"]
-    assert "stored dense" not in card and "| stored |" not in card
+    found = report["compressed"]
+    assert report["merged"]["matrices"] == {} and found["kept"] == found["stored"] == found["density"]
+    assert "stored dense" not in card and "| kept by" not in card and "| stored" not in card
 
 
 def test_report_and_card_say_what_was_rounded(export, tmp_path):
     def narrow(net):
         insert_projections(net, random_bases(net))
         disturb(net)
-        return fuse(net)
+        return as_deployed(net)
 
     net, report, card = export(narrow, round_to=8)
     found, again = report["compressed"], load_net(tmp_path / "out")

@@ -8,30 +8,28 @@ import sys
 import pytest
 import torch
 import transformers
-from test_projected import disturb, form_of, net_of, random_bases
-from test_shrink import random_z
+from helpers import as_deployed, disturb, form_of, net_of, random_bases, random_z
 from tiny import make_net
 
 import lit_compress
-from lit_compress.decompose import decompose
-from lit_compress.errors import UserError
 from lit_compress.export import program
-from lit_compress.export.fuse import fuse
 from lit_compress.export.program import check_format, write_program
-from lit_compress.families import find_sites
-from lit_compress.gating import possible_gates
 from lit_compress.layers import (
     LowRankLinear,
     LowRankRowsLinear,
     LowRankSparseLinear,
     NarrowLinear,
     NarrowNorm,
-    Nothing,
+    Removed,
     SizedNorm,
 )
-from lit_compress.projected import insert_projections
-from lit_compress.shrink import shrink
-from lit_compress.surgery import factorize
+from lit_compress.methods.cofi.cut import cut_closed
+from lit_compress.methods.cofi.gates import possible_gates
+from lit_compress.methods.sp3.insert import insert_projections
+from lit_compress.models.sites import find_sites
+from lit_compress.models.surgery import factorize
+from lit_compress.numerics.decompose import decompose
+from lit_compress.utils.errors import UserError
 
 
 class Tokenizer:
@@ -63,27 +61,27 @@ def narrow(net):
     """A head, an attention and a feed-forward network are dead, the last two in one layer."""
     form = form_of(net.config.model_type)
     insert_projections(net, random_bases(net), form)
-    disturb(net, form, kill=[("head", 0), ("mha", 1), ("ffn_layer", 1)])
+    disturb(net, form, kill=[("heads", 0), ("attention_layer", 1), ("ffn_layer", 1)])
     return net
 
 
 def gated(net):
-    shrink(net, random_z(net, possible_gates(net)))
+    cut_closed(net, random_z(net, possible_gates(net)))
     return net
 
 
 CASES = {
     "factors": ("roberta", {}, factors, (LowRankLinear, LowRankRowsLinear)),
-    "gated": ("bert", {"num_hidden_layers": 4}, gated, (SizedNorm, Nothing)),
+    "gated": ("bert", {"num_hidden_layers": 4}, gated, (SizedNorm, Removed)),
     "narrow": ("bert", {}, narrow, (NarrowNorm,)),
     "narrow_albert": ("albert", {}, narrow, (NarrowLinear,)),
-    "narrow_deberta": ("deberta-v2", {}, narrow, (NarrowNorm, Nothing)),
+    "narrow_deberta": ("deberta-v2", {}, narrow, (NarrowNorm, Removed)),
 }
 
 
 def compressed(case):
     family, settings, make, layers = CASES[case]
-    net = fuse(make(net_of(family, torch.float32, **settings)))
+    net = as_deployed(make(net_of(family, torch.float32, **settings)))
     assert set(layers) <= {type(module) for module in net.modules()}
     return net
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lit_compress.decompose import decompose
 from lit_compress.layers import LowRankLinear
+from lit_compress.numerics.decompose import decompose
 
 
 @pytest.mark.parametrize("shape", [(3, 6), (2, 3, 6), (2, 3, 4, 6), (6,)])

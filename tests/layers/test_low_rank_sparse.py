@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from lit_compress.decompose import decompose
 from lit_compress.layers import LAYERS, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, SizedLinear
+from lit_compress.numerics.decompose import decompose
 
 SHAPES = [(6,), (1, 6), (3, 6), (2, 3, 6), (1, 4, 6), (2, 3, 2, 6), (0, 6)]
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lit_compress.decompose import decompose
 from lit_compress.layers import LowRankLinear, MixedRankLinear
+from lit_compress.numerics.decompose import decompose
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.decompose import weighted_error
-from lit_compress.errors import UserError
-from lit_compress.families import find_sites
 from lit_compress.methods import FWSVD, SVD
 from lit_compress.methods.fwsvd import Weighted
-from lit_compress.surgery import load_net
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import load_net
+from lit_compress.numerics.decompose import weighted_error
+from lit_compress.utils.errors import UserError
 
 
 def factorized(fit, dense, **settings):
@@ -78,7 +78,7 @@ def test_element_is_best_at_equation_five(fit, dense, tiny_backbone, tiny_data):
 def test_without_weighting_it_is_the_plain_svd(fit, dense):
     net = factorized(fit, dense, weighting="none")
     method = SVD(backbone="unused", rank_ratio=0.33)
-    method.enter(method.stages()[-1], 0, dense, None)
+    method.prepare(method.stages()[-1], 0, dense, None)
     method.configure_model()
     for site in find_sites(net):
         ours, theirs = net.get_submodule(site.name), method.net.get_submodule(site.name)

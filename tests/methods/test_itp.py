@@ -7,13 +7,13 @@ import torch
 from tiny import make_batch
 from torch import nn
 
-from lit_compress import budget
 from lit_compress.export.fuse import compact
-from lit_compress.families import find_sites
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.methods import ITP
-from lit_compress.methods.row_pruning_stage import RowPruning, RowSparsePruning
-from lit_compress.surgery import load_net
+from lit_compress.models import accounting as budget
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import load_net
+from lit_compress.stages.rows import RowPruning, RowSparsePruning
 
 
 def itp(density=0.3):
@@ -32,12 +32,12 @@ def logits(net):
 
 def test_prunes_the_weight_itself(dense):
     method = itp()
-    method.enter(method.stages()[-1], 0, dense, None)
+    method.prepare(method.stages()[-1], 0, dense, None)
     method.configure_model()
     assert torch.equal(logits(method.net), logits(load_net(dense)))
     for layer, linear in zip(layers(method.net).values(), layers(load_net(dense)).values(), strict=True):
         assert layer.rank == 0 and layer.left is None and torch.equal(layer.sparse, linear.weight)
-    method.stage.begin(100)
+    method.stage.set_total_steps(100)
     assert method.stage._final == pytest.approx(0.3, abs=1e-4)
 
 

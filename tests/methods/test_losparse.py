@@ -7,18 +7,20 @@ import torch
 from tiny import TINY, make_batch, make_net
 from torch import nn
 
-from lit_compress import budget
 from lit_compress.analysis.pruning import stored_sensitivity
-from lit_compress.backbones import load_net as load_backbone
-from lit_compress.errors import UserError
 from lit_compress.export.fuse import compact, fuse
-from lit_compress.families import find_sites
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
-from lit_compress.methods import LoSparse, LowRankI, LowRankII, row_pruning_stage
+from lit_compress.methods import CoFiLoSparse, LoSparse, LowRankI, LowRankII
+from lit_compress.methods.cofi.with_losparse import RowsInGates
 from lit_compress.methods.losparse import LowRankPlusSparse
-from lit_compress.methods.row_pruning_stage import RowPruning, RowSparsePruning, _rank, without_dropout
-from lit_compress.surgery import load_net
-from lit_compress.tasks import get_task
+from lit_compress.models import accounting as budget
+from lit_compress.models.backbones import load_net as load_backbone
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import load_net
+from lit_compress.stages import rows as row_pruning_stage
+from lit_compress.stages.rows import RowPruning, RowSparsePruning, _rank, without_dropout
+from lit_compress.tasks.records import get_task
+from lit_compress.utils.errors import UserError
 
 FAST = {"epochs": 2, "learning_rate": 1e-3, "low_rank": 0.1, "interval": 3}
 
@@ -28,7 +30,7 @@ def losparse(density=0.4, backbone="unused", **settings):
 
 
 def build(dense, method):
-    method.enter(method.stages()[-1], 0, dense, None)
+    method.prepare(method.stages()[-1], 0, dense, None)
     method.configure_model()
     return method
 
@@ -85,11 +87,11 @@ def test_published_schedule(bert_base):
     """Spec table for MNLI: T=12272, t_i=675, t_f=3375, p_T=.15, and the printed formula is another one."""
     stage = RowSparsePruning(RowPruning(start=675, end=3375), 0.2, 0.05, "nominal")
     stage.check(bert_base)
-    stage.begin(12272)
+    stage.set_total_steps(12272)
     for step, p in ((674, 1), (675, 1), (2000, 0.652), (4050, 0.324), (5000, 0.241), (8896, 0.15), (8897, 0.15)):
-        assert stage.kept(step) == pytest.approx(p, abs=6e-4)
+        assert stage.kept_share(step) == pytest.approx(p, abs=6e-4)
     printed = 0.15 + 0.85 * (1 - (676 - 675 - 3375) / (12272 - 675 - 3375)) ** 3
-    assert printed > 1 >= stage.kept(676)
+    assert printed > 1 >= stage.kept_share(676)
     assert not stage.at_budget(8896) and stage.at_budget(8897)
 
 
@@ -105,6 +107,34 @@ def test_decomposed_net_is_the_net_before(dense):
         assert torch.allclose(gram, layer.right @ layer.right.T, atol=1e-6)
         assert torch.allclose(gram.double(), s[:k].diag(), atol=1e-6)
         assert layer.left.requires_grad and layer.right.requires_grad and layer.sparse.requires_grad
+
+
+@pytest.mark.parametrize("method", ["LoSparse", "CoFiLoSparse"])
+def test_scores_are_of_gradients_before_they_are_clipped(fit, dense, method, monkeypatch):
+    """Steps clipped to next to nothing: the term is that of the unclipped step, with the weights after it."""
+    seen, terms = [], []
+    before_step, sensitivity = RowSparsePruning.before_step, row_pruning_stage.row_sensitivity
+
+    def note(stage, net):
+        seen.extend(weight.grad.detach().clone() for weight in stage._weights)
+        before_step(stage, net)
+
+    def compute(weights, grads):
+        terms.extend(
+            (weight.detach().clone(), grad.detach().clone()) for weight, grad in zip(weights, grads, strict=True)
+        )
+        return sensitivity(weights, grads)
+
+    monkeypatch.setattr(RowSparsePruning, "before_step", note)
+    monkeypatch.setattr(row_pruning_stage, "row_sensitivity", compute)
+    chosen = (
+        losparse(score_point="after", interval=1)
+        if method == "LoSparse"
+        else CoFiLoSparse(backbone="unused", density=0.2, prune=RowsInGates(epochs=2, init="finetuned", interval=1))
+    )
+    fit(chosen, "prune", dense, teacher=dense, max_steps=3, gradient_clip_val=1e-6)
+    assert len(terms) == len(seen) > 0 and max(float(grad.abs().max()) for grad in seen) > 1e-5
+    assert all(torch.equal(used, grad) for (_, used), grad in zip(terms, seen, strict=True))
 
 
 @pytest.mark.parametrize("point", ["after", "before"])
@@ -187,7 +217,7 @@ def test_any_density(dense, density):
     """Also smaller than the low-rank share, where the ranks shrink and no row stays."""
     method = build(dense, losparse(density))
     stage = method.stage
-    stage.begin(100)
+    stage.set_total_steps(100)
     assert 0 <= stage._final < density and (stage._final == 0) == (density <= 0.1)
     if density > 0.05:  # 32 x 32: one rank is 6 %
         assert stage._factors + stage._final * stage._total <= density * stage._total + 0.5
@@ -227,7 +257,7 @@ def test_non_finite_gradients_leave_the_scores_alone(dense, point):
     """Invariant 11."""
     method = build(dense, losparse(score_point=point))
     stage = method.stage
-    stage.begin(100)
+    stage.set_total_steps(100)
     for weight in stage._weights:
         weight.grad = torch.ones_like(weight)
     stage._weights[3].grad[0, 0] = torch.inf
@@ -244,7 +274,7 @@ def test_bfloat16_weights_have_float32_scores():
     stage = RowSparsePruning(RowPruning(), 0.5)
     net = make_net().bfloat16()
     stage._plan(net)
-    from lit_compress.surgery import factorize
+    from lit_compress.models.surgery import factorize
 
     stage.attach(factorize(net, dict.fromkeys(stage.ranks, 0), None, LowRankSparseLinear))
     assert {state.dtype for state in stage.scores + stage.windows} == {torch.float32}
@@ -270,9 +300,19 @@ def test_schedule_longer_than_training(bert_base):
     """The setting of the paper's Appendix D with 10 epochs: a window of -230 steps."""
     stage = RowSparsePruning(RowPruning(start=12800, end=51200), 0.3, 0.2)
     stage.check(bert_base)
-    with pytest.raises(UserError, match="start=12800 \\+ end=51200 leave no step of total=63770"):
-        stage.begin(63770)
-    stage.begin(76524)
+    with pytest.raises(UserError, match=r"12800 \+ 51200 steps leave no step of total=63770"):
+        stage.set_total_steps(63770)
+    stage.set_total_steps(76524)
+
+
+@pytest.mark.parametrize("low_rank", [0.1, 0.0])
+def test_rows_are_not_chosen_before_the_first_scores(low_rank):
+    """A stage that ends within the first window would choose them by scores that are all zero; 0.0 is ITP."""
+    stage = RowSparsePruning(RowPruning(interval=10, start=0.0, end=0.0), 0.3, low_rank)
+    for steps in (1, 10):
+        with pytest.raises(UserError, match=r"prune.interval: the first scores are known after 10 steps"):
+            stage.set_total_steps(steps)
+    stage.set_total_steps(11)
 
 
 @pytest.mark.parametrize(

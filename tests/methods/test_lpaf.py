@@ -7,13 +7,15 @@ import torch
 from safetensors.torch import save_file
 from tiny import TINY, make_batch, make_net
 
-from lit_compress.errors import UserError
-from lit_compress.families import find_sites
 from lit_compress.layers import MixedRankLinear
-from lit_compress.losses import consistency_loss, task_loss
 from lit_compress.methods import LPAF
 from lit_compress.methods.lpaf import MixedRank, by_density
-from lit_compress.surgery import describe, save_net
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import save_net
+from lit_compress.models.surgery import describe
+from lit_compress.numerics.losses import consistency_loss, task_loss
+from lit_compress.stages.rank_rule import RankRule
+from lit_compress.utils.errors import UserError
 
 WEIGHTINGS = ("scores", "scores_abs", "scores_raw", "scores_all", "scores_shifted", "mask", "none")
 
@@ -43,9 +45,9 @@ def module(pruned, density=0.5, seed=0, **settings):
     """LPAF in its last stage, built from ``pruned``, with a trainer that stands at a step."""
     method = LPAF(backbone="unused", density=density, retrain=MixedRank(**settings))
     stage = method.stages()[-1]
-    method.enter(stage, seed, pruned, None)
+    method.prepare(stage, seed, pruned, None)
     method.configure_model()
-    stage.begin(100)
+    stage.set_total_steps(100)
     method.micro_seed = 5
     return method
 
@@ -75,7 +77,7 @@ def test_factors_are_the_literal_formula(pruned, power):
     """Eqs. 9-11 with the inverse, row importance on the output side: A = D^-1 U_k Sigma_k, B = V_k^T."""
     from safetensors.torch import load_file
 
-    from lit_compress.surgery import load_net
+    from lit_compress.models.storage import load_net
 
     net, rows = load_net(pruned), load_file(pruned / "importance.safetensors")
     built = module(pruned, power=power).net
@@ -96,7 +98,7 @@ def test_power_half_minimises_eq_7(pruned):
     """Invariant 37: sum_ij s_i (W - AB)_ij^2 is least for power 0.5, the squared weights' for power 1."""
     from safetensors.torch import load_file
 
-    from lit_compress.surgery import load_net
+    from lit_compress.models.storage import load_net
 
     net, rows = load_net(pruned), load_file(pruned / "importance.safetensors")
     built = {p: module(pruned, power=p).net for p in (0.5, 1.0)} | {"none": module(pruned, weighting="none").net}
@@ -112,7 +114,7 @@ def test_p_falls_linearly_to_zero_at_half_time(pruned):
     """Invariant 29."""
     stage = module(pruned, p_init=0.6).stage
     assert [stage.p(step) for step in (0, 25, 50, 51, 100)] == pytest.approx([0.6, 0.3, 0.0, 0.0, 0.0])
-    stage.begin(101)
+    stage.set_total_steps(101)
     assert stage.p(50) > 0 == stage.p(51)
 
 
@@ -121,6 +123,31 @@ def test_defaults_follow_the_density(density, p, v):
     _, prune, retrain = LPAF(backbone="unused", density=density).stages()
     assert (retrain.p_init, prune.density) == (p, v)
     assert by_density(density, 0.1, 0.3, 0.7) == p
+
+
+@pytest.mark.parametrize(("rank", "p", "v"), [(260, 0.1, 0.5), (130, 0.3, 0.25), (80, 0.7, 0.1)])
+def test_defaults_follow_the_rank(rank, p, v):
+    """The paper's ranks for BERT-base at 50, 25 and 16 % (Tables 4 and 7); ``density`` does not count beside one."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    with torch.device("meta"):
+        net = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert"))
+    _, prune, retrain = LPAF(backbone="unused", rank=rank).stages()
+    for stage in (prune, retrain):
+        stage.check(net)
+    assert (retrain.p_init, prune.density) == (p, v)
+
+
+def test_a_stage_that_begins_follows_the_rank(tmp_path):
+    """Also where nothing was checked before: continued in another process, from the factorized net's structure."""
+    save_net(make_net(), tmp_path)
+    _, prune, retrain = LPAF(backbone="unused", rank=3).stages()
+    density = 2 * (4 * 3 * 64 + 2 * 3 * 96) / (2 * (4 * 32 * 32 + 2 * 32 * 64))
+    assert RankRule(rank=3).density_of(make_net()) == pytest.approx(density) and density < 0.205
+    prune.build(None, tmp_path, None)
+    names = [site.name for site in find_sites(make_net())]
+    retrain.build(None, tmp_path, {name: {"rank": 3} for name in names})
+    assert (retrain.p_init, prune.density) == (0.7, 0.1)
 
 
 def test_coins_have_the_right_mean_and_depend_on_the_seed_only(pruned):
@@ -135,7 +162,7 @@ def test_coins_have_the_right_mean_and_depend_on_the_seed_only(pruned):
 
 def test_p_one_is_the_sparse_net_p_zero_the_factorized(pruned):
     """Invariant 30."""
-    from lit_compress.surgery import load_net
+    from lit_compress.models.storage import load_net
 
     method, batch = module(pruned), make_batch()
     method.stage._set(torch.ones(1, len(method.stage._layers), dtype=torch.bool))
@@ -214,7 +241,7 @@ def test_no_consistency_is_a_single_forward(pruned):
 def test_distillation_teacher_is_frozen_and_hidden(pruned):
     """Invariant 38: alpha 0 is the hard loss; a teacher equal to the student adds nothing; it is in no state."""
     method, batch = module(pruned), make_batch()
-    method.enter(method.stage, 0, pruned, pruned)
+    method.prepare(method.stage, 0, pruned, pruned)
     method.net = None
     method.configure_model()
     (teacher,) = method._teacher
@@ -238,9 +265,9 @@ def test_sparse_matrix_is_not_trained_and_not_saved(pruned):
 
 def test_restoring_builds_the_same_shapes_without_an_svd(pruned, monkeypatch):
     full = module(pruned)
-    monkeypatch.setattr("lit_compress.methods.low_rank_stage.decompose", None)
+    monkeypatch.setattr("lit_compress.stages.low_rank.decompose", None)
     method = LPAF(backbone="unused", density=0.5)
-    method.enter(method.stages()[-1], 0, pruned, None, describe(full.net))
+    method.prepare(method.stages()[-1], 0, pruned, None, describe(full.net))
     method.configure_model()
     assert {k: v.shape for k, v in method.state_dict().items()} == {k: v.shape for k, v in full.state_dict().items()}
 
@@ -249,9 +276,9 @@ def test_restoring_builds_the_same_shapes_without_an_svd(pruned, monkeypatch):
 def test_regression_task(family, tmp_path):
     pruned = make_pruned(tmp_path / "pruned", make_net(family, task="stsb", dropout=0.0))
     method = LPAF(task="stsb", backbone="unused", density=0.5, retrain=MixedRank(p_init=0.5))
-    method.enter(method.stages()[-1], 0, pruned, pruned)
+    method.prepare(method.stages()[-1], 0, pruned, pruned)
     method.configure_model()
-    method.stage.begin(10)
+    method.stage.set_total_steps(10)
     method.micro_seed = 1
     batch = make_batch() | {"labels": torch.tensor([0.5, 4.0, 2.5, 1.0])}
     terms = at(method, 0).stage.losses(method, batch)

@@ -6,23 +6,24 @@ import warnings
 
 import pytest
 import torch
+from helpers import as_deployed, taken_out
 from tiny import TINY, make_batch, make_net
 
-from lit_compress.errors import UserError
 from lit_compress.export.check import check_export
-from lit_compress.export.fuse import compact, fuse
+from lit_compress.export.fuse import compact
 from lit_compress.export.modelling import write_model
-from lit_compress.families import find_sites
 from lit_compress.layers import MaskedLinear
-from lit_compress.masks import keep_count, select_rows
 from lit_compress.methods import Movement
-from lit_compress.methods.movement import MovementPruning, MovementRamp
-from lit_compress.surgery import load_net, save_net
+from lit_compress.methods.movement import MovementPruning, MovementSettings
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.numerics.masks import keep_count, select_rows
+from lit_compress.utils.errors import UserError
 
 
 def movement(density=0.3, **settings):
     ramp = {"epochs": 2, "learning_rate": 1e-3, "start": 0.2, **settings}
-    return Movement(backbone="unused", density=density, prune=MovementRamp(**ramp))
+    return Movement(backbone="unused", density=density, prune=MovementSettings(**ramp))
 
 
 def layers(method):
@@ -62,7 +63,7 @@ def test_masked_is_cut_is_exported_is_reloaded(family, tmp_path):
     method, folder = movement(), tmp_path / "dense"
     folder.mkdir()
     save_net(make_net(family), folder)
-    method.enter(method.stages()[1], 0, folder, None)
+    method.prepare(method.stages()[1], 0, folder, None)
     method.configure_model()
     net = method.net.eval()
     by_role = {site.role: net.get_submodule(site.name) for site in find_sites(net) if site.layer == 0}
@@ -72,15 +73,15 @@ def test_masked_is_cut_is_exported_is_reloaded(family, tmp_path):
     by_role["v"].mask[:9] = by_role["up"].mask[:20] = by_role["o"].mask[:24] = by_role["q"].mask[5:30] = False
     inputs = {k: v for k, v in make_batch().items() if k.startswith(("input", "att"))}
     expected = net(**inputs).logits
-    for one in (compact(net), fuse(net), fuse(compact(net))):
+    for one in (compact(taken_out(net)), as_deployed(net), as_deployed(compact(taken_out(net)))):
         assert torch.allclose(one(**inputs).logits, expected, atol=1e-5)
-    small = {site.role: compact(net).get_submodule(site.name) for site in find_sites(net) if site.layer == 0}
+    small = {site.role: compact(taken_out(net)).get_submodule(site.name) for site in find_sites(net) if site.layer == 0}
     heads = 0 if family == "opt" else 1  # cut: 20 neurons and, but for OPT, 8 rows of q, k, v
     assert (small["q"].rows, small["v"].rows, small["o"].rows) == (7 - 5 * heads, 23, 8)
     assert small["o"].in_features == 32 - 8 * heads and small["down"].in_features == 44
     assert small["up"].out_features == 44
-    write_model(fuse(net), tmp_path)
-    assert check_export(fuse(net), tmp_path) <= 1e-5
+    write_model(as_deployed(net), tmp_path)
+    assert check_export(as_deployed(net), tmp_path) <= 1e-5
     assert torch.allclose(load_net(tmp_path)(**inputs).logits, expected, atol=1e-5)
 
 
@@ -161,20 +162,20 @@ def test_plain_sgd_moves_the_score_by_minus_g_w():
 
 def test_soft_penalty_is_the_gradient_of_its_formula():
     """lambda(t) sum over {attention, feed-forward} of (1 / 2) mean over matrices of mean_i sigmoid(s_i)."""
-    stage = MovementPruning(MovementRamp(form="soft", penalty=3000.0, start=0.0, end=0.0), 0.4)
+    stage = MovementPruning(MovementSettings(form="soft", penalty=3000.0, start=0.0, end=0.0), 0.4)
     net = make_net()
     for site in find_sites(net):
         layer = MaskedLinear(net.get_submodule(site.name))
         parent, _, child = site.name.rpartition(".")
         setattr(net.get_submodule(parent), child, layer)
     stage.attach(net)
-    stage.begin(4)
+    stage.set_total_steps(4)
     generator = torch.Generator().manual_seed(0)
     for layer in stage._layers:
         layer.score.data.normal_(generator=generator)
         layer.score.grad = torch.ones_like(layer.score)
 
-    class Host:
+    class StageContext:
         trainer = type("At", (), {"global_step": 2})
 
         def logits(self, batch): ...
@@ -182,7 +183,7 @@ def test_soft_penalty_is_the_gradient_of_its_formula():
         def objective(self, *_, **__):
             return {}
 
-    stage.losses(Host(), {})
+    stage.losses(StageContext(), {})
     stage.before_step(net)
     groups = {True: [], False: []}
     for site, layer in zip(find_sites(net), stage._layers, strict=True):
@@ -227,11 +228,11 @@ def test_density_one_is_the_dense_net(family, form, tmp_path):
     folder.mkdir()
     save_net(make_net(family), folder)
     method = movement(density=1.0, form=form)
-    method.enter(method.stages()[1], 0, folder, None)
+    method.prepare(method.stages()[1], 0, folder, None)
     method.configure_model()
     inputs = {k: v for k, v in make_batch().items() if k.startswith(("input", "att"))}
     assert torch.equal(method.net.eval()(**inputs).logits, load_net(folder)(**inputs).logits)
-    method.stage.begin(10)
+    method.stage.set_total_steps(10)
     for layer in layers(method):
         layer.score.data.fill_(-9.0)
     method.stage.after_step(method.net, 10)
@@ -249,4 +250,4 @@ def test_density_one_is_the_dense_net(family, form, tmp_path):
 )
 def test_bad_settings_are_one_line(settings, words):
     with pytest.raises(UserError, match=words):
-        MovementRamp(**settings)
+        MovementSettings(**settings)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_compress.families import find_sites
 from lit_compress.methods import SVD
 from lit_compress.methods.svd import Factorized
-from lit_compress.surgery import load_net
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import load_net
 
 
 def build(dense, side="out", **arguments):
     method = SVD(backbone="unused", retrain=Factorized(sigma_side=side), **arguments)
-    method.enter(method.stages()[-1], 0, dense, None)
+    method.prepare(method.stages()[-1], 0, dense, None)
     method.configure_model()
     return method
 

@@ -1,0 +1,71 @@
+"""The tables of time and memory of LPAF's stages, from results/*.json."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from benchmarks.common import load, origin, spread, table
+
+TITLE = "Time and memory of LPAF's stages"
+ABOUT = "A step of pruning, of mixed-rank retraining and of SVD's retraining beside a dense step, on a CPU: time, peak memory, factorization, `--help`."
+
+STEPS = """## Time of a training step / a dense fine-tuning step
+
+No distillation in either step, batch 32 x 128 tokens, density 0.25; median over rounds that take turns (smallest -
+largest). `p=0` is the second half of LPAF's retraining; rows without it have p = p_init / 2, its mean over the first half.
+"""
+
+MEMORY = """## Peak memory / dense fine-tuning
+
+Peak resident size of a whole process that makes two of the steps above, with MALLOC_MMAP_THRESHOLD_=65536 (memory in
+use), unless a column says default allocator (which also counts memory that glibc keeps).
+"""
+
+
+def sections() -> list[str]:
+    """Return the sections of the page: every ratio beside the paper's and the goal."""
+    results = load("speed")
+    steps = [r for r in results if r["name"].startswith("steps")]
+    memory = [r for r in results if r["name"].startswith("memory")]
+
+    def names(group: list[dict[str, Any]], prefix: str) -> list[str]:
+        return [r["file"].removeprefix(prefix).replace("-cpu-", ", CPU, ").replace("-again", ", again") for r in group]
+
+    goals = {"prune": ["1.15", "1.05"], "svd": ["", ""], "dense": ["", ""]}
+    variants = list(dict.fromkeys(v for r in steps for v in r["ratio"]))
+    dense = [median([t for pair in r["seconds"].values() for t in pair["dense"]]) for r in steps]
+    rows = [["dense, seconds", "", "", *(f"{seconds:.2f}" for seconds in dense)]]
+    for v in variants:
+        shown = [spread(r["ratio"][v]) if v in r["ratio"] else "" for r in steps]
+        rows.append([v + " (removed)" * ("checkpoint" in v), *goals.get(v, ["", ""]), *shown])
+    for mode in ("sequential", "concat", "accumulated"):
+        halves = [
+            [r["ratio"][f"mixed {mode}{h}"]["median"] for h in ("", " p=0") if f"mixed {mode}{h}" in r["ratio"]]
+            for r in steps
+        ]
+        rows.append(
+            [f"mixed {mode}, mean of both", "1.3", "1.0", *(f"{sum(h) / 2:.2f}" if len(h) == 2 else "" for h in halves)]
+        )
+    lines = [STEPS, table(["step", "paper", "goal", *names(steps, "steps-")], rows)]
+    if memory:
+        rows = [
+            [
+                v + " (removed)" * ("checkpoint" in v),
+                *(["1.4", "1.1"] if "mixed" in v else ["", ""]),
+                *(f"{r['ratio'][v]:.2f} ({r['mib'][v]:,.0f} MiB)" if v in r["mib"] else "" for r in memory),
+            ]
+            for v in dict.fromkeys(v for r in memory for v in r["mib"])
+        ]
+        lines += [MEMORY, table(["process", "paper", "goal", *names(memory, "memory-")], rows)]
+    lines.append("## The rest\n")
+    for r in results:
+        if r["name"].startswith("factorize"):
+            shape = r["name"].removeprefix("factorize-")
+            lines.append(f"- Factorizing all {r['matrices']} matrices of {shape}, weighted SVD in float64, {r['setting']['threads']} "
+                         f"thread(s): {r['seconds']:.1f} s (goal for BERT-base on 2 cores: 60 s).")  # fmt: skip
+        if r["name"] == "help":
+            lines.append(
+                f"- `python -m lit_compress --help` / `python -c 'import lightning.pytorch'`: {spread(r['ratio'])} (goal: 1.5)."
+            )
+    return [*lines, "", origin(steps[0], "speed", steps[0]["setting"]["threads"])]

@@ -1,0 +1,198 @@
+"""Second moments (Gram matrices) of a net's hidden states and heads on some training tokens (SP3, section 3.1).
+
+A number of tokens is drawn from all real tokens of the examples, the same for every module. Gram matrices are summed in
+float64 batch by batch, so memory does not depend on the number of tokens. The result does not depend on how examples
+are batched, on padding, or on the number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lit_compress.models.residual_stream import StreamSubLayer, has_head_projections, residual_stream
+from lit_compress.models.sites import head_width
+from lit_compress.tasks.base import inputs_of
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Grams:
+    """Sums of x x^T over the drawn tokens, float64.
+
+    Attributes:
+        sites: [sites, d, d], of the norms' inputs at every site whose basis can be changed.
+        heads: [attentions, 3, heads, d_h, d_h], of queries, keys and values with their biases, over all uses of an
+            attention; no attentions where heads cannot be projected.
+        tokens: number of tokens in each stack (encoder, decoder).
+    """
+
+    sites: Tensor
+    heads: Tensor
+    tokens: int
+
+
+def draw_tokens(lengths: Tensor, tokens: int, seed: int) -> list[Tensor]:
+    """Draw tokens and return for every example which of its real tokens were drawn, bool [length].
+
+    Args:
+        lengths: int [examples], numbers of real tokens.
+        tokens: number of tokens to draw without replacement from those of all examples; all if there are fewer.
+        seed: of the draw.
+    """
+    total = int(lengths.sum())
+    chosen = torch.zeros(total, dtype=torch.bool)
+    chosen[torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:tokens]] = True
+    return list(chosen.split(lengths.tolist()))
+
+
+Batch = dict[str, Tensor]
+
+
+@torch.no_grad()
+def collect_grams(
+    net: PreTrainedModel,
+    batches: Iterable[Batch],
+    tokens: int,
+    seed: int = 0,
+    group: int = 1,
+    inputs: Callable[[Batch], Batch] = inputs_of,
+    masks: Callable[[Batch], Sequence[Tensor]] = lambda batch: [batch["attention_mask"]],
+    reduce: Callable[[Tensor], object] | None = None,
+    show: Callable[[list[Batch]], Iterable[Batch]] = iter,
+) -> Grams:
+    """Do forwards of all examples and sum the Gram matrices at the net's sites and heads.
+
+    Args:
+        net: dense, not wrapped; runs on its device, in evaluation mode and its own dtype.
+        batches: examples with ``index`` 0 .. n - 1, each once (over all ranks); rows with -1 only fill up a batch.
+        tokens: number of tokens to draw in each stack (encoder, decoder).
+        seed: of the draw.
+        group: sub-layers that share a basis, see :func:`~lit_compress.models.residual_stream.residual_stream`.
+        inputs: function that returns the net's inputs from a batch.
+        masks: function that returns for each stack of a batch [batch, length], not 0 at real tokens.
+        reduce: in-place all-reduce (SUM) of a tensor over ranks with other examples.
+        show: wraps the list of batches, e.g. with a progress bar.
+
+    Raises:
+        UserError: there are fewer tokens than dimensions, or an activation is inf or NaN.
+    """
+    kept = list(batches)
+    count = torch.tensor([1 + max((int(b["index"].max()) for b in kept), default=-1)], device=net.device)
+    if reduce is not None:  # the largest over the ranks is at most the sum
+        reduce(count)
+    sums, flags = _Sums(net, group), []
+    for stack in range(len(sums.stacks)):
+        lengths = torch.zeros(int(count), dtype=torch.int64, device=net.device)
+        for batch in kept:
+            real = batch["index"] >= 0
+            found = masks(batch)[stack].ne(0).sum(1)[real]
+            lengths[batch["index"][real].to(net.device)] = found.to(net.device)
+        if reduce is not None:
+            reduce(lengths)
+        flags.append(draw_tokens(lengths.cpu(), tokens, seed))
+        taken, d = min(tokens, int(lengths.sum())), net.config.hidden_size
+        if taken < d:
+            raise UserError(
+                f"prune.tokens: {taken} tokens are fewer than the {d} dimensions; "
+                + (
+                    f"give at least {d}"
+                    if tokens < d
+                    else f"the examples have no more, give at least {d} by more examples"
+                )
+            )
+    faster = _OneDNN() if net.device.type == "cpu" and torch.backends.mkldnn.is_available() else nullcontext()
+    with sums.watch(), torch.autocast(net.device.type, enabled=False), faster:
+        for batch in show(kept):
+            sums.begin([_chosen(batch, mask, flag) for mask, flag in zip(masks(batch), flags, strict=False)])
+            net(**{name: value.to(net.device) for name, value in inputs(batch).items()})
+    if reduce is not None:
+        reduce(sums.sites)
+        reduce(sums.heads)
+    return Grams(sums.sites.cpu(), sums.heads.cpu(), taken)
+
+
+def _chosen(batch: Batch, mask: Tensor, flags: list[Tensor]) -> Tensor:
+    """Return which tokens of a batch were drawn, bool [batch * length]."""
+    mask = mask.bool()
+    chosen = torch.zeros_like(mask)
+    for row, index in enumerate(batch["index"].tolist()):
+        if index >= 0:
+            chosen[row, mask[row]] = flags[index].to(mask.device)
+    return chosen.flatten()
+
+
+class _OneDNN(TorchFunctionMode):
+    """Make Linears on a CPU use oneDNN for float32 products: the same precision, and MKL is slower on AMD CPUs."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear and args[0].dtype == torch.float32:
+            return func(args[0].to_mkldnn(), *args[1:], **(kwargs or {})).to_dense()
+        return func(*args, **(kwargs or {}))
+
+
+class _Sums:
+    """The sums of Gram matrices, and the hooks that add to them."""
+
+    def __init__(self, net: PreTrainedModel, group: int) -> None:
+        self.net, self.stream = net, residual_stream(net, group)
+        self.stacks = list(dict.fromkeys(place.stack for place in self.stream.sites))
+        heads, d, wide = net.config.num_attention_heads, net.config.hidden_size, head_width(net, "encoder")
+        self.attentions = self.stream.attentions if has_head_projections(net) else []
+        options: dict[str, Any] = {"dtype": torch.float64, "device": net.device}
+        self.sites = torch.zeros(len(self.stream.turnable), d, d, **options)
+        self.heads = torch.zeros(len(self.attentions), 3, heads, wide, wide, **options)
+
+    def begin(self, chosen: list[Tensor]) -> None:
+        """Set the tokens of the next forward that count: ``chosen``, bool [batch * length] per stack."""
+        self.chosen = {s: c.to(self.net.device) for s, c in zip(self.stacks, chosen, strict=True)}
+        self.seen: set[tuple[int, int]] = set()
+
+    def _site(self, i: int, x: Tensor) -> None:
+        taken = x.flatten(0, -2)[self.chosen[self.stream.sites[i].stack]].double()
+        self.sites[i] += taken.mT @ taken
+
+    def _heads(self, i: int, sublayer: StreamSubLayer, role: str, y: Tensor) -> None:
+        kind = "qkv".index(role)
+        if (i, kind) in self.seen and getattr(self.net.config, "relative_attention", False):
+            return  # DeBERTa projects its relative positions afterwards
+        self.seen.add((i, kind))
+        stack = self.stream.sites[sublayer.roles[role]].stack
+        taken = y.flatten(0, -2)[self.chosen[stack]].double()
+        heads = taken.unflatten(1, (self.heads.shape[2], -1)).transpose(0, 1)
+        self.heads[i, kind] += heads.mT @ heads
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Set evaluation mode and hooks at every site, q, k and v inside the context; undo both afterwards."""
+        modes = [(module, module.training) for module in self.net.modules()]
+        self.net.eval()
+        handles = []
+        for i, place in enumerate(self.stream.turnable):
+            for name in place.norms:
+                norm = self.net.get_submodule(name)
+                handles.append(norm.register_forward_pre_hook(lambda _, args, i=i: self._site(i, args[0])))
+        for i, sublayer in enumerate(self.attentions):
+            for role in "qkv":
+                layer: nn.Module = self.net.get_submodule(sublayer.linears[role])
+                hook = lambda _, args, y, i=i, sublayer=sublayer, role=role: self._heads(i, sublayer, role, y)  # noqa: E731
+                handles.append(layer.register_forward_hook(hook))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for module, mode in modes:
+                module.training = mode

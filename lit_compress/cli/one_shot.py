@@ -1,0 +1,258 @@
+"""The commands without training: factorize and export a fine-tuned model, or analyze models."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+
+from lit_compress.analysis import pruning, truncation
+from lit_compress.analysis.plots import write_rows
+from lit_compress.analysis.truncation import Rows
+from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.export.folder import write_export
+from lit_compress.export.report import Measured
+from lit_compress.methods.fwsvd import FWSVD
+from lit_compress.methods.second_order import SecondOrder
+from lit_compress.models.backbones import load_finetuned
+from lit_compress.models.checks import is_compressed
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.models.surgery import factorize
+from lit_compress.numerics.decompose import Axis
+from lit_compress.run.folder import Run
+from lit_compress.stages.kronecker import KroneckerDecomposer
+from lit_compress.stages.low_rank import Decomposer
+from lit_compress.stages.weighting import KRONECKER, Weighted, fisher_of, kronecker_of, refit, weigh
+from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.files import check_folder
+from lit_compress.utils.progress import track
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+
+
+OneShot = FWSVD | SecondOrder  # methods whose factorization is used without training
+
+
+def load_model(name: str, method: OneShot) -> PreTrainedModel:
+    """Load a net that was fine-tuned on the method's task.
+
+    Raises:
+        UserError: ``name`` is a run, or the net is compressed already or not fine-tuned on the task.
+    """
+    folder = Path(name).expanduser()
+    if (folder / "config.yaml").is_file():
+        raise UserError(f"model: '{name}' is a run, not a model; give one of its nets, e.g. {folder / 'dense/net'}")
+    return load_finetuned(name, method.task, "model")
+
+
+def decomposers(
+    method: OneShot, net: PreTrainedModel, data: DataModule, settings: Sequence[Weighted]
+) -> list[Decomposer]:
+    """Return a decomposer of ``net`` for each of ``settings``, after one pass over training data for all of a kind.
+
+    Raises:
+        UserError: there are no scores, or no usable gradients.
+    """
+    net.to("cuda" if torch.cuda.is_available() else "cpu")
+    fisher = {}
+    if any(s.weighting == "fisher" for s in settings):
+        batches = data.calibration_dataloader(method.retrain.fisher_examples)
+        fisher = fisher_of(net, method.task, batches, settings)
+    moments = kronecker_of(net, method.task, data, settings)
+    net.to("cpu")
+    folder = Path(method.backbone).expanduser()
+    return [weigh(s, net, fisher, moments, folder) for s in settings]
+
+
+def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[str, Any]) -> dict[str, Any]:
+    """Factorize the method's backbone, export it to ``out`` and return the report.
+
+    Args:
+        out: folder to write.
+        method: has the model (``backbone``), the task, the weighting and the ranks.
+        data: training data for a weighting that needs them, validation data for the report.
+        config: of the command.
+
+    Raises:
+        UserError: the model, the data or ``out`` cannot be used.
+    """
+    dense = load_model(method.backbone, method)
+    method.ranks.check(dense)
+    (decomposer,) = decomposers(method, dense, data, [method.retrain])
+    net = copy.deepcopy(dense)
+    ranks = method.ranks.allocate(net, decomposer.sigma)
+    factorize(net, ranks, decomposer.factors, bias_change=decomposer.bias_change)
+    refit(method.retrain, dense, net, method.task, data)
+    made = calibration_of(decomposer, method.retrain, dense, net, ranks)
+    metric = evaluate(dense, data)[f"val/{data.record.metrics[0]}"]
+    with tempfile.TemporaryDirectory() as work:
+        save_net(dense, Path(work))
+        before = {"dense": Measured(dense, Path(work), metric)}
+        return write_export(out, net, before, type(method).__name__, data, config, more={"calibration": made})
+
+
+def calibration_of(
+    decomposer: Decomposer, settings: Weighted, dense: PreTrainedModel, net: PreTrainedModel, ranks: dict[str, int]
+) -> dict[str, Any] | None:
+    """Return what the report says of the calibration for ``inputs`` and ``kfac``; None for other weightings.
+
+    ``estimated_loss`` is the estimate of what the factorization adds to an example's loss, (M) / 2 summed over sites;
+    None for ``inputs``, which measures no loss.
+    """
+    if not isinstance(decomposer, KroneckerDecomposer):
+        return None
+    layers: dict[str, Any] = {name: (dense.get_submodule(name), net.get_submodule(name)) for name in ranks}
+    found = next(iter(decomposer.moments.values()))
+    loss = None
+    if decomposer.gradients:
+        pairs = track(layers.items(), "estimated loss", len(layers))
+        loss = sum(decomposer.loss(n, old.weight.detach(), (new.left @ new.right).detach()) for n, (old, new) in pairs)
+    return {
+        "weighting": settings.weighting,
+        "labels": settings.labels if decomposer.gradients else None,
+        "examples": found.examples,
+        "tokens": found.tokens,
+        "centred": len(decomposer.centred),
+        "damping": {"inputs": settings.input_damping, "gradients": settings.gradient_damping},
+        "refit": settings.refit,
+        "estimated_loss": loss,
+    }
+
+
+SEVERAL = ("ranks", "neurons", "pattern")  # analyses that take more than one model
+KINDS = ("truncation", "sweep", "spectra", *SEVERAL, "allocation")
+RATIOS = tuple(i / 10 for i in range(1, 11))
+
+
+def weighting_of(label: str, like: Weighted) -> Weighted:
+    """Return the settings for ``label``: ``none``, or weighting and axis, e.g. ``fisher-in``.
+
+    Raises:
+        UserError: there is no such weighting.
+    """
+    valid = ["none", *(f"fisher-{axis}" for axis in get_args(Axis)), "importance-out", *KRONECKER]
+    if label not in valid:
+        raise UserError(f"weightings: unknown '{label}'; {nearest(label, valid)}")
+    weighting, _, axis = label.partition("-")
+    return replace(like, weighting=weighting, axis=axis or "in")
+
+
+def check_analysis(out: Path) -> None:
+    """Refuse a folder that cannot be written, or that holds something else than an analysis.
+
+    Raises:
+        UserError: it does.
+    """
+    check_folder("analyze", out)
+    if out.exists() and any(out.iterdir()) and not any((out / f"{k}.csv").is_file() for k in KINDS):
+        raise UserError(f"analyze: '{out}' holds something that is not an analysis; give an empty or new folder")
+
+
+def analyze_runs(out: Path, folders: Sequence[str]) -> Rows:
+    """Read the reports of finished LoSparse runs and write LoSparse's Figure 6 to ``out``.
+
+    Raises:
+        UserError: a folder is no finished run of a method with a low-rank share; ``out`` cannot be used.
+    """
+    check_analysis(out)
+    paths = [Path(folder).expanduser() / "report.json" for folder in folders]
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"analyze: no finished run (report.json) at '{path.parent}'; continue it with fit")
+    rows = pruning.allocation([json.loads(path.read_text()) for path in paths])
+    write_rows("allocation", rows, out)
+    return rows
+
+
+def _named(models: Sequence[str]) -> dict[str, tuple[str, Path, str]]:
+    """Return {label: (name as given, folder, method)}; the label of a net of a run has the run's name."""
+    found: dict[str, tuple[str, Path, str]] = {}
+    for name in models:
+        folder = Path(name).expanduser()
+        run = next((p for p in list(folder.resolve().parents)[:2] if (p / "config.yaml").is_file()), None)
+        label = folder.name if run is None else str(folder.resolve().relative_to(run.parent)).removesuffix("/net")
+        method = "" if run is None else Run(run).config()["model"]["class_path"].rpartition(".")[2]
+        if label in found:
+            label = name
+        found[label] = (name, folder, method)
+    return found
+
+
+def _several(kind: str, models: Sequence[str], method: OneShot, data: DataModule, site: str | None) -> Rows:
+    """Return the rows of an analysis of several models."""
+    named = _named(models)
+
+    def load(name: str, folder: Path) -> PreTrainedModel:
+        return load_net(folder) if is_compressed(folder) else load_model(name, method)
+
+    if kind == "ranks":
+        found = ((label, load(name, folder), made) for label, (name, folder, made) in named.items())
+        return [row for label, net, made in found for row in truncation.ranks(net, label, made)]
+    if kind == "pattern":
+        return pruning.pattern({label: load(name, folder) for label, (name, folder, _) in named.items()}, site)
+    scores = {}
+    for label, (name, folder, _) in named.items():
+        scores[label] = pruning.stored_sensitivity(folder)
+        net = load_net(folder) if scores[label] else load_model(name, method)
+        if not scores[label]:
+            batches = data.calibration_dataloader(method.retrain.fisher_examples)
+            scores[label] = pruning.calibrated_sensitivity(net, batches, method.task.kind)
+    return pruning.neurons(scores, net)
+
+
+def analyze_model(
+    kind: str,
+    out: Path,
+    models: Sequence[str],
+    method: OneShot,
+    data: DataModule,
+    weightings: Sequence[str] = ("none", "fisher-in"),
+    ratios: Sequence[float] = RATIOS,
+    site: str | None = None,
+) -> Rows:
+    """Measure what truncation or pruning does to models, and write table and figure to ``out``.
+
+    Args:
+        kind: one of :data:`KINDS` except ``allocation``.
+        out: folder to write.
+        models: folders or names; several only for :data:`SEVERAL`. The first is the method's backbone.
+        method: has the task and the Fisher settings.
+        data: training data for Fisher weightings and sensitivities, validation data for the dev metric.
+        weightings: labels as :func:`weighting_of` takes them.
+        ratios: fractions of ranks kept, for ``sweep``.
+        site: name of the matrix, for ``pattern``; None for the first attention output.
+
+    Raises:
+        UserError: a model, the data or a weighting cannot be used.
+    """
+    check_analysis(out)
+    if len(models) > 1 and kind not in SEVERAL:
+        raise UserError(f"analyze: {kind} takes one model, {len(models)} were given; several: {', '.join(SEVERAL)}")
+    settings = [weighting_of(label, method.retrain) for label in weightings]
+    if kind in SEVERAL:
+        rows = _several(kind, models, method, data, site)
+    else:
+        net = load_model(method.backbone, method)
+        found = dict(zip(weightings, decomposers(method, net, data, settings), strict=True))
+        key = f"val/{data.record.metrics[0]}"
+
+        def metric(net: PreTrainedModel) -> float:
+            return evaluate(net, data)[key]
+
+        if kind == "truncation":
+            rows = truncation.grouped_truncation(net, found, metric)
+        elif kind == "sweep":
+            rows = truncation.rank_ratio_sweep(net, found, metric, ratios)
+        else:
+            rows = truncation.spectra(net, found)
+    write_rows(kind, rows, out)
+    return rows

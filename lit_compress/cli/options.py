@@ -1,0 +1,349 @@
+"""The options of the commands, parsed by LightningCLI; every user error is one line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from inspect import Parameter, signature
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning.pytorch as pl
+import yaml
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from lit_compress import methods
+from lit_compress.cli.help import fit_help
+from lit_compress.cli.recipes import resolve_config
+from lit_compress.data.datamodule import DataModule
+from lit_compress.data.sources import CUSTOM
+from lit_compress.methods import Method
+from lit_compress.run.runner import Components
+from lit_compress.run.strategies import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
+from lit_compress.stages.base import Training
+from lit_compress.tasks.records import task_name
+from lit_compress.utils.errors import UserError, nearest
+
+
+class _Parser(LightningArgumentParser):
+    """A parser without abbreviations of options, whose errors are one line."""
+
+    method: type[Method] | None = None  # that the command line or its configs name
+    explained: list[str] = []  # by the nested parsers of a class, whose errors an outer one wraps in a longer text
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def add_class_arguments(self, theclass: type, nested_key: str | None = None, **kwargs: Any) -> list[str]:
+        """Add the options of a class; those of a method, inherited ones too, in the order in which a run uses them."""
+        added = super().add_class_arguments(theclass, nested_key, **kwargs)
+        if isinstance(theclass, type) and issubclass(theclass, Method):
+            names, prefix = list(parameters_of(theclass)), f"{nested_key}." if nested_key else ""
+
+            def place(action: Any) -> int:
+                name = action.dest.removeprefix(prefix).partition(".")[0]
+                return names.index(name) if name in names else -1
+
+            self._actions.sort(key=place)  # of keys in a config; then of the help
+            for group in self._action_groups:
+                group._group_actions.sort(key=place)
+            self._action_groups.sort(key=lambda group: max(map(place, group._group_actions[:2]), default=-1))
+        return added
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise the message as a :class:`UserError` of one line."""
+        text = " ".join(message.split())
+        line = next((known for known in self.explained if known in text), None) or _explain(text)
+        self.explained.append(line)
+        raise UserError(line)
+
+
+class CommandLine(LightningCLI):
+    """The options of every command that needs a method and data; builds both anew for each stage."""
+
+    def __init__(self, args: list[str], command: str) -> None:
+        self.command = command
+        super().__init__(
+            Method,
+            DataModule,
+            subclass_mode_model=True,
+            run=False,
+            args=args,
+            save_config_callback=None,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            seed_everything_default=42,
+            trainer_defaults={
+                "gradient_clip_val": 1.0,
+                "log_every_n_steps": 10,
+                "enable_model_summary": False,
+            },
+            parser_class=_Parser,
+            parser_kwargs={"prog": f"python -m lit_compress {command}"},
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the options of the run folder, and link those that method and data share."""
+        parser.add_argument(
+            "--run_dir",
+            type=str | None,
+            default=None,
+            help="Folder of the run; default runs/<method>-<task>.",
+        )
+        parser.add_argument(
+            "--ckpt_path", type=str | None, default=None,
+            help="`last` continues the run in run_dir where it stopped, or starts it; or a checkpoint of that run.",
+        )  # fmt: skip
+        parser.add_argument(
+            "--checkpoint_every",
+            type=int,
+            default=500,
+            help="Optimizer steps between two checkpoints to continue from.",
+        )
+        parser.link_arguments("data.record", "model.init_args.task", task_name, apply_on="instantiate")
+        parser.link_arguments("model.init_args.backbone", "data.backbone")
+        parser.link_arguments("seed_everything", "data.seed")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse ``args``; configs are found by path or among the shipped recipes."""
+        given, resolved = {arg.partition("=")[0] for arg in args}, _resolve_configs(list(args))
+        _Parser.method = _chosen_method(resolved)
+        if given & {"-h", "--help"}:
+            shown = _Parser.method and f"{_Parser.method.__module__}.{_Parser.method.__qualname__}"
+            print(fit_help(parser, self.command, shown, _names(), "trainer" in given))
+            raise SystemExit(0)
+        if "--print_config" in given and not given & {"--model", "--config", "-c"}:
+            raise UserError(_no_method())
+        self.config = parser.parse_args(resolved)
+        seed = self.config.seed_everything
+        if not 0 <= seed < 2**32:
+            near = 0 if seed < 0 else 2**32 - 1
+            raise UserError(f"seed_everything: {seed} is not in [0, {2**32 - 1}]; nearest valid {near}")
+        if self.config.model.class_path.endswith(".Method"):  # options of every method were given, and no method
+            raise UserError(_no_method())
+
+    def instantiate_classes(self) -> None:
+        """Build nothing: :meth:`build` does, anew for every stage."""
+
+    def build(self) -> Components:
+        """Build method, data and the Trainer's arguments from the config."""
+        init = self.parser.instantiate_classes(self.config)
+        if init.data.task == CUSTOM:
+            self.config.data.custom.labels = list(init.data.record.labels)  # later commands need the same ones
+            self.config.data.custom.numbered = init.data.record.numbered
+        return Components(init.model, init.data, dict(init.trainer), self.config.seed_everything)
+
+    def dump(self) -> dict[str, Any]:
+        """Return the whole config as plain values."""
+        self._dump_config()
+        self.config_dump["model"]["init_args"]["task"] = self.config.data.task  # otherwise known only after build()
+        return self.config_dump
+
+
+def parameters_of(kind: type[Method]) -> dict[str, Parameter]:
+    """Return the options of a method by name: its constructor's parameters and those of its base classes.
+
+    They have the order in which a run uses them: own values after the density, own settings between the dense stage's
+    and the distillation's.
+    """
+    found: dict[str, Parameter] = {}
+    for base in kind.__mro__:
+        if "__init__" in vars(base):
+            parameters = list(signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+            found = {p.name: p for p in parameters if p.kind is not Parameter.VAR_KEYWORD} | found
+        if base is Method:
+            break
+    common = list(signature(Method).parameters)
+
+    def place(name: str) -> float:
+        if name in common:
+            return common.index(name)
+        return common.index("dense" if is_dataclass(found[name].default) else "density") + 0.5
+
+    return {name: found[name] for name in sorted(found, key=place)}
+
+
+def _resolve_configs(args: list[str]) -> list[str]:
+    """Put the configs first, in their order, so that options of the command line override them wherever they stand.
+
+    Every name after --config is replaced by its file or config; --data.task chooses the row of a recipe.
+    """
+    configs, options, task = [], [], last_value(args, "--data.task")
+    if task is None and any(arg.startswith("--data.custom.") for arg in args):
+        task = CUSTOM  # only this task has columns and labels of the user's
+        options.append(f"--data.task={task}")
+    words = iter(args)
+    for word in words:
+        option, equals, name = word.partition("=")
+        if option not in ("--config", "-c"):
+            options.append(word)
+            continue
+        if not (name := name if equals else next(words, "")):
+            raise UserError("config: no file or shipped config is named after --config; e.g. --config lpaf_sst2.yaml")
+        config, note = resolve_config(name, task)
+        configs += ["--config", config]
+        if note:
+            _say(f"note: {note}")
+    path = last_value(args, "--data.path")
+    if task is None and path and Path(path).expanduser().is_file() and not any(map(_names_task, configs[1::2])):
+        options.append(f"--data.task={CUSTOM}")
+    return [*configs, *options]
+
+
+def _names_task(config: str) -> bool:
+    """Say whether a config, given by its path or its text, names a task."""
+    data = _content(config).get("data")
+    return isinstance(data, dict) and bool(data.get("task"))
+
+
+def _chosen_method(args: list[str]) -> type[Method] | None:
+    """Return the method that options or configs name last; None if they name none that can be imported."""
+    chosen = None
+    for option, value in pairwise(args):
+        if option == "--config":
+            chosen = _method_of(value) or chosen
+    chosen = last_value(args, "--model") or last_value(args, "--model.class_path") or chosen
+    package, _, name = (chosen or "").rpartition(".")
+    with suppress(ImportError, ValueError):
+        found = getattr(import_module(package) if package else methods, name, None)
+        return found if isinstance(found, type) and issubclass(found, Method) and found is not Method else None
+    return None
+
+
+def _method_of(config: str) -> str | None:
+    """Return the method that a config, given by its path or its text, names; None if it names none."""
+    model = _content(config).get("model")
+    return model.get("class_path") if isinstance(model, dict) else model if isinstance(model, str) else None
+
+
+def _content(config: str) -> dict[str, Any]:
+    """Return the values of a config that is given by its path or its text; {} if it cannot be read."""
+    with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
+        content = yaml.safe_load(Path(config).read_text() if config.endswith((".yaml", ".yml")) else config)
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def last_value(args: list[str], option: str) -> str | None:
+    """Return the last value of an option, given as ``option value`` or ``option=value``; None if it is not given."""
+    value = None
+    for i, arg in enumerate(args):
+        if arg == option and i + 1 < len(args):
+            value = args[i + 1]
+        elif arg.startswith(f"{option}="):
+            value = arg.partition("=")[2]
+    return value
+
+
+@rank_zero_only
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _keys() -> list[str]:
+    """Return all options of the methods, the data and the trainer, as users type them."""
+    keys = ["run_dir", "ckpt_path", "checkpoint_every", "seed_everything", "config", "print_config"]
+    for name in methods.__all__:
+        for option, parameter in parameters_of(getattr(methods, name)).items():
+            keys.append(f"model.{option}")
+            if is_dataclass(parameter.default):
+                keys += [f"model.{option}.{field.name}" for field in fields(parameter.default)]
+    for prefix, kind in (("data", DataModule), ("trainer", pl.Trainer)):
+        for option, parameter in signature(kind).parameters.items():
+            keys.append(f"{prefix}.{option}")
+            if is_dataclass(parameter.default):
+                keys += [f"{prefix}.{option}.{field.name}" for field in fields(parameter.default)]
+    return sorted(set(keys))
+
+
+def _explain(text: str) -> str:
+    """Return one line for a parser's message: the option, its value, the nearest valid one."""
+    if found := re.search(r"unrecognized arguments: (\S+)", text):
+        if found[1].endswith((".yaml", ".yml")):
+            return f"'{found[1]}' stands without its option; --config {found[1]}"
+        key = found[1].lstrip("-").partition("=")[0]
+        return _unknown(key)
+    if found := re.search(r"Group '(\S+)' does not accept option '(\S+)'", text):
+        return _unknown(f"{found[1]}.{found[2]}")
+    if found := re.search(r"Option '(\S+)' is not accepted", text):
+        return _unknown(found[1])
+    if found := re.search(r"Problem with given class_path '([^']+)'|dot import path string: (\S+)", text):
+        name = found[1] or found[2]
+        if "." in name and not name.startswith("lit_compress."):
+            return (
+                f"model.class_path: '{name}' cannot be imported here, or is no subclass of lit_compress.methods.Method"
+            )
+        return f"model.class_path: unknown method '{name}'; {nearest(name.rpartition('.')[2], _names())}"
+    if found := re.search(r'Parser key "(\S+)": .*?Expected a (.+?)\. Got value: (.*)$', text):
+        return f"{_full(found[1])}: '{found[3]}' is not a valid {_type(found[2])}"
+    if found := re.search(r'Parser key "(\S+)":.*Given value: (.*)$', text):
+        return f"{_full(found[1])}: '{found[2]}' is not valid; see --help for what it takes"
+    if text.endswith("are required: model") or "class_path='lit_compress.methods.Method'" in text:
+        return _no_method()
+    return text[:400]
+
+
+def _names() -> list[str]:
+    return [name for name in methods.__all__ if name != "Method"]
+
+
+def _no_method() -> str:
+    return f"model: no method given; start from a config (--config lpaf_sst2.yaml) or --model {_names()[0]}"
+
+
+def _full(key: str) -> str:
+    """Return the full option, as users type it, for a key that a nested parser names without its prefix."""
+    known = _keys()
+    return next((k for k in (key, f"model.{key}", f"data.{key}") if k in known), key)
+
+
+def _unknown(key: str) -> str:
+    known = _keys()
+    if _Parser.method and (line := _not_a_stage(key, _Parser.method)):
+        return line
+    candidates = [key, f"model.{key}"] if key.partition(".")[0] not in ("model", "data", "trainer") else [key]
+    hint = next(
+        (h for h in (nearest(c, known) for c in reversed(candidates)) if h.startswith("did")),
+        nearest(key, known),
+    )
+    return f"unknown option '{key}'; {hint}"
+
+
+def _not_a_stage(key: str, method: type[Method]) -> str | None:
+    """Return what is said of the settings of a stage that the method lacks and another has; None: it is no such key."""
+    stage = key.removeprefix("model.").partition(".")[0]
+    stages = [name for name, p in parameters_of(method).items() if isinstance(p.default, Training)]
+    if stage in stages or not any(k.startswith(f"model.{stage}.") for k in _keys()):
+        return None
+    if stage in parameters_of(method):
+        return None
+    return f"model.{stage}: {method.__name__} has no stage {stage}; its stages: {', '.join(stages)}"
+
+
+def as_typed(message: str, args: list[str]) -> str:
+    """Return a message with the whole name of the option that it begins with.
+
+    Settings know neither the stage they are of nor that they are the method's; ``args`` say which stage was meant.
+    """
+    message = _with_stage(message, args)
+    option = re.match(r"[a-z_0-9.]+", message)
+    known = set(_keys())
+    if not option or option[0] in known:
+        return message
+    return next((f"{prefix}.{message}" for prefix in ("model", "data") if f"{prefix}.{option[0]}" in known), message)
+
+
+def _with_stage(message: str, args: list[str]) -> str:
+    """Put the stage before a setting that every stage has, such as ``epochs``: that of the option in ``args``."""
+    option = message.partition(": ")[0]
+    typed = [word.partition("=")[0].lstrip("-") for word in args if word.startswith("--model.")]
+    return next((f"{name.removesuffix(option)}{message}" for name in typed if name.endswith(f".{option}")), message)
+
+
+def _type(text: str) -> str:
+    return text.replace("<class '", "").replace("'>", "").replace("typing.Literal", "value of ")

@@ -1,0 +1,139 @@
+"""Finding the config that ``--config`` names: a file, a recipe, or a row of a recipe.
+
+A recipe is one YAML file for a method: a head, which is a config for LightningCLI, and a table with a row per task.
+
+    model: {class_path: lit_compress.methods.LPAF, init_args: {prune: {learning_rate: 3.0e-5}}}
+    tasks:
+      sst2: {model.init_args.prune.epochs: 6}
+
+A row's keys are dotted paths. Their values are merged over the head, key by key, and ``data.task`` is the row's name.
+A YAML file without ``tasks`` is an ordinary config.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_compress.utils.errors import UserError, nearest
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+FOLDER = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
+
+
+def recipes() -> dict[str, list[str]]:
+    """Return the shipped recipes: name and tasks, both sorted; a config without a table has no tasks."""
+    return {path.stem: sorted(_table(path, _read(path)) or ()) for path in sorted(FOLDER.glob("*.yaml"))}
+
+
+def shipped() -> list[str]:
+    """Return the names of all shipped configs: ``<recipe>_<task>.yaml`` for rows, else the file's name."""
+    names = recipes().items()
+    return [f"{recipe}_{task}.yaml" if task else f"{recipe}.yaml" for recipe, tasks in names for task in tasks or [""]]
+
+
+def find_config(name: str) -> tuple[Path, str | None]:
+    """Return the file for ``name``, and the task if ``name`` is that of a recipe's row.
+
+    Raises:
+        UserError: there is no such file or shipped config; the message names the nearest.
+    """
+    path, stem = Path(name).expanduser(), name.removesuffix(".yaml")
+    if path.is_file():
+        return path.resolve(), None
+    if path.name == name:
+        if (FOLDER / f"{stem}.yaml").is_file():
+            return FOLDER / f"{stem}.yaml", None
+        fitting = [file for file in FOLDER.glob("*.yaml") if stem.startswith(f"{file.stem}_")]
+        for file in sorted(fitting, key=lambda file: len(file.stem), reverse=True):
+            task = stem.removeprefix(f"{file.stem}_")
+            if task in (_table(file, _read(file)) or ()):
+                return file, task
+    names = [*shipped(), *(f"{recipe}.yaml" for recipe, tasks in recipes().items() if tasks)]
+    raise UserError(f"config: no file or shipped config '{name}'; {nearest(name, names)}")
+
+
+def resolve_config(name: str, task: str | None = None) -> tuple[str, str | None]:
+    """Return the value for the parser's ``--config``, and a note if a recipe has no row for ``task``.
+
+    Args:
+        name: a path, or the name of a shipped config.
+        task: the value of ``--data.task``, which chooses the row unless ``name`` does; None if it is not given.
+
+    Returns:
+        The path of a config, or the text of the config made from a recipe; the note, or None.
+
+    Raises:
+        UserError: no config has this name, the file is unreadable, or no row is chosen.
+    """
+    path, row = find_config(name)
+    config = _read(path)
+    table = _table(path, config)
+    if table is None:
+        return str(path), None
+    head = {key: value for key, value in config.items() if key != "tasks"}
+    task = row or task or _default_task(head, table)
+    if task is None:
+        raise UserError(f"config: '{name}' has a row per task; choose one with --data.task: {', '.join(table)}")
+    note = f"{path.name} has no row for task '{task}'; its head is used; rows: {', '.join(table)}"
+    merged = merge_row(head, {**table.get(task, {}), "data.task": task})
+    return yaml.safe_dump(merged, sort_keys=False), None if task in table else note
+
+
+def merge_row(head: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of ``head`` with the values of a row.
+
+    Args:
+        head: a config.
+        row: values by dotted path; a mapping is merged key by key, any other value replaces the head's.
+    """
+    for path, value in row.items():
+        for key in reversed(str(path).split(".")):
+            value = {key: value}
+        head = _merge(head, value)
+    return head
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return ``below`` with the values of ``above``; where both have a mapping, the two are merged."""
+    both = {key for key in above if isinstance(above[key], dict) and isinstance(below.get(key), dict)}
+    return {**below, **{key: _merge(below[key], above[key]) if key in both else above[key] for key in above}}
+
+
+def _default_task(head: dict[str, Any], table: dict[str, Any]) -> str | None:
+    """Return the task of a recipe if no task is given: that of the head, or of the only row; else None."""
+    data = head.get("data")
+    if isinstance(data, dict) and data.get("task"):
+        return str(data["task"])
+    return next(iter(table)) if len(table) == 1 else None
+
+
+def _read(path: Path) -> Any:
+    """Return the content of a YAML file.
+
+    Raises:
+        UserError: the file is unreadable.
+    """
+    try:
+        return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"config: '{path}' is not readable YAML: {error}") from error
+
+
+def _table(path: Path, config: Any) -> dict[str, dict[str, Any]] | None:
+    """Return the rows of a recipe by task; None if the config has no table.
+
+    Raises:
+        UserError: the table or a row is not a mapping.
+    """
+    if not isinstance(config, dict) or "tasks" not in config:
+        return None
+    table = config["tasks"]
+    if not isinstance(table, dict) or not table:
+        raise UserError(f"config: tasks of '{path}' is no table; write one row per task, 'sst2: {{OPTION: VALUE}}'")
+    for task, row in table.items():
+        if not isinstance(row, dict | None):
+            raise UserError(f"config: row '{task}' of '{path}' is '{row}'; write '{task}: {{OPTION: VALUE}}'")
+    return {str(task): row or {} for task, row in table.items()}

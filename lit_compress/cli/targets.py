@@ -1,0 +1,127 @@
+"""What ``validate``, ``test`` and ``predict`` evaluate: a run, an export, a net of a run, or any fine-tuned model."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from lit_compress.cli.options import CommandLine, last_value
+from lit_compress.data.sources import CUSTOM
+from lit_compress.models.backbones import load_finetuned
+from lit_compress.models.checks import check_head
+from lit_compress.models.storage import load_net
+from lit_compress.run.folder import Run, bring_up_to_date
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.tasks.records import Task
+
+
+@dataclass(frozen=True)
+class Target:
+    """A net to be evaluated.
+
+    Attributes:
+        what: command and folder as the user typed them, the begin of error messages.
+        folder: of the net.
+        config: of the run that made it; None for a model that no run made.
+    """
+
+    what: str
+    folder: Path
+    config: dict[str, Any] | None
+
+    @property
+    def trained_on(self) -> str | None:
+        """Path of the data that the net was trained on, where it is known."""
+        return self.config["data"].get("path") if self.config else None
+
+    def parse(self, rest: list[str], command: str) -> CommandLine:
+        """Parse the options of ``command``, on top of the stored config if there is one.
+
+        Raises:
+            UserError: an option is wrong, or the task of a model that no run made is not named.
+        """
+        if self.config is not None:
+            return parse_stored(self.config, rest, command)
+        if last_value(rest, "--data.task") is None:
+            raise UserError(f"{self.what} was not made by a run; name what it was fine-tuned on, e.g. --data.task sst2")
+        model = ["--model", "FWSVD", f"--model.backbone={self.folder}"]  # any method; none is run
+        return CommandLine([*model, *self._labels(rest), *rest], command)
+
+    def _labels(self, rest: list[str]) -> list[str]:
+        """Return the option that gives the classes of a task of the user's own the names that the model has."""
+        given = any(arg.startswith("--data.custom.labels") for arg in rest)
+        if given or last_value(rest, "--data.task") != CUSTOM:
+            return []
+        try:
+            found = json.loads((self.folder / "config.json").read_text()).get("id2label") or {}
+        except (OSError, ValueError):
+            return []  # loading the net says what is wrong
+        names = [str(found[key]) for key in sorted(found, key=int)]
+        if len(names) < 2 or all(re.fullmatch(r"LABEL_\d+", name) for name in names):
+            return []
+        return [f"--data.custom.labels={json.dumps(names)}"]
+
+    def load(self, task: Task) -> PreTrainedModel:
+        """Load the net, whose head must be one for ``task``.
+
+        Raises:
+            UserError: it cannot be loaded, or answers another question.
+        """
+        if not (self.folder / "structure.json").is_file():
+            return load_finetuned(str(self.folder), task, self.what.partition(":")[0])
+        net = load_net(self.folder)
+        check_head(self.what, net.config, task)
+        trained = (self.config or {}).get("data", {}).get("task", task.name)
+        if trained != task.name:
+            note(f"{self.what} was trained on {trained}, not on {task.name}")
+        return net
+
+
+def find_target(name: str, command: str) -> Target:
+    """Return what ``name`` is.
+
+    Raises:
+        UserError: it is no folder, a run without an export, or holds no net.
+    """
+    given, what = Path(name).expanduser(), f"{command}: '{name}'"
+    if not given.is_dir():
+        raise UserError(f"{command}: no folder '{name}'; give a run folder, an export or a model")
+    if (given / "config.yaml").is_file():
+        if not (given / "export").is_dir():
+            raise UserError(f"{what} has no export yet; finish it with fit --ckpt_path last")
+        return Target(what, given / "export", Run(given).config())
+    if (given / "report.json").is_file() and (given / "structure.json").is_file():
+        return Target(what, given, bring_up_to_date(json.loads((given / "report.json").read_text())["config"]))
+    if not (given / "config.json").is_file():
+        raise UserError(
+            f"{what} is neither a run (config.yaml) nor an export (report.json) nor a model (config.json, written by "
+            "save_pretrained)"
+        )
+    run = given.resolve().parent.parent  # of RUN/<stage>/net
+    made = (given / "structure.json").is_file() and (run / "config.yaml").is_file()
+    return Target(what, given, Run(run).config() if made else None)
+
+
+def parse_stored(config: dict[str, Any], rest: list[str], command: str) -> CommandLine:
+    """Parse a stored config with further options; what is linked is computed, not given."""
+    init, data = dict(config["model"]["init_args"]), dict(config["data"])
+    for name, values in (("task", init), ("backbone", data), ("seed", data)):
+        values.pop(name)
+    model = {**config["model"], "init_args": init}
+    if command == "predict":
+        data.pop("validation_examples", None)  # it limited what fit and validate take; here it is given anew
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump({**config, "model": model, "data": data}, file)
+        file.flush()
+        return CommandLine(["--config", file.name, *rest], command)

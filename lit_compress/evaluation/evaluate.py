@@ -1,0 +1,82 @@
+"""Evaluation of a net outside training, by a loop over the batches on one device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from lit_compress.evaluation.intervals import intervals
+from lit_compress.evaluation.metrics import bind, build_metrics
+from lit_compress.tasks import task_type
+from lit_compress.utils.progress import track
+
+if TYPE_CHECKING:
+    from torchmetrics import MetricCollection
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+
+
+def evaluate(
+    net: PreTrainedModel, data: DataModule, stage: Literal["validate", "test"] = "validate", sure: bool = False
+) -> dict[str, float]:
+    """Return ``val/<metric>`` of ``net`` on every validation split, as a fit logs them; or ``test/<metric>``.
+
+    Args:
+        net: on any device; it is on the CPU afterwards.
+        data: of its task.
+        stage: whose splits.
+        sure: also return, per split, ``<split>/rows`` and the ends of every score's interval (evaluation/intervals.py),
+            ``<split>/<metric>_low95`` and ``..._high95``.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    net = net.to(device).eval()
+    if stage == "test":
+        splits, rows = [("test", data.test_dataloader())], [data.test_rows]
+    else:
+        names = ["val", *(name.replace("validation", "val") for name in data.record.validation[1:])]
+        splits, rows = list(zip(names, data.val_dataloader(), strict=False)), data.validation_rows
+    values: dict[str, float] = {}
+    kind = task_type(data.record)
+    for (prefix, loader), texts in zip(splits, rows, strict=True):
+        metrics = build_metrics(data.record)
+        bind(metrics, texts)
+        for metric in metrics.values():
+            metric.distributed_available_fn = lambda: False  # this process evaluates all rows, alone
+        for batch in track(loader, "evaluate", len(loader)):
+            with torch.inference_mode():
+                moved = {name: column.to(device) for name, column in batch.items()}
+                outputs = kind.outputs(net, moved, data.tokenizer)
+                kind.observe(metrics, outputs.cpu(), batch)
+        found = {name: float(value) for name, value in metrics.compute().items()}
+        if sure:
+            found |= _bounds(metrics, found, len(loader.dataset) if kind.one_text else len(texts))
+        values |= {f"{prefix}/{name}": value for name, value in found.items()}
+    net.to("cpu")
+    return values
+
+
+def _bounds(metrics: MetricCollection, values: dict[str, float], rows: int) -> dict[str, float]:
+    """Return the number of rows, and the ends of the intervals of the scores that have one."""
+    bounds: dict[str, float] = {"rows": rows}
+    for name, (low, high) in intervals(metrics, values, rows).items():
+        bounds |= {f"{name}_low95": low, f"{name}_high95": high}
+    return bounds
+
+
+def constant_score(data: DataModule) -> float:
+    """Return the first dev metric of the best constant answer, e.g. the accuracy of the majority class.
+
+    It is 0 for correlations, and where constant answers make no sense (the type of task has no ``constants``).
+    """
+    record = data.record
+    scores = [0.0]
+    if constants := task_type(record).constants(record):
+        labels = torch.cat([batch["labels"] for batch in data.val_dataloader()[0]])
+    for outputs in constants:
+        metric = build_metrics(record)[record.metrics[0]]
+        metric.distributed_available_fn = lambda: False
+        metric.update(outputs.expand(len(labels), -1), labels)
+        scores.append(float(metric.compute()))
+    return max(scores)

@@ -1,0 +1,105 @@
+"""How sure a score is: intervals that hold the score of all texts like these in 95 of 100 samples of this size.
+
+Fractions of rows have Wilson's interval (1927, https://doi.org/10.1080/01621459.1927.10502953). Other scores are drawn
+anew: as many rows with replacement, 1000 times, the middle 95 % of the scores (Efron 1979, the bootstrap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torchmetrics.utilities import dim_zero_cat
+
+from lit_compress.evaluation.confusion import CONFUSION_SCORES
+from lit_compress.evaluation.metrics import F1, Correlation, MacroF1, Matthews
+from lit_compress.evaluation.text_metrics import ROUGE, Rouge
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric, MetricCollection
+
+DRAWS = 1000
+MOST_VALUES = 2 * 10**7  # of all draws; more rows are drawn less often
+SEED = 0
+Z = 1.959963984540054  # of the normal distribution, 95 % are within
+FRACTIONS = ("accuracy", "exact_match")  # metrics that count rows
+
+Interval = tuple[float, float]
+
+
+def wilson(fraction: float, rows: int) -> Interval:
+    """Return Wilson's interval of a ``fraction`` of ``rows``."""
+    middle = (fraction + Z**2 / (2 * rows)) / (1 + Z**2 / rows)
+    half = Z * (fraction * (1 - fraction) / rows + Z**2 / (4 * rows**2)) ** 0.5 / (1 + Z**2 / rows)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _draws(rows: int) -> int:
+    return max(100, min(DRAWS, MOST_VALUES // rows))
+
+
+def _middle(scores: Tensor) -> Interval:
+    """Return between what the middle 95 % of ``scores`` are."""
+    low, high = torch.quantile(scores.double(), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
+
+
+def bootstrap(score: Callable[[Tensor], float], rows: int) -> Interval:
+    """Return the interval of ``score(numbers of rows)``."""
+    generator = torch.Generator().manual_seed(SEED)
+    drawn = (torch.randint(rows, (rows,), generator=generator) for _ in range(_draws(rows)))
+    return _middle(torch.tensor([score(numbers) for numbers in drawn]))
+
+
+def bootstrap_mean(values: Tensor) -> Interval:
+    """Return the interval of the mean of ``values`` [rows]."""
+    return bootstrap(lambda numbers: float(values[numbers].mean()), len(values))
+
+
+def bootstrap_confusion(name: str, table: Tensor) -> Interval:
+    """Return the interval of a score of a table [true class, predicted class]: drawing rows draws its cells."""
+    counts = table.double().flatten()
+    rows = int(counts.sum())
+    generator = torch.Generator().manual_seed(SEED)
+    drawn = [torch.multinomial(counts, rows, replacement=True, generator=generator) for _ in range(_draws(rows))]
+    tables = torch.stack([torch.bincount(cells, minlength=len(counts)) for cells in drawn])
+    return _middle(CONFUSION_SCORES[name](tables.double().view(-1, *table.shape)))
+
+
+def intervals(metrics: MetricCollection, values: Mapping[str, float], rows: int) -> dict[str, Interval]:
+    """Return the intervals of the scores ``values`` that have one, by name.
+
+    F1 of answers and of entities, accuracy of words and perplexity have none: the rows are not what is counted there.
+
+    Args:
+        metrics: that have seen all rows.
+        values: what they compute.
+        rows: their number.
+    """
+    found: dict[str, Interval] = {}
+    if not rows:
+        return found
+    for name, value in values.items():
+        if name in FRACTIONS:
+            found[name] = wilson(value, rows)
+    for name, metric in metrics.items(keep_base=True):
+        found |= _drawn(name, metric)
+    return {name: found[name] for name in values if name in found}
+
+
+def _drawn(name: str, metric: Metric) -> dict[str, Interval]:
+    """Return the intervals of one metric that are drawn."""
+    if isinstance(metric, Correlation):
+        predictions, labels = (dim_zero_cat(v).double().cpu() for v in (metric.predictions, metric.labels))
+        return {name: bootstrap(lambda i: float(metric.score(predictions[i], labels[i])), len(labels))}
+    if isinstance(metric, Rouge):
+        scores = dim_zero_cat(metric.scores).cpu()
+        return {score: bootstrap_mean(scores[:, i]) for i, score in enumerate(ROUGE)}
+    if isinstance(metric, F1):
+        cells = [metric.tn, metric.fp, metric.fn, metric.tp]
+        return {name: bootstrap_confusion(name, torch.stack([cell.cpu() for cell in cells]).view(2, 2))}
+    if isinstance(metric, Matthews | MacroF1):
+        return {name: bootstrap_confusion(name, metric.confmat.cpu())}
+    return {}

@@ -1,0 +1,56 @@
+"""Writing a net's predictions as JSON lines: ids, the text columns, the label that was given, and the answer."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lit_compress.data.checks import KEPT
+from lit_compress.tasks import task_type
+from lit_compress.utils.progress import track
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+
+
+def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int:
+    """Predict every row of the ``test`` split (``validation`` if there is none), in the order of the file.
+
+    A line holds the row's ``id`` and ``idx``, its text columns, ``given``, the label that stands in the file, each if
+    there is one, and what the type of the task answers: ``label`` and ``probability``, ``score``, ...
+
+    Returns:
+        The number of lines written to ``path``, which appears only when complete.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    net = net.to(device).eval()
+    loader = data.predict_dataloader()
+    task, kind, texts = data.record, task_type(data.record), data.prediction_texts
+    found: dict[int, list[Any]] = {number: [] for number in range(len(texts))}
+    for batch in track(loader, "predict", len(loader)):
+        with torch.inference_mode():
+            moved = {name: column.to(device) for name, column in batch.items()}
+            outputs = kind.outputs(net, moved, data.tokenizer).cpu()
+        for number, piece in kind.pieces(task, outputs, batch):
+            found[number].append(piece)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        for number, row in enumerate(texts):
+            line = {**_shown(row), **kind.answer(task, row, found[number])}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    os.replace(temporary, path)
+    return len(texts)
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """Return ids, text columns and the given label of a row, in this order."""
+    kept = json.loads(row.get(KEPT) or "{}")
+    given = {"given": kept.pop("given")} if "given" in kept else {}
+    return kept | {name: value for name, value in row.items() if name != KEPT} | given

@@ -1,0 +1,156 @@
+"""Norms and Linears for hidden states whose width differs from site to site: the export of SP3.
+
+A hidden state of the dense net is x in R^d; here its width is the number of directions that its site has kept. Widths
+differ, so the residual sum x + f(x) of a sub-layer f needs a matrix (W_R, Hu et al. 2024, Eqs. 15, 16). The model's own
+code adds the output of a sub-layer to its input: so zeros are appended to a hidden state, as many as the next site is
+wide; a sub-layer reads the front and writes into the back; the norm at the next site splits the two.
+
+    [x, 0]  --read front-->  f  --write back-->  [x, 0] + [0, y] = [x, y]  --norm-->  norm(W_R x + y)
+
+The classes are self-contained on purpose: the export copies their source.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class NarrowNorm(nn.Module):
+    """[x, y] -> [norm(weight x + bias + y), 0].
+
+    Attributes:
+        weight: W_R [features, in_features]; None where there is no x (the embeddings).
+        bias: [features], or None likewise.
+    """
+
+    kind = "narrow_norm"
+
+    def __init__(self, in_features: int, features: int, room: int, eps: float, padded: int = 0) -> None:
+        """Make the layer with empty parameters.
+
+        Args:
+            in_features: width of x; 0 for none.
+            features: width of y and of the output.
+            room: number of zeros appended to the output, the width of the next site.
+            eps: added to the mean square over ``features``.
+            padded: 0 for a root mean square; else a LayerNorm over y and zeros up to this width.
+        """
+        super().__init__()
+        self.in_features, self.features, self.room, self.eps, self.padded = in_features, features, room, eps, padded
+        self.weight = nn.Parameter(torch.empty(features, in_features)) if in_features else None
+        self.bias = nn.Parameter(torch.empty(features)) if in_features else None
+
+    def spec(self) -> dict[str, Any]:
+        """Return the kind and the arguments of the constructor, as JSON."""
+        return {
+            "kind": self.kind, "in_features": self.in_features, "features": self.features, "room": self.room,
+            "eps": self.eps, "padded": self.padded,
+        }  # fmt: skip
+
+    def counted_weights(self) -> list[torch.Tensor]:
+        """Return the weights that count beside those of the sites: the matrix W_R of the residual path."""
+        return [] if self.weight is None else [self.weight]
+
+    def fuse(self) -> nn.Module:
+        """Return the cheapest layer with the same outputs: itself."""
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [..., in_features + features] to [..., features + room]."""
+        if self.weight is not None:
+            x = x[..., self.in_features :] + F.linear(x[..., : self.in_features], self.weight, self.bias)
+        if self.padded:
+            mean = x.sum(-1, keepdim=True) / self.padded
+            variance = x.square().sum(-1, keepdim=True) / self.padded - mean.square()
+            x = (x - mean) * torch.rsqrt(variance + self.eps)
+        else:
+            x = F.rms_norm(x, (self.features,), None, self.eps)
+        return F.pad(x, (0, self.room)) if self.room else x
+
+
+class NarrowLinear(nn.Module):
+    """A Linear that reads the front of its input and writes behind ``lead`` zeros.
+
+    Heads may be narrower than the model's attention code expects: each is padded with zeros to ``head_width``, which
+    changes neither scores nor contexts. If no head is left, attention gets one head of zeros.
+
+    Attributes:
+        weight: [out_features, in_features]; either may be 0.
+        bias: [out_features] or None.
+        table: outputs for DeBERTa's relative positions, weight [positions, out_features], returned for an input
+            [1, positions, 0]; None elsewhere.
+    """
+
+    kind = "narrow"
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        lead: int = 0,
+        side: str = "",
+        heads: int = 0,
+        head_width: int = 0,
+        positions: int = 0,
+    ) -> None:
+        """Make the layer with empty parameters.
+
+        Args:
+            in_features: number of inputs, the first of x.
+            out_features: number of outputs.
+            bias: whether there is a bias.
+            lead: number of zeros before the outputs.
+            side: ``in`` if the inputs are those of heads, ``out`` if the outputs are; empty for neither.
+            heads: number of heads.
+            head_width: width of a head in the model's attention code.
+            positions: rows of the table; 0 for none.
+        """
+        super().__init__()
+        self.in_features, self.out_features, self.lead = in_features, out_features, lead
+        self.side, self.heads, self.head_width = side, heads, head_width
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.table = nn.Embedding(positions, out_features, _freeze=True) if positions else None
+
+    def add_positions(self, table: torch.Tensor) -> None:
+        """Set the table [positions, out_features]."""
+        self.table = nn.Embedding.from_pretrained(table)
+
+    def spec(self) -> dict[str, Any]:
+        """Return the kind and the arguments of the constructor, as JSON."""
+        return {
+            "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
+            "bias": self.bias is not None, "lead": self.lead, "side": self.side, "heads": self.heads,
+            "head_width": self.head_width, "positions": 0 if self.table is None else self.table.num_embeddings,
+        }  # fmt: skip
+
+    def counted_weights(self) -> list[torch.Tensor]:
+        """Return the weights that count beside those of the sites: the table of positions."""
+        return [] if self.table is None else [self.table.weight]
+
+    def fuse(self) -> nn.Module:
+        """Return the cheapest layer with the same outputs: itself."""
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [..., at least in_features] to [..., lead + out_features], heads padded."""
+        if self.side == "in" and self.heads:
+            x = x.unflatten(-1, (self.heads, self.head_width))[..., : self.in_features // self.heads].flatten(-2)
+        if self.table is not None and x.shape[-1] == 0:
+            y = self.table.weight[None]
+        elif self.in_features:
+            y = F.linear(x[..., : self.in_features], self.weight, self.bias)
+        else:
+            y = x.new_zeros(*x.shape[:-1], self.out_features)
+            y = y if self.bias is None else y + self.bias
+        if self.side == "out":
+            if not self.heads:
+                return x.new_zeros(*x.shape[:-1], self.head_width)
+            width = self.out_features // self.heads
+            y = F.pad(y.unflatten(-1, (self.heads, width)), (0, self.head_width - width)).flatten(-2)
+        return F.pad(y, (self.lead, 0)) if self.lead else y

@@ -1,0 +1,49 @@
+"""The placeholder for a removed module.
+
+The class is self-contained on purpose: the export copies its source into the modelling file, so that an
+exported folder loads where this package is not installed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+Returns = Literal["input", "zero", "pair"]
+
+
+class Removed(nn.Module):
+    """Replaces a module that was removed, so that the model's code around it still runs.
+
+    Attributes:
+        returns: what a call returns: ``input`` the first argument; ``zero`` a zero, to which the residual is added;
+            ``pair`` a zero and None, in place of an attention's states and weights.
+    """
+
+    kind = "nothing"
+
+    def __init__(self, returns: str) -> None:
+        super().__init__()
+        self.returns = returns
+
+    def spec(self) -> dict[str, Any]:
+        """Return the kind and the arguments of the constructor, as JSON."""
+        return {"kind": self.kind, "returns": self.returns}
+
+    def fuse(self) -> nn.Module:
+        """Return the cheapest layer with the same outputs: itself."""
+        return self
+
+    def forward(self, *args: torch.Tensor, **kwargs: Any) -> Any:
+        """Accept the arguments of the removed module and return what ``returns`` says."""
+        x = args[0] if args else kwargs["hidden_states"]
+        if self.returns == "input":
+            return x
+        zero = x.new_zeros(1)
+        return zero if self.returns == "zero" else (zero, None)
+
+    def extra_repr(self) -> str:
+        """Show what it returns in ``print(net)``."""
+        return f"returns={self.returns}"

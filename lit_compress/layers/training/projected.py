@@ -1,0 +1,138 @@
+"""SP3's training layers (Hu et al. 2024): LayerNorms and Linears with projections, and gates on their directions."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+Norm = Literal["rms", "padded_layernorm"]
+HeadProjections = Literal["dense", "block"]
+
+
+class ProjectedNorm(nn.Module):
+    """y = z * (p_in x + shift);  p_out (z * norm(y)) + bias, in place of a LayerNorm (Eqs. 8, 9).
+
+    ``rms``: norm(y) = y / sqrt(|y|^2 / features + eps): no mean is subtracted, and the divisor is the original width
+    however many directions are closed. ``padded_layernorm``: the authors' LayerNorm over all of y, with scale and
+    offset; no p_in makes it equal to the original LayerNorm.
+
+    Attributes:
+        p_in: [features, features], U^T R at first (numerics/pca.py).
+        shift: [features], zeros at first.
+        p_out: [features, features], diag(gamma) U at first.
+        bias: [features], the LayerNorm's beta.
+        z: [features], values of the directions' gates in this forward, set from outside; ones at first.
+    """
+
+    kind = "projected_norm"
+    z: torch.Tensor
+
+    def __init__(self, features: int, eps: float, norm: Norm = "rms") -> None:
+        super().__init__()
+        self.features, self.eps, self.norm = features, eps, norm
+        self.p_in, self.p_out = (nn.Parameter(torch.empty(features, features)) for _ in range(2))
+        self.shift, self.bias = (nn.Parameter(torch.zeros(features)) for _ in range(2))
+        self.register_buffer("z", torch.ones(features))
+        self.scale = nn.Parameter(torch.ones(features)) if norm == "padded_layernorm" else None
+        self.offset = nn.Parameter(torch.zeros(features)) if norm == "padded_layernorm" else None
+
+    def spec(self) -> dict[str, Any]:
+        """Return the kind and the arguments of the constructor, as JSON."""
+        return {"kind": self.kind, "features": self.features, "eps": self.eps, "norm": self.norm}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [..., features] to [..., features]."""
+        y = F.linear(x, self.p_in, self.shift)
+        y = self.z * (y if y.dtype == torch.float64 else y.float())
+        if self.norm == "padded_layernorm":
+            y = F.layer_norm(y, (self.features,), self.scale, self.offset, self.eps)
+        else:
+            y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+        return F.linear((self.z * y).to(x.dtype), self.p_out, self.bias)
+
+
+class ProjectedLinear(nn.Module):
+    """A Linear with a projection of its inputs or outputs, and gates on them (Eqs. 13, 14).
+
+    Attributes:
+        weight: [out_features, in_features], the original.
+        bias: [out_features] or None.
+        projection: [n, n], n the number of inputs or outputs; with ``block`` [heads, n / heads, n / heads]; or None.
+        shift: bias of the projection [n], zeros at first; or None.
+        z_in: values of the inputs' gates in this forward [in_features], set from outside; None for 1.
+        z_out: values of the outputs' gates [out_features] or [1], likewise.
+    """
+
+    kind = "projected_linear"
+    z_in: torch.Tensor | None
+    z_out: torch.Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        side: Literal["in", "out"] | None = None,
+        heads: int = 1,
+        gates_in: int = 0,
+        gates_out: int = 0,
+        form: HeadProjections = "dense",
+    ) -> None:
+        """Make the layer with empty parameters.
+
+        Args:
+            in_features: as of a Linear.
+            out_features: as of a Linear.
+            bias: as of a Linear.
+            side: whether inputs (``in``) or outputs (``out``) are projected; None for neither.
+            heads: number of heads that the projected inputs or outputs belong to.
+            gates_in: number of gates on the inputs; 0 for none.
+            gates_out: number of gates on the outputs; 0 for none.
+            form: ``dense`` for one projection, in which heads can mix when it is trained; ``block`` for one per head.
+        """
+        super().__init__()
+        self.in_features, self.out_features, self.side, self.heads = in_features, out_features, side, heads
+        self.form = form
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        size = {"in": in_features, "out": out_features, None: 0}[side]
+        shape = (size, size) if form == "dense" else (heads, size // heads, size // heads)
+        self.projection = nn.Parameter(torch.empty(shape)) if side else None
+        self.shift = nn.Parameter(torch.zeros(size)) if side else None
+        for name, count in (("z_in", gates_in), ("z_out", gates_out)):
+            self.register_buffer(name, torch.ones(count) if count else None)
+
+    def spec(self) -> dict[str, Any]:
+        """Return the kind and the arguments of the constructor, as JSON."""
+        return {
+            "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
+            "bias": self.bias is not None, "side": self.side, "heads": self.heads,
+            "gates_in": 0 if self.z_in is None else len(self.z_in),
+            "gates_out": 0 if self.z_out is None else len(self.z_out), "form": self.form,
+        }  # fmt: skip
+
+    def matrix(self) -> torch.Tensor:
+        """Return the projection as [n, n]."""
+        assert self.projection is not None
+        return self.projection if self.form == "dense" else torch.block_diag(*self.projection)
+
+    def _project(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.projection is not None and self.shift is not None
+        if self.form == "dense":
+            return F.linear(x, self.projection, self.shift)
+        heads = x.unflatten(-1, (self.heads, -1))
+        return torch.einsum("...hi,hoi->...ho", heads, self.projection).flatten(-2) + self.shift
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [..., in_features] to [..., out_features]."""
+        if self.z_in is not None:
+            x = x * self.z_in.to(x.dtype)
+        if self.side == "in":
+            x = self._project(x)
+        y = F.linear(x, self.weight, self.bias)
+        if self.side == "out":
+            y = self._project(y)
+        return y if self.z_out is None else y * self.z_out.to(y.dtype)

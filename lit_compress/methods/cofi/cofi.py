@@ -1,0 +1,320 @@
+"""CoFi: coarse- and fine-grained pruning of layers, heads, neurons and hidden dimensions, with distillation.
+
+Mengzhou Xia, Zexuan Zhong, Danqi Chen, "Structured Pruning Learns Compact and Accurate Models", ACL 2022,
+https://arxiv.org/abs/2204.00408; what it leaves open is as in https://github.com/princeton-nlp/CoFiPruning.
+
+    section 3.1   gates z_MHA, z_FFN, z_head, z_int, z_hidden; a weight stays iff all of its gates are open
+                  expected size, hard-concrete gates; max over lambda, min over z and weights:
+                  L + lambda1 (s - t) + lambda2 (s - t)^2    numerics/gate_budget.py, gates.py, stages/gated.py
+    section 3.2   L = alpha KL(teacher || student) + alpha_layers sum_i MSE(W H_s^m(i), H_t^i)         distillation.py
+
+Stages: dense (the teacher) -> distil (the backbone learns from it) -> prune (gates) -> the net is cut -> retrain.
+
+Deviations:
+    - Expectation and target are densities of the block matrices' weights, as everywhere here; CoFi's are sparsities,
+      which turns the sign of lambda1. Biases are not counted.
+    - The distillation before pruning is a stage of its own, so AdamW and its schedule begin anew with the gates, as
+      in CoFi's program. With ``prune.init finetuned`` it is left out: the dense net itself is pruned.
+    - A removed layer is never matched with a teacher layer (their program marks the wrong ones as removed); a layer
+      exists while its attention or its feed-forward network does.
+    - The net that is evaluated is the one that would be exported: sub-layers without open heads or neurons are closed,
+      their LayerNorm is skipped; and with ``prune.exact_target`` the units kept are those that fit the budget. An epoch
+      may count as the best only after the target's warm-up.
+    - The values of open gates are folded into rows, biases, embeddings and LayerNorms, which is exact (cut.py).
+    - Embeddings are not trained, as in their program. Retraining has the usual decaying learning rate.
+    - ELECTRA, DeBERTa, OPT and BART keep their hidden dimensions; BART's layers are not matched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from lit_compress.layers import HardConcrete, Removed
+from lit_compress.methods.base import Method
+from lit_compress.methods.cofi.cut import cut_closed
+from lit_compress.methods.cofi.distillation import CoFiDistillation, MatchedLayers
+from lit_compress.methods.cofi.gates import (
+    FORMER_GATES,
+    GATES,
+    KINDS,
+    close_empty_sublayers,
+    counted,
+    gate_net,
+    gate_shapes,
+    least_units,
+    possible_gates,
+    set_gates,
+)
+from lit_compress.models.sites import embedding_params, of_kind, stream_width, sublayers
+from lit_compress.models.surgery import Structure
+from lit_compress.numerics.gate_budget import Size
+from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.sharding import Shards
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_CLAMP = (-4.6051702, 4.6051702)  # log of 1/100 and 100
+_START = 10.0  # of log_alpha: open; neurons start at 0, open with probability 0.83
+
+
+@dataclass(frozen=True)
+class CoFiPruning(GatedTraining):
+    """Which gates there are, and how they are trained.
+
+    Args:
+        gates: some of ``attention_layer``, ``ffn_layer``, ``heads``, ``neurons``, ``hidden``; None for all that the
+            architecture can have.
+        init: ``pretrained`` prunes the backbone after the stage ``distil``, as the paper does; ``finetuned`` prunes the
+            dense net.
+    """
+
+    gates: list[str] | None = None
+    init: Literal["pretrained", "finetuned"] = "pretrained"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_gates(self.gates or (), GATES, FORMER_GATES)
+        if self.gates is not None and not self.gates:
+            raise UserError(f"prune.gates: [] leaves nothing to prune; some of {', '.join(GATES)}")
+
+
+class MatchedStage(Stage):
+    """A stage that compares the net's layers with the teacher's; the embeddings are frozen.
+
+    Attributes:
+        distillation: weights of the loss terms; layers are compared if ``alpha_layers`` is above 0.
+        matching: the comparison of layers and its projection W; None where layers are not compared.
+    """
+
+    distillation: CoFiDistillation
+    matching: MatchedLayers | None
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse to compare layers of a net with an encoder and a decoder."""
+        super().check(net)
+        if net.config.is_encoder_decoder and self.distillation.alpha_layers > 0:
+            raise UserError(
+                f"distillation.alpha_layers: layers of {net.config.model_type}, an encoder and a decoder, cannot be "
+                "matched; valid: 0"
+            )
+
+    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+        """Build the net, freeze its embeddings, and note the file with the projection of the stage before."""
+        net = super().build(method, previous, structure)
+        for parameter in embedding_params(net):
+            parameter.requires_grad_(False)
+        self._projection = None if previous is None else previous / "projection.safetensors"
+        return net
+
+    def attach(self, net: PreTrainedModel) -> None:
+        """Make the projection W, from the values of the stage before if there are any."""
+        super().attach(net)
+        self._shards = Shards(next(net.parameters()))
+        self.matching = None
+        if self.distillation.alpha_layers > 0:
+            self.matching = MatchedLayers(stream_width(net), net.config.hidden_size)
+            self.matching.exists = existing(net)
+            if self._projection is not None and self._projection.is_file():
+                from safetensors.torch import load_file
+
+                self.matching.load_state_dict(load_file(self._projection))
+
+    def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
+        """Train the projection beside the net; its gradients are not clipped, because it is not sharded."""
+        groups = super().param_groups(net)
+        if self.matching is None:
+            return groups
+        return [*groups, {"params": list(self.matching.parameters()), "weight_decay": 0.0, "clip": False}]
+
+    def layer_loss(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+        """Return the distance between matched layers of student and teacher."""
+        assert self.matching is not None
+        return self.matching(student, teacher, mask)
+
+    def before_step(self, net: PreTrainedModel) -> None:
+        """Average the projection's gradients over ranks where the strategy does not."""
+        super().before_step(net)
+        if self.matching is not None:
+            average_gradients(self.matching.parameters(), self._shards.group)
+
+    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+        """Also log which student layer each teacher layer was compared with, -1 for none."""
+        found = super().status(net, step)
+        chosen = getattr(self.matching, "chosen", None)
+        return found | {f"matched_{i}": float(layer) for i, layer in enumerate([] if chosen is None else chosen)}
+
+
+class Distilling(MatchedStage):
+    """The stage ``distil``: train the backbone with the dense net as its teacher."""
+
+    from_backbone = True
+
+    def __init__(self, settings: Training, distillation: CoFiDistillation) -> None:
+        super().__init__("distil", settings)
+        self.distillation = distillation
+
+
+class CoFiRetraining(MatchedStage):
+    """The stage ``retrain``: train the pruned, smaller net."""
+
+    def __init__(self, settings: Training, distillation: CoFiDistillation) -> None:
+        super().__init__("retrain", settings)
+        self.distillation = distillation
+
+
+class GatedPruning(MatchedStage, GatedStage):
+    """The stage ``prune``: train weights and gates together, then remove what the gates closed.
+
+    Args:
+        settings: which gates, and how they are trained.
+        density: final fraction of the sites' weights.
+        distillation: weights of the loss terms with the teacher.
+    """
+
+    settings: CoFiPruning
+    clamp = _CLAMP
+
+    def __init__(self, settings: CoFiPruning, density: float, distillation: CoFiDistillation) -> None:
+        GatedStage.__init__(self, "prune", settings, density)
+        self.distillation = distillation
+
+    def names(self, net: PreTrainedModel) -> list[str]:
+        """Return the names of the gates that ``net`` gets.
+
+        Raises:
+            UserError: its architecture cannot have a gate that was asked for.
+        """
+        possible = possible_gates(net)
+        for gate in self.settings.gates or ():
+            if gate not in possible:
+                raise UserError(
+                    f"prune.gates: '{gate}' cannot be gated in {net.config.model_type}; valid: {', '.join(possible)}"
+                )
+        return [gate for gate in possible if self.settings.gates is None or gate in self.settings.gates]
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse gates that the architecture cannot have, and a density that the gates cannot reach."""
+        super().check(net)
+        if self.density == 1:
+            return
+        names = self.names(net)
+        low, high = reachable(counted(net, names))
+        if not low <= self.density <= high:
+            raise UserError(
+                f"model.density: {self.density:g} cannot be reached with the gates {', '.join(names)}; "
+                f"they reach {low:.4f} to {high:.4f}"
+            )
+
+    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+        """Load the net of the stage before and put gates into it."""
+        net = super().build(method, previous, structure)
+        if self.density < 1:
+            names, least = self.names(net), least_units(self.names(net))
+            size = counted(net, names)
+            self.finest = next((name for name in ("neurons", "heads", "hidden") if name in names), None)
+            gates = {
+                name: HardConcrete(*shape, 0.0 if name == "neurons" else _START, least[name], seed)
+                for seed, (name, shape) in enumerate(gate_shapes(net, names).items())
+            }
+            self.make_gates(gates, size)
+            self.initial = 1.0  # the target starts at the dense net, the expectation a little below
+            self.replace(net, names)
+        return net
+
+    def replace(self, net: PreTrainedModel, names: list[str]) -> None:
+        """Replace modules of ``net`` by gated layers."""
+        gate_net(net, names)
+
+    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], settled: bool = False) -> None:
+        """Give the gated layers their values; layers whose sub-layers are all closed are not matched."""
+        z = close_empty_sublayers(z) if settled else z
+        set_gates(net, z, settled)
+        if self.matching is not None:
+            self.matching.exists = open_layers(net, z)
+
+    def deploy(self, net: PreTrainedModel) -> None:
+        """Remove what the gates closed, also from the inputs of the projection."""
+        if not self.gates:
+            return
+        z = close_empty_sublayers(self.deterministic(net, self.total_steps))
+        cut_closed(net, z)
+        if self.matching is not None and "hidden" in z:
+            self.matching.shrink(z["hidden"][0] > 0)
+
+    def finish(self, net: PreTrainedModel, folder: Path) -> None:
+        """Write the projection, from which the next stage goes on."""
+        if self.gates and self.matching is not None:
+            from safetensors.torch import save_file
+
+            save_file(self.matching.state_dict(), folder / "projection.safetensors")
+
+
+def reachable(size: Size) -> tuple[float, float]:
+    """Return the lowest and the highest expected density of gates whose log_alpha is clamped."""
+    low, high = (
+        float(size.density({name: torch.full(shape, bound) for name, shape in size.shapes.items()})) for bound in _CLAMP
+    )
+    return low, high
+
+
+def open_layers(net: PreTrainedModel, z: dict[str, Tensor]) -> Tensor:
+    """Return which layers have an open sub-layer, bool [layers]."""
+    parts = sublayers(net)
+    found = torch.zeros(1 + parts[-1].layer, dtype=torch.bool, device=next(iter(z.values())).device)
+    for kind, (gate, _) in KINDS.items():
+        layers = torch.tensor([part.layer for part in of_kind(parts, kind)], device=found.device)
+        found[layers] |= (z[gate] > 0).flatten() if gate in z else True
+    return found
+
+
+def existing(net: PreTrainedModel) -> Tensor:
+    """Return which layers of a pruned net have a sub-layer left, bool [layers]."""
+    parts = sublayers(net)
+    found = torch.zeros(1 + parts[-1].layer, dtype=torch.bool)
+    for part in parts:
+        found[part.layer] |= not any(isinstance(net.get_submodule(name), Removed) for name in part.stubs)
+    return found
+
+
+class CoFi(Method):
+    """Prune layers, heads, neurons and hidden dimensions together; the export is a smaller dense net.
+
+    Args:
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
+        distil: training of the backbone with the dense net as teacher, before it is pruned.
+        prune: training of weights and gates.
+        retrain: training of the pruned net.
+        distillation: weights of the labels, the teacher's logits and its hidden states.
+    """
+
+    pruning: type[GatedPruning] = GatedPruning
+    former_gates = FORMER_GATES
+
+    def __init__(
+        self,
+        *,
+        density: float = 0.2,
+        distil: Training = Training(epochs=1, warmup=0.0),
+        prune: CoFiPruning = CoFiPruning(epochs=19, warmup=0.0, target_warmup=0.1),
+        retrain: Training = Training(epochs=20),
+        distillation: CoFiDistillation = CoFiDistillation(),
+        **common: Any,
+    ) -> None:
+        super().__init__(density=density, distillation=distillation, **common)
+        self.distil, self.prune, self.retrain = distil, prune, retrain
+        self.matched = distillation
+
+    def stages(self) -> list[Stage]:
+        """Return dense (without a teacher), distil (from the backbone), prune, retrain."""
+        distil = [Distilling(self.distil, self.matched)] if self.prune.init == "pretrained" else []
+        prune = self.pruning(self.prune, self.density, self.matched)
+        return [*self.dense_stage(), *distil, prune, CoFiRetraining(self.retrain, self.matched)]

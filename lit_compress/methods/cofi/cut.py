@@ -1,0 +1,164 @@
+"""Remove what gates have closed: fold their values into the weights, slice matrices, remove sub-layers.
+
+The values of open gates go into the rows of v (heads), the columns of the second feed-forward matrix (neurons), the
+rows and biases of the last matrices (sub-layers, hidden), the embeddings' columns and every LayerNorm's weight and
+bias (hidden). So the smaller net computes what the gated one did, biases and residual stream included; folding the
+stream's gates into the next matrices' columns, as CoFi's program does, would miss the residual sum and the biases.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.layers import GatedLinear, GatedNorm, Removed, SizedEmbedding, SizedNorm
+from lit_compress.methods.cofi.gates import KINDS, close_empty_sublayers
+from lit_compress.models.architectures import get_architecture, parts_of
+from lit_compress.models.sites import (
+    SubLayer,
+    has,
+    head_attributes,
+    of_kind,
+    readers,
+    stream_norm,
+    sublayers,
+    tables,
+)
+from lit_compress.models.slicing import slice_linear
+from lit_compress.models.surgery import replace, set_attributes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ROWS, _COLUMNS = ("weight", "left", "sparse", "bias"), ("weight", "right", "sparse")
+
+
+@torch.no_grad()
+def cut_closed(net: PreTrainedModel, z: dict[str, Tensor]) -> None:
+    """Remove what the gates closed from ``net``, in place; its outputs are those of the gated net in evaluation mode.
+
+    Args:
+        net: with or without the layers of :func:`~lit_compress.methods.cofi.gates.gate_net`.
+        z: name of a gate -> deterministic values [groups, size].
+    """
+    z = {name: value.detach() for name, value in close_empty_sublayers(z).items()}
+    for name, module in list(net.named_modules()):
+        if isinstance(module, GatedLinear):
+            replace(net, name, module.layer)
+        elif isinstance(module, GatedNorm):
+            replace(net, name, module.norm)
+    parts = sublayers(net)
+    hidden = z["hidden"][0] if "hidden" in z else None
+    for kind, cut in (("attention", _cut_attention), ("ffn", _cut_ffn)):
+        gate, unit = KINDS[kind]
+        for group, part in enumerate(of_kind(parts, kind)):
+            layer = z[gate][group] if gate in z else None
+            units = z[unit][group] if unit in z else None
+            if layer is not None and layer == 0:
+                for name, returns in part.stubs.items():
+                    replace(net, name, Removed(returns))
+                continue
+            cut(net, part, units, layer, hidden)
+    if hidden is not None:
+        _cut_stream(net, parts, hidden)
+    if get_architecture(net).cached:
+        _renumber(net, of_kind(parts, "attention"))
+
+
+def _cut_attention(
+    net: PreTrainedModel, part: SubLayer, heads: Tensor | None, layer: Tensor | None, hidden: Tensor | None
+) -> None:
+    """Cut heads and hidden dimensions of one attention that stays."""
+    rows = None
+    if heads is not None:
+        width = net.get_submodule(part.sites["o"]).in_features // len(heads)  # type: ignore[operator]
+        values = heads.repeat_interleave(width)
+        rows = values > 0
+        for role, name in part.sites.items():
+            if "v" in (parts := parts_of(role)):  # the last of them
+                _scale(net, name, rows=torch.cat([torch.ones_like(values).repeat(len(parts) - 1), values]))
+        left = int((heads > 0).sum())
+        if left < len(heads) and (attributes := head_attributes(net, width, left)):
+            set_attributes(net.get_submodule(part.module), attributes)
+    _take_firsts(net, part, rows, hidden)
+    for name in part.also:
+        if has(net, name):
+            _take(net, name, rows, None)
+    _cut_last(net, part.sites["o"], rows, layer, hidden)
+
+
+def _cut_ffn(
+    net: PreTrainedModel, part: SubLayer, neurons: Tensor | None, layer: Tensor | None, hidden: Tensor | None
+) -> None:
+    """Cut neurons and hidden dimensions of one feed-forward network that stays."""
+    if neurons is not None:
+        _scale(net, part.sites["down"], columns=neurons)
+    _take_firsts(net, part, _open(neurons), hidden)
+    _cut_last(net, part.sites["down"], _open(neurons), layer, hidden)
+
+
+def _take_firsts(net: PreTrainedModel, part: SubLayer, rows: Tensor | None, hidden: Tensor | None) -> None:
+    """Cut the matrices that read the residual stream; each keeps the outputs ``rows``, bool [out]."""
+    for role, name in part.sites.items():
+        if role not in ("o", "down"):
+            kept = None if rows is None else rows.repeat(len(parts_of(role)))
+            _take(net, name, kept, _open(hidden))
+
+
+def _cut_last(
+    net: PreTrainedModel, name: str, columns: Tensor | None, layer: Tensor | None, hidden: Tensor | None
+) -> None:
+    """Cut the matrix that writes to the residual stream."""
+    for gate in (layer, hidden):
+        if gate is not None:
+            _scale(net, name, rows=gate)
+    _take(net, name, _open(hidden), columns)
+
+
+def _cut_stream(net: PreTrainedModel, parts: list[SubLayer], hidden: Tensor) -> None:
+    """Cut hidden dimensions from embeddings, LayerNorms and the layers that read the last hidden states."""
+    open_ = hidden > 0
+    for name in tables(net):
+        embedding: nn.Embedding = net.get_submodule(name)  # type: ignore[assignment]
+        table = SizedEmbedding(embedding.num_embeddings, int(open_.sum()))
+        table.weight = nn.Parameter((embedding.weight * hidden)[:, open_])
+        replace(net, name, table)
+    for name in (stream_norm(net), *(part.norm for part in parts if part.norm)):
+        norm = net.get_submodule(name)
+        if isinstance(norm, nn.LayerNorm):
+            small = SizedNorm(int(open_.sum()), norm.eps)
+            small.weight, small.bias = (nn.Parameter((p * hidden)[open_]) for p in (norm.weight, norm.bias))
+            replace(net, name, small)
+    for name in readers(net):
+        _take(net, name, None, open_)
+
+
+def _renumber(net: PreTrainedModel, attentions: list[SubLayer]) -> None:
+    """Renumber the remaining attentions from 0, as the key-value cache of generation expects."""
+    cached = [part for part in attentions if part.cached]
+    left = [part for part in cached if not isinstance(net.get_submodule(part.module), Removed)]
+    if len(left) < len(cached):
+        for number, part in enumerate(left):
+            set_attributes(net.get_submodule(part.module), {"layer_idx": number})
+
+
+def _open(gate: Tensor | None) -> Tensor | None:
+    return None if gate is None else gate > 0
+
+
+def _take(net: PreTrainedModel, name: str, rows: Tensor | None, columns: Tensor | None) -> None:
+    """Slice one Linear to the given rows and columns; replace nothing if all stay."""
+    rows, columns = (None if kept is None or kept.all() else kept for kept in (rows, columns))
+    if rows is not None or columns is not None:
+        replace(net, name, slice_linear(net.get_submodule(name), rows, columns))
+
+
+def _scale(net: PreTrainedModel, name: str, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
+    """Multiply the outputs (bias included) or the inputs of one Linear or its training layer, in place."""
+    for kind, tensor in net.get_submodule(name).named_parameters(recurse=False):
+        if rows is not None and kind in _ROWS:
+            tensor.mul_(rows if tensor.ndim == 1 else rows[:, None])
+        if columns is not None and kind in _COLUMNS:
+            tensor.mul_(columns)

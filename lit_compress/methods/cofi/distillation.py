@@ -1,0 +1,107 @@
+"""CoFi's distillation: its settings, and the comparison of the student's layers with four teacher layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.numerics.losses import match_layers
+from lit_compress.stages.distillation import Distillation
+from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.sharding import sum_over_ranks
+
+
+@dataclass(frozen=True)
+class CoFiDistillation(Distillation):
+    """CoFi's distillation loss (Xia et al. 2022, section 3.2):
+
+        L = alpha_labels L_task + alpha L_logits + alpha_layers sum_i MSE(W H_student^m(i), H_teacher^i)
+
+    over four teacher layers, each compared with the student layer nearest to it, in order; W is learned.
+
+    Args:
+        alpha: weight of the teacher's logits.
+        temperature: temperature of both distributions; the term is scaled by its square.
+        alpha_layers: weight of the hidden states; 0 turns their distillation off.
+        mask_padding: compare hidden states of real tokens only; CoFi's program compares padding too.
+        alpha_labels: weight of the loss on the labels; CoFi does not use them.
+    """
+
+    alpha: float = 0.1
+    alpha_layers: float = 0.9
+    alpha_labels: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "distillation.alpha_labels", low=0)
+        if not self.on and not self.alpha_labels:
+            raise UserError(
+                "distillation: alpha, alpha_layers, alpha_labels are 0, nothing is learned; usual: 0.1, 0.9, 0"
+            )
+
+    @property
+    def label_weight(self) -> float:
+        """Weight of the labels beside the teacher."""
+        return self.alpha_labels
+
+
+class MatchedLayers(nn.Module):
+    """The distance between four teacher layers and the student layers nearest to them, matched anew in every forward.
+
+    Attributes:
+        projection: Linear with W [teacher width, student width], the identity at the start, and a bias.
+        exists: bool [student layers], which student layers may be matched; None for all.
+    """
+
+    exists: Tensor | None = None
+
+    def __init__(self, width: int, width_teacher: int) -> None:
+        super().__init__()
+        self.projection = nn.Linear(width, width_teacher)
+        with torch.no_grad():
+            self.projection.weight.copy_(torch.eye(width_teacher, width))
+            self.projection.bias.zero_()
+
+    @torch.no_grad()
+    def shrink(self, open_: Tensor) -> None:
+        """Keep the inputs ``open_`` (bool [student width]) of the projection, those that the student still has."""
+        weight, bias = self.projection.weight[:, open_], self.projection.bias
+        self.projection = nn.Linear(weight.shape[1], weight.shape[0])
+        self.projection.weight, self.projection.bias = nn.Parameter(weight.contiguous()), nn.Parameter(bias)
+
+    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+        """Return the sum over the matched pairs of the mean squared error, 0-dim float32.
+
+        Args:
+            student: embedding output, then every layer's [batch, length, width].
+            teacher: the same of the teacher.
+            mask: [batch, length], not 0 at real tokens; None: padding is compared too.
+        """
+        states = torch.stack(list(student[1:]))
+        targets = [teacher[1 + layer] for layer in quarters(len(teacher) - 1)]
+        exists = self.exists
+        if exists is None:
+            exists = torch.ones(len(states), dtype=torch.bool, device=states.device)
+        with torch.no_grad():
+            near = [[_error(state, target, mask) for target in targets] for state in self.projection(states)]
+            distances = torch.stack([torch.stack(row) for row in near])
+            sum_over_ranks(distances)  # all ranks compare the same layers
+            chosen, valid = match_layers(distances, exists)
+        self.chosen = chosen.where(valid, -1)
+        found = self.projection(states[chosen])
+        errors = torch.stack([_error(state, target, mask) for state, target in zip(found, targets, strict=True)])
+        return (errors * valid).sum()
+
+
+def quarters(layers: int) -> list[int]:
+    """Return the last layer of each quarter, counted from 0: 2, 5, 8, 11 of 12."""
+    return sorted({-(-quarter * layers // 4) - 1 for quarter in (1, 2, 3, 4)})
+
+
+def _error(state: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+    with torch.autocast(state.device.type, enabled=False):
+        error = (state.float() - target.float()).square().mean(-1)
+        return error.mean() if mask is None else (error * mask).sum() / mask.sum()

@@ -1,0 +1,133 @@
+"""CoFi's gates in a net: which there are, how many weights depend on them, which modules they multiply.
+
+Xia, Zhong, Chen 2022, Eqs. of section 3.1; each gate [groups, size] multiplies, as in its Figure 2:
+
+    attention_layer, ffn_layer   [sub-layers, 1]   output of the last matrix, bias too; at 0 the LayerNorm after it is
+                                                   skipped
+    heads                        [attentions, H]   a head's input to the output matrix
+    neurons                      [ffns, f]         a neuron's input to the second matrix
+    hidden                       [1, d]            the residual stream: embeddings, outputs of sub-layers, LayerNorms
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lit_compress.layers import GatedLinear, GatedNorm
+from lit_compress.models.sites import get_removable, of_kind, stream_norm, sublayers
+from lit_compress.models.surgery import replace
+from lit_compress.numerics.gate_budget import Size, Weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+GATES = ("attention_layer", "ffn_layer", "heads", "neurons", "hidden")
+FORMER_GATES = {"attention": "attention_layer", "ffn": "ffn_layer"}  # name in earlier versions: name today
+# type of sub-layer: its own gate, the gate of its units
+KINDS = {"attention": ("attention_layer", "heads"), "ffn": ("ffn_layer", "neurons")}
+
+
+def possible_gates(net: PreTrainedModel) -> tuple[str, ...]:
+    """Return the gates that the architecture of ``net`` can have."""
+    return GATES if get_removable(net).cuts_stream else GATES[:-1]
+
+
+def gate_shapes(net: PreTrainedModel, gates: Collection[str]) -> dict[str, tuple[int, int]]:
+    """Return name of a gate -> (groups, size) of the dense ``net``."""
+    parts = sublayers(net)
+    attentions, ffns = of_kind(parts, "attention"), of_kind(parts, "ffn")
+    shapes = {
+        "attention_layer": (len(attentions), 1),
+        "ffn_layer": (len(ffns), 1),
+        "heads": (len(attentions), attentions[0].heads),
+        "neurons": (len(ffns), net.get_submodule(ffns[0].sites["down"]).in_features),
+        "hidden": (1, net.config.hidden_size),
+    }
+    return {name: shape for name, shape in shapes.items() if name in gates}
+
+
+def counted(net: PreTrainedModel, gates: Collection[str]) -> Size:
+    """Return the numbers of site weights of the dense ``net`` that depend on each gate, without biases."""
+    shapes, weights = gate_shapes(net, gates), []
+    parts, width = sublayers(net), net.config.hidden_size
+    for kind, (layer, unit) in KINDS.items():
+        for group, part in enumerate(of_kind(parts, kind)):
+            number = sum(net.get_submodule(name).weight.numel() for name in part.sites.values())
+            factors = []
+            units = part.heads if kind == "attention" else net.get_submodule(part.sites["down"]).in_features
+            for name, size in ((layer, 1), (unit, units), ("hidden", width)):
+                if name in gates:
+                    factors.append((name, 0 if name == "hidden" else group))
+                    number //= size
+            weights.append(Weights(number, *factors))
+    return Size(weights, shapes)
+
+
+def least_units(gates: Collection[str]) -> dict[str, int]:
+    """Return by gate how many units always stay open: 1 in a sub-layer without a gate, 1 hidden dimension, else 0."""
+    needed = {unit: layer not in gates for layer, unit in KINDS.values()}
+    return {name: int(needed.get(name, name == "hidden")) for name in gates}
+
+
+def gate_net(net: PreTrainedModel, gates: Collection[str]) -> None:
+    """Replace the modules that ``gates`` multiply by gated layers, in place; :func:`set_gates` gives them values."""
+    for part in sublayers(net):
+        last = part.sites["o" if part.kind == "attention" else "down"]
+        layer, unit = KINDS[part.kind]
+        if {layer, unit, "hidden"} & set(gates):
+            replace(net, last, GatedLinear(net.get_submodule(last)))
+        if part.norm and {layer, "hidden"} & set(gates):
+            replace(net, part.norm, GatedNorm(net.get_submodule(part.norm)))  # type: ignore[arg-type]
+    if "hidden" in gates:
+        name = stream_norm(net)
+        replace(net, name, GatedNorm(net.get_submodule(name), first=True))  # type: ignore[arg-type]
+
+
+def set_gates(net: PreTrainedModel, z: dict[str, Tensor], settled: bool = False) -> None:
+    """Give the gated layers of ``net`` their values for the next forwards.
+
+    Args:
+        net: with the layers of :func:`gate_net`.
+        z: name of a gate -> values [groups, size].
+        settled: the values are deterministic, those that :func:`~lit_compress.methods.cofi.cut.cut_closed` would use.
+    """
+    parts = sublayers(net)
+    hidden = z["hidden"][0] if "hidden" in z else None
+    share = float((hidden > 0).float().mean()) if settled and hidden is not None else 1.0
+    for kind, (name, unit) in KINDS.items():
+        for group, part in enumerate(of_kind(parts, kind)):
+            last: Any = net.get_submodule(part.sites["o" if kind == "attention" else "down"])
+            if not isinstance(last, GatedLinear):
+                continue
+            layer = z[name][group] if name in z else None
+            if unit in z:
+                inputs = last.layer.in_features
+                last.z_in = z[unit][group].repeat_interleave(inputs // z[unit].shape[1], output_size=inputs)
+            if layer is not None or hidden is not None:
+                last.z_out = hidden if layer is None else layer if hidden is None else layer * hidden
+            if part.norm and isinstance(norm := net.get_submodule(part.norm), GatedNorm):
+                norm.z, norm.z_layer, norm.share = hidden, layer, share
+    if hidden is not None:
+        first: Any = net.get_submodule(stream_norm(net))
+        first.z, first.share = hidden, share
+
+
+@torch.no_grad()
+def close_empty_sublayers(z: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Close sub-layers without open units, and units of closed sub-layers, so that evaluation and export agree.
+
+    A sub-layer whose units are all closed would still add its bias and be normalised. A second call changes nothing.
+
+    Args:
+        z: name of a gate -> values [groups, size].
+    """
+    z = dict(z)
+    for layer, unit in KINDS.values():
+        if layer in z and unit in z:
+            z[layer] = z[layer] * (z[unit] > 0).any(1, keepdim=True)
+            z[unit] = z[unit] * (z[layer] > 0)
+    return z

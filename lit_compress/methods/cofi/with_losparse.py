@@ -1,0 +1,324 @@
+"""LoSparse inside CoFi: gates remove layers and heads, LoSparse prunes rows of the remaining matrices.
+
+Li et al. 2023, LoSparse, https://arxiv.org/abs/2306.11222, section 4.6 and Appendix F: "we replace the third level
+masks as our method and keep the first and second level masks. Specifically, we first decompose the pre-trained weight
+matrices into low-rank and sparse matrices. Then, we follow the same training approach as CoFi."
+
+    ratio = ratio_CoFi * ratio_LoSparse                              (App. F: 0.10 = 0.20 * 0.50)
+
+``density`` is that product, measured on the stored weights; ``prune.share`` is ratio_LoSparse. The gates are those of
+attentions, feed-forward networks and heads (cofi.py); rows are pruned as in stages/rows.py.
+
+Choices where the paper is silent:
+    - Only rows of open heads and sub-layers are ranked: rows of closed ones have no gradient, would be pruned first,
+      and the others would stay whole. The gates are read anew for the pruning, at most every ``interval`` steps. Rows
+      of closed heads and sub-layers are not pruned: they may open again.
+    - At the end the number of rows is such that factors, after their slicing, and rows together meet the product.
+    - The factors get 5 % of the matrices, so the rows 45 %; pruning of rows begins with the gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.layers import GatedLinear
+from lit_compress.methods.cofi.cofi import CoFi, CoFiPruning, GatedPruning
+from lit_compress.methods.cofi.distillation import CoFiDistillation
+from lit_compress.methods.cofi.gates import KINDS, close_empty_sublayers, gate_net
+from lit_compress.models.architectures import parts_of
+from lit_compress.models.sites import find_sites, of_kind, sublayers
+from lit_compress.models.surgery import Structure
+from lit_compress.numerics.masks import keep_count, select_rows
+from lit_compress.numerics.schedules import cubic
+from lit_compress.stages.base import StageContext
+from lit_compress.stages.rows import RowPruning, RowSparsePruning
+from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.sharding import local
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def _coarse() -> list[str]:
+    return ["attention_layer", "ffn_layer", "heads"]
+
+
+@dataclass(frozen=True)
+class RowsInGates(CoFiPruning):
+    """How gates are trained and rows are pruned.
+
+    Args:
+        gates: some of ``attention_layer``, ``ffn_layer``, ``heads``.
+        share: density of LoSparse within what the gates leave; the gates leave model.density / share. None: 0.5, as in
+            the paper, or the square root of a model.density above 0.25.
+        low_rank: share of the matrices' parameters that the factors get.
+        start: t_i, steps before rows are pruned; below 1 a fraction of all optimizer steps, else their number.
+        end: t_f, last steps, at the final share; a fraction or a number likewise.
+        interval: optimizer steps over which a score is averaged, and between two prunings before the last t_f steps.
+        beta: weight of the old value in the score's moving average.
+    """
+
+    gates: list[str] = field(default_factory=_coarse)
+    share: float | None = None
+    low_rank: float = 0.05
+    start: float = 0.05
+    end: float = 0.3
+    interval: int = 10
+    beta: float = 0.85
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for gate in self.gates or ["neurons"]:
+            if gate not in _coarse():
+                raise UserError(f"prune.gates: '{gate}' is not a gate of this method; valid: {', '.join(_coarse())}")
+        require(self, "prune.share", above=0, below=1, hint="usual: 0.5")
+        if not 0 < self.low_rank < (self.share or 0.5):
+            raise UserError(
+                f"prune.low_rank: {self.low_rank} is not between 0 and prune.share {self.share or 0.5}; usual: 0.05"
+            )
+        self.rows()
+
+    def rows(self) -> RowPruning:
+        """Return the settings of the rows' pruning.
+
+        Raises:
+            UserError: one of the settings is out of its range.
+        """
+        return RowPruning(start=self.start, end=self.end, interval=self.interval, beta=self.beta)
+
+
+class OpenRows(RowSparsePruning):
+    """The pruning of the rows of open heads and sub-layers.
+
+    Args:
+        settings: schedule and score of the pruning.
+        share: final density within the open heads and sub-layers.
+        low_rank: share of the matrices' parameters that the factors get.
+        density: final density of all matrices.
+        ask: function of a step that returns by gate which units are open, bool [groups, units].
+        arrived: function of a step that says whether the number of open units is final.
+
+    Attributes:
+        known: bool [1], whether the gates have been read.
+        columns: int [sites], open inputs of each site.
+    """
+
+    known: Tensor
+    columns: Tensor
+
+    def __init__(
+        self,
+        settings: RowPruning,
+        share: float,
+        low_rank: float,
+        density: float,
+        ask: Callable[[int], dict[str, Tensor]],
+        arrived: Callable[[int], bool],
+    ) -> None:
+        super().__init__(settings, share, low_rank)
+        self.whole, self.ask, self.arrived = density, ask, arrived
+
+    def layers(self, net: PreTrainedModel) -> list[nn.Module]:
+        """Return the layers with factors and sparse matrices, those inside gated layers too."""
+        return [layer.layer if isinstance(layer, GatedLinear) else layer for layer in super().layers(net)]
+
+    def attach(self, net: PreTrainedModel) -> None:
+        """Also make the buffers for the open rows and the number of open columns of every site."""
+        super().attach(net)
+        self._sites = [site.name for site in find_sites(net)]
+        self._parts = {kind: of_kind(sublayers(net), kind) for kind in ("attention", "ffn")}
+        self._sizes = [(layer.out_features, layer.in_features) for layer in self.layers(net)]
+        self.register_buffer("known", torch.zeros(1, dtype=torch.bool))
+        self.register_buffer("columns", torch.tensor([size[1] for size in self._sizes]))
+        for i, (rows, _) in enumerate(self._sizes):
+            self.register_buffer(f"open_{i}", torch.ones(rows, dtype=torch.bool))
+
+    @property
+    def open(self) -> list[Tensor]:
+        """Which rows of each site are open, bool [out], unsharded on every rank."""
+        return [self.get_buffer(f"open_{i}") for i in range(len(self._sizes))]
+
+    @torch.no_grad()
+    def refresh(self, step: int) -> None:
+        """Read from the gates which rows and columns are open."""
+        gates = self.ask(step)
+        for kind, parts in self._parts.items():
+            for group, part in enumerate(parts):
+                for role, name in part.sites.items():
+                    i = self._sites.index(name)
+                    rows, columns = self._sizes[i]
+                    layer = KINDS[kind][0]
+                    open_ = torch.full((rows,), bool(gates[layer][group]) if layer in gates else True)
+                    if kind == "attention" and "heads" in gates:
+                        units = gates["heads"][group]
+                        if role == "o":
+                            columns = int(units.sum()) * (columns // len(units))
+                        else:
+                            copies = len(parts_of(role))
+                            open_ &= units.repeat_interleave(rows // len(units) // copies).repeat(copies)
+                    self.open[i].copy_(open_)
+                    self.columns[i] = columns
+        self.known.fill_(True)
+
+    @torch.no_grad()
+    def _zero(self, step: int) -> None:
+        if (step - 1) % self.settings.interval == 0 or not self.known:
+            self.refresh(step)
+        self.prune(step)
+
+    @torch.no_grad()
+    def prune(self, step: int) -> None:
+        """Zero the open rows with the lowest scores, as many as the schedule says."""
+        open_, costs = self.open, self.columns.tolist()
+        counts = torch.stack([rows.sum() for rows in open_]).tolist()
+        dense = [rows * columns for rows, columns in zip(counts, costs, strict=True)]
+        ranks = [self.ranks[name] for name in self._sites]
+        factors = [
+            rank * (rows + columns) if rows else 0 for rank, rows, columns in zip(ranks, counts, costs, strict=True)
+        ]
+        goal = keep_count(self.whole, self._total) if self.arrived(step) else round(self.density * sum(dense))
+        left = cubic(step, self.total_steps, self._start, self._end, 0.0)
+        budget = round(left * sum(dense) + (1 - left) * max(0, goal - sum(factors)))
+        keep = self._select(budget, costs, open_)
+        for _ in range(8 if left == 0 else 0):  # a matrix is stored whole where that is less than factors and rows
+            rows_kept = self._count(keep, open_)
+            stored = sum(min(f + k * c, d) for f, k, c, d in zip(factors, rows_kept, costs, dense, strict=True))
+            if goal - stored < max(costs) or rows_kept == counts:
+                break
+            budget += goal - stored
+            keep = self._select(budget, costs, open_)
+        for weight, kept, rows in zip(self._weights, keep, open_, strict=True):
+            local(weight).masked_fill_((~kept & self._mine(rows))[:, None], 0.0)
+
+    def _select(self, budget: int, costs: list[int], open_: list[Tensor]) -> list[Tensor]:
+        scores = [
+            local(score).masked_fill(~self._mine(rows), -torch.inf)
+            for score, rows in zip(self.scores, open_, strict=True)
+        ]
+        return select_rows(scores, costs, budget, self._shards.reduce, self._shards.place)
+
+    def _count(self, keep: list[Tensor], open_: list[Tensor]) -> list[int]:
+        counts = torch.stack([(kept & self._mine(rows)).sum() for kept, rows in zip(keep, open_, strict=True)])
+        if self._shards.reduce:
+            self._shards.reduce(counts)
+        return counts.tolist()
+
+    def _mine(self, rows: Tensor) -> Tensor:
+        """Return the part of ``rows`` [out] that this rank holds: FSDP2 splits dim 0 as torch.chunk does."""
+        rank, ranks = self._shards.place
+        size = -(-len(rows) // ranks)
+        return rows[rank * size : (rank + 1) * size]
+
+
+class RowsAndGates(GatedPruning):
+    """The stage ``prune``: train weights and gates, prune rows of open heads and sub-layers, then remove closed ones.
+
+    Args:
+        settings: how gates are trained and rows are pruned.
+        density: final fraction of the sites' weights.
+        distillation: weights of the loss terms with the teacher.
+    """
+
+    settings: RowsInGates
+
+    def __init__(self, settings: RowsInGates, density: float, distillation: CoFiDistillation) -> None:
+        share = settings.share or max(0.5, density**0.5)
+        if density < 1 and density >= share:
+            raise UserError(
+                f"prune.share: {share} leaves the gates {density / share:.2f} of the weights; it must be above "
+                f"model.density {density}, e.g. {(1 + density) / 2:g}"
+            )
+        super().__init__(settings, density / share, distillation)
+        self.rows = OpenRows(settings.rows(), share, settings.low_rank, density, self._open, self._arrived)
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Also choose the ranks of the factors."""
+        super().check(net)
+        self.rows.check(net)
+
+    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+        """Decompose every site, then put the gates in place."""
+        self._given = structure
+        return super().build(method, previous, structure)
+
+    def replace(self, net: PreTrainedModel, names: list[str]) -> None:
+        """Decompose the matrices into factors and sparse matrices, then put gates around them."""
+        self.rows.decompose(net, self._given)
+        gate_net(net, names)
+
+    def attach(self, net: PreTrainedModel) -> None:
+        """Also make the buffers of the rows' pruning."""
+        super().attach(net)
+        if self.gates:
+            self.rows.attach(net)
+
+    def set_total_steps(self, total_steps: int) -> None:
+        """Also turn the fractions of the rows' schedule into steps."""
+        super().set_total_steps(total_steps)
+        self.rows.set_total_steps(total_steps)
+
+    def before_step(self, net: PreTrainedModel) -> None:
+        """Also update the rows' scores from the gradients."""
+        super().before_step(net)
+        if self.gates:
+            self.rows.before_step(net)
+
+    def before_clipping(self, net: PreTrainedModel) -> None:
+        """Also let the rows' scores copy the unclipped gradients."""
+        super().before_clipping(net)
+        if self.gates:
+            self.rows.before_clipping(net)
+
+    def after_step(self, net: PreTrainedModel, step: int) -> None:
+        """Also prune rows."""
+        super().after_step(net, step)
+        if self.gates:
+            self.rows.after_step(net, step)
+
+    def before_validation(self, net: PreTrainedModel, step: int) -> None:
+        """At the budget, prune the rows again for the gates as they are now."""
+        super().before_validation(net, step)
+        if self.gates and self.at_budget(step):
+            self.rows.refresh(step)
+            self.rows.prune(step)
+
+    def at_budget(self, step: int) -> bool:
+        """Say whether gates and rows both meet their budgets."""
+        return super().at_budget(step) and (not self.gates or self.rows.at_budget(step))
+
+    def _open(self, step: int) -> dict[str, Tensor]:
+        """Return by gate which units are open after ``step``, bool [groups, units]."""
+        return {
+            name: z > 0
+            for name, z in close_empty_sublayers({n: m.float() for n, m in self.kept_masks(step).items()}).items()
+        }
+
+    def _arrived(self, step: int) -> bool:
+        """Say whether the gates' target has reached its final value."""
+        return step >= self._warmup
+
+
+class CoFiLoSparse(CoFi):
+    """Prune layers and heads by gates, and rows of the remaining matrices by sensitivity.
+
+    Args:
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1], after gates and rows.
+        prune: training of weights and gates, with pruning of rows.
+    """
+
+    pruning = RowsAndGates
+
+    def __init__(
+        self,
+        *,
+        density: float = 0.1,
+        prune: RowsInGates = RowsInGates(epochs=19, warmup=0.0, target_warmup=0.1),
+        **common: Any,
+    ) -> None:
+        super().__init__(density=density, prune=prune, **common)

@@ -1,0 +1,86 @@
+"""SP3's projections, from second moments of hidden states (section 3.1) or the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lit_compress.calibration.second_moments import Grams
+from lit_compress.models.residual_stream import has_head_projections, residual_stream
+from lit_compress.models.sites import head_width
+from lit_compress.numerics.pca import centred_axes, principal_axes, query_key_projections
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def bases_of(grams: Grams, ridge: float = 1e-6, centred: bool = True) -> tuple[Bases, Tensor]:
+    """Return the projections, and the share of every direction in the energy of its site [sites, d], falling.
+
+    Args:
+        grams: second moments from :func:`~lit_compress.calibration.second_moments.collect_grams`.
+        ridge: of queries and keys, see :func:`~lit_compress.numerics.pca.query_key_projections`.
+        centred: True removes the mean of each input over its dimensions (R); False for the authors' axes, without R.
+    """
+    found = [(centred_axes if centred else principal_axes)(gram) for gram in grams.sites]
+    query, key, value = [], [], []
+    for q, k, v in grams.heads:
+        pairs = [query_key_projections(a, b, ridge) for a, b in zip(q, k, strict=True)]
+        query.append(torch.stack([pair.query for pair in pairs]))
+        key.append(torch.stack([pair.key for pair in pairs]))
+        value.append(principal_axes(v)[0].mT.contiguous())
+    shares = torch.zeros(grams.sites.shape[:2], dtype=torch.float64)
+    for row, (_, energy) in zip(shares, found, strict=True):
+        row.copy_(energy / energy.sum().clamp_min(torch.finfo(torch.float64).tiny))
+    return Bases([axes for axes, _ in found], query, key, value), shares
+
+
+def shared_bases(net: PreTrainedModel, make: Callable[[], Bases], group: int = 1) -> Bases:
+    """Make the projections on rank 0 and return them on every rank of the default process group.
+
+    Eigenvectors of equal eigenvalues would differ between machines.
+    """
+    distributed = torch.distributed
+    bases = make() if distributed.get_rank() == 0 else identity_bases(net, group)
+    received = []
+    for part in (bases.sites, bases.query, bases.key, bases.value):
+        # copies: the identity is one tensor many times, and a broadcast writes into what it is given
+        tensors = [tensor.clone(memory_format=torch.contiguous_format).to(net.device) for tensor in part]
+        for tensor in tensors:
+            distributed.broadcast(tensor, 0)
+        received.append([tensor.cpu() for tensor in tensors])
+    return Bases(*received)
+
+
+@dataclass(frozen=True)
+class Bases:
+    """The projections of a net, float64.
+
+    Attributes:
+        sites: U [d, d] of every site of the residual stream that can have one.
+        query, key, value: P_Q, P_K, P_V = P_O^T [heads, d_h, d_h] of every attention; empty where heads cannot be
+            projected.
+    """
+
+    sites: Sequence[Tensor]
+    query: Sequence[Tensor]
+    key: Sequence[Tensor]
+    value: Sequence[Tensor]
+
+
+def relative_positions(net: PreTrainedModel) -> int:
+    """Return how many relative positions the attentions of ``net`` project to queries and keys (DeBERTa); else 0."""
+    relative = getattr(net.config, "relative_attention", False)
+    return net.base_model.encoder.rel_embeddings.num_embeddings if relative else 0
+
+
+def identity_bases(net: PreTrainedModel, group: int = 1) -> Bases:
+    """Return identity matrices as projections (the paper's Table 3 without PCA)."""
+    stream, heads = residual_stream(net, group), net.config.num_attention_heads
+    one, small = (torch.eye(size).double() for size in (net.config.hidden_size, head_width(net, "encoder")))
+    count = len(stream.attentions) * has_head_projections(net)
+    return Bases([one] * len(stream.turnable), *([small.expand(heads, -1, -1)] * count for _ in range(3)))

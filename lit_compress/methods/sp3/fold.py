@@ -1,0 +1,258 @@
+"""Multiply SP3's projections and gates into smaller matrices (Hu et al. 2024, Eqs. 15-18).
+
+With the gates z of a site and its projections, the matrices between two sites become, in float64 (the paper swaps M and
+F in Eq. 15):
+
+    A = diag(z) P_in restricted to the rows with z > 0,  a = z * shift        multiply what is written to the site
+    B = P_out diag(z) restricted to those columns,  beta                      multiply what is read from it
+    W_R = A' B,  W_Q = z_qk P_Q W_Q B,  W_O = z_MHA A' W_O P_O,  W_U = W_U[kept] B,  W_D = z_FFN A' W_D z_f
+
+The shift ``a`` enters once: in the bias of W_R, which the site's norm applies. RMSNorm over k kept directions divides
+by k; the original width d stays the divisor: eps d / k, and sqrt(d / k) in B. In pre-norm nets (insert.py) P_in and
+P_out are in the weights already, and there is a W_R only where the basis changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.layers import (
+    NarrowEmbedding,
+    NarrowLinear,
+    NarrowNorm,
+    ProjectedNorm,
+    Removed,
+    SizedEmbedding,
+    SizedLinear,
+    StreamNorm,
+)
+from lit_compress.methods.sp3.insert import plain
+from lit_compress.models.architectures import parts_of
+from lit_compress.models.residual_stream import (
+    ResidualStream,
+    StreamSubLayer,
+    group_of,
+    has_head_projections,
+    residual_stream,
+)
+from lit_compress.models.sites import base_prefix, has, head_attributes
+from lit_compress.models.surgery import fill, replace, set_attributes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class _Site:
+    """The matrices of one site for folding: A (write), a (shift), B (read), beta, and its norm's eps and width."""
+
+    write: Tensor
+    shift: Tensor
+    read: Tensor
+    beta: Tensor
+    eps: float
+    padded: int = 0
+
+    @property
+    def width(self) -> int:
+        return len(self.shift)
+
+
+def _site(module: ProjectedNorm | StreamNorm) -> _Site:
+    d = module.features
+    z = module.z.double()
+    kept = z > 0
+    k = int(kept.sum())
+    ratio = d / k
+    if isinstance(module, StreamNorm):
+        pick, zero = torch.eye(d).double()[kept], torch.zeros(d).double()
+        read = pick.mT * z[kept]
+        return _Site(z[kept, None] * pick, zero[kept], read * ratio**0.5, zero, module.eps * ratio)
+    p_in, p_out, shift = (p.detach().double() for p in (module.p_in, module.p_out, module.shift))
+    write, read, beta = z[kept, None] * p_in[kept], p_out[:, kept] * z[kept], module.bias.detach().double()
+    if module.norm == "padded_layernorm":
+        scale, offset = (p.detach().double()[kept] for p in (module.scale, module.offset))
+        return _Site(write, (z * shift)[kept], read * scale, beta + read @ offset, module.eps, d)
+    return _Site(write, (z * shift)[kept], read * ratio**0.5, beta, module.eps * ratio)
+
+
+@torch.no_grad()
+def fold_projections(net: PreTrainedModel) -> PreTrainedModel:
+    """Multiply projections and gates of ``net`` into smaller matrices, in place.
+
+    The outputs in evaluation mode stay the same. Returns ``net``.
+    """
+    dtype = net.dtype
+    stream = residual_stream(net, group_of(net))
+    first = net.get_submodule(stream.sites[0].norms[0])
+    if isinstance(first, (ProjectedNorm, StreamNorm)):
+        sites = [_site(net.get_submodule(place.norms[0])) for place in stream.sites]  # type: ignore[arg-type]
+        _fuse_stream(net, stream, sites)
+    else:
+        d = net.config.hidden_size
+        one, zero = torch.eye(d).double(), torch.zeros(d).double()
+        sites = [_Site(one, zero, one, zero, 0.0)] * len(stream.sites)
+    relative = _take_positions(net)
+    for sublayer in stream.sublayers:
+        lead = 0 if stream.before or not isinstance(first, ProjectedNorm) else sites[sublayer.reads].width
+        if sublayer.kind == "ffn":
+            _fuse_ffn(net, sublayer, sites, lead)
+        elif has_head_projections(net):
+            if relative is not None:
+                _fuse_positions(net, sublayer.linears, relative)
+            _fuse_attention(net, sublayer, sites, lead)
+        else:
+            for role, read in sublayer.roles.items():
+                replace(net, sublayer.linears[role], _reader(net, sublayer.linears[role], sites[read]))
+            weight, bias = plain(net.get_submodule(sublayer.linears["o"]))
+            replace(net, sublayer.linears["o"], _writer(weight, bias, sites[sublayer.writes]))
+    return net.to(dtype)
+
+
+# ------------------------------------------------------------------------------------------------ stream
+
+
+def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site]) -> None:
+    """Fold norms, residual matrices W_R, embeddings, and the layer that reads the last hidden states."""
+    written = {sublayer.writes: sites[sublayer.reads] for sublayer in stream.sublayers}
+    for i, (place, site) in enumerate(zip(stream.sites, sites, strict=True)):
+        after = stream.sites[i + 1] if i + 1 < len(sites) else None
+        room = sites[i + 1].width if after and after.stack == place.stack and not stream.before else 0
+        before = written.get(i) if not stream.before else None
+        for name in place.norms:
+            new = NarrowNorm(before.width if before else 0, site.width, room, site.eps, site.padded)
+            if before:
+                fill(new, weight=site.write @ before.read, bias=site.write @ before.beta + site.shift)
+            replace(net, name, new)
+        for number, name in enumerate(place.tables):
+            _fuse_table(net, name, site, site.shift if number == 0 else torch.zeros_like(site.shift))
+    for sublayer in stream.ends:
+        weight = net.get_submodule(sublayer.junction).weight.double()  # type: ignore[operator]
+        kept = sites[sublayer.reads].write.ne(0).any(0)
+        replace(
+            net, sublayer.junction, SizedLinear.from_tensors((sites[sublayer.writes].write @ weight)[:, kept], None)
+        )
+    replace(net, stream.reader, _reader(net, stream.reader, sites[-1]))
+    net.config.tie_word_embeddings = False  # the output layer has another basis than the embeddings
+    shared = f"{base_prefix(net)}shared"
+    if has(net, shared):  # BART's; encoder and decoder have tables of their own now
+        replace(net, shared, SizedEmbedding(net.config.vocab_size, 0))
+
+
+def _fuse_table(net: PreTrainedModel, name: str, site: _Site, shift: Tensor) -> None:
+    """Fold one table of embeddings; a subclass of nn.Embedding keeps its own forward."""
+    table: nn.Embedding = net.get_submodule(name)  # type: ignore[assignment]
+    weight = table.weight.double() @ site.write.mT + shift / getattr(table, "embed_scale", 1.0)
+    if type(table) is nn.Embedding:
+        table = SizedEmbedding(*weight.shape)  # type: ignore[assignment]
+        replace(net, name, table)
+    else:
+        NarrowEmbedding.adopt(table, site.width)
+    fill(table, weight=weight)
+
+
+def _reader(net: PreTrainedModel, name: str, site: _Site) -> NarrowLinear:
+    """Return the folded Linear ``name``, which reads from ``site`` and has no gates."""
+    weight, bias = plain(net.get_submodule(name))
+    return _narrow(weight @ site.read, _moved(weight, bias, site))
+
+
+def _moved(weight: Tensor, bias: Tensor | None, site: _Site) -> Tensor | None:
+    """Return the bias of a folded Linear that reads from ``site``."""
+    if bias is None:
+        return weight @ site.beta if site.beta.any() else None
+    return weight @ site.beta + bias
+
+
+def _writer(weight: Tensor, bias: Tensor | None, site: _Site, **places: int | str) -> NarrowLinear:
+    """Return a folded Linear that writes to ``site``."""
+    return _narrow(site.write @ weight, None if bias is None else site.write @ bias, **places)
+
+
+# ------------------------------------------------------------------------------------------------ sub-layers
+
+
+def _gate(values: Tensor | None, size: int) -> Tensor:
+    return torch.ones(size).double() if values is None else values.double()
+
+
+def _fuse_attention(net: PreTrainedModel, sublayer: StreamSubLayer, sites: list[_Site], lead: int) -> None:
+    q, v, o = (net.get_submodule(sublayer.linears[role]) for role in "qvo")
+    heads, d, alive = q.heads, q.out_features, _gate(o.z_out, 1)  # type: ignore
+    z_q = _gate(q.z_out, d).view(heads, -1)  # type: ignore
+    z_v = alive.ne(0) * _gate(v.z_out, d).view(heads, -1)  # type: ignore
+    used = z_v.gt(0).any(1)  # heads with an open direction; below, directions open in any head
+    in_scores, in_values = z_q.gt(0).any(0), z_v.gt(0).any(0)
+
+    def rows(role: str, directions: Tensor, z: Tensor) -> None:
+        layer, site = net.get_submodule(sublayer.linears[role]), sites[sublayer.roles[role]]
+        weight, bias = plain(layer)
+        bias = _moved(weight, bias, site)
+        picked, z = (used[:, None] & directions).flatten(), z.flatten()
+        weight, bias = (z[:, None] * (weight @ site.read))[picked], None if bias is None else (z * bias)[picked]
+        new = _narrow(weight, bias, side="out", heads=int(used.sum()), head_width=d // heads)
+        if hasattr(layer, "positions"):
+            new.add_positions(layer.positions[:, picked])
+        replace(net, sublayer.linears[role], new)
+
+    rows("q", in_scores, z_q)
+    rows("k", in_scores, torch.ones_like(z_q))
+    rows("v", in_values, z_v)
+    weight, bias = plain(o)
+    picked = (used[:, None] & in_values).flatten()
+    bias = alive * (weight @ o.shift.double() + (0 if bias is None else bias))  # type: ignore
+    weight = alive * (weight @ o.matrix().double()[:, picked])  # type: ignore
+    new = _writer(
+        weight, bias, sites[sublayer.writes], lead=lead, side="in", heads=int(used.sum()), head_width=d // heads
+    )
+    replace(net, sublayer.linears["o"], new)
+    if change := head_attributes(net, d // heads, max(1, int(used.sum()))):
+        set_attributes(net.get_submodule(sublayer.linears["q"].rpartition(".")[0]), change)
+
+
+@torch.no_grad()
+def _take_positions(net: PreTrainedModel) -> Tensor | None:
+    """Return DeBERTa's relative positions [rows, d], float64, and replace their table by one of width 0.
+
+    Every attention multiplies them by its query and key matrices, whose inputs have another basis now. So each stores
+    these products (_fuse_positions), and returns them for an input of width 0.
+    """
+    if not getattr(net.config, "relative_attention", False):
+        return None
+    encoder = net.base_model.encoder
+    positions = encoder.get_rel_embedding().double()
+    encoder.rel_embeddings = SizedEmbedding(len(positions), 0)
+    encoder.LayerNorm = Removed("input")
+    return positions
+
+
+def _fuse_positions(net: PreTrainedModel, names: dict[str, str], positions: Tensor) -> None:
+    """Store the gated queries and keys of the relative positions [rows, d] in an attention's q and k layers."""
+    for role in "qk":
+        layer = net.get_submodule(names[role])
+        weight, bias = plain(layer)
+        assert bias is not None
+        layer.positions = _gate(layer.z_out, len(weight)) * (positions @ weight.mT + bias)  # type: ignore
+
+
+def _fuse_ffn(net: PreTrainedModel, sublayer: StreamSubLayer, sites: list[_Site], lead: int) -> None:
+    down = net.get_submodule(sublayer.linears["down"])
+    alive = _gate(down.z_out, 1)  # type: ignore
+    z = alive.ne(0) * _gate(down.z_in, down.in_features)  # type: ignore
+    kept = z > 0
+    for role, read in sublayer.roles.items():
+        new, rows = _reader(net, sublayer.linears[role], sites[read]), kept.repeat(len(parts_of(role)))
+        replace(net, sublayer.linears[role], _narrow(new.weight[rows], None if new.bias is None else new.bias[rows]))
+    weight, bias = plain(down)
+    weight, bias = alive * (weight * z)[:, kept], None if bias is None else alive * bias
+    replace(net, sublayer.linears["down"], _writer(weight, bias, sites[sublayer.writes], lead=lead))
+
+
+def _narrow(weight: Tensor, bias: Tensor | None, **places: int | str) -> NarrowLinear:
+    layer = NarrowLinear(weight.shape[1], weight.shape[0], bias is not None, **places)  # type: ignore[arg-type]
+    fill(layer, weight=weight, bias=bias)
+    return layer

@@ -1,0 +1,180 @@
+"""SP3's gates: which there are, which modules they multiply, and how many weights they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from lit_compress.layers.training.projected import HeadProjections, Norm
+from lit_compress.methods.sp3.bases import relative_positions
+from lit_compress.models.accounting import dense_site_params
+from lit_compress.models.architectures import parts_of
+from lit_compress.models.residual_stream import ResidualStream, has_head_projections, residual_stream
+from lit_compress.models.sites import head_width
+from lit_compress.numerics.gate_budget import Size, Weights
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+GATES = ("hidden", "qk", "vo", "neurons", "heads", "attention_layer", "ffn_layer")
+DIMENSIONS = GATES[:4]  # the others are whole heads and layers
+_ROTARY = ("hidden", "neurons")
+FORMER_GATES = {"ffn": "neurons", "head": "heads", "mha": "attention_layer"}  # name in earlier versions: name today
+
+
+@dataclass(frozen=True)
+class ProjectionSpec:
+    """Which projections and gates a net gets.
+
+    Attributes:
+        gates: names of the gates.
+        skip: number of sites, from the first, that get the identity as their basis and no gate.
+        group: number of sub-layers that share a basis of the residual stream, in pre-norm nets.
+        norm: norm in the projected space, in post-norm nets: ``rms`` is exact; ``padded_layernorm``, with
+            P_in = U^T, is the authors' and not exact.
+        heads: ``dense``: the heads' projections are one matrix, in which heads can mix when it is trained; ``block``:
+            one matrix per head.
+    """
+
+    gates: Sequence[str] = GATES
+    skip: int = 0
+    group: int = 1
+    norm: Norm = "rms"
+    heads: HeadProjections = "dense"
+
+    def residual_stream(self, net: PreTrainedModel) -> ResidualStream:
+        """Return the sites and sub-layers of the residual stream of ``net``.
+
+        Raises:
+            UserError: its architecture cannot have these gates or projections.
+        """
+        stream = residual_stream(net, self.group)
+        valid = GATES if has_head_projections(net) else _ROTARY
+        if stream.fixed:
+            valid = tuple(name for name in valid if name != "hidden")
+        if wrong := [name for name in self.gates if name not in valid]:
+            why = f" ({stream.fixed})" if stream.fixed else ""
+            raise UserError(
+                f"prune.gates: {net.config.model_type} has no {', '.join(wrong)}{why}; it has {', '.join(valid)}"
+            )
+        if "hidden" not in self.gates:
+            if self.group > 1:
+                raise UserError(f"prune.group: {self.group} share bases of hidden states, which have no gate; valid: 1")
+            return stream
+        if not 0 <= self.skip < len(stream.sites):
+            raise UserError(
+                f"prune.skip_sites: {self.skip} of {len(stream.sites)} sites; valid: 0 to {len(stream.sites) - 1}"
+            )
+        if self.norm != "rms" and stream.before:
+            raise UserError(
+                f"prune.norm: {self.norm} is for norms after the residual sum, those of {net.config.model_type} stand "
+                "before the sub-layers; valid: rms"
+            )
+        return stream
+
+
+def gate_shapes(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) -> dict[str, tuple[int, int]]:
+    """Return name of a gate -> (groups, units); groups are sites without the skipped, attentions or networks."""
+    shapes = _shapes(net, form.residual_stream(net))
+    shapes["hidden"] = (shapes["hidden"][0] - form.skip, shapes["hidden"][1])
+    return {name: shapes[name] for name in form.gates}
+
+
+def _shapes(net: PreTrainedModel, stream: ResidualStream) -> dict[str, tuple[int, int]]:
+    """Return name of a gate -> (groups, units) for all gates, used or not, the skipped sites included."""
+    attentions, networks, wide = len(stream.attentions), len(stream.networks), head_width(net, "encoder")
+    neurons = net.get_submodule(stream.networks[0].linears["down"]).in_features
+    return {
+        "hidden": (len(stream.sites), net.config.hidden_size), "qk": (attentions, wide), "vo": (attentions, wide),
+        "neurons": (networks, neurons), "heads": (attentions, net.config.num_attention_heads),
+        "attention_layer": (attentions, 1), "ffn_layer": (networks, 1),
+    }  # fmt: skip
+
+
+def gated_size(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) -> Size:
+    """Return the sizes of the matrices between the sites, W_R included, as products of kept units (Appendix C, Eq. 30).
+
+    The printed sum of W_R runs over one index; a matrix has the product of both sides. A density is a fraction of the
+    dense net's matrices, which have no W_R and no projected relative positions (DeBERTa) in every attention.
+
+    Args:
+        net: dense or in training form.
+        form: which gates there are; all units of the others stay.
+    """
+    stream = form.residual_stream(net)
+    every = _shapes(net, stream)
+
+    def weights(number: int, *units: tuple[str, int]) -> Weights:
+        gated = []
+        for name, group in units:
+            if name in form.gates and (name != "hidden" or group >= form.skip):
+                gated.append((name, group - form.skip if name == "hidden" else group))
+            else:
+                number *= every[name][1]
+        return Weights(number, *gated)
+
+    found = []
+    for i, sublayer in enumerate(stream.attentions):
+        whole = (("attention_layer", i), ("heads", i))
+        for role, read in (*sublayer.roles.items(), ("o", sublayer.writes)):
+            if has_head_projections(net):
+                inner = ("qk" if role in "qk" else "vo", i)
+                found.append(weights(1, ("hidden", read), inner, *whole))
+            else:
+                layer = net.get_submodule(sublayer.linears[role])
+                found.append(weights(layer.in_features if role == "o" else layer.out_features, ("hidden", read)))
+        if positions := relative_positions(net):  # every attention stores its queries and keys of them
+            found += [weights(positions, ("qk", i), *whole)] * 2
+    for i, sublayer in enumerate(stream.networks):
+        for role, read in (*sublayer.roles.items(), (sublayer.last, sublayer.writes)):
+            found.append(weights(len(parts_of(role)), ("hidden", read), ("ffn_layer", i), ("neurons", i)))
+    if "hidden" in form.gates:
+        pairs = [
+            (sublayer.reads, sublayer.writes) for sublayer in stream.sublayers if sublayer.reads != sublayer.writes
+        ]
+        found += [weights(1, ("hidden", read), ("hidden", write)) for read, write in pairs]
+    return Size(found, gate_shapes(net, form), dense_site_params(net))
+
+
+class GateSlots:
+    """The modules of a net in training form that the gates multiply."""
+
+    def __init__(self, net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) -> None:
+        stream = form.residual_stream(net)
+        self.sites: list[list[nn.Module]] = []
+        for i, place in enumerate(stream.sites[form.skip :] if "hidden" in form.gates else (), form.skip):
+            ends = [sublayer for sublayer in stream.ends if sublayer.reads == i]
+            self.sites.append(
+                [net.get_submodule(name) for name in (*place.norms, *(sublayer.junction for sublayer in ends))]
+            )
+        self.attentions, self.networks = (
+            [{role: net.get_submodule(name) for role, name in sublayer.linears.items()} for sublayer in blocks]
+            for blocks in (stream.attentions, stream.networks)
+        )
+
+    def set(self, z: Mapping[str, Tensor]) -> None:
+        """Set the values [groups, units] of every gate, by name; ``qk`` and ``vo`` have units of every head."""
+        for modules, values in zip(self.sites, z.get("hidden", ()), strict=True):
+            for module in modules:
+                module.z = values
+        for i, sublayer in enumerate(self.attentions):
+            if "qk" in z:
+                sublayer["q"].z_out = z["qk"][i]
+            if "heads" in z:
+                v = sublayer["v"]
+                heads = z["heads"][i].repeat_interleave(v.out_features // v.heads)
+                v.z_out = heads * z["vo"][i] if "vo" in z else heads
+            elif "vo" in z:
+                sublayer["v"].z_out = z["vo"][i]
+            if "attention_layer" in z:
+                sublayer["o"].z_out = z["attention_layer"][i]
+        for i, sublayer in enumerate(self.networks):
+            if "neurons" in z:
+                sublayer["down"].z_in = z["neurons"][i]
+            if "ffn_layer" in z:
+                sublayer["down"].z_out = z["ffn_layer"][i]

@@ -1,0 +1,146 @@
+"""SP3's training form (Hu et al. 2024): insert the projections into a net.
+
+fold.py multiplies them together afterwards; models/residual_stream.py says which norms and sub-layers there are.
+
+Norms after the residual sum (BERT, BART, ...) become pairs of projections with gates between (numerics/pca.py). Norms
+before the blocks (OPT, Llama, Qwen3) leave the stream as it is, so it is the stream that changes its basis, in the
+weights around it: with U of the site a norm reads, R the removal of the mean where it is a LayerNorm,
+
+    readers:     W diag(gamma) U,  b + W beta       writers:        U'^T R W,  U'^T R b
+    embeddings:  E R U                              between bases:  x -> U'^T U (z * x)
+    norm:        z * rms(z * x), over the original width
+
+The gates multiply the input of each reader, so closed directions of the stream need not be zero. That form has no
+projections to train, so its matrices are trained. Before rotary embeddings and norms of heads queries and keys cannot
+be projected, nor heads of shared keys taken out: Llama and Qwen3 have gates of hidden states and neurons.
+ModernBERT's first attention reads the embeddings without a norm: it has gates of neurons alone. ALBERT's blocks read
+the embeddings first, then what they wrote: there, and where embeddings have another width, hidden states keep their
+basis and have no gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.layers import BasisChange, NarrowLinear, ProjectedLinear, ProjectedNorm, StreamBlock, StreamNorm
+from lit_compress.methods.sp3.bases import Bases
+from lit_compress.methods.sp3.gates import ProjectionSpec
+from lit_compress.models.architectures import get_architecture
+from lit_compress.models.residual_stream import ResidualStream, has_head_projections
+from lit_compress.models.surgery import fill, replace
+from lit_compress.numerics.pca import block_diagonal, site_projections
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@torch.no_grad()
+def insert_projections(net: PreTrainedModel, bases: Bases, form: ProjectionSpec = ProjectionSpec()) -> PreTrainedModel:
+    """Put projections and open gates into ``net``, in place; with norm ``rms`` its outputs stay the same.
+
+    Without a gate on the hidden states, the norms are not changed. Returns ``net``.
+
+    Args:
+        net: dense.
+        bases: the projections' matrices.
+        form: which projections and gates to insert.
+
+    Raises:
+        UserError: the architecture of ``net`` cannot have them.
+    """
+    stream, heads, dtype, named = form.residual_stream(net), net.config.num_attention_heads, net.dtype, form.gates
+    if "hidden" in form.gates:
+        axes = [u if i >= form.skip else torch.eye(len(u)).double() for i, u in enumerate(bases.sites)]
+        _turn(net, stream, axes) if stream.before else _project_norms(net, stream, axes, form)
+    if has_head_projections(net):
+        for sublayer, *projections in zip(stream.attentions, bases.query, bases.key, bases.value, strict=True):
+            d = net.get_submodule(sublayer.linears["q"]).out_features
+            for role, projection, side, gates in zip(
+                "qkvo",
+                (*projections, projections[-1].mT),
+                ("out", "out", "out", "in"),
+                (d * ("qk" in named), 0, d * ("vo" in named or "heads" in named), "attention_layer" in named),
+                strict=True,
+            ):
+                matrix = block_diagonal(projection) if form.heads == "dense" else projection
+                _put(net, sublayer.linears[role], matrix, side, heads, 0, int(gates), form.heads)
+    for sublayer in stream.networks:
+        neurons = net.get_submodule(sublayer.linears["down"]).in_features * ("neurons" in form.gates)
+        _put(net, sublayer.linears["down"], None, None, 1, neurons, int("ffn_layer" in form.gates))
+    return net.to(dtype).train(net.training)
+
+
+def _put(net: PreTrainedModel, name: str, projection: Tensor | None, *sizes: object) -> None:
+    """Replace a Linear by one with a projection and gates."""
+    old = net.get_submodule(name)
+    new = ProjectedLinear(old.in_features, old.out_features, old.bias is not None, *sizes)  # type: ignore[arg-type]
+    fill(new, weight=old.weight, bias=old.bias, projection=projection)
+    replace(net, name, new)
+
+
+def _project_norms(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor], form: ProjectionSpec) -> None:
+    """Replace LayerNorms after residual sums by projections (post-norm nets)."""
+    for i, (place, u) in enumerate(zip(stream.sites, axes, strict=True)):
+        old = net.get_submodule(place.norms[0])
+        p_in, p_out = site_projections(u, old.weight)
+        site = ProjectedNorm(old.weight.numel(), _eps(old), form.norm if i >= form.skip else "rms")
+        fill(site, p_in=u.mT if site.norm == "padded_layernorm" else p_in, p_out=p_out, bias=old.bias)
+        replace(net, place.norms[0], site)
+
+
+def _turn(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor]) -> None:
+    """Change the basis of the residual stream to ``axes``, U [d, d] of each site (pre-norm nets)."""
+    norms = {name: net.get_submodule(name) for place in stream.sites for name in place.norms}
+    centred = not get_architecture(net).rms
+    writes = [u.mT - u.mean(0)[:, None] if centred else u.mT for u in axes]  # U^T R
+    for place in stream.sites:
+        for name in place.tables:
+            table = net.get_submodule(name)
+            fill(table, weight=table.weight.double() @ writes[0].mT)
+    for sublayer in stream.sublayers:
+        for role in sublayer.roles:
+            _absorb(net, sublayer.linears[role], norms[sublayer.norm], axes[sublayer.reads])
+        last = net.get_submodule(sublayer.linears[sublayer.last])
+        weight, bias = plain(last)
+        fill(
+            last, weight=writes[sublayer.writes] @ weight, bias=None if bias is None else writes[sublayer.writes] @ bias
+        )
+        if sublayer.kind == "attention":
+            StreamBlock.adopt(net.get_submodule(sublayer.host))
+    for sublayer in stream.ends:
+        junction = BasisChange(net.config.hidden_size)
+        fill(junction, weight=axes[sublayer.writes].mT @ axes[sublayer.reads])
+        replace(net, sublayer.junction, junction)
+    _absorb(net, stream.reader, norms[stream.sites[-1].norms[-1]], axes[-1])
+    net.config.tie_word_embeddings = False
+    for name, norm in norms.items():
+        replace(net, name, StreamNorm(net.config.hidden_size, _eps(norm)))
+
+
+def _absorb(net: PreTrainedModel, name: str, norm: nn.Module, axes: Tensor) -> None:
+    """Multiply weight and bias of ``norm`` and the basis ``axes`` into a Linear, which then reads rms(x)."""
+    weight, bias = plain(net.get_submodule(name))
+    gamma, beta = (getattr(norm, kind, None) for kind in ("weight", "bias"))
+    if beta is not None:
+        bias = weight @ beta.double() + (0 if bias is None else bias)
+    new = NarrowLinear(weight.shape[1], weight.shape[0], bias is not None)
+    fill(new, weight=(weight if gamma is None else weight * gamma.double()) @ axes, bias=bias)
+    replace(net, name, new)
+
+
+def plain(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a Linear, multiplied by the projection of its outputs if it has one, in float64."""
+    weight = layer.weight.double()  # type: ignore[operator]
+    bias = None if layer.bias is None else layer.bias.double()  # type: ignore[operator]
+    if getattr(layer, "side", None) == "out":
+        projection, shift = layer.matrix().double(), layer.shift.double()  # type: ignore[operator]
+        weight, bias = projection @ weight, shift if bias is None else projection @ bias + shift
+    return weight, bias
+
+
+def _eps(norm: nn.Module) -> float:
+    return getattr(norm, "eps", None) or norm.variance_epsilon  # type: ignore[return-value]

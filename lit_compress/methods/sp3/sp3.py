@@ -1,0 +1,115 @@
+"""SP3: structured pruning, by gates, of directions that PCA found.
+
+Yuxuan Hu, Jing Zhang, Zhe Zhao, Chen Zhao, Xiaodong Chen, Cuiping Li, Hong Chen, "SP3: Enhancing Structured Pruning via
+PCA Projection", Findings of ACL 2024, https://arxiv.org/abs/2308.16475; program: https://github.com/hyx1999/SP3.
+
+    Eqs. 6-9    LN(x) = P_out norm(P_in x) + beta, P_in = U^T R, P_out = diag(gamma) U  numerics/pca.py
+    Eqs. 10-12  P_V, P_O; P_Q, P_K of every head                                      numerics/pca.py, bases.py
+    Eqs. 13-14  z on directions of hidden states, Q/K, V/O, FFN; on heads and layers  layers/training/projected.py
+    Eqs. 4, 5   min over weights and z, max over lambda: L + l1 (s - t) + l2 (s - t)^2  stages/gated.py
+    Eq. 30      s, the expected density, with W_R                                     gates.py
+    Eqs. 15-18  everything multiplied into smaller matrices; W_R on the residual path  fold.py
+    section 3.5 pre-norm: groups of sub-layers share a basis of the residual stream   models/residual_stream.py
+    phases      teacher only; then gates of dimensions, target falls; then of heads and layers  stage.py
+
+The loss is that of the authors' program: 0.3 KL(T = 2) + 0.7 sum_i MSE(A h_i, teacher_m(i)), without labels.
+
+Deviations, and where the paper is silent (`official` gives the program's way where there are two):
+    - Printing errors of the paper: see numerics/pca.py and insert.py (norm, V_Z, P_O, superscripts, W_R's sum).
+    - The norm is exact, a root mean square over the original width; the program's LayerNorm in the projected space is
+      not the original net (`official`), which is why it leaves out three sites.
+    - Gates are hard concrete, as in the program (the paper only says real numbers); Q and K share one, V and O do, and
+      all heads of a layer (Appendix C). Open gates keep their soft value, which is folded into the weights.
+    - Projections of heads are trained as one matrix, in which heads mix, as in the program; the paper writes one per
+      head (`prune.head_projections: block`).
+    - Original matrices and embeddings are frozen, as in the program: projections, norms and the head are trained.
+    - The density is exact: the gates decide on heads and layers, then one threshold over all dimensions meets the
+      budget in every validation; the program accepts any epoch within 0.02 (`official`).
+    - Calibration draws 4,096 tokens among all real ones (the paper), not 8 of every example; a ridge replaces the
+      program's bare inverse, also in `official`; the density at the start is computed, not 1.16.
+    - Regression has the MSE of the logits in place of the program's KL of one logit, which is 0.
+    - All hidden states are matched; the program's sum leaves out the last one (`official`).
+    - OPT, Llama and Qwen3 have no public program. There the bases are in the matrices, which are trained; hidden states
+      are compared before the last norm, without their mean where norms take it away. A density counts the blocks'
+      matrices and those between bases, not the embeddings.
+    - DeBERTa is not in the paper. Its relative positions go through queries and keys: every attention stores what its
+      own make of them, which counts.
+    - ALBERT is not in the paper. Its blocks read the embeddings first, then what they wrote: hidden states keep their
+      basis, without gates; heads are calibrated over all uses of a block, whose gates and weights are one and count
+      once. So it is where embeddings have another width (ELECTRA-small, OPT-350m), a convolution reads the stream, or
+      the first attention has no norm (ModernBERT).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from lit_compress.methods.base import Method
+from lit_compress.methods.sp3.distillation import SP3Distillation
+from lit_compress.methods.sp3.gates import FORMER_GATES
+from lit_compress.methods.sp3.stage import ProjectedPruning, ProjectedStage
+from lit_compress.stages.base import Stage
+from lit_compress.utils.errors import UserError
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+
+
+class SP3(Method):
+    """Prune principal directions of hidden states, queries, keys and values; neurons, heads and layers; by gates.
+
+    Args:
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; new matrices on the
+            residual path (W_R) count as remaining. Default 0.06.
+        params: number of weights that remain, e.g. 5M, instead of ``density``.
+        fidelity: ``paper``; or ``official``, which sets prune.norm, skip_sites, match_last, exact_target and tolerance
+            as in the authors' program.
+        prune: calibration, gates, and their training.
+        distillation: weights of the labels, the teacher's logits and its hidden states.
+    """
+
+    former_gates = FORMER_GATES
+
+    def __init__(
+        self,
+        *,
+        density: float | None = None,
+        params: str | None = None,
+        fidelity: Literal["paper", "official"] = "paper",
+        prune: ProjectedPruning = ProjectedPruning(),
+        distillation: SP3Distillation = SP3Distillation(),
+        **common: Any,
+    ) -> None:
+        if density is not None and params is not None:
+            raise UserError(
+                f"model.density {density}, model.params {params}: only one can decide the size, set the other to null"
+            )
+        self.params = None if params is None else parse_count(params)
+        if density is None:
+            density = 0.06 if params is None else 1.0  # the stage knows the net, and so the density of ``params``
+        super().__init__(density=density, distillation=distillation, **common)
+        if fidelity == "official":
+            prune = replace(
+                prune, norm="padded_layernorm", skip_sites=3, match_last=False, exact_target=False, tolerance=0.02
+            )
+        self.prune = prune
+
+    def stages(self) -> list[Stage]:
+        """Return dense (without a teacher), prune."""
+        return [*self.dense_stage(), ProjectedStage(self.prune, self.density, self.params)]
+
+
+def parse_count(text: str) -> int:
+    """Return the number that a text like 5M, 2.5M, 800K or 5000000 says.
+
+    Raises:
+        UserError: the text is no number, or one below 1.
+    """
+    unit = text[-1:].upper() if text[-1:].isalpha() else ""
+    try:
+        count = round(float(text[: len(text) - len(unit)]) * _UNITS[unit])
+    except (ValueError, KeyError):
+        count = 0
+    if count < 1:
+        raise UserError(f"model.params: '{text}' is no number of parameters; e.g. 5M, 800K, 5000000")
+    return count

@@ -1,0 +1,396 @@
+"""SP3's training stage: projections from calibration, gates on their directions, the Lagrangian, distillation.
+
+Equations and deviations are in sp3.py; what CoFi and SP3 share, gates and multipliers, in stages/gated.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lit_compress.calibration.second_moments import collect_grams
+from lit_compress.layers import HardConcrete
+from lit_compress.layers.training.projected import HeadProjections, Norm
+from lit_compress.methods.sp3.bases import Bases, bases_of, identity_bases, shared_bases
+from lit_compress.methods.sp3.fold import fold_projections
+from lit_compress.methods.sp3.gates import (
+    DIMENSIONS,
+    FORMER_GATES,
+    GATES,
+    GateSlots,
+    ProjectionSpec,
+    gate_shapes,
+    gated_size,
+)
+from lit_compress.methods.sp3.insert import insert_projections
+from lit_compress.models.architectures import get_architecture
+from lit_compress.models.residual_stream import ResidualStream
+from lit_compress.models.storage import COMPONENTS
+from lit_compress.models.surgery import Structure, rebuild
+from lit_compress.numerics.hard_concrete import keep_best, kept_units
+from lit_compress.numerics.losses import lagrangian, matched_layers_loss
+from lit_compress.numerics.schedules import linear_to
+from lit_compress.stages.base import StageContext
+from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates, same_draws
+from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.progress import track
+from lit_compress.utils.sharding import sum_over_ranks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class ProjectedPruning(GatedTraining):
+    """How projections are made and gates are trained. Times are fractions of the stage's steps.
+
+    Args:
+        start: when the gates of dimensions begin to be trained; before, only distillation trains the net.
+        target_warmup: how long the target density falls, from ``start`` on.
+        structure_start: when the gates of heads and layers begin to be trained.
+        gates: the gates to train; ``hidden``, ``qk``, ``vo``, ``neurons`` close dimensions, ``heads``,
+            ``attention_layer``, ``ffn_layer`` whole heads and sub-layers.
+        log_alpha: initial value of every gate's parameter. At 10 gates are open and need some hundred steps at learning
+            rate 0.1 until they differ; use 5 where a run has only a few hundred steps.
+        projections: ``pca`` from calibration, or ``identity`` (the paper's Table 3 without PCA).
+        examples: number of training examples for calibration.
+        tokens: number of tokens of these examples that are used.
+        calibration_seed: seed of the choice of examples and tokens.
+        ridge: share of the mean eigenvalue that is added to a head's second moments.
+        group: number of sub-layers (attentions and feed-forward networks) that share a basis, in pre-norm nets.
+        norm: norm in the projected space: ``rms`` is exact; ``padded_layernorm`` is that of the authors' program.
+        skip_sites: number of bases of hidden states, from the first, that are the identity and have no gate.
+        head_projections: ``dense`` trains one matrix for all heads, as the authors' program; ``block`` one per head.
+        train_originals: also train the weights between the projections, and the embeddings.
+        match_last: also compare the last hidden state with the teacher's.
+        tolerance: without exact_target, how far the expected density may be above the target.
+    """
+
+    epochs: int = 20
+    warmup: float = 0.0
+    gate_learning_rate: float = 0.1
+    multiplier_learning_rate: float = 0.1
+    start: float = 0.1
+    target_warmup: float = 0.1
+    structure_start: float = 0.4
+    gates: tuple[str, ...] = GATES
+    log_alpha: float = 10.0
+    projections: Literal["pca", "identity"] = "pca"
+    examples: int = 512
+    tokens: int = 4096
+    calibration_seed: int = 42
+    ridge: float = 1e-6
+    group: int = 1
+    norm: Norm = "rms"
+    skip_sites: int = 0
+    head_projections: HeadProjections = "dense"
+    train_originals: bool = False
+    match_last: bool = True
+    tolerance: float = 0.005
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_gates(self.gates, GATES, FORMER_GATES)
+        if not self.gates or len(set(self.gates)) < len(self.gates):
+            raise UserError(f"prune.gates: {list(self.gates)} must name at least one gate, each once")
+        for name in ("start", "structure_start"):
+            require(self, f"prune.{name}", low=0, below=1)
+        if self.start + self.target_warmup >= 1:
+            raise UserError(
+                f"prune.start + prune.target_warmup: {self.start} + {self.target_warmup} leave no step at the target; "
+                "the sum must be below 1"
+            )
+        for name in ("examples", "tokens"):
+            require(self, f"prune.{name}", low=1)
+        # beyond, neither loss nor size has a gradient
+        require(self, "prune.log_alpha", low=-12, high=12, hint="usual: 10")
+        require(self, "prune.ridge", above=0, hint="usual: 1e-6")
+
+
+class ProjectedStage(GatedStage):
+    """The stage ``prune``: insert projections, train them with gates, meet the budget, fold.
+
+    Args:
+        settings: projections, gates and training.
+        density: final fraction of the sites' weights, in (0, 1]; at 1 nothing is inserted.
+        params: final number of weights, instead of ``density``; None: by ``density``.
+
+    Attributes:
+        shares: [sites, d], share of every direction in the energy of its site; 0 for the identity.
+        axes: U [sites, d, d] of a pre-norm net's sites, if hidden states are distilled; else none.
+    """
+
+    settings: ProjectedPruning
+    shares: Tensor
+    axes: Tensor
+
+    def __init__(self, settings: ProjectedPruning, density: float, params: int | None = None) -> None:
+        super().__init__("prune", settings, density)
+        self.params, self.tolerance = params, settings.tolerance
+        self.form = ProjectionSpec(
+            settings.gates, settings.skip_sites, settings.group, settings.norm, settings.head_projections
+        )
+        # a gate whose groups share no matrix, so that the last units of the budget can be given one after another
+        self.finest = next((name for name in ("neurons", "qk", "vo") if name in settings.gates), None)
+        self.map: nn.Parameter | None = None
+
+    # ---------------------------------------------------------------- set-up
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse architectures without these gates, too few tokens, and a density that the gates cannot reach."""
+        self.form.residual_stream(net)
+        settings, d = self.settings, net.config.hidden_size
+        if settings.projections == "pca" and settings.tokens < d:
+            raise UserError(
+                f"prune.tokens: {settings.tokens} tokens are fewer than the {d} dimensions; give at least {d}"
+            )
+        self._set_density(net)
+
+    def _set_density(self, net: PreTrainedModel) -> None:
+        size = gated_size(net, self.form)
+        if self.params is not None:
+            self.density = self.params / size.total
+        least = {name: torch.full((groups,), int(name in DIMENSIONS)) for name, (groups, _) in size.shapes.items()}
+        smallest = size.count(least)
+        if not smallest <= self.density * size.total or self.density > 1:
+            asked = f"model.density: {self.density:.4g}" if self.params is None else f"model.params: {self.params:,}"
+            raise UserError(
+                f"{asked} cannot be reached with the gates {', '.join(self.settings.gates)}; reachable: "
+                f"{smallest / size.total:.4f} to 1, {smallest:,} to {size.total:,} parameters"
+            )
+
+    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+        """Calibrate the dense net and insert projections (Eqs. 6-12); at density 1 return it unchanged."""
+        net, settings = super().build(method, previous, structure), self.settings
+        self._set_density(net)
+        if self.density >= 1:
+            return net
+        stream, d = self.form.residual_stream(net), net.config.hidden_size
+        shares = torch.zeros(len(stream.turnable), d)
+        listens = stream.before and "hidden" in settings.gates and method.distillation.alpha_layers > 0
+        axes = torch.eye(d).repeat(len(stream.sites) if listens else 0, 1, 1)
+        if structure is not None:
+            rebuild(net, structure)
+        else:
+            bases = self._bases(method, net, shares)
+            for i in range(settings.skip_sites, len(axes)):
+                axes[i] = bases.sites[i]
+            insert_projections(net, bases, self.form)
+        if not settings.train_originals:
+            _freeze(net, stream)
+        shapes = gate_shapes(net, self.form)
+        heads = net.config.num_attention_heads
+        gates = {
+            name: HardConcrete(
+                *shape, settings.log_alpha, int(name in DIMENSIONS), i, heads if name in ("qk", "vo") else 1
+            )
+            for i, (name, shape) in enumerate(shapes.items())
+        }
+        self.make_gates(gates, gated_size(net, self.form))
+        self.map = nn.Parameter(torch.eye(d))
+        self.register_buffer("shares", shares)
+        self.register_buffer("axes", axes)
+        return net
+
+    def _bases(self, method: StageContext, net: PreTrainedModel, shares: Tensor) -> Bases:
+        """Return the projections; write every direction's share of its site's energy into ``shares``."""
+        settings = self.settings
+        if settings.projections == "identity":
+            return identity_bases(net, settings.group)
+        trainer = method.trainer
+        data, shared = trainer.datamodule, trainer.world_size > 1
+        batches = data.calibration_dataloader(min(settings.examples, data.train_size()), settings.calibration_seed)
+        net.to(trainer.strategy.root_device)
+        grams = collect_grams(
+            net, batches, settings.tokens, settings.calibration_seed, settings.group,
+            lambda batch: method.kind.inputs(net, batch), method.kind.masks,
+            reduce=torch.distributed.all_reduce if shared else None,
+            show=lambda found: track(found, "calibrate", len(found)),
+        )  # fmt: skip
+
+        def make() -> Bases:
+            centred = settings.norm == "rms" and not get_architecture(net).rms
+            bases, found = bases_of(grams, settings.ridge, centred)
+            shares.copy_(found)
+            return bases
+
+        bases = shared_bases(net, make, settings.group) if shared else make()
+        net.to("cpu")
+        return bases
+
+    def attach(self, net: PreTrainedModel) -> None:
+        """Find the modules that the gates multiply, and the norms whose inputs are distilled."""
+        super().attach(net)
+        if self.gates:
+            self._slots = GateSlots(net, self.form)
+            self._rms = get_architecture(net).rms
+            sublayers = reversed(self.form.residual_stream(net).sublayers)
+            firsts = {sublayer.host: sublayer for sublayer in sublayers}.values()
+            self._entries = [(sublayer.reads, net.get_submodule(sublayer.norm)) for sublayer in reversed(firsts)]
+
+    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], settled: bool = False) -> None:
+        """Give the layers the values of the gates."""
+        self._slots.set(z)
+
+    def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
+        """Return the groups, with one schedule and one gradient norm for all, as in the authors' program.
+
+        Where the net is sharded, gates and multipliers are not clipped, because they are not sharded.
+        """
+        groups = super().param_groups(net)
+        for group in groups:
+            group |= {"constant": False, "clip": self._shards.group is None}
+        if self.map is not None:
+            groups.append({"params": [self.map], "weight_decay": 0.0, "clip": self._shards.group is None})
+        return groups
+
+    # --------------------------------------------------------------- schedule
+
+    def set_total_steps(self, total_steps: int) -> None:
+        """Turn the fractions of the steps into steps."""
+        super().set_total_steps(total_steps)
+        settings = self.settings
+        self._start, self._structure = (round(f * total_steps) for f in (settings.start, settings.structure_start))
+        self._ramp = self._warmup
+        self._warmup = self._start + self._ramp  # first step at the final target
+
+    def target(self, step: int) -> float:
+        """Return the target density t(step): the net's with projections until ``start``, then linear."""
+        return linear_to(step, self._start, self._ramp, self.initial, self.density)
+
+    def active(self, step: int) -> set[str]:
+        """Return the gates that are trained in the optimizer step after ``step`` completed ones."""
+        dimensions, structure = step >= self._start, step >= max(self._start, self._structure)
+        return {name for name in self.gates if (dimensions if name in DIMENSIONS else structure)}
+
+    # ------------------------------------------------------------------- loss
+
+    def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Sample the trained gates; return the terms of distillation and the Lagrangian of the size (Eq. 5)."""
+        if not self.gates:
+            return super().losses(method, batch)
+        step = method.trainer.global_step
+        self._active = self.active(step)
+        with same_draws(method):
+            z = {n: gate.sample() if n in self._active else self._open(gate) for n, gate in self.gates.items()}
+        self.set_gates(self._net[0], z)
+        terms = method.objective(method.logits(batch), batch, distil=self.distil)
+        parameters = [*self.log_alphas.values(), self.linear, self.quadratic, self.map]
+        size = torch.stack([0 * p.sum() for p in parameters]).sum()  # DDP needs all gradients
+        if self._active:
+            log_alphas = {n: a if n in self._active else a.detach() for n, a in self.log_alphas.items()}
+            size = size + lagrangian(self.size.density(log_alphas), self.target(step), self.linear, self.quadratic)
+        return terms | {"size": size}
+
+    @staticmethod
+    def _open(gate: HardConcrete) -> Tensor:
+        groups, units = gate.log_alpha.shape
+        return gate.log_alpha.new_ones(groups, units * gate.copies)
+
+    def layer_loss(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+        """Return the distance of mapped hidden states from the nearest teacher states at or above their layer.
+
+        In pre-norm nets states are compared in the original basis, without their mean where norms remove it, and
+        without the last states, which follow a norm.
+        """
+        if self.map is None:
+            return super().layer_loss(student, teacher, mask)
+        states = student if self.settings.match_last else student[:-1]
+        if len(self.axes):
+            states = [
+                (norm.z * state).to(state.dtype) @ self.axes[site].mT.to(state.dtype)
+                for (site, norm), state in zip(self._entries, student[:-1], strict=True)
+            ]
+            teacher = [h if self._rms else h - h.mean(-1, keepdim=True) for h in teacher[:-1]]
+        mapped = [state @ self.map.T.to(state.dtype) for state in states]
+        return matched_layers_loss(mapped, teacher, mask, sum_over_ranks)
+
+    def before_step(self, net: PreTrainedModel) -> None:
+        """Drop the gradients of gates and multipliers that are not trained yet: AdamW must not count those steps."""
+        if not self.gates:
+            return
+        super().before_step(net)
+        assert self.map is not None
+        average_gradients([self.map], self._shards.group)
+        for name, gate in self.gates.items():
+            if name not in self._active:
+                gate.log_alpha.grad = None
+        if not self._active:
+            self.linear.grad = self.quadratic.grad = None
+
+    # ----------------------------------------------------------- kept units
+
+    def kept_masks(self, step: int) -> dict[str, Tensor]:
+        """Return the units kept after ``step``: heads and layers as expected, dimensions up to the budget."""
+        log_alphas = {name: value.detach().cpu() for name, value in self.log_alphas.items()}
+        active = self.active(max(step - 1, 0))
+        masks = {
+            name: keep_best(a, kept_units(a, self.gates[name].least)) if name in active else torch.ones_like(a).bool()
+            for name, a in log_alphas.items()
+        }
+        if not (self.settings.exact_target and self.at_budget(step)):
+            return masks
+        if any(name in DIMENSIONS for name in log_alphas):  # then heads and layers stay as expected
+            log_alphas = {
+                n: a if n in DIMENSIONS else torch.where(masks[n], torch.inf, -torch.inf) for n, a in log_alphas.items()
+            }
+        return self.fit(log_alphas)
+
+    def deterministic(self, net: PreTrainedModel, step: int) -> dict[str, Tensor]:
+        """Give ``net`` the gates' deterministic values and return them; gates not trained yet are open."""
+        masks, active = self.kept_masks(step), self.active(max(step - 1, 0))
+        z = {n: gate.deterministic(masks[n]) if n in active else self._open(gate) for n, gate in self.gates.items()}
+        self.set_gates(net, z, settled=True)
+        if self.settings.exact_target and step == self.total_steps:
+            expected = float(self.size.density(self.log_alphas).detach())
+            if expected - self.density > 0.01:
+                rank_zero_warn(
+                    f"prune: the gates expect a density of {expected:.4f}, {self.density:.4f} is kept; train longer, "
+                    "e.g. prune.epochs, or raise prune.multiplier_learning_rate"
+                )
+            kept = self.size.count(masks) / self.size.total
+            if kept < 0.99 * self.density:
+                rank_zero_warn(
+                    f"prune: the gates closed so many heads and layers that a density of {kept:.4f} is kept, not "
+                    f"{self.density:.4f}; train longer, e.g. prune.epochs, or lower prune.gate_learning_rate"
+                )
+        return z
+
+    def at_budget(self, step: int) -> bool:
+        """Say whether the net that is evaluated after ``step`` has the final density."""
+        if not self.gates:
+            return True
+        if step < max(self._warmup, self._start + 1):
+            return False
+        with torch.no_grad():
+            gap = float(self.size.density(self.log_alphas)) - self.density
+        return self.settings.exact_target or gap <= self.tolerance
+
+    def deploy(self, net: PreTrainedModel) -> None:
+        """Multiply projections and gates into smaller matrices."""
+        if self.gates:
+            fold_projections(net)
+
+    def finish(self, net: PreTrainedModel, folder: Path) -> None:
+        """Write the principal components' shares of energy, which are plotted (the paper's Figure 1)."""
+        if self.gates and self.shares.any():
+            save_file({"shares": self.shares.contiguous()}, folder / COMPONENTS)
+
+
+def _freeze(net: PreTrainedModel, stream: ResidualStream) -> None:
+    """Freeze the embeddings and, in post-norm nets, the original matrices (in pre-norm nets they hold projections)."""
+    for sublayer in () if stream.before else stream.sublayers:
+        for name in sublayer.linears.values():
+            layer = net.get_submodule(name)
+            for parameter in (layer.weight, layer.bias):
+                if parameter is not None:
+                    parameter.requires_grad_(False)
+    for name in (name for place in stream.sites for name in place.tables):
+        net.get_submodule(name).requires_grad_(False)

@@ -1,0 +1,159 @@
+"""Parameters, density, FLOPs and latency, measured in the same way on the nets of all methods."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from lit_compress.models.sites import Site, embedding_params, find_sites
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Params:
+    """Numbers of stored parameters.
+
+    Attributes:
+        sites: weights of the sites and of residual paths, without biases.
+        non_embedding: all parameters but the embeddings.
+        total: all parameters.
+    """
+
+    sites: int
+    non_embedding: int
+    total: int
+
+
+def weights(module: nn.Module) -> list[torch.Tensor]:
+    """Return the weights of a site that count: its parameters without the bias. An index is a buffer, not a weight."""
+    return [p for name, p in module.named_parameters(recurse=False) if name != "bias"]
+
+
+def counted_weights(net: PreTrainedModel) -> list[torch.Tensor]:
+    """Return the stored weights of the sites, and of matrices that layers have added, each once.
+
+    Layers return added matrices in their ``counted_weights()``: those of residual paths, and tables of relative
+    positions in attentions.
+    """
+    found = [w for site in find_sites(net) for w in weights(net.get_submodule(site.name))]
+    found += [w for module in net.modules() if hasattr(module, "counted_weights") for w in module.counted_weights()]
+    return list({id(w): w for w in found}.values())
+
+
+def dense_site_params(net: PreTrainedModel) -> int:
+    """Return the number of weights that the sites of ``net`` had before compression: sum of in x out."""
+    dense = _dense(net)
+    modules = {id(module): module for site in find_sites(dense) if (module := dense.get_submodule(site.name))}
+    return sum(module.weight.numel() for module in modules.values())  # type: ignore
+
+
+def dense_sizes(net: PreTrainedModel) -> dict[str, int]:
+    """Return {site: in x out before compression}, from the net's configuration."""
+    return {name: layer.weight.numel() for name, layer in dense_layers(net).items()}
+
+
+def dense_layers(net: PreTrainedModel) -> dict[str, nn.Linear]:
+    """Return {site: the Linear before compression}, without values."""
+    dense = _dense(net)
+    return {site.name: dense.get_submodule(site.name) for site in find_sites(dense)}  # type: ignore[misc]
+
+
+def dense_sites(net: PreTrainedModel) -> list[Site]:
+    """Return the sites that ``net`` had before sub-layers were removed."""
+    return find_sites(_dense(net))
+
+
+def _dense(net: PreTrainedModel) -> PreTrainedModel:
+    with torch.device("meta"):
+        return type(net)(net.config)  # type: ignore[call-arg]
+
+
+def count_params(net: PreTrainedModel) -> Params:
+    """Count stored parameters; a shared one counts once, a stored zero counts like any other value."""
+    sites, total = sum(w.numel() for w in counted_weights(net)), sum(p.numel() for p in net.parameters())
+    return Params(sites, total - sum(p.numel() for p in embedding_params(net)), total)
+
+
+def density(net: PreTrainedModel) -> float:
+    """Return remaining / original parameters of the sites; zeros do not count as remaining."""
+    return sum(int(torch.count_nonzero(p)) for p in counted_weights(net)) / dense_site_params(net)
+
+
+def stored_density(net: PreTrainedModel) -> float:
+    """Return stored / original parameters of the sites; stored zeros count."""
+    return count_params(net).sites / dense_site_params(net)
+
+
+def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
+    """Return the floating-point operations of one forward (2 per multiply-add) on ``batch`` x ``length`` tokens.
+
+    An encoder-decoder that generates text gets ``length`` tokens to read and a quarter as many to write, all at once.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    was, attention = net.training, net.config._attn_implementation
+    net.eval()
+    net.set_attn_implementation("eager")  # the counter counts every matmul, but not every fused kernel
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            net(**random_inputs(net, batch, length))
+    finally:
+        net.set_attn_implementation(attention)
+        net.train(was)
+    return int(counter.get_total_flops())
+
+
+def random_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return the inputs of ``net`` for texts [batch, length] of random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, net.config.vocab_size, (batch, length), generator=generator).to(net.device)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if net.config.is_encoder_decoder:
+        ids[:, -1] = net.config.eos_token_id  # BART classifies from the state at this token
+        if net.can_generate():
+            inputs["decoder_input_ids"] = ids[:, : max(1, length // 4)]
+    return inputs
+
+
+def latency(
+    nets: Sequence[PreTrainedModel], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
+) -> list[dict[str, Any]]:
+    """Time one forward of each net, in milliseconds; the nets take turns.
+
+    Taking turns spreads the machine's drift over all nets; the number of threads is fixed, because more threads than
+    free cores give noise.
+
+    Returns:
+        For each net: median, p10, p90, batch, length, threads.
+    """
+    pinned = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    times: list[list[float]] = [[] for _ in nets]
+    try:
+        with torch.inference_mode():
+            for repeat in range(repeats + 5):
+                for net, record in zip(nets, times, strict=True):
+                    inputs = random_inputs(net, batch, length)
+                    start = time.perf_counter()
+                    net(**inputs)
+                    if net.device.type == "cuda":
+                        torch.cuda.synchronize()
+                    if repeat >= 5:  # the first rounds warm caches up
+                        record.append(1000 * (time.perf_counter() - start))
+    finally:
+        torch.set_num_threads(pinned)
+    shared = {"batch": batch, "length": length, "threads": threads}
+    return [{"median": median(t), "p10": quantiles(t, n=10)[0], "p90": quantiles(t, n=10)[-1], **shared} for t in times]
+
+
+def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:
+    """Return density, parameters and FLOPs of ``net`` as the report stores them."""
+    return {"density": density(net), "params": asdict(count_params(net)), "flops": flops(net, length)}

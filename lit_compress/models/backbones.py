@@ -1,0 +1,194 @@
+"""Loading of backbones: from a folder, by a hub name, or ``embedded`` (built here, without a network).
+
+Data needs the tokenizer, methods need the net; both are found here from the same name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.models import embedded
+from lit_compress.models.checks import check_head, check_tensors, check_tokenizer, is_finetuned, refuse_compressed
+from lit_compress.tasks import TaskType, task_type, task_type_of_net
+from lit_compress.tasks.records import Task
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+EMBEDDED = "embedded"
+
+
+def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
+    """Return the folder or hub name to load; ``embedded`` is built in the cache first.
+
+    ``option`` is what the user named it by; messages begin with it.
+
+    Raises:
+        UserError: the path is not a folder with a ``config.json``.
+    """
+    if backbone == EMBEDDED:
+        return str(embedded.build_backbone(task))
+    path = Path(backbone).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{option}: '{backbone}' holds no config.json; give a folder written by save_pretrained")
+        return str(path)
+    if path.is_absolute() or backbone.startswith((".", "~")) or backbone.count("/") > 1:
+        raise UserError(f"{option}: no folder '{backbone}'; give a folder with a config.json, or a hub name")
+    return backbone
+
+
+@contextmanager
+def _one_line(what: str, name: str, option: str = "model.backbone") -> Iterator[None]:
+    """Turn the loaders' many errors into one line that says what to do."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0][:160]
+        if os.path.isdir(name):
+            raise UserError(f"{option}: cannot load the {what} from '{name}': {reason}") from error
+        raise UserError(
+            f"{option}: cannot load the {what} '{name}' from the hub ({type(error).__name__}: {reason}); "
+            "without network give the folder of a downloaded model"
+        ) from error
+
+
+def load_tokenizer(backbone: str, task: Task) -> PreTrainedTokenizerBase:
+    """Load the fast tokenizer of ``backbone``.
+
+    Raises:
+        UserError: the folder is missing or broken, or the hub cannot be reached; it has no tokenizer, or one with more
+            tokens than embeddings.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    name = resolve(backbone, task)
+    with _one_line("tokenizer", name):
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        check_tokenizer(f"model.backbone: '{backbone}'", tokenizer, AutoConfig.from_pretrained(name))
+    return tokenizer
+
+
+def load_config(backbone: str, task: Task) -> PreTrainedConfig:
+    """Load the configuration of ``backbone`` with the head of ``task``: label names, problem type, class of the net.
+
+    Raises:
+        UserError: as :func:`load_tokenizer`; or the architecture has no such head.
+    """
+    from transformers import AutoConfig
+
+    name, kind = resolve(backbone, task), task_type(task)
+    with _one_line("configuration", name):
+        config = AutoConfig.from_pretrained(name, **kind.head(task))
+    classes = _auto_class(kind)._model_mapping
+    if type(config) not in classes:
+        raise UserError(
+            f"model.backbone: '{backbone}' has architecture {config.model_type}, which has no head for {kind.name}; "
+            f"task '{task.name}' needs another"
+        )
+    config.architectures = [classes[type(config)].__name__]
+    return config
+
+
+def _auto_class(kind: TaskType) -> Any:
+    """Return the class of transformers that builds nets of ``kind``."""
+    import transformers
+
+    return getattr(transformers, kind.auto_class)
+
+
+def load_net(backbone: str, task: Task) -> PreTrainedModel:
+    """Load ``backbone`` with the head of ``task`` in float32, whatever dtype it is stored in.
+
+    A head that the checkpoint lacks, or that has another size, is drawn anew, and named.
+
+    Raises:
+        UserError: as :func:`load_tokenizer`; or ``backbone`` is compressed already, or its tensors are not those of
+            its configuration.
+    """
+    import torch
+
+    name, what = resolve(backbone, task), f"model.backbone: '{backbone}'"
+    refuse_compressed(what, Path(name))
+    config = load_config(backbone, task)
+    with _one_line("model", name):
+        net, info = _auto_class(task_type(task)).from_pretrained(
+            name, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
+            key_mapping=_renamed(config, task),
+        )  # fmt: skip
+        check_tensors(what, net, info, new_head=True)
+    task_type(task).configure(net, task)
+    return net
+
+
+def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
+    """Return pattern -> new start of a name, where the net with a head calls its base model not as its family does.
+
+    Llama's net for span questions calls it ``transformer``, its language model ``model``: weights of the one would be
+    left out of the other, and drawn anew.
+    """
+    import transformers
+
+    usual, own = (
+        getattr(cls._model_mapping[type(config)], "base_model_prefix", "")
+        for cls in (transformers.AutoModel, _auto_class(task_type(task)))
+    )
+    return None if usual == own else {rf"^{usual}\.": f"{own}."}
+
+
+def load_finetuned(name: str, task: Task, option: str = "model.teacher") -> PreTrainedModel:
+    """Load a net that was fine-tuned on ``task``, with its trained head, in float32.
+
+    Args:
+        name: folder or hub name.
+        task: what it was fine-tuned on.
+        option: which option named it; the begin of an error message.
+
+    Raises:
+        UserError: as :func:`load_net`; or its head is missing or does not fit the task.
+    """
+    import torch
+    from transformers import AutoConfig
+
+    folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
+    refuse_compressed(what, Path(folder))
+    with _one_line("model", folder, option):
+        check_head(what, AutoConfig.from_pretrained(folder), task)
+        net, info = _auto_class(kind).from_pretrained(
+            folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+        if info["missing_keys"]:
+            missing = sorted(info["missing_keys"])[0]
+            raise UserError(f"{what} is not fine-tuned, it has no '{missing}'; give a fine-tuned model")
+        check_tensors(what, net, info, new_head=False)
+    kind.configure(net, task)
+    return net.eval()
+
+
+def finetuned_on(backbone: str, task: Task) -> bool:
+    """Say whether ``backbone`` is a folder whose head was trained on the classes of ``task``, see :func:`is_finetuned`.
+
+    Raises:
+        UserError: its configuration cannot be read.
+    """
+    from transformers import AutoConfig
+
+    folder = Path(backbone).expanduser()
+    if not (folder / "config.json").is_file():
+        return False
+    with _one_line("configuration", str(folder)):
+        return is_finetuned(AutoConfig.from_pretrained(folder), task)
+
+
+def empty_net(config: PreTrainedConfig) -> PreTrainedModel:
+    """Build the net of ``config`` with random float32 weights, to be filled from a checkpoint."""
+    import torch
+
+    return _auto_class(task_type_of_net(config)).from_config(config, dtype=torch.float32)

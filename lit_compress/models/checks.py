@@ -1,0 +1,183 @@
+"""The check of every net that is loaded: its tensors are those of the file, its tokenizer and its labels fit.
+
+Libraries warn and go on: a tensor that a file lacks is drawn at random, a tokenizer without files knows five words, a
+head answers for labels that it was not trained on. Here each of them is one line that says what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.tasks import KINDS, task_type
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from lit_compress.tasks.records import Task
+
+_BUFFERS = ("inv_freq", "position_ids")  # constants that older files hold, and that nets now make themselves
+
+
+def is_compressed(folder: Path) -> bool:
+    """Say whether the net in ``folder`` has layers of this package, or code of its own."""
+    for file, holds in (("structure.json", lambda found: found), ("config.json", _has_code)):
+        try:
+            if holds(json.loads((folder / file).read_text())):
+                return True
+        except (OSError, ValueError):
+            continue  # not there, or broken: whoever reads it says so
+    return False
+
+
+def _has_code(config: dict[str, Any]) -> bool:
+    """Say whether a configuration names a class of a net outside the library."""
+    return any(name.startswith("AutoModel") for name in config.get("auto_map") or ())
+
+
+def refuse_compressed(what: str, folder: Path) -> None:
+    """Refuse a folder whose tensors do not fit the class that the library would load them into.
+
+    Args:
+        what: option and value, the begin of the message.
+        folder: of the net; a hub name is no folder.
+
+    Raises:
+        UserError: the folder is an export, or brings code of its own.
+    """
+    if is_compressed(folder):
+        raise UserError(f"{what} is compressed already, or has layers of its own; give the net it was made from")
+
+
+def check_tensors(what: str, net: PreTrainedModel, info: dict[str, Any], new_head: bool) -> None:
+    """Refuse a net some of whose tensors are not those of its file; name a head that is new.
+
+    Args:
+        what: option and value, the begin of the message.
+        net: as loaded.
+        info: ``output_loading_info`` of ``from_pretrained``: the keys that were missing, unexpected or reshaped.
+        new_head: a head that the file lacks, or has in another size, is drawn anew; else it is an error.
+
+    Raises:
+        UserError: a tensor is missing, unexpected, of another shape, or not finite.
+    """
+    missing, reshaped = sorted(info["missing_keys"]), sorted(info["mismatched_keys"])
+    drawn = [*missing, *(name for name, *_ in reshaped)]
+    wrong = [name for name in missing if not (new_head and _in_head(net, name))]
+    if wrong:
+        raise UserError(f"{what} has no tensor '{wrong[0]}'{_more(wrong)}; give the folder of a whole model")
+    for name, stored, needed in reshaped:
+        if not (new_head and _in_head(net, name)):
+            raise UserError(
+                f"{what}: '{name}' has the shape {list(stored)} in the file and {list(needed)} by its configuration"
+            )
+    strange = [n for n in sorted(info["unexpected_keys"]) if not (_in_head(net, n) or n.endswith(_BUFFERS))]
+    if strange:
+        raise UserError(
+            f"{what} has a tensor '{strange[0]}'{_more(strange)} for which {type(net).__name__} has no place; "
+            "give a model without adapters, quantization or layers of its own"
+        )
+    check_finite(what, net)
+    if drawn:
+        note(f"{what}: the head is new and not trained yet ({', '.join(sorted(drawn))})")
+
+
+def _in_head(net: PreTrainedModel, name: str) -> bool:
+    """Say whether a tensor is outside the blocks and embeddings: of the head, or of the pooler that feeds it."""
+    prefix = net.base_model_prefix
+    if not hasattr(net, prefix):  # T5 that writes
+        return name.startswith("lm_head")
+    return not name.startswith(f"{prefix}.") or "pooler" in name.split(".")
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def check_finite(what: str, net: PreTrainedModel) -> None:
+    """Refuse a net with infinite weights, or weights that are no numbers.
+
+    Raises:
+        UserError: names the first tensor.
+    """
+    for name, value in net.named_parameters():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UserError(f"{what}: '{name}' has values that are not finite; its training diverged, or it is broken")
+
+
+def check_tokenizer(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Refuse a tokenizer that knows no words, or that has more tokens than the net has embeddings.
+
+    Raises:
+        UserError: it does.
+    """
+    vocabulary = tokenizer.get_vocab()
+    if not any(any(map(str.isalnum, token)) for token in vocabulary.keys() - set(tokenizer.all_special_tokens)):
+        raise UserError(f"{what} has no tokenizer; save it there with tokenizer.save_pretrained")
+    rows, largest = getattr(config, "vocab_size", None), max(vocabulary.values())
+    if rows is not None and largest >= rows:
+        raise UserError(
+            f"{what}: its tokenizer has ids up to {largest}, its embeddings {rows} rows; give the tokenizer that the "
+            "model was trained with"
+        )
+
+
+def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
+    """Refuse a trained head that answers another question than the task's: another type, or other labels.
+
+    Labels are compared without regard to case and punctuation. Where they have no names (``LABEL_0``, ``0``), their
+    number counts, and a note says in which order they are taken.
+
+    Args:
+        what: option and value, the begin of the message.
+        config: of the net.
+        task: what the head is to be used for.
+
+    Raises:
+        UserError: type, number, names or order of the labels differ.
+    """
+    kind = task_type(task)
+    architecture = (config.architectures or [""])[0]
+    other = next((k for k in KINDS.values() if architecture.endswith(k.suffix)), kind)
+    if other.suffix != kind.suffix:
+        raise UserError(f"{what} is for {other.name}, task '{task.name}' is {kind.name}")
+    if "num_labels" not in kind.head(task):
+        return
+    if config.num_labels != task.num_labels:
+        raise UserError(
+            f"{what} has {config.num_labels} labels, {task.name} has {task.num_labels}; "
+            "give a model fine-tuned on this task"
+        )
+    names = [str(config.id2label[i]) for i in range(config.num_labels)]
+    if not task.labels or _plain(names) == _plain(task.labels):
+        return
+    found, wanted = ", ".join(names), ", ".join(task.labels)
+    if sorted(_plain(names)) == sorted(_plain(task.labels)):
+        raise UserError(f"{what} has its labels in another order ({found}) than {task.name} ({wanted})")
+    if all(re.fullmatch(rf"(LABEL_)?{i}", name) for i, name in enumerate(names)):
+        note(f"{what}: its labels have no names; they are taken as {wanted}, in this order")
+    else:
+        raise UserError(
+            f"{what} has the labels {found}; {task.name} has {wanted}; give a model fine-tuned on this task, or name "
+            "them alike in id2label of its config.json"
+        )
+
+
+def is_finetuned(config: PreTrainedConfig, task: Task) -> bool:
+    """Say whether a model's head was trained on the classes of ``task``: same type, same names, in the same order.
+
+    Heads whose labels have no names, and those of tasks without classes, could be anybody's: they do not count.
+    """
+    kind = task_type(task)
+    if not (task.labels and (config.architectures or [""])[0].endswith(kind.suffix)):
+        return False
+    return _plain([str(name) for _, name in sorted((config.id2label or {}).items())]) == _plain(task.labels)
+
+
+def _plain(names: list[str] | tuple[str, ...]) -> list[str]:
+    """Return names in small letters, without punctuation where something else is left."""
+    return [re.sub(r"[\W_]+", "", name.casefold()) or name for name in names]

@@ -1,0 +1,220 @@
+"""The residual stream of a net as a graph: which norms read it, which sub-layers read and write it, in which bases.
+
+SP3 (Hu et al. 2024) gives every site of the stream its own directions and gates. In post-norm nets a site is a
+LayerNorm: every sub-layer reads one and writes the next. In pre-norm nets sites are bases of the stream: ``group``
+sub-layers share one, and the stream changes its basis where a group ends (section 3.5). SP3 inserts, counts and folds
+projections by this graph. Its sites are places of the residual stream, not the matrices of models/sites.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lit_compress.models.architectures import FEED_FORWARD, Architecture, SubLayerType, families_with, get_architecture
+from lit_compress.models.sites import base_prefix, blocks, find_sites, has, readers
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class StreamSite:
+    """A site of the residual stream, with its own directions.
+
+    Attributes:
+        norms: names of the norms that read it: one in a post-norm net, those of a group in a pre-norm net.
+        tables: names of the embeddings that write to it.
+        stack: ``encoder`` or ``decoder``.
+    """
+
+    norms: list[str]
+    tables: list[str]
+    stack: str
+
+
+@dataclass(frozen=True)
+class StreamSubLayer:
+    """An attention or a feed-forward network between two sites of the residual stream.
+
+    Attributes:
+        kind: ``attention``, ``ffn``, or ``cross`` (a decoder's attention over the encoder's states).
+        host: name of its transformer block.
+        linears: role -> name of the Linear.
+        norm: name of its norm.
+        reads, writes: indices of the sites that it reads and writes.
+        memory: index of the site that keys and values read: for ``cross`` the encoder's last, else ``reads``.
+    """
+
+    kind: SubLayerType
+    host: str
+    linears: dict[str, str]
+    norm: str
+    reads: int
+    writes: int
+    memory: int
+
+    @property
+    def roles(self) -> dict[str, int]:
+        """Role -> index of the site that it reads; ``o`` and ``down`` read none."""
+        return {r: self.memory if r in ("k", "v") else self.reads for r in self.linears if r != self.last}
+
+    @property
+    def last(self) -> str:
+        """Role of the Linear that writes to the stream."""
+        return "down" if self.kind == "ffn" else "o"
+
+    @property
+    def junction(self) -> str:
+        """Name of the module that changes the basis of the stream, if this sub-layer ends a group."""
+        return f"{self.host}.{'end' if self.kind == 'ffn' else 'middle'}"
+
+
+@dataclass(frozen=True)
+class ResidualStream:
+    """The residual stream of a net.
+
+    Attributes:
+        sites: in forward order.
+        sublayers: in forward order.
+        reader: name of the Linear that reads the last hidden states.
+        before: True in pre-norm nets: the norms stand before the sub-layers.
+        fixed: the reason why hidden states must keep their basis; empty if they need not.
+    """
+
+    sites: list[StreamSite]
+    sublayers: list[StreamSubLayer]
+    reader: str
+    before: bool
+    fixed: str
+
+    @property
+    def turnable(self) -> list[StreamSite]:
+        """The sites whose basis can be changed: all or none."""
+        return [] if self.fixed else self.sites
+
+    @property
+    def attentions(self) -> list[StreamSubLayer]:
+        """The attentions, those over the encoder's states included."""
+        return [sublayer for sublayer in self.sublayers if sublayer.kind != "ffn"]
+
+    @property
+    def ends(self) -> list[StreamSubLayer]:
+        """The last sub-layers of groups that share a basis, after which the basis changes."""
+        return [sublayer for sublayer in self.sublayers if self.before and sublayer.reads != sublayer.writes]
+
+    @property
+    def networks(self) -> list[StreamSubLayer]:
+        """The feed-forward networks."""
+        return [sublayer for sublayer in self.sublayers if sublayer.kind == "ffn"]
+
+
+def has_head_projections(net: PreTrainedModel) -> bool:
+    """Say whether the heads of ``net`` can be projected."""
+    architecture = get_architecture(net)
+    return not (architecture.rotary or architecture.head_norms)
+
+
+def group_of(net: PreTrainedModel) -> int:
+    """Return how many sub-layers share a basis in a net with SP3's layers: those up to the first change of basis."""
+    stream = residual_stream(net)
+    if not stream.before:
+        return 1
+    return next(
+        (i for i, sublayer in enumerate(stream.sublayers, 1) if has(net, sublayer.junction)), len(stream.sublayers)
+    )
+
+
+def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
+    """Return sites and sub-layers of ``net``, which may be dense or have replaced Linears and norms.
+
+    Args:
+        net: a net whose architecture's stacks have a norm in the record.
+        group: number of sub-layers that share a basis, in pre-norm nets.
+
+    Raises:
+        UserError: the residual stream cannot be projected.
+    """
+    _check(net, group)
+    architecture, prefix = get_architecture(net), base_prefix(net)
+    found = _parts(net, architecture)
+    sites: list[StreamSite] = []
+    sublayers: list[StreamSubLayer] = []
+    for stack in dict.fromkeys(stack for stack, *_ in found):
+        end, writers = architecture.stacks[stack].norm, architecture.stacks[stack].writers
+        tables = [f"{prefix}{path}" for path in writers if has(net, f"{prefix}{path}")]
+        own = [item[1:] for item in found if item[0] == stack]
+        memory, first = len(sites) - 1, len(sites)  # memory: the encoder's last site
+        if architecture.pre_norm:
+            count = -(-len(own) // group)
+            sites += [StreamSite([], list(tables if i == 0 else ()), stack) for i in range(count)]
+        else:
+            sites += [StreamSite([f"{prefix}{end}"], tables, stack)]
+        for i, (part, host, linears, norm) in enumerate(own):
+            if architecture.pre_norm:
+                reads, writes = (first + min(j // group, count - 1) for j in (i, i + 1))
+                sites[reads].norms.append(norm)
+            else:
+                reads, writes = first + i, first + i + 1
+                sites.append(StreamSite([norm], [], stack))
+            sublayers.append(
+                StreamSubLayer(part, host, linears, norm, reads, writes, memory if part == "cross" else reads)
+            )
+        if architecture.pre_norm:
+            sites[-1].norms.append(f"{prefix}{end}")
+    return ResidualStream(sites, sublayers, readers(net)[0], architecture.pre_norm, _fixed(net))
+
+
+def _parts(
+    net: PreTrainedModel, architecture: Architecture
+) -> list[tuple[str, SubLayerType, str, dict[str, str], str]]:
+    """Return (stack, type of sub-layer, name of its block, its Linears by role, its norm) in forward order."""
+    hosts = {(stack, layer): name for stack, layer, name, _ in blocks(net)}
+    found: dict[tuple[str, int, SubLayerType], dict[str, str]] = {}
+    for site in find_sites(net):
+        part: SubLayerType = "ffn" if site.role in FEED_FORWARD else "cross" if site.cross else "attention"
+        found.setdefault((site.stack, site.layer, part), {})[site.role] = site.name
+    return [
+        (stack, part, hosts[stack, layer], linears, f"{hosts[stack, layer]}.{architecture.norms[part]}")
+        for (stack, layer, part), linears in found.items()
+    ]
+
+
+def _fixed(net: PreTrainedModel) -> str:
+    """Return the reason why the hidden states of ``net`` cannot have another basis; empty if they can."""
+    config = net.config
+    d = config.hidden_size
+    width = getattr(config, "embedding_size", None) or getattr(config, "word_embed_proj_dim", None) or d
+    if get_architecture(net).repeated:
+        return "its blocks run more than once, first on the embeddings"
+    if get_architecture(net).bare_start:
+        return "its first attention reads the embeddings without a norm"
+    if width != d:
+        return f"its embeddings have {width} dimensions, its hidden states {d}"
+    if getattr(config, "conv_kernel_size", 0):
+        return "a convolution reads its hidden states"
+    return "" if getattr(config, "do_layer_norm_before", True) else "do_layer_norm_before is False"
+
+
+def _check(net: PreTrainedModel, group: int) -> None:
+    """Refuse architectures and groups that SP3 cannot project."""
+    config, kind = net.config, net.config.model_type
+    architecture = get_architecture(net)
+    if not architecture.has_residual_stream:
+        able = families_with(lambda other: other.has_residual_stream)
+        raise UserError(f"model.backbone: sp3 cannot project '{kind}'; it can: {able}")
+    if not getattr(config, "share_att_key", True):
+        raise UserError(
+            "model.backbone: sp3 cannot project a DeBERTa whose positions have projections of their own; valid: "
+            "share_att_key true (v3)"
+        )
+    if config.is_encoder_decoder:
+        for what in ("attention_heads", "ffn_dim"):
+            sizes = [getattr(config, f"{stack}_{what}") for stack in ("encoder", "decoder")]
+            if sizes[0] != sizes[1]:
+                raise UserError(f"model.backbone: sp3 needs encoder_{what} and decoder_{what} alike, not {sizes}")
+    if group < 1:
+        raise UserError(f"prune.group: {group} is below 1, the smallest valid value")
+    if group > 1 and not architecture.pre_norm:
+        raise UserError(f"prune.group: {group}; the norms of {kind} stand after the sub-layers, valid is 1")

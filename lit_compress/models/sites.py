@@ -1,0 +1,284 @@
+"""Functions that find the sites, sub-layers and embeddings of a net by the record of its architecture.
+
+A site is a Linear that a method may compress. A sub-layer is an attention or a feed-forward network that can be removed
+as a whole. Their paths are in architectures.py. In transformers 5 BERT, RoBERTa, ELECTRA and DistilBERT compute the
+number of heads from the width of the projections; OPT and DeBERTa have it as an attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import nn
+
+from lit_compress.layers.deployed.removed import Removed, Returns
+from lit_compress.models.architectures import Architecture, Role, families_with, get_architecture, parts_of
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Site:
+    """A named matrix of a transformer block that a method may compress.
+
+    Attributes:
+        name: full name in the net, as ``net.get_submodule`` takes it.
+        role: q, k, v, o (attention), up, down (feed-forward), gate (the activated one of two first matrices); qkv and
+            gate_up where one Linear is several of them.
+        layer: index of the block in its stack.
+        stack: ``encoder`` or ``decoder``.
+        cross: True in a decoder's attention over the encoder's states, which k and v read.
+    """
+
+    name: str
+    role: Role
+    layer: int
+    stack: str
+    cross: bool = False
+
+
+@dataclass(frozen=True)
+class SubLayer:
+    """A sub-layer of a net that can be removed; names are full names in the net.
+
+    Attributes:
+        kind: ``attention`` (also over the encoder's states) or ``ffn``.
+        layer: index of its block, over all stacks.
+        block: name of the block.
+        sites: role -> name of the Linear.
+        also, module: names, as in :class:`~lit_compress.models.architectures.SubLayerSpec`.
+        norm: name of the norm after the residual sum, which is removed with the sub-layer; None in pre-norm nets.
+        stubs: name of a module -> what its placeholder returns when the sub-layer is removed.
+        heads: number of heads in the dense net (1 for a feed-forward network).
+        cached: True if the attention is numbered for the cache of a decoder's keys and values.
+    """
+
+    kind: Literal["attention", "ffn"]
+    layer: int
+    block: str
+    sites: dict[str, str]
+    also: tuple[str, ...]
+    norm: str | None
+    module: str
+    stubs: dict[str, Returns]
+    heads: int
+    cached: bool
+
+
+# ------------------------------------------------------------------------------------------------ blocks and sites
+
+
+def base_prefix(net: PreTrainedModel) -> str:
+    """Return the name of the base model inside ``net`` with its dot, or "" if ``net`` is the base model."""
+    return "" if net.base_model is net else f"{net.base_model_prefix}."
+
+
+def blocks(net: PreTrainedModel) -> Iterator[tuple[str, int, str, nn.Module]]:
+    """Yield (stack, layer, full name, module) of every transformer block."""
+    prefix = base_prefix(net)
+    for name, stack in get_architecture(net).stacks.items():
+        if not hasattr(net.base_model, stack.blocks.partition(".")[0]):
+            continue
+        for layer, (path, block) in enumerate(_matches(net.base_model, stack.blocks)):
+            yield name, layer, f"{prefix}{path}", block
+
+
+def _matches(module: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (path, module) of every submodule that matches ``pattern``, in order."""
+    before, star, after = pattern.partition(".*")
+    found = module.get_submodule(before)
+    if not star:
+        yield before, found
+        return
+    for i in range(len(found)):  # type: ignore[arg-type]
+        yield from _matches(module, f"{before}.{i}{after}")
+
+
+def find_sites(net: PreTrainedModel) -> list[Site]:
+    """Return every site of ``net`` in forward order, also where the Linear was replaced.
+
+    Sites of removed sub-layers are left out.
+
+    Raises:
+        UserError: the architecture has no record.
+    """
+    specs = get_architecture(net).sublayers
+    linears = {path: (role, spec.kind == "cross") for spec in specs for path, role in spec.linears.items()}
+    sites = []
+    for stack, layer, name, block in blocks(net):
+        inside = {path for path, _ in block.named_modules()}
+        gone = {path for path in linears if _taken_out(block, path)}
+        own = {path: linear for path, linear in linears.items() if path in inside | gone}
+        roles = {part for role, _ in own.values() for part in parts_of(role)}
+        assert {"q", "k", "v", "o", "up", "down"} <= roles, f"{name} has only {list(own)}"
+        sites += [
+            Site(f"{name}.{path}", role, layer, stack, cross)
+            for path, (role, cross) in own.items()
+            if path not in gone
+        ]  # fmt: skip
+    return sites
+
+
+def shared_inputs(net: PreTrainedModel) -> list[tuple[str, ...]]:
+    """Return the names of the sites of ``net`` in groups that read the same input, in forward order.
+
+    These are q, k and v of an attention, k and v of one over the encoder's states, gate and up; other sites are groups
+    of one. DeBERTa's q and k also read the relative positions, v does not.
+    """
+    relative = getattr(net.config, "relative_attention", False)
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for site in find_sites(net):
+        first = {"k": "k" if site.cross else "q", "v": "v" if relative else "k" if site.cross else "q", "up": "gate"}
+        key = (site.stack, site.layer, site.cross, first.get(site.role, site.role))
+        groups.setdefault(key, []).append(site.name)
+    return [tuple(group) for group in groups.values()]
+
+
+def unplaced(net: PreTrainedModel) -> list[str]:
+    """Return the names of the Linears inside the blocks of ``net`` that are no sites in its record."""
+    sites = {site.name for site in find_sites(net)}
+    inside = (f"{name}.{path}" for *_, name, block in blocks(net) for path, m in block.named_modules() if _linear(m))
+    return [name for name in inside if name not in sites]
+
+
+def _linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def _taken_out(block: nn.Module, path: str) -> bool:
+    """Say whether the module at ``path``, or one that contains it, was removed."""
+    for part in path.split("."):
+        block = getattr(block, part, None)  # type: ignore[assignment]
+        if block is None or isinstance(block, Removed):
+            break
+    return isinstance(block, Removed)
+
+
+def head_width(net: PreTrainedModel, stack: str) -> int:
+    """Return the width of an attention head of ``stack`` from the configuration."""
+    return getattr(net.config, "head_dim", None) or net.config.hidden_size // _heads(net, stack)
+
+
+def _heads(net: PreTrainedModel, stack: str) -> int:
+    return getattr(net.config, f"{stack}_attention_heads", net.config.num_attention_heads)
+
+
+def embedding_params(net: PreTrainedModel) -> list[nn.Parameter]:
+    """Return the parameters of the embeddings of ``net``."""
+    architecture = get_architecture(net)
+    paths = (*architecture.embeddings, *(path for stack in architecture.stacks.values() for path in stack.embeddings))
+    starts = tuple(f"{path}." for path in paths)
+    return [p for name, p in net.base_model.named_parameters() if name.startswith(starts)]
+
+
+def has(net: nn.Module, name: str) -> bool:
+    """Say whether ``net`` has a submodule ``name``."""
+    module: Any = net
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return isinstance(module, nn.Module)
+
+
+# ------------------------------------------------------------------------------------------------ sub-layers
+
+
+def get_removable(net: PreTrainedModel) -> Architecture:
+    """Return the record of ``net`` if its sub-layers can be removed.
+
+    Raises:
+        UserError: they cannot be removed.
+    """
+    architecture, name = get_architecture(net), net.config.model_type
+    if not architecture.has_removable_sublayers:
+        able = families_with(lambda other: other.has_removable_sublayers)
+        raise UserError(f"model.backbone: sub-layers of '{name}' cannot be gated; those of {able} can")
+    if not getattr(net.config, "do_layer_norm_before", True):
+        raise UserError("model.backbone: an OPT with do_layer_norm_before False (350m) cannot be gated; others can")
+    return architecture
+
+
+def head_attributes(net: PreTrainedModel, width: int, heads: int) -> dict[str, int]:
+    """Return the attributes to set on an attention with ``heads`` heads of ``width`` left; {} if it needs none."""
+    attributes = get_architecture(net).head_attributes
+    return attributes(width, heads) if attributes else {}
+
+
+def sublayers(net: PreTrainedModel) -> list[SubLayer]:
+    """Return attentions and feed-forward networks of ``net`` in forward order, those already removed included.
+
+    Raises:
+        UserError: sub-layers of its architecture cannot be removed.
+    """
+    architecture = get_removable(net)
+    found = []
+    for number, (stack, _, block, _) in enumerate(blocks(net)):
+        for spec in architecture.sublayers:
+            if spec.module and not has(net, f"{block}.{spec.module}"):
+                continue
+            stubs = {f"{block}.{path}": returns for path, returns in (spec.when_removed or {}).items()}
+            norm = f"{block}.{spec.norm}" if spec.norm and not architecture.pre_norm else None
+            if norm:
+                stubs[norm] = "input"
+            found.append(
+                SubLayer(
+                    kind="ffn" if spec.kind == "ffn" else "attention",
+                    layer=number,
+                    block=block,
+                    sites={role: f"{block}.{path}" for path, role in spec.linears.items()},
+                    also=tuple(f"{block}.{path}" for path in spec.also),
+                    norm=norm,
+                    module=f"{block}.{spec.module}",
+                    stubs=stubs,
+                    heads=1 if spec.kind == "ffn" else _heads(net, stack),
+                    cached=architecture.cached and stack == "decoder" and spec.kind == "attention",
+                )
+            )
+    return found
+
+
+def of_kind(parts: list[SubLayer], kind: str) -> list[SubLayer]:
+    """Return the attentions or the feed-forward networks, in order; a gate has a group for each."""
+    return [part for part in parts if part.kind == kind]
+
+
+# ------------------------------------------------------------------------------------------------ ends of the stream
+
+
+def readers(net: PreTrainedModel) -> list[str]:
+    """Return the names of the Linears after the blocks that read the last hidden states."""
+    base, prefix = net.base_model, base_prefix(net)
+    if getattr(base, "pooler", None) is not None:
+        return [f"{prefix}pooler.dense"]
+    heads = ("pooler.dense", "pre_classifier", "head.dense", "classifier.dense", "classification_head.dense",
+             "qa_outputs", "classifier", "score", "lm_head")  # fmt: skip
+    for name in heads:
+        if has(net, name):
+            return [name]
+    return []
+
+
+def tables(net: PreTrainedModel) -> list[str]:
+    """Return the names of the embeddings that write to the stream, for nets that can lose hidden dimensions."""
+    architecture, prefix = get_removable(net), base_prefix(net)
+    assert architecture.cuts_stream
+    paths = (path for stack in architecture.stacks.values() for path in stack.writers)
+    return [f"{prefix}{path}" for path in paths if has(net, f"{prefix}{path}")]
+
+
+def stream_norm(net: PreTrainedModel) -> str:
+    """Return the name of the norm of the embeddings, for nets that can lose hidden dimensions."""
+    architecture = get_removable(net)
+    assert architecture.cuts_stream
+    return f"{base_prefix(net)}{architecture.stacks['encoder'].norm}"
+
+
+def stream_width(net: PreTrainedModel) -> int:
+    """Return the number of hidden dimensions of ``net``, without those that were removed."""
+    if not get_removable(net).cuts_stream:
+        return net.config.hidden_size
+    norm = net.get_submodule(stream_norm(net))
+    return sum(p.numel() for key, p in norm.named_parameters() if key.endswith("bias"))

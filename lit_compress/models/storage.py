@@ -1,0 +1,104 @@
+"""Nets on disk: saving and loading a folder with its structure, and files that stages write beside a net."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.models.backbones import empty_net
+from lit_compress.models.checks import check_finite
+from lit_compress.models.surgery import describe, rebuild, replace
+from lit_compress.numerics.importance import Weighting
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+ACTIVATIONS = "activations"  # in the configuration of an export: the functions whose names only its own code knows
+
+
+def tied(net: nn.Module) -> dict[str, str]:
+    """Return {name: first name of the same tensor}, e.g. of an output layer that is the embedding."""
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(value), name) for name, value in net.state_dict(keep_vars=True).items()}
+    return {name: other for name, other in names.items() if name != other}
+
+
+def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Load ``tensors`` into ``net``; tied names may be missing, and are no longer tied if they are there."""
+    aliases = tied(net)
+    for name in aliases.keys() & tensors.keys():
+        replace(net, name, nn.Parameter(torch.empty_like(tensors[name])))  # type: ignore[arg-type]
+    whole = {name: tensors[first] for name, first in tied(net).items()}
+    net.load_state_dict({**tensors, **whole})
+
+
+def save_net(net: PreTrainedModel, folder: Path) -> None:
+    """Write config.json, model.safetensors and structure.json into the existing ``folder``.
+
+    With an empty structure this is an ordinary Hugging Face folder. Of tied tensors only the first is written, as
+    transformers does; nets that generate text get a ``generation_config.json``.
+    """
+    from safetensors.torch import save_file
+
+    if not any(name.endswith(type(net).__name__) for name in net.config.architectures or ()):
+        net.config.architectures = [type(net).__name__]  # names the task head
+    net.config.save_pretrained(folder)
+    if net.can_generate():
+        net.generation_config.save_pretrained(folder)
+    aliases = tied(net)
+    tensors = {k: value.detach().contiguous().cpu() for k, value in net.state_dict().items() if k not in aliases}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "structure.json").write_text(json.dumps(describe(net), indent=2) + "\n")
+
+
+def load_net(folder: Path) -> PreTrainedModel:
+    """Load a net that :func:`save_net` wrote.
+
+    Raises:
+        UserError: the folder is incomplete or broken; a tensor is missing, unexpected, of another shape or not finite.
+    """
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        for name, value in config.__dict__.pop(ACTIVATIONS, {}).items():
+            setattr(config, name, value)
+        structure = json.loads((folder / "structure.json").read_text())
+        net = rebuild(empty_net(config), structure)
+        if net.can_generate():
+            net.generation_config = GenerationConfig.from_pretrained(folder)
+        _load_tensors(net, load_file(folder / "model.safetensors"))
+        check_finite(f"'{folder}'", net)
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160]
+        raise UserError(f"cannot load a net from '{folder}': {reason or type(error).__name__}") from error
+    return net.eval()
+
+
+def load_row_importance(folder: Path, weighting: Weighting) -> dict[str, Tensor]:
+    """Return {site: importance of its output rows, float64 [out]}, which a pruning stage wrote beside its net.
+
+    Raises:
+        UserError: there are no scores in ``folder``.
+    """
+    from safetensors.torch import load_file
+
+    path = folder / "importance.safetensors"
+    if not path.is_file():
+        raise UserError(
+            f"weighting: '{folder}' has no scores (importance.safetensors); give the net of a pruning stage, "
+            "e.g. RUN/prune/net, or weighting fisher"
+        )
+    return {key.rpartition("/")[0]: rows for key, rows in load_file(path).items() if key.endswith(f"/{weighting}")}
+
+
+COMPONENTS = "components.safetensors"  # beside a net: "shares", each direction's share of energy (SP3)

@@ -1,0 +1,374 @@
+"""Factorization of one matrix, W -> left, right, by plain or weighted SVD.
+
+Everything is computed in float64 on the CPU; results have the dtype and device of W.
+
+All methods use one function: a truncated SVD of W weighted by an importance per row or column, without any
+inverse. For rows, with D = diag(d) and D W = U S V^T, the papers' D^-1 U_k S_k is exactly W V_k; for columns,
+with W D = U S V^T, the right factor is exactly U_k^T W. So only an orthonormal basis is needed. Rows and columns
+at once need the inverse of one diagonal; one importance per element has no closed form (``decompose_elementwise``).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_compress.numerics.als import alternating_least_squares
+from lit_compress.utils.errors import UserError
+
+Nested = Literal["out", "in", "both"]  # axes with an SVD: the best rank k approximation is part of that of rank k + 1
+Axis = Literal["out", "in", "both", "element"]
+SigmaSide = Literal["out", "in", "balanced"]
+Importance = Tensor | tuple[Tensor, Tensor]
+
+RELATIVE_FLOOR = 1e-4  # fraction of the mean multiplier: keeps D W of full rank, so that a full-rank product is W
+GRAM_FROM = 4096  # if both sides are at least this, eigenvectors of the Gram matrix replace the SVD
+
+
+@dataclass(frozen=True)
+class WeightedSVD:
+    """The weighted SVD of one matrix, from :func:`weighted_svd`, which gives the factors of any rank.
+
+    Holds a copy of the weight in its own dtype and one orthonormal basis in float64, both on the CPU.
+
+    Args:
+        sigma: float64 [min(out, in)], falling: the singular values of diag(d) W (``in``: W diag(d), ``both``:
+            diag(d_rows) W diag(d_columns)) with d = importance ** power in the importance's own scale, so that
+            values of several matrices compare; 0 where an importance is all zero. With an importance that is
+            not finite they are the plain SVD's.
+        weight: [out, in], on the CPU.
+        basis: float64 [out, components] (``side`` in) or [in, components] (``side`` out), orthonormal columns.
+        scale: float64 multipliers on the basis' side, None for ones.
+        side: the factor that has the singular values by construction.
+        target: the factor that gets them in results.
+        device: device of the results.
+        name: name of the matrix in messages.
+    """
+
+    sigma: Tensor
+    weight: Tensor
+    basis: Tensor
+    scale: Tensor | None
+    side: Literal["out", "in"]
+    target: SigmaSide
+    device: torch.device
+    name: str
+
+    @torch.no_grad()
+    def factors(self, rank: int) -> tuple[Tensor, Tensor]:
+        """Return left [out, rank] and right [rank, in] of the best approximation of that rank.
+
+        Contiguous, in the weight's dtype, on its device.
+
+        Raises:
+            UserError: the rank is not in 1 .. min(out, in).
+        """
+        _check_rank(self.weight, rank, self.name)
+        left, right = self._components(0, rank)
+        if self.target != self.side:
+            sigma = torch.linalg.vector_norm(left if self.side == "out" else right.T, dim=0)
+            share = sigma.sqrt() if self.target == "balanced" else sigma
+            if self.side == "out":
+                left, right = torch.where(share > 0, left / share, 0.0), share[:, None] * right
+            else:
+                left, right = left * share, torch.where(share > 0, right.T / share, 0.0).T
+        return _like(left, self.weight, self.device), _like(right, self.weight, self.device)
+
+    @torch.no_grad()
+    def without(self, first: int, last: int) -> Tensor:
+        """Return the weight [out, in] minus its components first, ..., last - 1, in its dtype, on its device.
+
+        W - U_g U_g^T W for columns, W - W V_g V_g^T for rows (the grouped rank truncation of FWSVD Sec. 3).
+        """
+        left, right = self._components(first, last)
+        return _like(self.weight.double() - left @ right, self.weight, self.device)
+
+    def _components(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        assert 0 <= first <= last <= self.basis.shape[1], (first, last)
+        wide, basis = self.weight.double(), self.basis[:, first:last]
+        scaled, inverse = basis, basis
+        if self.scale is not None:
+            scaled, inverse = basis * self.scale[:, None], basis / self.scale[:, None]
+        return (inverse, scaled.T @ wide) if self.side == "in" else (wide @ scaled, inverse.T)
+
+
+@torch.no_grad()
+def weighted_svd(
+    weight: Tensor,
+    importance: Importance | None = None,
+    axis: Nested = "out",
+    power: float = 0.5,
+    sigma_side: SigmaSide | None = None,
+    name: str = "weight",
+    components: int | None = None,
+) -> WeightedSVD:
+    """Decompose W once under an importance of its rows, its columns or both; see :func:`decompose`.
+
+    With rows and columns, the best X of rank k is D_a^-1 SVD_k(D_a W D_b) D_b^-1. With U, V, Sigma of D_a W D_b
+    that is (D_a^-1 U_k) (U_k^T D_a W) = (W D_b V_k) (V_k^T D_b^-1); the basis of the smaller side is taken, which
+    is square and so makes a full-rank product W whatever the multipliers are.
+
+    Args:
+        weight: [out, in], any float dtype.
+        importance: [out], [in], or the pair of them for ``both``; None for the plain SVD.
+        axis: whether the importance belongs to rows (outputs), columns (inputs), or both.
+        power: exponent of the importance.
+        sigma_side: see :func:`decompose`.
+        name: name of the matrix in messages.
+        components: number of components to keep; default: all.
+
+    Raises:
+        UserError: the weight holds inf or NaN.
+
+    Warns:
+        UserWarning: as :func:`decompose`; of a pair, an unusable importance counts as constant.
+    """
+    wide = weight.detach().to("cpu", torch.float64)
+    if not wide.isfinite().all():
+        raise UserError(f"{name}: holds inf or NaN and cannot be factorized; valid: finite weights")
+    assert axis in ("out", "in", "both"), axis
+    if axis == "both":
+        assert importance is None or isinstance(importance, tuple)
+        rows, columns = (None, None) if importance is None else importance
+    else:
+        assert not isinstance(importance, tuple)
+        rows, columns = (importance, None) if axis == "out" else (None, importance)
+
+    unit, scales = 1.0, []
+    for values, size, of in zip((rows, columns), wide.shape, (" of rows", " of columns"), strict=True):
+        scale = None
+        if values is not None:
+            assert values.shape == (size,)
+            scale, mean = _multiplier(values, power, name, "importance" + (of if axis == "both" else ""))
+            scale = scale if scale is None else scale.clamp_min(RELATIVE_FLOOR)
+            unit *= mean
+        scales.append(scale)
+    scaled = wide if scales[0] is None else scales[0][:, None] * wide
+    scaled = scaled if scales[1] is None else scaled * scales[1]
+
+    side: Literal["out", "in"]
+    if axis == "both":
+        side, target = ("in" if wide.shape[0] <= wide.shape[1] else "out"), sigma_side or "in"
+    else:
+        target = axis if any(s is not None for s in scales) or sigma_side is None else sigma_side
+        side = "in" if target == "in" else "out"
+    basis, sigma = _right_basis(scaled.T if side == "in" else scaled, components or min(wide.shape))
+    return WeightedSVD(
+        sigma=sigma * unit,
+        weight=weight.detach().to("cpu", copy=True),
+        basis=basis,
+        scale=scales[0 if side == "in" else 1] if axis == "both" else None,
+        side=side,
+        target=target,
+        device=weight.device,
+        name=name,
+    )
+
+
+@torch.no_grad()
+def decompose(
+    weight: Tensor,
+    rank: int,
+    importance: Importance | None = None,
+    axis: Axis = "out",
+    power: float = 0.5,
+    sigma_side: SigmaSide | None = None,
+    name: str = "weight",
+) -> tuple[Tensor, Tensor]:
+    """Return factors whose product is the best rank-``rank`` approximation of W in the weighted Frobenius norm.
+
+    Minimises || diag(d) (W - left @ right) ||_F for ``axis="out"`` (LPAF Eqs. 7-11),
+    || (W - left @ right) diag(d) ||_F for ``axis="in"`` (FWSVD, whose rows are torch's columns), both diagonals at
+    once for ``both``, || d * (W - left @ right) ||_F for ``element`` (a local minimum), with
+    d = importance ** power: 0.5 weights squared errors by the importance, 1 by its square (LPAF Eq. 9 to the
+    letter). Neither scale nor signs of d have an influence; d is floored at 1e-4 of its mean.
+
+    Args:
+        weight: [out, in], any float dtype.
+        rank: columns of left, 1 to min(out, in).
+        importance: [out], [in], a pair ([out], [in]) or [out, in] to match ``axis``; None for the plain SVD.
+            Negative entries have no square root; with power 1 they act as their absolute value, as in the
+            paper's formula.
+        axis: whether the importance belongs to rows (outputs), columns (inputs), both, or single elements.
+        power: exponent of the importance.
+        sigma_side: the factor that gets the singular values in the plain SVD: ``out`` = left (LPAF), ``in`` = right
+            (FWSVD), ``balanced`` = their square roots on both; default: that of ``axis``, for ``both`` and
+            ``element`` in. With an importance of rows or of columns they are always on that side.
+        name: name of the matrix in messages.
+
+    Returns:
+        left [out, rank] and right [rank, in], contiguous, in the weight's dtype, on its device.
+
+    Raises:
+        UserError: the weight holds inf or NaN, or the rank is not in 1 .. min(out, in).
+
+    Warns:
+        UserWarning: the importance is all zero, or importance ** power is not finite; the plain SVD is used.
+    """
+    _check_rank(weight, rank, name)
+    if axis == "element":
+        if importance is not None:
+            assert not isinstance(importance, tuple)
+            return decompose_elementwise(weight, rank, importance, power=power, sigma_side=sigma_side, name=name)
+        axis = "in"
+    return weighted_svd(weight, importance, axis, power, sigma_side, name, components=rank).factors(rank)
+
+
+@torch.no_grad()
+def decompose_elementwise(
+    weight: Tensor,
+    rank: int,
+    importance: Tensor,
+    iterations: int = 50,
+    tolerance: float = 1e-4,
+    power: float = 0.5,
+    sigma_side: SigmaSide | None = None,
+    name: str = "weight",
+) -> tuple[Tensor, Tensor]:
+    """Return factors that minimise sum_ij importance_ij (W - left @ right)_ij^2: FWSVD Eq. 5, LPAF Eq. 7 unsimplified.
+
+    Weighted low-rank approximation (Srebro & Jaakkola 2003) by alternating least squares. It starts at the best
+    of the closed forms for the importance's row sums, its column sums and both, and never raises the error. The
+    result is a local minimum, and that of rank k is not part of that of rank k + 1.
+
+    Args:
+        weight: [out, in], any float dtype.
+        rank: columns of left, 1 to min(out, in).
+        importance: [out, in], not negative (but see ``power``); any scale.
+        iterations: largest number of sweeps over both factors.
+        tolerance: stop when a sweep lowers the weighted squared error by less than this fraction of it.
+        power: elements of W - left @ right are multiplied by importance ** power.
+        sigma_side: the factor that gets the product's singular values; default in, as FWSVD.
+        name: name of the matrix in messages.
+
+    Returns:
+        left [out, rank] and right [rank, in], contiguous, in the weight's dtype, on its device.
+
+    Raises:
+        UserError: the weight holds inf or NaN, or the rank is not in 1 .. min(out, in).
+
+    Warns:
+        UserWarning: as :func:`decompose`.
+    """
+    _check_rank(weight, rank, name)
+    assert importance.shape == weight.shape
+    side: SigmaSide = sigma_side or "in"
+    scale, _ = _multiplier(importance, power, name)
+    if scale is None:
+        return decompose(weight, rank, sigma_side=side, name=name)
+    wide, squared = weight.detach().to("cpu", torch.float64), scale**2
+    rows, columns = squared.sum(1), squared.sum(0)
+    starts = [
+        decompose(wide, rank, rows, "out", name=name),
+        decompose(wide, rank, columns, "in", name=name),
+        decompose(wide, rank, (rows, columns), "both", name=name),
+    ]
+    start = min(starts, key=lambda factors: weighted_error(wide, factors[0] @ factors[1], squared, "element"))
+    left, right = alternating_least_squares(wide, squared, *start, iterations, tolerance)
+    left, right = decompose(left @ right, rank, sigma_side=side)  # of all pairs with this product
+    return _like(left, weight, weight.device), _like(right, weight, weight.device)
+
+
+def _check_rank(weight: Tensor, rank: int, name: str) -> None:
+    out_features, in_features = weight.shape
+    if not 1 <= rank <= min(out_features, in_features):
+        raise UserError(
+            f"{name}: rank {rank} does not fit a {out_features} x {in_features} matrix; "
+            f"valid: 1 to {min(out_features, in_features)}"
+        )
+
+
+def _like(result: Tensor, weight: Tensor, device: torch.device) -> Tensor:
+    return result.to(device, weight.dtype).contiguous()
+
+
+def _multiplier(importance: Tensor, power: float, name: str, what: str = "importance") -> tuple[Tensor | None, float]:
+    """Return d = importance ** power, scaled to mean 1, float64, and its mean before.
+
+    If d is not usable, warn and return None, and 0 for an importance of zeros, else 1.
+    """
+    scale = importance.detach().to("cpu", torch.float64)
+    peak = scale.abs().max()
+    scale = scale / peak  # any scale goes: keeps the power within range
+    scale = (scale**power).abs()
+    mean = scale.mean()
+    scale = scale / mean
+    if not scale.isfinite().all():
+        warnings.warn(
+            f"{name}: {what} is all zero, not finite, or negative under a root; taken as constant, as in the plain SVD",
+            stacklevel=4,
+        )
+        return None, float(peak != 0)
+    return scale, float(peak**power * mean)
+
+
+def _right_basis(matrix: Tensor, rank: int, gram: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the first ``rank`` right singular vectors of a float64 matrix, as columns, and all singular values.
+
+    LAPACK's gesdd on the tall side. The eigenvectors of the Gram matrix are about twice as fast, but square
+    the condition number, which the floor of the importance already stretches: singular values below about 1e-8 of
+    the largest, and their vectors among themselves, are lost in rounding. The product of a rank above them, and the
+    full-rank one, are as exact as with gesdd. With ``gram``, and from ``GRAM_FROM`` on, speed decides.
+    """
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    if gram or tall.shape[1] >= GRAM_FROM:
+        squares, vectors = torch.linalg.eigh(tall.T @ tall)
+        basis, sigma = vectors[:, -rank:].flip(1), squares.flip(0).clamp_min(0).sqrt()
+        # on the long side the vectors times sigma are known; QR keeps their order and makes them orthonormal
+        return (basis if tall is matrix else torch.linalg.qr(tall @ basis).Q), sigma
+    u, sigma, vh = torch.linalg.svd(tall, full_matrices=False)
+    return (vh[:rank].T if tall is matrix else u[:, :rank]), sigma
+
+
+@torch.no_grad()
+def rank_of(weight: Tensor) -> int:
+    """Return the numerical rank of a weight: singular values above sigma_max * max(out, in) * eps(float32).
+
+    The tolerance is float32's, the SVD float64's: with float64's own tolerance, rounding in a float32 product
+    of rank 300 counts as rank 768.
+    """
+    sigma = torch.linalg.svdvals(weight.detach().to("cpu", torch.float64))
+    tolerance = sigma.max() * max(weight.shape) * torch.finfo(torch.float32).eps
+    return int((sigma > tolerance).sum())
+
+
+@torch.no_grad()
+def weighted_error(
+    weight: Tensor, approx: Tensor, importance: Importance | None = None, axis: Axis = "out", power: float = 0.5
+) -> float:
+    """Return || diag(importance ** power) (weight - approx) ||_F; for ``axis="in"`` the diagonal is on the right.
+
+    For ``both`` there is one on each side, for ``element`` one factor per element. No floor and no normalisation:
+    with power 0.5 its square is the objective of LPAF Eq. 7.
+
+    Args:
+        weight: [out, in].
+        approx: [out, in].
+        importance: [out], [in], ([out], [in]) or [out, in] to match ``axis``; None for the plain Frobenius norm.
+        axis: whether the importance belongs to rows, columns, both, or single elements.
+        power: exponent of the importance.
+    """
+    error = weight.double() - approx.double()
+    if isinstance(importance, tuple):
+        assert axis == "both"
+        rows, columns = (side.double() ** power for side in importance)
+        error = rows[:, None] * error * columns
+    elif importance is not None:
+        scale = importance.double() ** power
+        error = error * (scale[:, None] if axis == "out" else scale)
+    return float(torch.linalg.matrix_norm(error))
+
+
+def component_groups(size: int, groups: int = 10) -> list[tuple[int, int]]:
+    """Split ``size`` components into ``groups`` runs [first, last) like ``torch.tensor_split``: longer ones first.
+
+    768 components are 8 groups of 77 and 2 of 76; more groups than components leave empty ones.
+    """
+    short, longer = divmod(size, groups)
+    bounds = [group * short + min(group, longer) for group in range(groups + 1)]
+    return list(pairwise(bounds))

@@ -1,0 +1,267 @@
+"""Loss functions: task, distillation, consistency, Lagrangian. They compute in float32, also under autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+LossKind = Literal["classification", "regression"]
+
+
+def task_loss(logits: Tensor, labels: Tensor, kind: LossKind) -> Tensor:
+    """Return the cross-entropy or the mean squared error, mean over all labels of the batch.
+
+    Args:
+        logits: [..., classes] for classification, [batch] or [batch, 1] for regression.
+        labels: int [...] (-100 = ignored), or float [batch].
+        kind: what the task head predicts.
+
+    Returns:
+        0-dim, float32 (float64 for float64 logits).
+    """
+    return _task_loss(logits, labels, kind, "mean")
+
+
+def example_losses(logits: Tensor, labels: Tensor, kind: LossKind) -> Tensor:
+    """Return the cross-entropy or squared error of every example.
+
+    An example with several labels (words, start and end of an answer) has the mean over them: here all examples have
+    the same weight, in :func:`task_loss` all labels. With one label per example the means are equal.
+
+    Args:
+        logits: [batch, ..., classes] for classification, [batch] or [batch, 1] for regression.
+        labels: int [batch, ...] (-100 = ignored), or float [batch].
+        kind: what the head predicts.
+
+    Returns:
+        [batch], float32 (float64 for float64 logits).
+    """
+    losses = _task_loss(logits, labels, kind, "none").view(len(labels), -1)
+    if losses.shape[1] == 1:
+        return losses[:, 0]
+    counted = (labels != -100).view(len(labels), -1)
+    return losses.sum(1) / counted.sum(1).clamp_min(1)
+
+
+def _task_loss(logits: Tensor, labels: Tensor, kind: LossKind, reduction: str) -> Tensor:
+    logits = _full(logits)
+    with _no_autocast(logits):
+        if kind == "regression":
+            return F.mse_loss(logits.reshape(labels.shape), labels.to(logits.dtype), reduction=reduction)
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction=reduction)
+
+
+def distillation_loss(
+    student: Tensor, teacher: Tensor, kind: LossKind, temperature: float = 2.0, counted: Tensor | None = None
+) -> Tensor:
+    """Return the distance between the logits of student and teacher; no gradient reaches the teacher.
+
+    Classification: temperature^2 * KL(softmax(teacher / temperature) || softmax(student / temperature)),
+    mean over the samples (the form of CoFi and nn_pruning, temperature 2; Hinton et al. 2015, Sec. 2).
+    Regression: mean squared error.
+
+    Args:
+        student: [..., classes] or, for regression, any shape.
+        teacher: same shape.
+        kind: what the head predicts.
+        temperature: temperature of both distributions, above 0; not used for regression.
+        counted: bool [...], which distributions are samples; None for all.
+
+    Returns:
+        0-dim, float32 (float64 for float64 logits).
+    """
+    if counted is not None:
+        student, teacher = student[counted], teacher[counted]
+    student, teacher = _full(student), _full(teacher).detach()
+    with _no_autocast(student):
+        if kind == "regression":
+            return F.mse_loss(student, teacher)
+        log_student = F.log_softmax(student / temperature, -1).flatten(0, -2)
+        log_teacher = F.log_softmax(teacher / temperature, -1).flatten(0, -2)
+        divergence = F.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True)
+        return temperature**2 * divergence
+
+
+def layer_distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+    """Return the distance between the hidden states of student and teacher; no gradient reaches the teacher.
+
+    sum over l = 0..L of MSE(student_l, teacher_l), the mean over batch, positions and width (Li et al. 2023, LoSparse,
+    App. E; l = 0 is the embedding output). With different depths L_s, L_t, student_l is compared with teacher_m,
+    m = l L_t / L_s rounded, halves up.
+
+    Args:
+        student: L_s + 1 tensors [batch, length, width].
+        teacher: L_t + 1 tensors [batch, length, width].
+        mask: [batch, length], not 0 at real tokens; the mean is over those. None: padding is compared too.
+
+    Returns:
+        0-dim, float32 (float64 for float64 states).
+    """
+    depth, depth_teacher = len(student) - 1, len(teacher) - 1
+    total = torch.zeros((), device=student[0].device)
+    with _no_autocast(student[0]):
+        for level, state in enumerate(student):
+            target = teacher[(2 * level * depth_teacher + depth) // (2 * depth)]
+            assert state.shape == target.shape, (state.shape, target.shape)
+            error = (_full(state) - _full(target).detach()).square().mean(-1)
+            total = total + (error.mean() if mask is None else error[mask != 0].mean())
+    return total
+
+
+def relative_layer_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+    """Return :func:`layer_distillation_loss` with every term divided by the variance of the teacher's state.
+
+    The variance is that of all components at the positions compared, so the loss does not change when teacher and
+    student are scaled alike.
+
+    Args:
+        student: L + 1 tensors [batch, length, width], or fewer layers as in layer_distillation_loss.
+        teacher: L_t + 1 tensors [batch, length, width].
+        mask: [batch, length], not 0 at real tokens; None: padding is compared too.
+
+    Returns:
+        0-dim, float32 (float64 for float64 states).
+    """
+    depth, depth_teacher = len(student) - 1, len(teacher) - 1
+    total = torch.zeros((), device=student[0].device)
+    for level, state in enumerate(student):
+        target = teacher[(2 * level * depth_teacher + depth) // (2 * depth)]
+        with _no_autocast(state):
+            known = _full(target).detach()
+            variance = (known if mask is None else known[mask != 0]).var(correction=0).clamp_min(1e-12)
+            error = (_full(state) - known).square().mean(-1)
+            total = total + (error.mean() if mask is None else error[mask != 0].mean()) / variance
+    return total
+
+
+def nearest_later_layers(
+    student: Sequence[Tensor],
+    teacher: Sequence[Tensor],
+    mask: Tensor | None,
+    reduce: Callable[[Tensor], object] | None = None,
+) -> list[int]:
+    """Return for every student state i the number j >= i of the nearest teacher state.
+
+    Args:
+        student: at most L + 1 hidden states [batch, length, width].
+        teacher: L + 1 hidden states of the same shape.
+        mask: [batch, length], not 0 at real tokens; None: padding is compared too.
+        reduce: in-place all-reduce (SUM) over ranks with other examples, so that all compare the same layers.
+    """
+    real = slice(None) if mask is None else mask.flatten() != 0
+    with torch.no_grad(), _no_autocast(student[0]):
+        rows, columns = (
+            torch.stack([h.flatten(0, 1)[real].float().flatten() for h in hs]) for hs in (student, teacher)
+        )
+        distance = rows.square().sum(1)[:, None] + columns.square().sum(1) - 2 * rows @ columns.T
+        if reduce is not None:
+            reduce(distance)
+        later = torch.ones_like(distance).triu()
+        return torch.where(later > 0, distance, torch.inf).argmin(1).tolist()
+
+
+def matched_layers_loss(
+    student: Sequence[Tensor],
+    teacher: Sequence[Tensor],
+    mask: Tensor | None,
+    reduce: Callable[[Tensor], object] | None = None,
+) -> Tensor:
+    """Return the distance of hidden states from the nearest teacher states at or above their layer.
+
+    sum over i of MSE(student_i, teacher_m(i)), m(i) = argmin over j >= i, chosen in every batch (the layer distillation
+    of SP3's program). No gradient reaches the teacher.
+
+    Args:
+        student: at most L + 1 hidden states [batch, length, width].
+        teacher: L + 1 hidden states of the same shape.
+        mask: [batch, length], not 0 at real tokens; None: padding is compared too.
+        reduce: as for :func:`nearest_later_layers`.
+
+    Returns:
+        0-dim, float32 (float64 for float64 states).
+    """
+    matched = [teacher[j] for j in nearest_later_layers(student, teacher, mask, reduce)]
+    return layer_distillation_loss(student, matched, mask)
+
+
+def consistency_loss(first: Tensor, second: Tensor, kind: LossKind, counted: Tensor | None = None) -> Tensor:
+    """Return the distance between the logits of two forwards of one batch (LPAF Sec. 4.3, L_c; the form of R-Drop).
+
+    Classification: (KL(p1 || p2) + KL(p2 || p1)) / 2, mean over the samples, written as
+    sum (p1 - p2)(log p1 - log p2) / 2: exactly symmetric, exactly 0 for equal logits, never negative.
+    Regression: mean squared error. Gradients flow into both passes.
+
+    Args:
+        first: [..., classes] or, for regression, any shape.
+        second: same shape.
+        kind: what the head predicts.
+        counted: bool [...], which distributions are samples; None for all.
+
+    Returns:
+        0-dim, float32 (float64 for float64 logits).
+    """
+    if counted is not None:
+        first, second = first[counted], second[counted]
+    first, second = _full(first), _full(second)
+    with _no_autocast(first):
+        if kind == "regression":
+            return F.mse_loss(first, second)
+        log_first, log_second = F.log_softmax(first, -1), F.log_softmax(second, -1)
+        return 0.5 * ((log_first.exp() - log_second.exp()) * (log_first - log_second)).sum(-1).mean()
+
+
+def match_layers(distances: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose for every teacher layer the student layer it is compared with (CoFi, "dynamically", version 4).
+
+    From the last teacher layer to the first, this is the nearest student layer that exists and comes before the one
+    chosen last. CoFi's program marks removed layers by their place in a sorted list, not by their number, and so
+    compares with removed ones. A teacher layer for which no student layer is left is left out.
+
+    Args:
+        distances: [student layers, teacher layers].
+        exists: bool [student layers], False = removed.
+
+    Returns:
+        int64 [teacher layers], the student layer; and bool [teacher layers], False = left out.
+    """
+    layers = torch.arange(len(distances), device=distances.device)
+    last = torch.full((), len(distances), device=distances.device)
+    chosen, valid = [], []
+    for column in distances.unbind(1)[::-1]:
+        candidates = exists & (layers < last)
+        last = column.masked_fill(~candidates, torch.inf).argmin()  # the first one if there is none
+        chosen.append(last)
+        valid.append(candidates.any())
+    return torch.stack(chosen[::-1]), torch.stack(valid[::-1])
+
+
+def lagrangian(density: Tensor, target: float, linear: Tensor, quadratic: Tensor) -> Tensor:
+    """Return the Lagrangian of the density, linear (s - t) + quadratic (s - t)^2 (CoFi; SP3 Eq. 5).
+
+    It is minimised over the gates and maximised over both multipliers. CoFi writes it with sparsities, which only turns
+    the sign of ``linear``.
+
+    Args:
+        density: s, the expected density, 0-dim.
+        target: t, the target at this step.
+        linear: multiplier [1], of either sign.
+        quadratic: multiplier [1]; its gradient is a square, so it never falls from its start at 0.
+
+    Returns:
+        0-dim, float32.
+    """
+    with _no_autocast(density):
+        gap = density.float() - target
+        return (linear * gap + quadratic * gap.square()).sum()
+
+
+def _full(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _no_autocast(logits: Tensor) -> torch.autocast:
+    return torch.autocast(logits.device.type, enabled=False)

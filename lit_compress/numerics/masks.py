@@ -1,0 +1,283 @@
+"""Selection of the weights and rows with the largest scores over many tensors: exact, without a sort or a gather.
+
+Every step calls :func:`apply_threshold_`, one compare-and-multiply. Every few steps the threshold changes:
+:func:`kth_largest` computes it, :func:`break_ties_` makes it keep exactly the wanted number.
+Both work on shards: ``reduce`` is then an in-place all-reduce (SUM) of an int64 tensor over the ranks that
+hold different parts. Replicas (DDP) hold the same scores and must not pass one.
+
+Scores are float32 and hold no NaN; -inf marks weights that are never kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.sharding import local
+
+Scope = Literal["global", "matrix"]
+Reduce = Callable[[Tensor], object]
+
+_BINS = 1 << 16
+_CHUNK, _CHUNK_CPU = 1 << 26, 1 << 18  # elements; on a CPU, those that fit a core's cache
+
+
+def keep_count(density: float, total: int) -> int:
+    """Return the number of elements to keep, floor(density * total + 1/2).
+
+    Raises:
+        UserError: ``density`` is not in (0, 1].
+    """
+    if not 0.0 < density <= 1.0:
+        raise UserError(f"density {density} is not a kept fraction; valid: above 0, at most 1")
+    return math.floor(density * total + 0.5)
+
+
+@torch.no_grad()
+def kth_largest(scores: Sequence[Tensor], keep: int, reduce: Reduce | None = None) -> Tensor:
+    """Return the ``keep``-th largest of all elements of all tensors; exactly ``sort(descending)[keep - 1]``.
+
+    Radix selection on the order-preserving integer image of float32: a histogram of the upper 16 bits gives
+    the bin of the element, a histogram of the lower 16 bits of that bin's members gives the element.
+
+    Args:
+        scores: float32, any shapes, empty shards included; DTensors are read locally.
+        keep: number of elements that shall be at least as large; 0 returns +inf, the number of elements or
+            more the minimum.
+        reduce: all-reduce of the histograms, int64 [65536]; see the top of the module.
+
+    Returns:
+        0-dim float32 on the scores' device, the same on every rank. Zero comes back as +0.0.
+    """
+    shards = [local(score) for score in scores]
+    device = shards[0].device
+    if keep <= 0:
+        return torch.full((), math.inf, device=device)
+
+    upper = torch.zeros(_BINS, dtype=torch.int64, device=device)
+    for key in _keys(shards):
+        upper += torch.bincount((key >> 16).add_(_BINS // 2), minlength=_BINS)
+    if reduce is not None:
+        reduce(upper)
+    high, rest = _find(upper, torch.full((), keep, dtype=torch.int64, device=device))
+    high -= _BINS // 2
+
+    lower = torch.zeros(_BINS, dtype=torch.int64, device=device)
+    for key in _keys(shards):
+        lower += torch.bincount(key[(key >> 16) == high] & (_BINS - 1), minlength=_BINS)
+    if reduce is not None:
+        reduce(lower)
+    low, _ = _find(lower, rest)
+
+    return _image((high * _BINS + low).int()).view(torch.float32)
+
+
+def _keys(shards: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield int32 chunks whose signed order is the order of the floats; -0.0 and 0.0 are the same."""
+    chunk_size = _CHUNK_CPU if shards[0].device.type == "cpu" else _CHUNK
+    for shard in shards:
+        assert shard.dtype == torch.float32, shard.dtype
+        for chunk in torch.split(shard.reshape(-1), chunk_size):
+            yield _image((chunk + 0.0).view(torch.int32))  # + 0.0: a copy, and -0.0 becomes 0.0
+
+
+def _image(bits: Tensor) -> Tensor:
+    """Flip the lower 31 bits of negative int32: float32 bits <-> monotone integers. Its own inverse."""
+    return bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)
+
+
+def _find(counts: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the bin of the ``keep``-th element counted from the top, and its place among that bin's elements."""
+    from_top = counts.flip(0).cumsum(0)
+    keep = torch.minimum(keep, from_top[-1])
+    index = torch.searchsorted(from_top, keep)
+    above = from_top[index] - counts[_BINS - 1 - index]
+    return _BINS - 1 - index, keep - above
+
+
+@torch.no_grad()
+def topk_masks(
+    scores: Sequence[Tensor],
+    keep: int | Sequence[int],
+    scope: Scope = "global",
+    reduce: Reduce | None = None,
+    shard: tuple[int, int] = (0, 1),
+) -> list[Tensor]:
+    """Return masks that keep exactly the largest ``keep`` elements; of equal ones the first are kept.
+
+    "First" is the order of the tensors, then of the rows: if all scores are equal the *last* tensors
+    lose everything, so pruning should start after some steps of scoring.
+
+    Args:
+        scores: float32, any shapes.
+        keep: number of elements over all tensors (``global``), or one number per tensor (``matrix``).
+        scope: rank the elements of all tensors together, or of each tensor by itself.
+        reduce: see the top of the module.
+        shard: (rank, ranks) among the processes that ``reduce`` sums over, each holding a slice of the rows of
+            every tensor; needed to divide ties among them.
+
+    Returns:
+        One bool tensor per score, True = keep, of its shape (for DTensors: of the local shard).
+    """
+    if scope == "matrix":
+        assert not isinstance(keep, int), "one number per tensor"
+        return [
+            topk_masks([score], number, reduce=reduce, shard=shard)[0]
+            for score, number in zip(scores, keep, strict=True)
+        ]
+    assert isinstance(keep, int), "one number for all tensors"
+    threshold = kth_largest(scores, keep, reduce)
+    shards = [local(score) for score in scores]
+    quotas, _, _ = _share_ties(shards, threshold, keep, reduce, shard)
+    masks = [score > threshold for score in shards]
+    for score, mask, quota in zip(shards, masks, quotas, strict=True):
+        mask[_ties(score, threshold, slice(quota))] = True
+    return masks
+
+
+@torch.no_grad()
+def break_ties_(
+    scores: Sequence[Tensor],
+    threshold: Tensor,
+    keep: int,
+    tolerance: float = 0.001,
+    reduce: Reduce | None = None,
+    shard: tuple[int, int] = (0, 1),
+) -> int:
+    """Make ``score >= threshold`` true for exactly ``keep`` elements, by moving surplus ties just below it.
+
+    Of the elements equal to the threshold the last ones in index order are lowered to the next smaller
+    normal float32. So a step needs one comparison only, and nothing but the scores is saved. Typical ties are
+    the exact zeros of weights that never had a gradient. Ties at -inf cannot be lowered.
+
+    Args:
+        scores: float32; changed in place.
+        threshold: from :func:`kth_largest` for the same ``scores`` and ``keep``.
+        keep: number of elements to keep.
+        tolerance: a surplus up to this fraction of all elements is not changed; 0 for an exact count.
+        reduce: see the top of the module.
+        shard: see :func:`topk_masks`.
+
+    Returns:
+        The surplus before, in elements over all ranks.
+    """
+    shards = [local(score) for score in scores]
+    quotas, surplus, total = _share_ties(shards, threshold, keep, reduce, shard)
+    if surplus > tolerance * total:
+        tiny = torch.finfo(torch.float32).tiny
+        below = torch.nextafter(threshold, torch.full_like(threshold, -math.inf))
+        below = torch.where(below.abs() < tiny, -tiny, below)  # a subnormal may be flushed to zero
+        for score, quota in zip(shards, quotas, strict=True):
+            score[_ties(score, threshold, slice(quota, None))] = below
+    return surplus
+
+
+def _share_ties(
+    shards: Sequence[Tensor], threshold: Tensor, keep: int, reduce: Reduce | None, shard: tuple[int, int]
+) -> tuple[list[int], int, int]:
+    """Return the number of ties that each local tensor keeps, the surplus of ties, and the number of all elements."""
+    rank, ranks = shard
+    ties = torch.zeros(len(shards), ranks, dtype=torch.int64, device=threshold.device)
+    ties[:, rank] = torch.stack([(score == threshold).sum() for score in shards])
+    above = torch.stack([(score > threshold).sum() for score in shards]).sum()
+    total = torch.full_like(above, sum(score.numel() for score in shards))
+    counts = torch.cat([torch.stack([above, total]), ties.flatten()])
+    if reduce is not None:
+        reduce(counts)
+    above_all, total_all, *ties_all = counts.tolist()  # the only wait for the device
+    quotas, left = [], keep - above_all
+    for number in ties_all:
+        quotas.append(max(0, min(left, number)))
+        left -= number
+    return quotas[rank::ranks], max(0, -left), total_all
+
+
+def _ties(score: Tensor, threshold: Tensor, part: slice) -> tuple[Tensor, ...]:
+    """Return the indices of a part of the elements equal to the threshold, in index order."""
+    return tuple(index[part] for index in (score == threshold).nonzero(as_tuple=True))
+
+
+@torch.no_grad()
+def apply_threshold_(weights: Sequence[Tensor], scores: Sequence[Tensor], threshold: Tensor | Sequence[Tensor]) -> None:
+    """Zero the weights whose score is below the threshold, in place (LPAF Sec. 2.2: "set W to zero").
+
+    Element-wise: one bool mask of temporary memory, no wait for the device. It multiplies by the mask, which
+    is several times faster than a masked fill (so a zero may be -0.0, and an inf or NaN weight stays NaN).
+
+    Args:
+        weights: any float dtype; changed in place.
+        scores: float32, same shapes and sharding.
+        threshold: 0-dim float32, or one per tensor (scope ``matrix``).
+    """
+    thresholds = [threshold] * len(weights) if isinstance(threshold, Tensor) else threshold
+    for weight, score, limit in zip(weights, scores, thresholds, strict=True):
+        local(weight).mul_(local(score) >= limit)
+
+
+@torch.no_grad()
+def select_rows(
+    scores: Sequence[Tensor],
+    costs: Sequence[int],
+    budget: int,
+    reduce: Reduce | None = None,
+    shard: tuple[int, int] = (0, 1),
+) -> list[Tensor]:
+    """Choose the rows with the largest scores, over all matrices, whose parameters together fit the budget.
+
+    Rows are ordered by falling score, equal ones by tensor and row, and the first ones are kept, as long as their
+    parameters sum to at most ``budget`` (LoSparse Eq. 9, where a row with more inputs counts for more: "top p" of
+    the parameters, as in the official code). The unused part of the budget is smaller than one row.
+
+    Args:
+        scores: float32 [rows] per matrix; DTensors are read locally.
+        costs: parameters of one row of each matrix.
+        budget: parameters to keep over all matrices and ranks; 0 keeps nothing.
+        reduce: see the top of the module; here also of float32 [rows of all ranks].
+        shard: see :func:`topk_masks`.
+
+    Returns:
+        One bool tensor per matrix, True = keep, of the shape of its score (for DTensors: of the local shard).
+    """
+    shards, (rank, ranks) = [local(score) for score in scores], shard
+    assert all(score.dtype == torch.float32 and score.ndim == 1 for score in shards)
+    device = shards[0].device
+    sizes = torch.zeros(len(shards), ranks, dtype=torch.int64)
+    sizes[:, rank] = torch.tensor([len(score) for score in shards])
+    if reduce is not None:
+        sizes = sizes.to(device)
+        reduce(sizes)
+    starts = (sizes.flatten().cumsum(0).view_as(sizes) - sizes)[:, rank].tolist()
+    places = [slice(start, start + len(score)) for start, score in zip(starts, shards, strict=True)]
+
+    everything = torch.zeros(int(sizes.sum()), device=device)
+    for place, score in zip(places, shards, strict=True):
+        everything[place] = score
+    if reduce is not None:
+        reduce(everything)
+    cost = torch.tensor(costs, device=device).repeat_interleave(sizes.sum(1).to(device))
+    order = everything.argsort(descending=True, stable=True)
+    keep = torch.empty_like(everything, dtype=torch.bool)
+    keep[order] = cost[order].cumsum(0) <= budget
+    return [keep[place] for place in places]
+
+
+@torch.no_grad()
+def rows_above(score: Tensor, threshold: float, least: int) -> Tensor:
+    """Return the mask of the rows with sigmoid(score) above ``threshold``, and always of the ``least`` best rows.
+
+    Args:
+        score: [out], not sharded.
+        threshold: in [0, 1).
+        least: number of rows with the largest scores that are always kept; of equal ones the first.
+
+    Returns:
+        bool [out], True = keep.
+    """
+    mask = score.sigmoid() > threshold
+    mask[score.argsort(descending=True, stable=True)[:least]] = True
+    return mask

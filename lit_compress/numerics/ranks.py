@@ -1,0 +1,129 @@
+"""The rank of every matrix from a density, a rank ratio, or one budget for all matrices.
+
+A matrix that a factorization would not make smaller stays dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, floor
+
+import torch
+from torch import Tensor
+
+from lit_compress.utils.errors import UserError
+
+Shape = tuple[int, int]  # out, in
+
+
+def break_even_rank(out_features: int, in_features: int) -> float:
+    """Return out * in / (out + in), below which factors have fewer parameters than the matrix (384 for 768 x 768)."""
+    return out_features * in_features / (out_features + in_features)
+
+
+def rank_for_density(density: float, out_features: int, in_features: int) -> int:
+    """Return the largest rank whose factors have at most ``density`` of the parameters; at least 1.
+
+    floor(density * out * in / (out + in)), the rule of SVD-LLM.
+
+    Raises:
+        UserError: ``density`` is not in (0, 1].
+    """
+    if not 0.0 < density <= 1.0:
+        raise UserError(f"density {density} is not a kept fraction; valid: above 0, at most 1")
+    rank = density * break_even_rank(out_features, in_features)
+    return max(1, floor(rank + 1e-9))  # the density of a rank must return that rank
+
+
+def rank_for_ratio(rank_ratio: float, out_features: int, in_features: int) -> int:
+    """Return floor(rank_ratio * min(out, in)), at least 1; the rule of FWSVD: 0.33 of 768 is 253.
+
+    Raises:
+        UserError: ``rank_ratio`` is not in (0, 1].
+    """
+    if not 0.0 < rank_ratio <= 1.0:
+        raise UserError(f"rank_ratio {rank_ratio} is not a fraction of the full rank; valid: above 0, at most 1")
+    return max(1, floor(rank_ratio * min(out_features, in_features) + 1e-9))
+
+
+def largest_rank(out: int, inner: int) -> int:
+    """Return the largest rank whose factors have fewer parameters than out x inner."""
+    return ceil(out * inner / (out + inner)) - 1
+
+
+def stored(out: int, inner: int, rank: int) -> int:
+    """Return the number of stored parameters of an out x inner matrix at ``rank``, the dense one if that is smaller."""
+    return min(rank * (out + inner), out * inner)
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a factorized matrix costs at a rank, and what it costs dense: parameters, FLOPs or milliseconds.
+
+    Attributes:
+        component: of one more rank, above 0.
+        dense: of the whole matrix, or of all stacked matrices.
+        fixed: of factors at any rank, e.g. of a second kernel.
+    """
+
+    component: float
+    dense: float
+    fixed: float = 0.0
+
+    def at(self, rank: int) -> float:
+        """Return the price at a rank; dense where factors would not be cheaper."""
+        return min(self.fixed + rank * self.component, self.dense)
+
+    def saves(self, rank: int) -> bool:
+        """Say whether factors of this rank are cheaper than the dense matrix."""
+        return self.fixed + rank * self.component < self.dense
+
+
+def allocate_globally(sigma: dict[str, Tensor], shapes: dict[str, Shape], parameters: int) -> dict[str, int]:
+    """Return the ranks that keep the components with the most energy per parameter, within one budget.
+
+    The j-th component of a matrix has the energy sigma_j ** 2 and out + in parameters; matrices that are stacked on one
+    right factor count as one, with the sum of their outs. The rule is that of :func:`allocate`.
+
+    Args:
+        sigma: singular values by matrix, falling.
+        shapes: (out, in) by matrix.
+        parameters: the budget; exceeded only if one component of each matrix is already more.
+
+    Returns:
+        The rank by matrix; a matrix whose factors would not be smaller is left out and stays dense.
+    """
+    return allocate(sigma, {name: Price(sum(shape), shape[0] * shape[1]) for name, shape in shapes.items()}, parameters)
+
+
+def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: float) -> dict[str, int]:
+    """Spend a budget on the components of all matrices that are worth most for their price.
+
+    One threshold on sigma_j ** 2 / price holds for all matrices; sigma falls, so each keeps a prefix. Every matrix
+    keeps at least one component. With the singular values of a Fisher-weighted matrix the sum of what is dropped is the
+    second-order estimate of the loss it costs (second-order compression, section 3).
+
+    Args:
+        sigma: singular values by matrix, falling.
+        prices: by matrix.
+        budget: not exceeded, unless one component each is more.
+
+    Returns:
+        rank by matrix; a matrix whose factors would not be cheaper is left out and stays dense.
+    """
+    worth = {name: values.double() ** 2 / prices[name].component for name, values in sigma.items()}
+    thresholds = torch.cat(list(worth.values())).sort(descending=True).values
+
+    def ranks(threshold: Tensor) -> dict[str, int]:
+        return {name: max(1, int((values >= threshold).sum())) for name, values in worth.items()}
+
+    def size(chosen: dict[str, int]) -> float:
+        return sum(prices[name].at(rank) for name, rank in chosen.items())
+
+    low, high = 0, len(thresholds)  # thresholds[low] is affordable, thresholds[high] is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if size(ranks(thresholds[middle])) <= budget else (low, middle)
+    chosen = ranks(thresholds[low])
+    return {name: rank for name, rank in chosen.items() if prices[name].saves(rank)}

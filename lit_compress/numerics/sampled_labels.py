@@ -1,0 +1,119 @@
+"""Losses whose gradients make up the Fisher information: labels drawn from the net's own distributions, true or exact.
+
+The Fisher information of an example is E[g g^T], g the gradient of -log p(label), over labels that follow the net's own
+distribution; with true labels it is the empirical one, which vanishes where the net fits its training data
+(second-order compression, section 1). With a softmax of few classes the expectation is a sum,
+
+    sum_c p_c g_c g_c^T = J^T (diag(p) - p p^T) J = sum_j (J^T r_j) (J^T r_j)^T,    J = d logits / d parameters     (E)
+
+over the classes - 1 columns r_j of a root of diag(p) - p p^T: two classes take one backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_compress.numerics.losses import LossKind
+from lit_compress.utils.errors import UserError, nearest
+
+Labels = Literal["true", "drawn", "exact"]
+
+
+def fisher_losses(
+    logits: Tensor,
+    kind: LossKind,
+    choice: Labels,
+    *,
+    labels: Tensor | None = None,
+    counted: Tensor | None = None,
+    index: Tensor | None = None,
+    seed: int = 0,
+) -> list[Tensor]:
+    """Return scalars, sums over the examples, whose gradients g give every example's part sum g g^T of the Fisher.
+
+    The loss of an example is its negative log-likelihood, the sum over all labels it has; the gradient of an example
+    does not depend on the others. A regression is a normal distribution of variance 1: the gradient of the output
+    itself, but with true labels times the error.
+
+    Args:
+        logits: [b, ..., classes], or [b] or [b, 1] for a regression; with a graph.
+        kind: what the head predicts.
+        choice: ``true``: the labels of the data; ``drawn``: one draw per distribution; ``exact``: the expectation, for
+            one distribution per example.
+        labels: int [b, ...], or float [b]; for ``true``.
+        counted: bool [b, ...], which distributions have a label; None for all.
+        index: int [b], number of every example, for ``drawn``.
+        seed: of the draws.
+
+    Returns:
+        One 0-dim loss, or classes - 1 of them for ``exact``.
+
+    Raises:
+        UserError: ``choice`` is unknown, or ``exact`` for several distributions per example.
+    """
+    if choice not in get_args(Labels):
+        raise UserError(f"labels: unknown '{choice}'; {nearest(choice, get_args(Labels))}")
+    if kind == "regression":
+        if choice != "true":
+            return [logits.sum()]
+        assert labels is not None
+        return [0.5 * (logits.reshape(labels.shape) - labels.to(logits.dtype)).square().sum()]
+    if choice == "exact":
+        if logits.ndim != 2:
+            raise UserError("labels: 'exact' needs one distribution over few classes per example; nearest: drawn")
+        roots = softmax_fisher_root(logits.detach().softmax(-1))
+        return [(logits * root).sum() for root in roots.unbind(-1)]
+    if choice == "drawn":
+        assert index is not None
+        labels = draw_labels(logits, index, seed)
+    assert labels is not None
+    losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+    return [losses.sum() if counted is None else losses[counted.flatten()].sum()]
+
+
+@torch.no_grad()
+def draw_labels(logits: Tensor, index: Tensor, seed: int = 0) -> Tensor:
+    """Draw a class from every distribution softmax(logits).
+
+    The draw at a position of an example depends on the seed, the example's number, the position and the distribution,
+    but not on the batch, its order or padding at the right.
+
+    Args:
+        logits: [b, ..., classes].
+        index: int [b], number of every example, not negative.
+        seed: of the draws.
+
+    Returns:
+        int64 [b, ...].
+    """
+    drawn = []
+    for row, number in zip(logits, index.tolist(), strict=True):
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
+        uniform = torch.rand(row[..., :1].shape, generator=generator, dtype=torch.float64).to(row.device)
+        summed = row.double().softmax(-1).cumsum(-1)
+        chosen = torch.searchsorted(summed, uniform * summed[..., -1:], right=True)
+        drawn.append(chosen[..., 0].clamp_max(row.shape[-1] - 1))
+    return torch.stack(drawn)
+
+
+def softmax_fisher_root(probabilities: Tensor) -> Tensor:
+    """Return R [b, classes, classes - 1] with R R^T = diag(p) - p p^T, equation (E).
+
+    The Cholesky factor in closed form (Tanabe & Sagae 1992): with s_j the sum of the probabilities after j,
+    R_jj = sqrt(p_j s_j / s_{j-1}) and R_ij = -p_i sqrt(p_j / (s_{j-1} s_j)) for i > j.
+
+    Args:
+        probabilities: p [b, classes], each row sums to 1.
+    """
+    p = probabilities.double()
+    tails = p.flip(-1).cumsum(-1).flip(-1)  # s_{j-1}, the sum from j on
+    tiny = torch.finfo(torch.float64).tiny
+    before, after = tails[:, :-1].clamp_min(tiny), tails[:, 1:].clamp_min(tiny)
+    below = -p[:, :, None] * (p[:, :-1] / before / after).sqrt()[:, None]
+    root = below.tril(-1)
+    root.diagonal(dim1=1, dim2=2).copy_((p[:, :-1] * after / before).sqrt())
+    return root.to(probabilities.dtype)

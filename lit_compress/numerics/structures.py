@@ -1,0 +1,212 @@
+"""Removal of inputs of a matrix (neurons of the second feed-forward matrix, heads of the attention's output).
+
+What stays of W [out, in] is updated so that (M) of ``kronecker.py`` is least. With H the damped second moment of the
+inputs (or their covariance) and S the inputs that go (second-order compression, section 5; the update is the optimal
+brain surgeon's in blocks, as in ZipLM, Kurtic et al. 2023, arXiv 2302.04089):
+
+    K = ((H^-1)_SS)^-1
+    cost    tr(G W_S K W_S^T), the increase of (M) = 2 dL / T, on the scale of kronecker_svd's sigma^2          (C)
+    update  W <- W - W_S K (H^-1)_S:                                                                            (U)
+            H^-1 <- H^-1 - (H^-1)_:S K (H^-1)_S:, the inverse of H without S
+
+The update does not depend on G, nor on the order in which S was removed. Everything is float64 on the CPU.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from lit_compress.numerics.kronecker import (
+    GRADIENT_DAMPING,
+    INPUT_DAMPING,
+    Moment,
+    Root,
+    centred,
+    damped_root,
+)
+from lit_compress.utils.errors import UserError
+
+
+@torch.no_grad()
+def inverse_moment(inputs: Tensor, damping: float = INPUT_DAMPING, name: str = "weight") -> tuple[Tensor, float]:
+    """Return H^-1 [in, in] of the damped second moment, and what was added to its diagonal.
+
+    Args:
+        inputs: A or C [in, in], or the diagonal [in].
+        damping: share of the mean of the diagonal.
+        name: what to call the matrix in messages.
+
+    Raises:
+        UserError: see :func:`~lit_compress.numerics.kronecker.damped_root`.
+    """
+    root = damped_root(inputs, damping, name, "inputs")
+    assert root.factor is not None
+    if root.factor.ndim == 1:
+        return torch.diag(root.factor**-2), root.added
+    return torch.cholesky_inverse(root.factor), root.added
+
+
+@torch.no_grad()
+def removal_costs(weight: Tensor, inverse: Tensor, groups: Tensor, gradients: Root | None = None) -> Tensor:
+    """Return what the removal of each group alone would cost after the update of the rest, equation (C).
+
+    Args:
+        weight: W [out, in], float64.
+        inverse: H^-1 [in, in], float64.
+        groups: int [groups, size], the inputs of every group; a head's inputs, or one neuron.
+        gradients: root of G; None for the identity.
+
+    Returns:
+        float64 [groups].
+    """
+    wide = weight if gradients is None else gradients.times(weight.T).T
+    blocks = inverse[groups[:, :, None], groups[:, None, :]]
+    columns = wide.T[groups]  # [groups, size, out]
+    if groups.shape[1] == 1:
+        return columns.square().sum((1, 2)) / blocks[:, 0, 0]
+    return torch.linalg.solve_triangular(torch.linalg.cholesky(blocks), columns, upper=False).square().sum((1, 2))
+
+
+@torch.no_grad()
+def remove_inputs(weight: Tensor, inverse: Tensor, removed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return W and H^-1 after the removal of some inputs, equation (U); their columns, and rows of H^-1, are zero.
+
+    The bias belongs to it if H is a covariance: ``kronecker.corrected_bias``.
+
+    Args:
+        weight: W [out, in], float64.
+        inverse: H^-1 [in, in], float64; may have had other inputs removed before.
+        removed: int [S], inputs that are still there.
+    """
+    new, smaller = _updated(weight, inverse, removed)
+    new[:, removed] = 0.0
+    smaller[removed] = 0.0
+    smaller[:, removed] = 0.0
+    return new, smaller
+
+
+def _updated(weight: Tensor, inverse: Tensor, removed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return new W and H^-1; what is removed is zero but for rounding."""
+    rows = inverse[removed]
+    solved = torch.cholesky_solve(rows, torch.linalg.cholesky(rows[:, removed]))  # K (H^-1)_S:
+    return weight - weight[:, removed] @ solved, inverse - rows.T @ solved
+
+
+@dataclass(frozen=True)
+class RemovalPath:
+    """The greedy order in which the groups of inputs of one matrix would be removed.
+
+    Attributes:
+        steps: the groups that go together at each step, int [n] each.
+        costs: float64 [steps], what each step adds to (M).
+    """
+
+    steps: tuple[Tensor, ...]
+    costs: Tensor
+
+    def removed(self, steps: int) -> Tensor:
+        """Return the groups that are gone after so many steps, rising, int64."""
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *self.steps[:steps]]).sort().values
+
+    def sizes(self) -> Tensor:
+        """Return how many groups go at each step, float64 [steps]."""
+        return torch.tensor([len(step) for step in self.steps], dtype=torch.float64)
+
+
+@torch.no_grad()
+def removal_path(
+    weight: Tensor,
+    inputs: Tensor,
+    gradients: Moment,
+    groups: Tensor,
+    *,
+    mean: Tensor | None = None,
+    chunk: float = 0.0,
+    keep: int = 0,
+    damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING),
+    name: str = "weight",
+) -> RemovalPath:
+    """Remove groups of inputs one after the other, cheapest first, with the costs anew after every step.
+
+    The costs do not depend on other matrices, so that the paths of many matrices can be compared afterwards
+    (:func:`cheapest_first`) and what goes is then removed at once (:func:`remove_inputs`).
+
+    Args:
+        weight: W [out, in].
+        inputs: A [in, in], or its diagonal.
+        gradients: G [out, out], its diagonal, or None.
+        groups: int [groups, size], disjoint.
+        mean: m [in], for the covariance instead of A; the bias carries the mean.
+        chunk: at each step this share of the groups that are left goes, at least one; 0.04 serves for neurons.
+        keep: how many groups stay.
+        damping: of the inputs and of the gradients.
+        name: what to call this matrix in messages.
+
+    Raises:
+        UserError: a moment is not usable.
+    """
+    moment = centred(inputs, mean)
+    assert moment is not None
+    inverse, _ = inverse_moment(moment, damping[0], name)
+    wide = weight.detach().to("cpu", torch.float64)
+    wide = damped_root(gradients, damping[1], name, "gradients").times(wide.T).T.contiguous()
+    left, places = torch.arange(len(groups)), groups.cpu()
+    steps, costs = [], []
+    while len(left) > keep:
+        alone = removal_costs(wide, inverse, places)
+        take = alone.argsort(stable=True)[: min(max(1, ceil(chunk * len(left))), len(left) - keep)]
+        gone = places[take].flatten()
+        costs.append(alone[take[0]] if len(take) == 1 else removal_costs(wide, inverse, gone[None])[0])
+        steps.append(left[take])
+        wide, inverse = _updated(wide, inverse, gone)
+        left, places, wide, inverse = _without(take, gone, left, places, wide, inverse)
+    return RemovalPath(tuple(steps), torch.stack(costs) if costs else torch.zeros(0, dtype=torch.float64))
+
+
+def _without(
+    take: Tensor, gone: Tensor, left: Tensor, places: Tensor, wide: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Take groups ``take`` out of the lists and their inputs ``gone`` out of the matrices."""
+    stays = torch.ones(len(inverse), dtype=torch.bool).index_fill(0, gone, False)
+    groups = torch.ones(len(left), dtype=torch.bool).index_fill(0, take, False)
+    number = stays.cumsum(0) - 1  # of an input among those that stay
+    return left[groups], number[places[groups]], wide[:, stays], inverse[stays][:, stays]
+
+
+def cheapest_first(
+    costs: Mapping[str, Sequence[float] | Tensor], prices: Mapping[str, Sequence[float] | Tensor], saving: float
+) -> dict[str, int]:
+    """Return how many steps every path goes, so that at least ``saving`` is saved: least cost per price first.
+
+    Paths may be those of neurons, of heads, or of the components of a matrix from its last to its first (costs
+    sigma_j^2), all on the scale of (M).
+
+    Args:
+        costs: by path, what each step adds to the loss, in the order in which the steps must be taken.
+        prices: by path, what each step saves: parameters, FLOPs or milliseconds, above 0.
+        saving: what has to be saved in all.
+
+    Raises:
+        UserError: all steps together save less.
+    """
+    cost = {name: [float(value) for value in values] for name, values in costs.items()}
+    price = {name: [float(value) for value in prices[name]] for name in cost}
+    most = sum(map(sum, price.values()))
+    if saving > most:
+        raise UserError(f"budget: {saving:g} cannot be saved; the largest saving is {most:g}")
+    taken = dict.fromkeys(cost, 0)
+    queue = [(cost[name][0] / price[name][0], name) for name in cost if cost[name]]
+    heapq.heapify(queue)
+    while saving > 0 and queue:
+        _, name = heapq.heappop(queue)
+        saving -= price[name][taken[name]]
+        taken[name] += 1
+        if (step := taken[name]) < len(cost[name]):
+            heapq.heappush(queue, (cost[name][step] / price[name][step], name))
+    return taken

@@ -1,0 +1,53 @@
+"""Turn a finished run into an export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.export.folder import write_export
+from lit_compress.export.program import Format
+from lit_compress.export.report import Measured
+from lit_compress.models.storage import load_net
+from lit_compress.run.folder import Run
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.methods import Method
+
+
+def export_run(
+    run: Run, out: Path, method: Method, data: DataModule, form: Format = "hf", round_to: int | None = None
+) -> dict[str, Any]:
+    """Export the net of the last stage of ``run`` to ``out``; write and return the report.
+
+    The folder appears only after another process has loaded it and computed the same logits.
+
+    Args:
+        run: a finished run.
+        out: folder to write; an earlier export there is replaced.
+        method: the method of the run.
+        data: for the dev metric of the exported net.
+        form, round_to: as :func:`write_export`.
+
+    Raises:
+        UserError: a stage is not finished; ``out`` has other files; a check fails.
+    """
+    done, stages = (
+        run.finished(),
+        ["dense", *(stage.name for stage in method.stages() if stage.name != "dense")],
+    )
+    missing = [name for name in stages if name not in done]
+    if missing:
+        raise UserError(
+            f"export: stage {missing[0]} of '{run.folder}' is not finished; continue it with fit --ckpt_path last"
+        )
+    key = f"val/{data.record.metrics[0]}"
+    *before, last = [
+        Measured(load_net(run.net(name)), run.net(name), done[name]["metric"][key], done[name]["initial"].get(key))
+        for name in stages
+    ]
+    nets = dict(zip(stages, before, strict=False))
+    name, facts = type(method).__name__, run.facts()
+    return write_export(out, last.net, nets, name, data, run.config(), last.initial, form, round_to, facts)

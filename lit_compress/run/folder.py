@@ -1,0 +1,132 @@
+"""The folder of a run: its config, the records of finished stages, and their nets.
+
+RUN/config.yaml            all options of the run
+RUN/data.json              what was found in the data
+RUN/stages.json            finished stages: name, metric before and after, steps, seconds
+RUN/<stage>/net/           the net after the stage (a Hugging Face folder, plus structure.json)
+RUN/<stage>/last.ckpt      where to continue; best.ckpt: the best epoch at budget; both go when the stage is finished
+RUN/export/, report.json   the result
+"""
+
+from __future__ import annotations
+
+import json
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_compress import methods
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import write_json, write_text
+
+# Options that may differ when a run is continued, because they do not change what is computed.
+_FREE = {
+    "run_dir", "ckpt_path", "checkpoint_every", "data.path", "data.num_workers", "data.custom.numbered",
+    "model.init_args.teacher", "trainer.accelerator", "trainer.devices", "trainer.num_nodes",
+    "trainer.enable_progress_bar", "trainer.logger", "trainer.callbacks",
+    "trainer.log_every_n_steps", "trainer.enable_model_summary", "trainer.profiler",
+}  # fmt: skip
+
+
+class Run:
+    """A run folder.
+
+    Args:
+        folder: its path.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).resolve()
+
+    def stage(self, name: str) -> Path:
+        """Return the folder of a stage."""
+        return self.folder / name
+
+    def net(self, name: str) -> Path:
+        """Return the folder of the net of a finished stage."""
+        return self.folder / name / "net"
+
+    @property
+    def started(self) -> bool:
+        """Whether there is something to continue: a config, and a checkpoint or a finished stage."""
+        if not (self.folder / "config.yaml").is_file():
+            return False
+        return (self.folder / "stages.json").is_file() or any(self.folder.glob("*/*.ckpt"))
+
+    def config(self) -> dict[str, Any]:
+        """Return the config with which the run was started.
+
+        Raises:
+            UserError: the folder is not a run folder, or its config is unreadable.
+        """
+        path = self.folder / "config.yaml"
+        if not path.is_file():
+            raise UserError(f"run_dir: '{self.folder}' is not a run folder (no config.yaml); give one made by fit")
+        try:
+            return bring_up_to_date(yaml.safe_load(path.read_text()))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UserError(f"run_dir: '{path}' is not readable YAML: {error}") from error
+
+    def finished(self) -> dict[str, dict[str, Any]]:
+        """Return the records of the finished stages by name, in order."""
+        path = self.folder / "stages.json"
+        return {r["name"]: r for r in json.loads(path.read_text())} if path.is_file() else {}
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Add the record of a finished stage."""
+        write_json(self.folder / "stages.json", [*self.finished().values(), record])
+
+    def facts(self) -> dict[str, Any] | None:
+        """Return what was found in the data; None for runs of earlier versions."""
+        path = self.folder / "data.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def begin(self, config: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
+        """Create the folder with its config, and what was found in the data."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if facts is not None:
+            write_json(self.folder / "data.json", facts)
+        write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+
+    def check_same(self, config: dict[str, Any]) -> None:
+        """Compare ``config`` with the one with which the run was started.
+
+        Raises:
+            UserError: a value that changes the result differs; the message names the first one.
+        """
+        old, new = flatten(self.config()), flatten(config)
+        for key in sorted({*old, *new} - _FREE):
+            if any(key.startswith(f"{free}.") for free in _FREE):
+                continue
+            if old.get(key) != new.get(key):
+                name = key.replace(".init_args", "")
+                raise UserError(
+                    f"run_dir: '{self.folder}' belongs to another config: {name} was {old.get(key)}, "
+                    f"now {new.get(key)}; give the same config to continue it, or another --run_dir"
+                )
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of a nested config by dotted path."""
+    if not isinstance(config, dict) or not config:
+        return {prefix: config}
+    return {
+        k: v for key, value in config.items() for k, v in flatten(value, f"{prefix}.{key}" if prefix else key).items()
+    }
+
+
+def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored config with the names and the meaning of today, if an earlier version wrote it.
+
+    Gates had other names; a rank decided beside any density.
+    """
+    model = config["model"]
+    method, init = getattr(methods, model["class_path"].rpartition(".")[2], None), model["init_args"]
+    former, gates = getattr(method, "former_gates", {}), (init.get("prune") or {}).get("gates")
+    if gates:
+        init["prune"]["gates"] = [former.get(name, name) for name in gates]
+    if init.get("density") is not None and (init.get("rank") is not None or init.get("rank_ratio") is not None):
+        init["density"] = signature(method).parameters["density"].default if method else None
+    return config

@@ -1,0 +1,315 @@
+"""Running the stages of a method one after another, each with a new Trainer; continuing a run that was stopped.
+
+Every stage reads files (the net of the stage before) and writes files, so that a run that is continued in
+another process ends exactly as an uninterrupted one, on one device, under DDP and under FSDP2.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
+
+from lit_compress.evaluation.evaluate import constant_score, evaluate
+from lit_compress.export.fuse import compact
+from lit_compress.methods.base import Method, check_mark
+from lit_compress.models.accounting import dense_site_params
+from lit_compress.models.backbones import empty_net, load_config, load_finetuned, load_tokenizer
+from lit_compress.models.checks import refuse_compressed
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import save_net
+from lit_compress.run.callbacks import Checkpoints, EpochLines, StageBar
+from lit_compress.run.clean import remove_checkpoints
+from lit_compress.run.folder import Run
+from lit_compress.run.plan import Plan, StagePlan, target_density
+from lit_compress.run.tensorboard import RunLogger, log_structure, log_widths
+from lit_compress.run.threads import use_threads
+from lit_compress.stages.base import Stage, count_steps
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import atomic_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from lit_compress.data.datamodule import DataModule
+
+
+@dataclass
+class Components:
+    """Method, data and Trainer arguments, which the command line builds anew for every stage."""
+
+    method: Method
+    data: DataModule
+    trainer: dict[str, Any]
+    seed: int
+
+
+def check_stages(parts: Components) -> Plan:
+    """Check data, architecture, ranks and schedules of all stages before the first one starts.
+
+    Returns:
+        What will be done.
+
+    Raises:
+        UserError: the first setting that cannot work.
+    """
+    method, data, trainer = parts.method, parts.data, parts.trainer
+    refuse_compressed(f"model.backbone: '{method.backbone}'", Path(method.backbone).expanduser())
+    config = load_config(method.backbone, method.task)
+    with torch.device("meta"):
+        net = empty_net(config)
+    find_sites(net)
+    if method.teacher:
+        _check_given_teacher(method, config)
+    checked = make_trainer(**trainer | {"logger": False, "enable_checkpointing": False})
+    data.prepare_data()
+    accumulate = trainer.get("accumulate_grad_batches") or 1
+    planned = []
+    for stage in method.stages():
+        stage.check(net)
+        stage.check_data(data.train_size())
+        steps = count_steps(
+            data.batches_per_epoch(checked.num_devices * checked.num_nodes),
+            stage.settings.epochs,
+            accumulate,
+            trainer.get("limit_train_batches"),
+            trainer.get("max_steps"),
+        )
+        stage.set_total_steps(steps)
+        planned.append(StagePlan(stage.name, stage.settings.epochs, steps))
+    sites, total = dense_site_params(net), sum(weight.numel() for weight in net.parameters())
+    density = target_density(method, net)
+    return Plan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros)
+
+
+def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
+    """Refuse a teacher that is compressed, that reads other tokens, or whose hidden states have another width.
+
+    Raises:
+        UserError: its tokenizer or width differs from the backbone's.
+    """
+    refuse_compressed(f"model.teacher: '{method.teacher}'", Path(str(method.teacher)).expanduser())
+    teacher = load_config(str(method.teacher), method.task)
+    if method.distillation.alpha_layers > 0 and teacher.hidden_size != config.hidden_size:
+        raise UserError(
+            f"model.teacher: '{method.teacher}' is {teacher.hidden_size} wide, the backbone {config.hidden_size}; give "
+            "a teacher of the same width, or distillation.alpha_layers 0"
+        )
+    vocabularies = [load_tokenizer(name, method.task).get_vocab() for name in (method.teacher, method.backbone)]
+    if vocabularies[0] != vocabularies[1]:
+        raise UserError(
+            f"model.teacher: '{method.teacher}' has another tokenizer than the backbone ({len(vocabularies[0])} and "
+            f"{len(vocabularies[1])} tokens); give a teacher made from model.backbone"
+        )
+
+
+def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None, every: int) -> None:
+    """Run every unfinished stage of the method.
+
+    Args:
+        build: function that builds new components.
+        run: the run folder, with its config.
+        ckpt_path: ``last`` or a checkpoint file to continue from; None starts the first stage.
+        every: optimizer steps between two checkpoints.
+
+    Raises:
+        UserError: a checkpoint is corrupt, or belongs to another run.
+    """
+    parts = build()
+    stages = parts.method.stages()
+    if parts.method.teacher and "dense" not in run.finished():
+        _adopt_teacher(build(), run)
+    names = ["dense", *(s.name for s in stages)] if parts.method.teacher else [s.name for s in stages]
+    with torch.device("meta"):
+        weights = dense_site_params(empty_net(load_config(parts.method.backbone, parts.method.task)))
+    for number, name in enumerate(names):
+        if name in run.finished() or name not in [s.name for s in stages]:
+            continue
+        parts = build()
+        stage = next(s for s in parts.method.stages() if s.name == name)
+        if stage.distil and parts.method.distillation.on:
+            _check_teacher(parts, run)
+        previous = _previous(names, number, stage, run)
+        checkpoint = _find_checkpoint(run, parts.method, stage, ckpt_path)
+        mark = read_checkpoint(checkpoint)["lit_compress"] if checkpoint else {}
+        structure = mark.get("structure")
+        use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
+        parts.method.prepare(stage, parts.seed, previous, run.net("dense") if name != "dense" else None, structure)
+        start = time.time()
+        run.stage(name).mkdir(parents=True, exist_ok=True)
+        title = f"{type(parts.method).__name__} {number + 1}/{len(names)} {name}"
+        trainer = _trainer(parts, run, stage, title, checkpoint, every)
+        at = f"continues at step {read_checkpoint(checkpoint)['global_step']}" if checkpoint else "starts"
+        rank_zero_info(f"{title}: {at}")
+        try:
+            trainer.fit(parts.method, parts.data, ckpt_path=checkpoint)
+        except SIGTERMException:
+            raise
+        except SystemExit as stop:  # Lightning's answer to Ctrl-C
+            raise (KeyboardInterrupt if trainer.interrupted else stop) from stop
+        _finish_stage(build(), stage.name, previous, run, trainer, time.time() - start)
+        barrier()
+
+
+def _previous(names: list[str], number: int, stage: Stage, run: Run) -> Path | None:
+    """Return the folder of the net that the stage starts from; None for the pre-trained backbone."""
+    return run.net(names[number - 1]) if number and not stage.from_backbone else None
+
+
+def _trainer(parts: Components, run: Run, stage: Stage, title: str, checkpoint: Path | None, every: int) -> Trainer:
+    """Build the Trainer of one stage from the user's arguments and the stage's own."""
+    offset = sum(record["steps"] for record in run.finished().values())
+    arguments = dict(parts.trainer)
+    callbacks: list[Callback] = [Checkpoints(run.stage(stage.name), every), EpochLines(title)]
+    if arguments.get("enable_progress_bar") is not False:
+        callbacks.append(StageBar(title))
+    if arguments.get("logger") in (None, True):
+        step = torch.load(checkpoint, weights_only=True, mmap=True)["global_step"] if checkpoint else None
+        arguments["logger"] = RunLogger(run.folder, stage.name, offset, None if step is None else offset + step + 1)
+    arguments["callbacks"] = [*(arguments.get("callbacks") or []), *callbacks]
+    own = {
+        "max_epochs": stage.settings.epochs,
+        "default_root_dir": run.stage(stage.name),
+        "enable_checkpointing": False,
+        "use_distributed_sampler": False,
+        "num_sanity_val_steps": -1,  # a whole validation before training: the metric right after a factorization
+    }
+    return make_trainer(**arguments | own)
+
+
+def make_trainer(**arguments: Any) -> Trainer:
+    """Build a Trainer.
+
+    Raises:
+        UserError: Lightning does not accept the arguments on this machine.
+    """
+    try:
+        return Trainer(**arguments)
+    except (TypeError, ValueError, MisconfigurationException) as error:
+        raise UserError(f"trainer: {error}") from error
+
+
+def _find_checkpoint(run: Run, method: Method, stage: Stage, ckpt_path: str | None) -> Path | None:
+    """Return the checked checkpoint from which ``stage`` continues; None to start the stage.
+
+    Raises:
+        UserError: the checkpoint is missing, corrupt, or of another run, method or stage.
+    """
+    if ckpt_path is None:
+        return None
+    path = run.stage(stage.name) / "last.ckpt"
+    if ckpt_path != "last":
+        given = Path(ckpt_path).expanduser().resolve()
+        if not given.is_file():
+            raise UserError(f"ckpt_path: no file '{ckpt_path}'; give `last`, or a last.ckpt of this run folder")
+        if given.parent != run.stage(stage.name):
+            mark = read_checkpoint(given).get("lit_compress") or {}
+            if not mark or given.parent.parent != run.folder:
+                raise UserError(f"ckpt_path: '{ckpt_path}' is not a checkpoint of this run; give `last`")
+            return None  # of a stage that is finished already
+        path = given
+    if not path.is_file():
+        return None
+    check_mark(read_checkpoint(path), type(method).__name__, stage.name)
+    return path
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Load a checkpoint without running code from it.
+
+    Raises:
+        UserError: the file is corrupt.
+    """
+    try:
+        return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
+    except Exception as error:
+        raise UserError(
+            f"ckpt_path: '{path}' is not a readable checkpoint ({type(error).__name__}); "
+            "remove it to start its stage anew, or give another"
+        ) from error
+
+
+@rank_zero_only
+def _finish_stage(
+    parts: Components, name: str, previous: Path | None, run: Run, trainer: Trainer, seconds: float
+) -> None:
+    """Write the best net of a finished stage, files for the next stage, and the stage's record."""
+    checkpoint = read_checkpoint(run.stage(name) / "best.ckpt")
+    mark = check_mark(checkpoint, type(parts.method).__name__, name)
+    if not mark["at_budget"]:
+        rank_zero_warn(f"{name}: no epoch ended at the budget; the last is kept; train longer, e.g. {name}.epochs")
+    stage = next(s for s in parts.method.stages() if s.name == name)
+    parts.method.prepare(stage, parts.seed, previous, None, mark["structure"])
+    parts.method.configure_model()
+    parts.method.rename_gates(checkpoint["state_dict"])
+    parts.method.load_state_dict(checkpoint["state_dict"])
+    net = parts.method.net
+    assert net is not None
+    stage.set_total_steps(mark["total_steps"])
+    with atomic_folder(run.net(name)) as temporary:
+        stage.deploy(net)
+        stage.finish(net, temporary)
+        small = compact(net)
+        save_net(small, temporary)
+        parts.data.tokenizer.save_pretrained(temporary)
+    for logger in trainer.loggers:
+        if isinstance(logger, RunLogger):
+            log_structure(logger, small, name, mark["total_steps"])
+            log_widths(logger, small, run.net(name), name, mark["total_steps"])
+            for key, value in mark["metrics"].items():
+                logger.experiment.add_scalar(f"stage/{name} {key}", value, logger.offset + checkpoint["global_step"])
+            logger.close()
+    record = {
+        "name": name, "metric": mark["metrics"], "initial": mark["initial"], "steps": trainer.global_step,
+        "best_step": checkpoint["global_step"], "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
+        "threads": torch.get_num_threads(),
+    }  # fmt: skip
+    run.finish(record)
+    remove_checkpoints(run, name)
+
+
+def _adopt_teacher(parts: Components, run: Run) -> None:
+    """Copy the given teacher into the run as the net of the dense stage, and measure its dev metrics."""
+    if rank_zero_only.rank != 0:
+        while "dense" not in run.finished():  # no process group yet to wait in
+            time.sleep(0.2)
+        return
+    method = parts.method
+    net = load_finetuned(str(method.teacher), method.task)
+    with atomic_folder(run.net("dense")) as temporary:
+        save_net(net, temporary)
+        parts.data.tokenizer.save_pretrained(temporary)
+    metric = evaluate(net, parts.data)
+    run.finish({"name": "dense", "metric": metric, "initial": metric, "steps": 0, "teacher": str(method.teacher)})
+
+
+def _check_teacher(parts: Components, run: Run) -> None:
+    """Compare the teacher's dev metric with that of the best constant answer; warn if it is not better.
+
+    Raises:
+        UserError: a given teacher is worse than a constant answer; its labels may be in another order.
+    """
+    method, name = parts.method, parts.data.record.metrics[0]
+    found, floor = run.finished()["dense"]["metric"][f"val/{name}"], constant_score(parts.data)
+    if found > floor:
+        return
+    finding = f"dev {name} {found:.4f}, the best constant answer has {floor:.4f}"
+    if not method.teacher:
+        rank_zero_warn(f"model.dense: the teacher has learned nothing ({finding}); train it longer, e.g. dense.epochs")
+    elif found < floor and method.distillation.alpha > 0:
+        raise UserError(f"model.teacher: '{method.teacher}' has {finding}; are its labels in another order?")
+    else:
+        rank_zero_warn(f"model.teacher: '{method.teacher}' has {finding}; it can teach little")
+
+
+def barrier() -> None:
+    """Wait for the other ranks, if there are any."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()

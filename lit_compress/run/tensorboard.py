@@ -1,0 +1,104 @@
+"""TensorBoard of a run: curves of all stages on one axis, figures of every net, the final table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from lit_compress.analysis.pictures import _CUT, mask_figure, site_table, structure_figure, units_figure
+from lit_compress.analysis.widths import component_figure, is_narrow, width_figure, width_table
+from lit_compress.export.report import markdown
+from lit_compress.models.architectures import get_architecture
+from lit_compress.models.storage import COMPONENTS
+from lit_compress.models.surgery import describe
+from lit_compress.run.folder import Run, flatten
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class RunLogger(TensorBoardLogger):
+    """The TensorBoard logger of one stage, in a folder of its own; its steps follow those of the stages before.
+
+    Args:
+        folder: the run folder.
+        stage: name of the stage, or ``report``.
+        offset: optimizer steps of the earlier stages.
+        purge_step: step of the run from which logged values are dropped, when a stage is continued; None for none.
+    """
+
+    def __init__(self, folder: Path, stage: str, offset: int, purge_step: int | None = None) -> None:
+        super().__init__(
+            save_dir=folder, name="tensorboard", version=stage, default_hp_metric=False, purge_step=purge_step
+        )
+        self.offset = offset
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        """Log metrics at the step of the run; the epoch and the score, which is a metric's again, are left out."""
+        shown = {k: v for k, v in metrics.items() if k not in ("epoch", "val/score")}
+        if shown:
+            super().log_metrics(shown, (step or 0) + self.offset)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write what is logged so far; the pictures of the finished stage follow into the same file."""
+        self.experiment.flush()
+
+    def save(self) -> None:
+        """Write no file of hyperparameters beside the events: they are those of the run's config.yaml."""
+
+    @rank_zero_only
+    def close(self) -> None:
+        """End the file of events."""
+        self.experiment.close()
+
+
+def log_structure(logger: RunLogger, net: PreTrainedModel, stage: str, steps: int) -> None:
+    """Log a finished stage's net: histograms by role, its structure, and masks or the units left in every layer."""
+    table, writer, step = site_table(net), logger.experiment, logger.offset + steps
+    for role in dict.fromkeys(row["role"] for row in table):
+        rows = [row for row in table if row["role"] == role]
+        writer.add_histogram(f"density/{role}", torch.tensor([row["density"] for row in rows]), step)
+        ranks = [row["rank"] for row in rows if row["rank"] is not None]
+        if ranks:
+            writer.add_histogram(f"rank/{role}", torch.tensor(ranks, dtype=torch.float32), step)
+    writer.add_figure("structure", structure_figure(net, stage), step)
+    if is_narrow(net):
+        return  # log_widths shows it
+    removable = get_architecture(net).has_removable_sublayers
+    if removable and {spec["kind"] for spec in describe(net).values()} & _CUT:
+        writer.add_figure("units", units_figure(net, stage), step)
+    elif all(row["rank"] is None for row in table) and any(row["density"] < 0.999 for row in table):
+        writer.add_figure("mask", mask_figure(net, stage), step)
+
+
+def log_report(run: Run, report: dict[str, Any]) -> None:
+    """Log the final table, and the settings of the run beside its results (the tab HPARAMS)."""
+    logger = RunLogger(run.folder, "report", 0)
+    steps = sum(record["steps"] for record in run.finished().values())
+    settings = flatten({key: report["config"].get(key) for key in ("model", "data", "seed_everything")})
+    results = {
+        f"result/{report['metric']['name']}": report["compressed"]["metric"],
+        **{f"result/{name}": report["compressed"][name] for name in ("density", "bytes", "flops")},
+        "result/speedup": report["ratios"]["speedup"],
+    }
+    logger.log_hyperparams({key: str(value) for key, value in settings.items()}, results, steps)
+    logger.experiment.add_text("report", markdown(report), steps)
+    logger.close()
+
+
+def log_widths(logger: RunLogger, net: PreTrainedModel, folder: Path, stage: str, steps: int) -> None:
+    """Log the widths of a net of SP3, and the principal components in ``folder``; do nothing for other nets."""
+    if not is_narrow(net):
+        return
+    from safetensors.torch import load_file
+
+    logger.experiment.add_figure("widths", width_figure({stage: width_table(net)}), logger.offset + steps)
+    if (folder / COMPONENTS).is_file():
+        shares = load_file(folder / COMPONENTS)["shares"]
+        figure = component_figure(shares, "principal components by site")
+        logger.experiment.add_figure("components", figure, logger.offset + steps)

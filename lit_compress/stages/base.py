@@ -1,0 +1,196 @@
+"""The base class of stages: one ``Trainer.fit`` of a method, and the hooks that are called in it.
+
+The set of parameters never changes inside a stage; values may (masks, p, temperature). The state of a stage is in
+buffers, so that checkpoints contain it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor, nn
+
+from lit_compress.models import backbones
+from lit_compress.numerics.losses import layer_distillation_loss
+from lit_compress.utils.errors import require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.models.surgery import Structure
+    from lit_compress.stages.distillation import Distillation
+    from lit_compress.tasks.base import TaskType
+    from lit_compress.tasks.records import Task
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long and how fast a stage trains.
+
+    Args:
+        epochs: passes over the training data.
+        learning_rate: peak learning rate of AdamW.
+        warmup: fraction of the optimizer steps in which the learning rate rises; then it falls linearly to 0.
+        weight_decay: decoupled weight decay of matrices; biases and LayerNorms have none.
+    """
+
+    epochs: int = 3
+    learning_rate: float = 2e-5
+    warmup: float = 0.06
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self, "epochs", low=0)
+        require(self, "learning_rate", above=0, hint="e.g. 2e-5")
+        require(self, "warmup", low=0, high=1)
+        require(self, "weight_decay", low=0)
+
+
+class StageContext(Protocol):
+    """The attributes of a method that its stages may use."""
+
+    backbone: str
+    task: Task
+    micro_seed: int  # of this batch; the same on every rank
+    global_rank: int
+    trainer: Any
+    kind: TaskType
+    distillation: Distillation
+
+    def logits(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the net's logits [b, ..., classes] for ``batch``."""
+
+    def objective(self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1) -> dict[str, Tensor]:
+        """Return the loss terms by name: the task's and, with a teacher, those of distillation."""
+
+
+class Stage(nn.Module):
+    """One fit. This base class trains the net of the stage before (or the backbone) on the task loss.
+
+    Args:
+        name: folder of the stage in the run, and its name in logs.
+        training: settings of the training.
+        distil: True to add the distillation terms to the loss if there is a teacher.
+
+    Attributes:
+        from_backbone: True to start from the pre-trained backbone instead of the net of the stage before.
+        total_steps: optimizer steps of the stage; 0 until :meth:`set_total_steps`.
+    """
+
+    from_backbone = False
+
+    def __init__(self, name: str, training: Training, distil: bool = True) -> None:
+        super().__init__()
+        self.name = name
+        self.settings = training
+        self.distil = distil
+        self.total_steps = 0
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse settings that cannot work for ``net``; called before any stage is trained.
+
+        Args:
+            net: the backbone, without values (device ``meta``).
+
+        Raises:
+            UserError: e.g. a rank that saves nothing.
+        """
+
+    def check_data(self, examples: int) -> None:
+        """Refuse settings that need more than ``examples`` training examples; called before any stage is trained.
+
+        Raises:
+            UserError: a setting asks for more.
+        """
+
+    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+        """Return the net that this stage trains.
+
+        Args:
+            method: the method of this stage.
+            previous: folder of the net to start from; None for the backbone itself.
+            structure: of the net in the checkpoint that will be loaded; None when the stage starts anew.
+        """
+        from lit_compress.models.storage import load_net
+
+        return load_net(previous) if previous else backbones.load_net(method.backbone, method.task)
+
+    def attach(self, net: PreTrainedModel) -> None:
+        """Make buffers shaped like parameters of ``net``; called after sharding, before any checkpoint is loaded."""
+
+    def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
+        """Return AdamW's parameter groups with settings of their own: ``params``, ``lr``, ``weight_decay`` ...
+
+        All other parameters have the stage's settings. The schedule scales every group's learning rate, except
+        with ``constant`` True; all gradients are clipped by one norm, except with ``clip`` False.
+        """
+        return []
+
+    def set_total_steps(self, total_steps: int) -> None:
+        """Set the number of optimizer steps of the stage, and what follows from it.
+
+        Raises:
+            UserError: a schedule needs more steps.
+        """
+        self.total_steps = total_steps
+
+    def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the loss terms by name, whose sum is minimised; each is logged as ``train/<name>``."""
+        return method.objective(method.logits(batch), batch, distil=self.distil)
+
+    def layer_loss(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+        """Return the distance between hidden states of student and teacher in one forward, embeddings first."""
+        return layer_distillation_loss(student, teacher, mask)
+
+    def before_step(self, net: PreTrainedModel) -> None:
+        """Read the gradients of one optimizer step: accumulated, reduced, unscaled, not clipped."""
+
+    def before_clipping(self, net: PreTrainedModel) -> None:
+        """Copy gradients that :meth:`after_step` needs unclipped; called only where gradients are clipped."""
+
+    def after_step(self, net: PreTrainedModel, step: int) -> None:
+        """Change values, e.g. zero weights, after the optimizer step; ``step`` counts the completed ones."""
+
+    def before_validation(self, net: PreTrainedModel, step: int) -> None:
+        """Prepare ``net`` for evaluation, e.g. fix its gates; ``step`` counts the completed optimizer steps."""
+
+    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+        """Return values to log at ``step``, by name, e.g. target and achieved density."""
+        return {}
+
+    def at_budget(self, step: int) -> bool:
+        """Say whether the net has its final density; only then an epoch may count as the best."""
+        return True
+
+    def deploy(self, net: PreTrainedModel) -> None:
+        """Replace what the stage put into the trained ``net``, in place, by layers that have ``fuse()``.
+
+        The outputs in evaluation mode stay those that were validated.
+        """
+
+    def finish(self, net: PreTrainedModel, folder: Path) -> None:
+        """Write files for the next stage beside the net; called on rank 0 with the best net, after :meth:`deploy`."""
+
+
+def count_steps(
+    batches: int, epochs: int, accumulate: int = 1, limit: int | float | None = None, max_steps: int | None = None
+) -> int:
+    """Return the number of optimizer steps of a fit; Lightning's own count breaks exact resume.
+
+    Args:
+        batches: number of batches per epoch and rank.
+        epochs: number of epochs of the stage.
+        accumulate: batches per optimizer step; the last step of an epoch may have fewer.
+        limit: the Trainer's ``limit_train_batches``: a number of batches, or a fraction (float).
+        max_steps: the Trainer's ``max_steps``; None or -1 for no limit.
+    """
+    if isinstance(limit, float):
+        batches = int(batches * limit)
+    elif limit is not None:
+        batches = min(batches, limit)
+    steps = ceil(batches / accumulate) * epochs
+    return min(steps, max_steps) if max_steps and max_steps > 0 else steps

@@ -1,0 +1,120 @@
+"""Distillation settings and loss terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lit_compress.numerics.losses import LossKind, distillation_loss, layer_distillation_loss
+from lit_compress.utils.errors import UserError, require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Weights of the loss terms that compare the net with its teacher, the dense net:
+
+        L = (1 - alpha) L_task + alpha L_logits + alpha_layers sum_l MSE(H_student^l, H_teacher^l)
+
+    Logits as in CoFi and nn_pruning (LPAF names no form); hidden states, embeddings included, as in LoSparse (Li et al.
+    2023, section 4.5 and App. E), whose weights of task, logits and layers are 1 : a : b; here alpha = a / (1 + a) and
+    alpha_layers = b / (1 + a). Most of its runs have a = 0, b = 15.
+
+    Args:
+        alpha: weight of the teacher's logits; the labels have 1 - alpha. 0 turns their distillation off.
+        temperature: temperature of both distributions; the term is scaled by its square.
+        alpha_layers: weight of the hidden states; 0 turns their distillation off.
+        mask_padding: compare hidden states of real tokens only; LoSparse's program compares padding too.
+    """
+
+    alpha: float = 0.5
+    temperature: float = 2.0
+    alpha_layers: float = 0.0
+    mask_padding: bool = False
+
+    def __post_init__(self) -> None:
+        require(self, "distillation.alpha", low=0, high=1)
+        require(self, "distillation.temperature", above=0, hint="usual: 2.0")
+        require(self, "distillation.alpha_layers", low=0)
+
+    @property
+    def on(self) -> bool:
+        """Whether a teacher is needed."""
+        return self.alpha > 0 or self.alpha_layers > 0
+
+    @property
+    def label_weight(self) -> float:
+        """Weight of the loss on the labels."""
+        return 1 - self.alpha
+
+    def logits_weight(self, kind: LossKind) -> float:
+        """Return the factor on the logits' term; for classes the term already has the square of the temperature."""
+        return self.alpha
+
+
+def check_widths(settings: Distillation, net: PreTrainedModel, teacher: PreTrainedModel) -> None:
+    """Refuse to compare hidden states of different widths.
+
+    Raises:
+        UserError: ``alpha_layers`` is above 0 and the widths of net and teacher differ.
+    """
+    width, width_teacher = net.config.hidden_size, teacher.config.hidden_size
+    if settings.alpha_layers > 0 and width != width_teacher:
+        raise UserError(
+            f"distillation.alpha_layers: the teacher's hidden states are {width_teacher} wide, the net's {width}; "
+            "give a teacher of the same width, or 0"
+        )
+
+
+def hidden_states(output: Any) -> list[tuple[Tensor, ...]]:
+    """Return the hidden states in a net's ``output``, for each stack (encoder, decoder): embeddings, then blocks."""
+    if "encoder_hidden_states" in output:
+        return [output.encoder_hidden_states, output.decoder_hidden_states]
+    return [output.hidden_states]
+
+
+def distillation_terms(
+    settings: Distillation,
+    kind: LossKind,
+    logits: Tensor,
+    target: Tensor,
+    counted: Tensor | None,
+    passes: Sequence[Sequence[Sequence[Tensor]]] | None,
+    hidden: Sequence[Sequence[Tensor]],
+    masks: Sequence[Tensor],
+    layer_loss: Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], Tensor] = layer_distillation_loss,
+) -> dict[str, Tensor]:
+    """Return the weighted loss terms of distillation: ``distillation`` (logits), ``layers`` (hidden states), or both.
+
+    Args:
+        settings: the weights of the terms.
+        kind: what the task head predicts.
+        logits: the net's logits [copies * b, ..., classes], one copy of the batch after the other.
+        target: the teacher's logits [b, ..., classes].
+        counted: bool [b, ...], which distributions are compared; None for all.
+        passes: the net's hidden states [b, length, width], per copy, stack (encoder, decoder) and layer; None to leave
+            them out.
+        hidden: the teacher's hidden states, per stack and layer.
+        masks: [b, length] per stack, 0 at padding.
+        layer_loss: distance between the hidden states of net and teacher in one stack.
+    """
+    terms = {}
+    if settings.alpha > 0:
+        copies = len(logits) // len(target)
+        target, counted = torch.cat([target] * copies), None if counted is None else torch.cat([counted] * copies)
+        loss = distillation_loss(logits, target, kind, settings.temperature, counted)
+        terms["distillation"] = settings.logits_weight(kind) * loss
+    if passes is not None:
+        losses = [
+            layer_loss(states, target_states, mask if settings.mask_padding else None)
+            for stacks in passes
+            for states, target_states, mask in zip(stacks, hidden, masks, strict=False)
+        ]
+        terms["layers"] = settings.alpha_layers / len(passes) * torch.stack(losses).sum()
+    return terms

@@ -1,0 +1,243 @@
+"""Training with hard-concrete gates and a Lagrangian on the net's expected size, for CoFi and SP3.
+
+    L = L_task + lambda1 (s - t) + lambda2 (s - t)^2,   min over weights and log_alpha, max over lambda1, lambda2
+
+s is the expected density (numerics/gate_budget.py), t the target, which moves linearly from the
+density at the start to the final one.
+There is one AdamW: gates and multipliers are groups of their own, the multipliers' with ``maximize``. The gates belong
+to the stage, not to the net, so they are never sharded. Every rank samples the same values of them: a step on several
+processes is the step that one process makes with all of their examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.layers import HardConcrete
+from lit_compress.numerics.gate_budget import Size, fit_budget
+from lit_compress.numerics.hard_concrete import keep_best, kept_units
+from lit_compress.numerics.losses import lagrangian
+from lit_compress.numerics.masks import keep_count
+from lit_compress.numerics.schedules import linear_to
+from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.utils.errors import UserError, nearest, require
+from lit_compress.utils.sharding import Shards
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class GatedTraining(Training):
+    """How the gates are trained.
+
+    Args:
+        gate_learning_rate: learning rate of the gates' log_alpha. 0.01 suits some ten thousand steps; for a few hundred
+            take about 0.1.
+        multiplier_learning_rate: learning rate of the Lagrange multipliers; for a few hundred steps about 0.05.
+        target_warmup: fraction of the steps in which the target moves to the final density.
+        exact_target: keep exactly as many units as the density allows, those with the largest gates, instead of as many
+            as the gates expect; the rest of the budget goes to neurons.
+    """
+
+    gate_learning_rate: float = 1e-2
+    multiplier_learning_rate: float = 1e-2
+    target_warmup: float = 0.2
+    exact_target: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "prune.epochs", low=1)
+        for name in ("gate_learning_rate", "multiplier_learning_rate"):
+            require(self, f"prune.{name}", above=0, hint="usual: 1e-2")
+        require(self, "prune.target_warmup", low=0, below=1)
+
+
+def check_gates(names: Sequence[str], valid: Sequence[str], former: Mapping[str, str]) -> None:
+    """Refuse unknown names of gates.
+
+    Args:
+        names: the gates that a user asks for.
+        valid: all gates of the method.
+        former: name in earlier versions -> name today.
+
+    Raises:
+        UserError: a name is unknown or of an earlier version.
+    """
+    for name in names:
+        if name in former:
+            raise UserError(f"prune.gates: '{name}' is called '{former[name]}' now")
+        if name not in valid:
+            raise UserError(f"prune.gates: there is no '{name}'; {nearest(name, valid)}")
+
+
+class GatedStage(Stage):
+    """Train weights and gates together.
+
+    A subclass calls :meth:`make_gates` in ``build`` and implements :meth:`set_gates`. Without gates (density 1) the
+    stage is plain training.
+
+    Args:
+        name: of the stage.
+        settings: how the gates are trained.
+        density: final fraction of the counted weights.
+    """
+
+    settings: GatedTraining
+    clamp: tuple[float, float] | None = None  # bounds of log_alpha, applied after every optimizer step
+    finest: str | None = None  # the gate whose units have the fewest weights; they fill up the budget
+    tolerance = 0.01  # without exact_target: largest distance of the expected density from the final one at the budget
+
+    def __init__(self, name: str, settings: GatedTraining, density: float) -> None:
+        super().__init__(name, settings)
+        self.density = density
+        self.gates: dict[str, HardConcrete] = {}
+
+    def make_gates(self, gates: dict[str, HardConcrete], size: Size) -> None:
+        """Register the gates, by name, and the function of their sizes; make the multipliers."""
+        self.gates, self.size = gates, size
+        self.held = nn.ModuleDict(gates)
+        self.linear = nn.Parameter(torch.zeros(1))
+        self.quadratic = nn.Parameter(torch.zeros(1))
+        with torch.no_grad():
+            self.initial = float(size.density(self.log_alphas))
+
+    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], settled: bool = False) -> None:
+        """Give ``net`` the gates' values z, by name, [groups, size] each, for its next forwards.
+
+        ``settled`` says that they are deterministic, those of the exported net, not samples.
+        """
+        raise NotImplementedError
+
+    @property
+    def log_alphas(self) -> dict[str, Tensor]:
+        """log_alpha by the name of its gate."""
+        return {name: gate.log_alpha for name, gate in self.gates.items()}
+
+    def attach(self, net: PreTrainedModel) -> None:
+        """Find the ranks over which :meth:`before_step` averages gradients of gates; FSDP2 does not."""
+        super().attach(net)
+        self._shards = Shards(next(net.parameters()))
+        self._net = (net,)  # a tuple hides it from the state dict
+
+    def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
+        """Return the groups of gates and multipliers: constant rates, no clipping; multipliers are maximised."""
+        groups = super().param_groups(net)
+        if not self.gates:
+            return groups
+        same = {"weight_decay": 0.0, "constant": True, "clip": False}
+        gates = {"params": list(self.log_alphas.values()), "lr": self.settings.gate_learning_rate}
+        multipliers = {"params": [self.linear, self.quadratic], "lr": self.settings.multiplier_learning_rate}
+        return [*groups, gates | same, multipliers | same | {"maximize": True}]
+
+    def set_total_steps(self, total_steps: int) -> None:
+        """Turn the fraction of the target's warm-up into steps."""
+        super().set_total_steps(total_steps)
+        self._warmup = round(self.settings.target_warmup * total_steps)
+
+    def target(self, step: int) -> float:
+        """Return the target t(step) of the expected density."""
+        return linear_to(step, 0, self._warmup, self.initial, self.density)
+
+    def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Sample the gates; return the usual loss terms and the Lagrangian of the size."""
+        if not self.gates:
+            return super().losses(method, batch)
+        with same_draws(method):
+            z = {name: gate.sample() for name, gate in self.gates.items()}
+        self.set_gates(self._net[0], z)
+        terms = super().losses(method, batch)
+        target = self.target(method.trainer.global_step)
+        return terms | {"size": lagrangian(self.size.density(self.log_alphas), target, self.linear, self.quadratic)}
+
+    def before_step(self, net: PreTrainedModel) -> None:
+        """Average the gradients of gates and multipliers over ranks where the strategy does not."""
+        super().before_step(net)
+        if self.gates:
+            average_gradients((*self.log_alphas.values(), self.linear, self.quadratic), self._shards.group)
+
+    def after_step(self, net: PreTrainedModel, step: int) -> None:
+        """Clamp log_alpha to its bounds."""
+        if self.clamp is not None:
+            for gate in self.gates.values():
+                gate.clamp_(*self.clamp)
+
+    def kept_masks(self, step: int) -> dict[str, Tensor]:
+        """Return the units that deterministic gates keep after ``step``: name -> bool [groups, size], on the CPU."""
+        log_alphas = {name: value.detach().cpu() for name, value in self.log_alphas.items()}
+        if self.settings.exact_target and step >= self._warmup:
+            return self.fit(log_alphas)
+        return {name: keep_best(a, kept_units(a, self.gates[name].least)) for name, a in log_alphas.items()}
+
+    def fit(self, log_alphas: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the units to keep so that the budget is met exactly: name of a gate -> bool [groups, size]."""
+        least, size = {name: gate.least for name, gate in self.gates.items()}, self.size.cpu()
+        finest = self.finest if self.finest in log_alphas else None
+        masks = fit_budget(log_alphas, size, keep_count(self.density, size.total), least, finest)
+        self.size.to(next(iter(self.log_alphas.values())).device)
+        return masks
+
+    def deterministic(self, net: PreTrainedModel, step: int) -> dict[str, Tensor]:
+        """Give ``net`` the gates' deterministic values and return them by name."""
+        masks = self.kept_masks(step)
+        z = {name: gate.deterministic(masks[name]) for name, gate in self.gates.items()}
+        self.set_gates(net, z, settled=True)
+        return z
+
+    def before_validation(self, net: PreTrainedModel, step: int) -> None:
+        """Fix the gates, so that the net that would be exported now is evaluated."""
+        if self.gates:
+            self.deterministic(net, step)
+
+    @torch.no_grad()
+    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+        """Log target, expected density, density of the units kept now, and the multipliers."""
+        if not self.gates:
+            return {"target": 1.0, "density": 1.0}
+        counts = {name: kept_units(gate.log_alpha, gate.least) for name, gate in self.gates.items()}
+        return {
+            "target": self.target(step),
+            "density": float(self.size.density(self.log_alphas)),
+            "actual": self.size.count(counts) / self.size.total,
+            "lambda1": float(self.linear),
+            "lambda2": float(self.quadratic),
+        }
+
+    def at_budget(self, step: int) -> bool:
+        """Say whether the net that is evaluated after ``step`` has the final density."""
+        if not self.gates:
+            return True
+        if step < self._warmup:
+            return False
+        with torch.no_grad():
+            gap = float(self.size.density(self.log_alphas)) - self.density
+        return self.settings.exact_target or abs(gap) <= self.tolerance
+
+
+@contextmanager
+def same_draws(method: StageContext) -> Iterator[None]:
+    """Give every rank the random numbers of rank 0 inside the context, and its own again afterwards."""
+    if method.global_rank:
+        torch.manual_seed(method.micro_seed)
+    yield
+    if method.global_rank:
+        torch.manual_seed(method.micro_seed + method.global_rank)
+
+
+def average_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
+    """Average gradients over the ranks of ``group``, in place; with group None do nothing.
+
+    It is for parameters that FSDP2 does not shard; DDP and a single process need no call.
+    """
+    if group is None:
+        return
+    for parameter in parameters:
+        assert parameter.grad is not None
+        torch.distributed.all_reduce(parameter.grad, group=group)
+        parameter.grad /= group.size()

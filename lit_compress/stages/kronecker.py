@@ -1,0 +1,99 @@
+"""Factorization of matrices under the Kronecker-factored Fisher information, or under the moments of their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lit_compress.calibration.kronecker import KroneckerFactors
+from lit_compress.models.sites import find_sites
+from lit_compress.numerics.kronecker import (
+    GRADIENT_DAMPING,
+    INPUT_DAMPING,
+    KroneckerSVD,
+    estimated_loss,
+    kronecker_svd,
+)
+from lit_compress.numerics.ranks import largest_rank
+from lit_compress.utils.progress import note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def biased_sites(net: PreTrainedModel) -> frozenset[str]:
+    """Return the sites with a bias, which can carry the mean of their inputs; a note says if others have none."""
+    modules: dict[str, Any] = {site.name: net.get_submodule(site.name) for site in find_sites(net)}
+    found = frozenset(name for name, module in modules.items() if module.bias is not None)
+    if len(found) < len(modules):
+        note(f"centred: {len(modules) - len(found)} of {len(modules)} matrices have no bias and are not centred")
+    return found
+
+
+@dataclass(frozen=True)
+class KroneckerDecomposer:
+    """Factorizes the matrices of one net by their Kronecker factors, equation (M) of numerics/kronecker.py.
+
+    Attributes:
+        moments: Kronecker factors by site.
+        gradients: True to weight by the moments of inputs and gradients (K-FAC), False by those of the inputs only.
+        centred: sites whose bias takes over the mean of the inputs.
+        damping: of both moments, as shares of the means of their diagonals.
+    """
+
+    moments: Mapping[str, KroneckerFactors]
+    gradients: bool = True
+    centred: frozenset[str] = frozenset()
+    damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING)
+    _kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    nested = True
+
+    def factors(self, name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """Return left [out, rank] and right [rank, in] of the matrix of site ``name``.
+
+        After :meth:`sigma` they are those that it kept.
+        """
+        if name in self._kept and rank <= len(self._kept[name][1]):
+            left, right = self._kept[name]
+            return left[:, :rank].contiguous(), right[:rank].contiguous()
+        return self.svd(name, weight).factors(rank)
+
+    def svd(self, name: str, weight: Tensor) -> KroneckerSVD:
+        """Return the decomposition of the matrix of site ``name`` with all its ranks.
+
+        Raises:
+            UserError: a moment is singular after the damping.
+        """
+        found = self.moments[name]
+        gradients = found.gradients() if self.gradients else None
+        return kronecker_svd(
+            weight, found.inputs(), gradients, mean=self._mean(name), damping=self.damping, name=name
+        )  # fmt: skip
+
+    def sigma(self, name: str, weight: Tensor) -> Tensor:
+        """Return the singular values of the weighted matrix, falling, float64; keep the factors for :meth:`factors`.
+
+        Kept are as many components as make the matrix smaller, in its dtype: together no more than the net.
+        """
+        svd = self.svd(name, weight)
+        self._kept[name] = svd.factors(max(1, largest_rank(*weight.shape)))
+        return svd.sigma
+
+    def bias_change(self, name: str, weight: Tensor, approx: Tensor) -> Tensor | None:
+        """Return (W - X) m [out], which keeps the mean of the outputs, in the weight's dtype; None if not centred."""
+        mean = self._mean(name)
+        if mean is None:
+            return None
+        return ((weight.double() - approx.double()) @ mean.to(weight.device)).to(weight)
+
+    def loss(self, name: str, weight: Tensor, approx: Tensor) -> float:
+        """Return (M) / 2, the estimate of what replacing ``weight`` by ``approx`` adds to an example's loss."""
+        assert self.gradients
+        found = self.moments[name]
+        return estimated_loss(weight, approx, found.inputs(), found.gradients(), self._mean(name)) / 2
+
+    def _mean(self, name: str) -> Tensor | None:
+        return self.moments[name].mean if name in self.centred else None

@@ -1,0 +1,121 @@
+"""The rule for the ranks of a net's matrices: one rank, a share of the ranks, a density, or one budget for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from lit_compress.models.accounting import dense_layers
+from lit_compress.models.sites import find_sites
+from lit_compress.numerics.ranks import Shape, allocate_globally, largest_rank, rank_for_density, rank_for_ratio, stored
+from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.progress import track
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from transformers import PreTrainedModel
+
+
+Allocation = Literal["uniform", "global"]
+
+
+@dataclass(frozen=True)
+class RankRule:
+    """The rule for the ranks: by ``rank`` if it is set, else by ``rank_ratio``, else by ``density``.
+
+    Attributes:
+        density: every matrix keeps this fraction of its parameters, rounded down; 1.0 keeps all dense.
+        rank: every matrix gets this rank.
+        rank_ratio: every matrix keeps this fraction of its ranks, floor(ratio * min(out, in)) (FWSVD: 0.33).
+        allocation: ``uniform`` as above; ``global`` gives the same number of parameters in all to the components
+            with the most energy (squared singular value) per parameter, wherever they are.
+    """
+
+    density: float = 1.0
+    rank: int | None = None
+    rank_ratio: float | None = None
+    allocation: Allocation = "uniform"
+
+    def __post_init__(self) -> None:
+        require(self, "model.rank", low=1)
+        require(self, "model.rank_ratio", above=0, high=1)
+
+    @property
+    def by_density(self) -> bool:
+        """Whether the ranks follow from the density."""
+        return self.rank is None and self.rank_ratio is None
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no matrix is factorized."""
+        return self.density == 1 if self.by_density else self.rank is None and self.rank_ratio == 1
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse a rank or a ratio that makes no matrix of ``net`` smaller; only shapes are read."""
+        replace(self, allocation="uniform").allocate(net)
+
+    def allocate(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor] | None = None) -> dict[str, int]:
+        """Return {site: rank} of the Linears to factorize.
+
+        Args:
+            net: the dense net.
+            sigma: function of site and weight that returns singular values, falling, on one scale for all sites; for
+                ``global``.
+
+        Raises:
+            UserError: the rank or the ratio makes no matrix smaller.
+        """
+        if self.keeps_all:
+            return {}
+        weights: dict[str, Any] = {site.name: net.get_submodule(site.name).weight for site in find_sites(net)}
+        shapes: dict[str, Shape] = {name: tuple(weight.shape) for name, weight in weights.items()}
+        ranks = {name: self._uniform(*shape) for name, shape in shapes.items()}
+        kept = {name: rank for name, rank in ranks.items() if rank <= largest_rank(*shapes[name])}
+        if not kept and not self.by_density:
+            what, value = ("rank", self.rank) if self.rank is not None else ("rank_ratio", self.rank_ratio)
+            limit = max(largest_rank(*shape) for shape in shapes.values())
+            raise UserError(f"model.{what}: {value} makes no matrix smaller; the largest rank that does is {limit}")
+        if self.allocation == "uniform":
+            return kept
+        assert sigma is not None
+        budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
+        sigmas = {name: sigma(name, weight) for name, weight in track(weights.items(), "decompose", len(weights))}
+        return allocate_globally(sigmas, shapes, budget)
+
+    def density_of(self, net: PreTrainedModel) -> float:
+        """Return the density that these ranks leave; ``density`` itself where the ranks follow from it.
+
+        Args:
+            net: dense or factorized; only shapes are read.
+        """
+        if self.by_density:
+            return self.density
+        shapes = [(layer.out_features, layer.in_features) for layer in dense_layers(net).values()]
+        left = sum(stored(*shape, self._uniform(*shape)) for shape in shapes)
+        return left / sum(out * inner for out, inner in shapes)
+
+    def _uniform(self, out: int, inner: int) -> int:
+        if self.rank is not None:
+            return self.rank
+        if self.rank_ratio is not None:
+            return rank_for_ratio(self.rank_ratio, out, inner)
+        return rank_for_density(self.density, out, inner)
+
+
+def choose_rule(default: Mapping[str, float], allocation: Allocation = "uniform", **given: float | None) -> RankRule:
+    """Return the rule of the one of ``density``, ``rank`` and ``rank_ratio`` that is given, else of ``default``.
+
+    Raises:
+        UserError: several values are given.
+
+    >>> choose_rule({"density": 0.25}, density=None, rank=30).rank
+    30
+    """
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if len(chosen) > 1:
+        names = ", ".join(f"model.{name} {value}" for name, value in chosen.items())
+        raise UserError(f"{names}: only one of them can decide the ranks; leave the others at their defaults")
+    return RankRule(allocation=allocation, **chosen or default)

@@ -1,0 +1,284 @@
+"""Iterative pruning of rows by sensitivity: LoSparse prunes its sparse matrix so, ITP W itself.
+
+Li, Yu, Zhang, Liang, He, Chen, Zhao 2023, "LoSparse", sections 2.2 and 3.2; W = left @ right + S, and S = W for ITP.
+
+    Eqs. 2-4   Gamma_i = mean over the row i of S of a moving average of |s dL/ds|         numerics/importance.py
+    Eq. 9      after the step: a row stays if its Gamma is among the top p_t, else it is zeroed   numerics/masks.py
+    schedule   p_t = 1 until t_i, then cubic down to p_T at T - t_f, p_T from there          numerics/schedules.py
+
+Deviations, and what the paper leaves open (the published numbers come from the authors' code):
+    - The printed schedule exceeds 1 after t_i and jumps at T - t_f; the code's continuous cubic is meant.
+    - ``score_point``: the code multiplies the gradient with the weight after the step, the paper with the one before.
+      Either way the gradient is that before clipping (neither clips).
+    - ``interval``: the code averages windows of 10 steps and prunes once a window, in the last t_f steps after every
+      step; 1 is the paper's.
+    - "Top p" is a share of the parameters, as in the code; a share of neurons would not give that size.
+    - Rows are zeroed, not masked: they keep their gradient and AdamW's averages, and may come back.
+    - p is a function of the completed steps, here as everywhere; the code is one step behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.layers import LowRankSparseLinear
+from lit_compress.models.sites import find_sites
+from lit_compress.models.surgery import Structure, factorize
+from lit_compress.numerics.decompose import decompose
+from lit_compress.numerics.importance import row_sensitivity, update_row_average_
+from lit_compress.numerics.masks import keep_count, select_rows
+from lit_compress.numerics.ranks import break_even_rank, rank_for_density
+from lit_compress.numerics.schedules import cubic
+from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.sharding import Shards, local
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class RowPruning(Training):
+    """How rows (neurons) are pruned while the net is trained.
+
+    Args:
+        start: t_i, steps before pruning begins; below 1 a fraction of all optimizer steps, else their number.
+        end: t_f, last steps, at the final density; a fraction or a number likewise.
+        interval: optimizer steps over which a score is averaged, and between two prunings before the last t_f steps.
+        beta: weight of the old value in the score's moving average.
+        score_point: take |w g| with the weight ``after`` the step (the authors' code) or ``before`` it (their paper).
+        init: ``pretrained`` starts from the backbone, as the paper does; ``finetuned`` from the dense net.
+        dropout: False turns the backbone's dropout off; the authors' code trains most steps without.
+    """
+
+    start: float = 0.05
+    end: float = 0.3
+    interval: int = 10
+    beta: float = 0.85
+    score_point: Literal["after", "before"] = "after"
+    init: Literal["pretrained", "finetuned"] = "pretrained"
+    dropout: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "prune.epochs", low=1)
+        for name, value in (("start", self.start), ("end", self.end)):
+            if value < 0 or (value >= 1 and value != int(value)):
+                raise UserError(
+                    f"prune.{name}: {value} is neither a fraction of the steps nor a number of them; "
+                    f"nearest valid {max(0, round(value))}"
+                )
+        if self.start < 1 and self.end < 1 and self.start + self.end >= 1:
+            raise UserError(
+                f"prune.start + prune.end: {self.start} + {self.end} leave no step to prune; the sum must be below 1"
+            )
+        require(self, "prune.interval", low=1)
+        require(self, "prune.beta", low=0, below=1)
+
+
+def without_dropout(net: nn.Module) -> None:
+    """Turn dropout off, of modules and of the functions that models (BART, OPT, Llama) call with a probability."""
+    for module in net.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+class RowSparsePruning(Stage):
+    """The stage ``prune``: train, average sensitivities, zero the rows that are not among the top p(t).
+
+    Args:
+        settings: schedule, score and training.
+        density: final density of the sites, factors included.
+        low_rank: share of the parameters that the factors get, at most ``density``; 0 prunes W itself.
+        ratio: ``exact``: factors and kept rows together have ``density``; ``nominal``: the rows have
+            density - low_rank, although ranks are rounded up.
+    """
+
+    settings: RowPruning
+
+    def __init__(
+        self, settings: RowPruning, density: float, low_rank: float = 0.0, ratio: Literal["exact", "nominal"] = "exact"
+    ) -> None:
+        super().__init__("prune", settings)
+        self.density, self.low_rank, self.ratio = density, min(low_rank, density), ratio
+        self.from_backbone = settings.init == "pretrained"
+        self._final = density - self.low_rank  # until a net gives the exact one
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Compute the final density from the shapes of ``net``; the schedule is checked with it."""
+        self._plan(net)
+
+    def _plan(self, net: PreTrainedModel) -> None:
+        """Compute the ranks, the number of the factors' parameters, and p_T."""
+        shapes = {s.name: tuple(net.get_submodule(s.name).weight.shape) for s in find_sites(net)}
+        self._total = sum(out * inner for out, inner in shapes.values())
+        budget = keep_count(self.density, self._total)
+
+        def size() -> int:
+            return sum(rank * sum(shapes[name]) for name, rank in self.ranks.items())
+
+        self.ranks = {name: _rank(self.low_rank, *shape) for name, shape in shapes.items()}
+        if self.ratio == "exact" and size() > budget:  # no room to round up
+            self.ranks = {name: rank_for_density(self.low_rank, *shape) for name, shape in shapes.items()}
+        self._factors = size()
+        low_rank = self._factors if self.ratio == "exact" else round(self.low_rank * self._total)
+        self._final = max(0, budget - low_rank) / self._total if self.low_rank < self.density else 0.0
+
+    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+        """Decompose every site into factors and a sparse matrix (Eqs. 6-8); at density 1 change nothing."""
+        net = super().build(method, previous, structure)
+        self.decompose(net, structure)
+        return net
+
+    def decompose(self, net: PreTrainedModel, structure: Structure | None) -> None:
+        """Replace the sites of ``net``, in place, by factors and sparse matrices, empty if a structure is given."""
+        if not self.settings.dropout:
+            without_dropout(net)
+        self._plan(net)
+        if self.density < 1:
+            factors = None if structure is not None or not self.low_rank else _balanced
+            factorize(net, self.ranks, factors, LowRankSparseLinear)
+
+    def attach(self, net: PreTrainedModel) -> None:
+        """Make the buffers of the score, two float32 numbers per row, sharded like the rows."""
+        layers = self.layers(net)
+        self._weights = [layer.sparse for layer in layers if isinstance(layer, LowRankSparseLinear)]
+        for i, weight in enumerate(self._weights):
+            for name in ("average", "window"):
+                self.register_buffer(f"{name}_{i}", torch.zeros_like(weight.detach().select(1, 0), dtype=torch.float32))
+        self._shards = Shards(next(net.parameters()))
+        self._whole: list[Tensor | None] | None = None  # gradients before they were clipped
+        self._rows: Tensor | None = None  # the last selection; only logged, so it is not saved
+        self._flips: Tensor | None = None
+
+    def layers(self, net: PreTrainedModel) -> list[nn.Module]:
+        """Return the modules at the sites."""
+        return [net.get_submodule(site.name) for site in find_sites(net)]
+
+    @property
+    def scores(self) -> list[Tensor]:
+        """Gamma, the importance of each row: float32 [out] per site."""
+        return [self.get_buffer(f"average_{i}") for i in range(len(self._weights))]
+
+    @property
+    def windows(self) -> list[Tensor]:
+        """Mean sensitivity in the current window, not yet in the score: float32 [out] per site."""
+        return [self.get_buffer(f"window_{i}") for i in range(len(self._weights))]
+
+    def set_total_steps(self, total_steps: int) -> None:
+        """Turn the fractions of the steps into steps.
+
+        Raises:
+            UserError: no step is left between start and end, or the final rows are chosen before the first scores are
+                known.
+        """
+        super().set_total_steps(total_steps)
+        self._start, self._end = (
+            round(value * total_steps) if value < 1 else int(value)
+            for value in (self.settings.start, self.settings.end)
+        )
+        if self._start + self._end >= total_steps > 0:
+            raise UserError(
+                f"prune.start + prune.end: {self._start} + {self._end} steps leave no step of total={total_steps} to "
+                "prune; give fractions of the steps instead, e.g. prune.start 0.05 and prune.end 0.3"
+            )
+        self.kept_share(0)
+        interval = self.settings.interval
+        if self.density < 1 and total_steps <= interval:
+            valid = f"valid: at most {total_steps - 1}" if total_steps > 1 else "train longer"
+            raise UserError(
+                f"prune.interval: the first scores are known after {interval} steps, the stage has {total_steps}; "
+                f"{valid}"
+            )
+
+    def kept_share(self, step: int) -> float:
+        """Return p(step), the share of the parameters that is in kept rows."""
+        return cubic(step, self.total_steps, self._start, self._end, self._final)
+
+    def at_budget(self, step: int) -> bool:
+        """Say whether the schedule has arrived at the final density."""
+        arrival = self.total_steps - self._end
+        return step >= (arrival if self.density == 1 else max(arrival, self.settings.interval + 1))
+
+    def before_step(self, net: PreTrainedModel) -> None:
+        """Compute this step's sensitivity with the weights before the step, if ``score_point`` asks for it."""
+        if self.settings.score_point == "before":
+            self._terms = row_sensitivity(self._weights, [weight.grad for weight in self._weights])
+
+    def before_clipping(self, net: PreTrainedModel) -> None:
+        """Copy the unclipped gradients: clipping would give steps different weights in the average."""
+        if self.settings.score_point == "after":
+            self._whole = [None if weight.grad is None else weight.grad.clone() for weight in self._weights]
+
+    def after_step(self, net: PreTrainedModel, step: int) -> None:
+        """Add the step's sensitivity to the score (Eqs. 2-4); zero the rows that are not in the top p (Eq. 9)."""
+        if not self._weights:
+            return
+        if self.settings.score_point == "after":
+            self._terms = row_sensitivity(self._weights, self._whole or [weight.grad for weight in self._weights])
+            self._whole = None
+        interval = self.settings.interval
+        update_row_average_(
+            self.scores, self.windows, self._terms, step - 1, self.settings.beta, interval, self._shards.reduce
+        )
+        if step > max(self._start, interval) and ((step - 1) % interval == 0 or self.at_budget(step)):
+            self._zero(step)
+
+    @torch.no_grad()
+    def _zero(self, step: int) -> None:
+        budget = round(self.kept_share(step) * self._total)
+        costs = [weight.shape[1] for weight in self._weights]
+        keep = select_rows(self.scores, costs, budget, self._shards.reduce, self._shards.place)
+        rows = torch.cat(keep)
+        self._flips = None if self._rows is None else (rows != self._rows).sum()
+        self._rows = rows
+        for weight, rows in zip(self._weights, keep, strict=True):
+            local(weight).masked_fill_(~rows[:, None], 0.0)
+
+    @torch.no_grad()
+    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+        """Log target and achieved density, and how many rows changed between kept and pruned at the last pruning.
+
+        Between two prunings, rows that training has moved away from zero count as kept.
+        """
+        if not self._weights:
+            return {"target": 1.0, "density": 1.0}
+        rows = torch.stack([local(w).ne(0).any(1).sum() * w.shape[1] for w in self._weights]).sum()
+        if self._shards.reduce:
+            self._shards.reduce(rows)
+        factors = self._factors / self._total
+        shown = {"target": factors + self.kept_share(step), "density": factors + int(rows) / self._total}
+        if self._flips is not None:  # known from the second selection on, also after a resume
+            flips = self._flips.clone()
+            if self._shards.reduce:
+                self._shards.reduce(flips)
+            shown["flips"] = int(flips)
+        return shown
+
+    def finish(self, net: PreTrainedModel, folder: Path) -> None:
+        """Write the score Gamma of every site's rows, for ``analyze neurons``."""
+        from safetensors.torch import save_file
+
+        names = [s.name for s in find_sites(net) if isinstance(net.get_submodule(s.name), LowRankSparseLinear)]
+        rows = {f"{name}/sensitivity": score.clone() for name, score in zip(names, self.scores, strict=True)}
+        if rows:
+            save_file(rows, folder / "importance.safetensors")
+
+
+def _rank(share: float, out_features: int, in_features: int) -> int:
+    """Return ceil(share * out * in / (out + in)), the authors' rule."""
+    return ceil(share * break_even_rank(out_features, in_features) - 1e-9)
+
+
+def _balanced(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return P sqrt(Sigma), sqrt(Sigma) Q^T of the largest singular values (Eqs. 6-7)."""
+    return decompose(weight, rank, sigma_side="balanced", name=name)

@@ -1,0 +1,223 @@
+"""Unstructured pruning on the cubic schedule: LPAF's step 1; magnitude, first-order and PLATON pruning.
+
+Ren & Zhu 2023, "Low-Rank Prune-And-Factorize for Language Model Compression", section 2.2:
+
+    Eq. 4   S_ij = - sum_t g_ij(t) W_ij(t)            (``signed``, the published text)
+            S_ij =   sum_t |g_ij(t) W_ij(t)|          (``absolute``, its LaTeX source's earlier definition)
+    Eq. 5   kept fraction v(t): 1 until t_i, then cubic down to v_f at T - t_f, v_f from there
+    text    "we discard M and directly set W_ij to zero if S_ij(t) is not in the top-v_t at time step t"
+
+Deviations: the threshold is computed anew every ``interval`` steps and at the last one ("at certain iterations we
+need to rank all model parameters", Limitations), and applied after every step, because AdamW moves a
+zeroed weight again. A zeroed weight has g W = 0, so its first-order score is frozen. Other scores: scores.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lit_compress.models.sites import find_sites
+from lit_compress.numerics.importance import Weighting, row_importance
+from lit_compress.numerics.masks import apply_threshold_, break_ties_, keep_count, kth_largest
+from lit_compress.numerics.schedules import cubic
+from lit_compress.stages.base import Stage, Training
+from lit_compress.stages.scores import FirstOrderScore, Score
+from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.sharding import Shards, local
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class CubicSchedule(Training):
+    """The cubic schedule of a density: 1 at first, then a cubic fall, then the final density (Eq. 5).
+
+    Args:
+        start: fraction of the steps before pruning begins (t_i / T).
+        end: fraction of the steps, the last ones, at the final density (t_f / T).
+        init: ``finetuned`` starts from the dense net, ``pretrained`` from the backbone.
+    """
+
+    start: float = 0.1
+    end: float = 0.3
+    init: Literal["finetuned", "pretrained"] = "finetuned"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "prune.epochs", low=1)
+        if min(self.start, self.end) < 0 or self.start + self.end >= 1:
+            raise UserError(
+                f"prune.start + prune.end: {self.start} + {self.end} leave no step to prune; the sum must be below 1"
+            )
+
+
+@dataclass(frozen=True)
+class Unstructured(CubicSchedule):
+    """Schedule and ranking of unstructured pruning.
+
+    Args:
+        scope: ``global`` ranks the weights of all sites together, ``matrix`` each matrix by itself.
+        interval: optimizer steps between two rankings.
+    """
+
+    scope: Literal["global", "matrix"] = "global"
+    interval: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "prune.interval", low=1)
+
+    def make_score(self) -> Score:
+        """Return a new score, by which the weights are ranked."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FirstOrderSettings(Unstructured):
+    """Schedule and ranking of pruning by first-order scores.
+
+    Args:
+        score: ``absolute`` adds |g W| to a weight's score in every step, ``signed`` subtracts g W (Eq. 4).
+    """
+
+    score: Literal["absolute", "signed"] = "absolute"
+
+    def make_score(self) -> Score:
+        """Return the score that sums first-order terms."""
+        return FirstOrderScore(self.score)
+
+
+class CubicStage(Stage):
+    """A stage whose density falls on the cubic schedule.
+
+    Args:
+        settings: schedule and training.
+        density: final kept fraction v_f.
+    """
+
+    settings: CubicSchedule
+
+    def __init__(self, settings: CubicSchedule, density: float) -> None:
+        super().__init__("prune", settings)
+        self.density = density
+        self.from_backbone = settings.init == "pretrained"
+
+    def set_total_steps(self, total_steps: int) -> None:
+        """Turn the fractions of the steps into steps.
+
+        Raises:
+            UserError: no step is left between start and end.
+        """
+        super().set_total_steps(total_steps)
+        self._start, self._end = (
+            round(self.settings.start * total_steps),
+            round(self.settings.end * total_steps),
+        )
+        self.target(0)
+
+    def target(self, step: int) -> float:
+        """Return v(step), the kept fraction (Eq. 5)."""
+        return cubic(step, self.total_steps, self._start, self._end, self.density)
+
+    def at_budget(self, step: int) -> bool:
+        """Say whether the schedule has arrived at the final density."""
+        return step >= self.total_steps - self._end
+
+
+class UnstructuredPruning(CubicStage):
+    """The stage ``prune``: train, score the weights, zero those that are not among the top v(t).
+
+    Args:
+        settings: schedule, ranking and training.
+        density: final kept fraction v_f.
+
+    Attributes:
+        threshold: lowest score that is kept, [1], or [sites] where each matrix is ranked by itself.
+    """
+
+    threshold: Tensor
+    settings: Unstructured
+
+    def __init__(self, settings: Unstructured, density: float) -> None:
+        super().__init__(settings, density)
+        self.score = settings.make_score()
+        self.register_buffer("threshold", torch.full((1,), -torch.inf))
+
+    def attach(self, net: PreTrainedModel) -> None:
+        """Make one float32 score per weight of the sites, sharded like the weight."""
+        self._names = [site.name for site in find_sites(net)]
+        self._weights = [net.get_submodule(name).weight for name in self._names]
+        for i, weight in enumerate(self._weights):
+            self.register_buffer(f"score_{i}", torch.zeros_like(weight, dtype=torch.float32, requires_grad=False))
+        if self.settings.scope == "matrix":
+            self.threshold = torch.full((len(self._names),), -torch.inf)
+        self.score.attach(self._weights)
+        self._shards = Shards(self._weights[0])
+
+    @property
+    def scores(self) -> list[Tensor]:
+        """Importance per site, [out, in] float32."""
+        return [self.get_buffer(f"score_{i}") for i in range(len(self._names))]
+
+    def set_total_steps(self, total_steps: int) -> None:
+        """Turn the fractions of the steps into steps.
+
+        Raises:
+            UserError: no step is left between start and end, or the first scores are known only after the start.
+        """
+        super().set_total_steps(total_steps)
+        self.score.check(self._start)
+
+    def before_step(self, net: PreTrainedModel) -> None:
+        """Let the score read the gradients, not clipped."""
+        self.score.before_step(self.scores, self._weights, self._shards.reduce)
+
+    def after_step(self, net: PreTrainedModel, step: int) -> None:
+        """Zero every weight below the threshold; every ``interval`` steps, compute the threshold anew."""
+        self.score.after_step(self.scores, self._weights, step, self._shards.reduce)
+        if step < self._start or self.density == 1:
+            return
+        arrived = self.total_steps - self._end
+        if step % self.settings.interval == 0 or step in (self._start, arrived, self.total_steps):
+            self._rank(step)
+        thresholds = self.threshold if len(self.threshold) > 1 else self.threshold.expand(len(self._names))
+        for weight, score, threshold in zip(self._weights, self.scores, thresholds, strict=True):
+            apply_threshold_([weight], [score], threshold)
+
+    def _rank(self, step: int) -> None:
+        """Set the threshold so that the kept fraction is v(step), exactly at the end."""
+        self.score.before_ranking(self.scores, self._weights)
+        groups = [self.scores] if self.settings.scope == "global" else [[score] for score in self.scores]
+        tolerance = 0.0 if step == self.total_steps else 0.001
+        for i, group in enumerate(groups):
+            keep = keep_count(self.target(step), sum(score.numel() for score in group))
+            threshold = kth_largest(group, keep, self._shards.reduce)
+            break_ties_(group, threshold, keep, tolerance, self._shards.reduce, self._shards.place)
+            self.threshold[i] = threshold
+
+    @torch.no_grad()
+    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+        """Log target and achieved density."""
+        kept = torch.stack([torch.count_nonzero(local(weight)) for weight in self._weights]).sum()
+        if self._shards.reduce:
+            self._shards.reduce(kept)
+        total = sum(weight.numel() for weight in self._weights)
+        return {"target": self.target(step), "density": int(kept) / total}
+
+    def finish(self, net: PreTrainedModel, folder: Path) -> None:
+        """Write the row importances of every weighting, so that another one can be tried without pruning again."""
+        from safetensors.torch import save_file
+
+        thresholds = self.threshold.expand(len(self._names))
+        rows = {
+            f"{name}/{weighting}": row_importance(score, weight.detach(), weighting, threshold)
+            for name, score, weight, threshold in zip(self._names, self.scores, self._weights, thresholds, strict=True)
+            for weighting in get_args(Weighting)
+        }
+        save_file(rows, folder / "importance.safetensors")

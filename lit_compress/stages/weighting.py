@@ -1,0 +1,301 @@
+"""What the error of a factorization is weighted by: the settings, and the stage that factorizes and retrains.
+
+Weightings are ``none`` (plain SVD), ``fisher`` (diagonal Fisher information, FWSVD), ``importance`` (scores of a
+pruning stage), ``inputs`` (second moments of the inputs: DRONE, SVD-LLM) and ``kfac`` (Kronecker-factored Fisher
+information).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from lit_compress.calibration.fisher import Estimator, Fisher, estimate_fisher
+from lit_compress.calibration.kronecker import KroneckerFactors, collect_kronecker
+from lit_compress.calibration.sequential import refit_net
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import load_net, load_row_importance
+from lit_compress.numerics.decompose import Axis
+from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING
+from lit_compress.numerics.sampled_labels import Labels
+from lit_compress.stages.base import StageContext, Training
+from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
+from lit_compress.stages.low_rank import Decomposer, LowRankRetraining, WeightedDecomposer
+from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.progress import track
+from lit_compress.utils.sharding import send_from_first
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.tasks.base import TaskType
+    from lit_compress.tasks.records import Task
+
+Weighting = Literal["none", "fisher", "importance", "inputs", "kfac"]
+KRONECKER = ("inputs", "kfac")  # weightings by whole moments
+CALIBRATION_EXAMPLES = 1024
+
+
+@dataclass(frozen=True)
+class Weighted(Training):
+    """How the factorization is weighted, and how the factorized net is fine-tuned.
+
+    Args:
+        weighting: ``fisher`` = Fisher information; ``none`` = plain SVD; ``importance`` = the scores that a pruning
+            stage wrote beside its net; ``inputs`` = second moments of the inputs; ``kfac`` = Kronecker-factored Fisher
+            information, moments of inputs and of gradients.
+        axis: which weights share one importance: ``in`` = those of an input (the paper), ``out`` = those of an output,
+            ``both`` = product of the two, ``element`` = none, every weight has its own.
+        power: exponent of the importance; 0.5 solves Eq. 6.
+        estimator: ``per_example`` squares every example's gradient (Eq. 3), ``batch`` that of every batch.
+        fisher_examples: number of training examples for the Fisher information; None = all.
+        labels: whose gradients ``kfac`` takes: ``drawn`` from the net's distribution, ``exact`` = the expectation over
+            few classes, ``true`` = those of the data.
+        centred: ``inputs`` and ``kfac``: the bias takes over the mean of the inputs, which then needs no rank.
+        input_damping: ``inputs`` and ``kfac``: share of the mean of a diagonal added to the inputs' second moments.
+        gradient_damping: ``kfac``: the same for the gradients.
+        calibration_examples: number of training examples for ``inputs`` and ``kfac``; None = 1,024, or all if there
+            are fewer.
+        calibration_seed: seed of the choice of these examples and of drawn labels; None = the data's.
+        refit: ``inputs`` and ``kfac``: fit the left factors and biases, block by block, to the inputs that the
+            compressed blocks below give; two forwards of the examples per block.
+    """
+
+    weighting: Weighting = "fisher"
+    axis: Axis = "in"
+    power: float = 0.5
+    estimator: Estimator = "per_example"
+    fisher_examples: int | None = None
+    labels: Labels = "drawn"
+    centred: bool = True
+    input_damping: float = INPUT_DAMPING
+    gradient_damping: float = GRADIENT_DAMPING
+    calibration_examples: int | None = None
+    calibration_seed: int | None = None
+    refit: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "retrain.power", above=0, hint="0.5 solves Eq. 6, 1.0 squares the importance")
+        require(self, "retrain.fisher_examples", low=1)
+        require(self, "retrain.input_damping", low=0)
+        require(self, "retrain.gradient_damping", low=0)
+        require(self, "retrain.calibration_examples", low=1)
+        if self.refit and self.weighting not in KRONECKER:
+            raise UserError(f"retrain.refit: weighting '{self.weighting}' has no calibration examples; nearest: kfac")
+        if self.weighting == "importance" and self.axis != "out":
+            raise UserError(
+                f"retrain.axis: '{self.axis}' has no scores; with weighting importance the only valid value is out"
+            )
+
+    def check_labels(self, kind: TaskType) -> None:
+        """Refuse exact labels for a task that has many distributions per example.
+
+        Raises:
+            UserError: as said.
+        """
+        if self.weighting == "kfac" and self.labels == "exact" and kind.name not in ("classification", "regression"):
+            raise UserError(
+                f"retrain.labels: 'exact' needs one distribution per example, {kind.name} has more; nearest: drawn"
+            )
+
+    def examples(self, there: int) -> int:
+        """Return how many calibration examples are taken of those that are ``there``."""
+        return self.calibration_examples or min(CALIBRATION_EXAMPLES, there)
+
+
+def fisher_of(
+    net: PreTrainedModel, task: Task, batches: DataLoader, settings: Sequence[Weighted], shared: bool = False
+) -> dict[str, Fisher]:
+    """Return the Fisher information by site, from one pass over the data; {} if no setting asks for it.
+
+    Args:
+        net: fine-tuned on ``task``; on the device of the pass.
+        task: the task whose loss is differentiated.
+        batches: training examples, each once.
+        settings: one or several weightings with the same estimator.
+        shared: True if every process of the default group has batches of its own.
+
+    Raises:
+        UserError: the gradients are not usable.
+    """
+    asked = [s for s in settings if s.weighting == "fisher"]
+    if not asked:
+        return {}
+    return estimate_fisher(
+        net,
+        track(batches, "Fisher information", len(batches)),
+        task.kind,
+        [site.name for site in find_sites(net)],
+        estimator=asked[0].estimator,
+        elements=any(s.axis == "element" for s in asked),
+        reduce=torch.distributed.all_reduce if shared else None,
+    )
+
+
+def calibration_batches(settings: Weighted, data: DataModule) -> DataLoader:
+    """Return the batches of the calibration examples, in the same order at every call.
+
+    Raises:
+        UserError: there are too few examples.
+    """
+    return data.calibration_dataloader(
+        settings.examples(data.train_size()), seed_of(settings, data), "calibration_examples"
+    )
+
+
+def seed_of(settings: Weighted, data: DataModule) -> int:
+    """Return the seed of the calibration."""
+    return data.seed if settings.calibration_seed is None else settings.calibration_seed
+
+
+def refit(
+    settings: Weighted,
+    dense: PreTrainedModel,
+    net: PreTrainedModel,
+    task: Task,
+    data: DataModule,
+    shared: bool = False,
+) -> None:
+    """Refit ``net``, factorized from ``dense``, in place, if ``settings`` ask for it; calibration/sequential.py.
+
+    Args:
+        settings: have the examples, and whether biases take over means.
+        dense: on the device of ``net``.
+        net: factorized.
+        task: of the nets.
+        data: gives the examples.
+        shared: True if every process of the default group has batches of its own.
+    """
+    if not settings.refit or settings.weighting not in KRONECKER:
+        return
+    refit_net(
+        dense,
+        net,
+        lambda: calibration_batches(settings, data),
+        task.kind,
+        centred=biased_sites(dense) if settings.centred else frozenset(),
+        reduce=torch.distributed.all_reduce if shared else None,
+    )
+
+
+def kronecker_of(
+    net: PreTrainedModel, task: Task, data: DataModule, settings: Sequence[Weighted], shared: bool = False
+) -> dict[str, KroneckerFactors]:
+    """Return the Kronecker factors by site, from one pass over calibration examples; {} if no setting asks for them.
+
+    Args:
+        net: fine-tuned on ``task``; on the device of the pass.
+        task: the task whose loss is differentiated.
+        data: gives the examples.
+        settings: one or several weightings with the same calibration.
+        shared: True if every process of the default group has batches of its own.
+
+    Raises:
+        UserError: the moments are not usable, or there are too few examples.
+    """
+    asked = [s for s in settings if s.weighting in KRONECKER]
+    if not asked:
+        return {}
+    first = asked[0]
+    batches = calibration_batches(first, data)
+    return collect_kronecker(
+        net,
+        track(batches, "Kronecker factors", len(batches)),
+        task.kind,
+        labels=first.labels if any(s.weighting == "kfac" for s in asked) else None,
+        seed=seed_of(first, data),
+        reduce=torch.distributed.all_reduce if shared else None,
+    )
+
+
+def weigh(
+    settings: Weighted,
+    net: PreTrainedModel,
+    fisher: dict[str, Fisher],
+    moments: dict[str, KroneckerFactors],
+    folder: Path,
+) -> Decomposer:
+    """Return the decomposer with the weighting of ``settings``.
+
+    Args:
+        settings: the weighting.
+        net: whose matrices are decomposed.
+        fisher: Fisher information by site, for weighting ``fisher``.
+        moments: Kronecker factors by site, for weightings ``inputs`` and ``kfac``.
+        folder: folder of the net, with the scores of a pruning stage for weighting ``importance``.
+
+    Raises:
+        UserError: there are no scores.
+    """
+    if settings.weighting == "none":
+        return WeightedDecomposer(sigma_side="in")
+    if settings.weighting in KRONECKER:
+        return KroneckerDecomposer(
+            moments,
+            gradients=settings.weighting == "kfac",
+            centred=biased_sites(net) if settings.centred else frozenset(),
+            damping=(settings.input_damping, settings.gradient_damping),
+        )
+    if settings.weighting == "importance":
+        return WeightedDecomposer(load_row_importance(folder, "scores"), "out", settings.power)
+    importance = {name: found.importance(settings.axis) for name, found in fisher.items()}
+    return WeightedDecomposer(importance, settings.axis, settings.power)
+
+
+class WeightedRetraining(LowRankRetraining):
+    """Estimate what the weighting needs, factorize, fine-tune again."""
+
+    settings: Weighted
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Also refuse weightings that would fail only after the dense stage."""
+        super().check(net)
+        settings = self.settings
+        if settings.weighting == "importance":
+            raise UserError(
+                "retrain.weighting: importance needs a pruning stage's net, give it to factorize; nearest: fisher"
+            )
+        if self.ranks.allocation == "global" and settings.weighting == "fisher" and settings.axis == "element":
+            raise UserError("retrain.axis: 'element' has no singular values for allocation global; nearest: both")
+
+    def check_data(self, examples: int) -> None:
+        """Refuse a Fisher pass or a calibration over more examples than there are."""
+        settings = self.settings
+        name = "calibration_examples" if settings.weighting in KRONECKER else "fisher_examples"
+        asked = getattr(settings, name)
+        if asked is not None and asked > examples:
+            raise UserError(f"retrain.{name}: {asked} is more than there are; the largest is {examples}")
+
+    def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> Decomposer:
+        """Return the decomposer with the stage's weighting, after a pass over training data where it needs one."""
+        assert previous is not None
+        settings, trainer = self.settings, method.trainer
+        data, shared = trainer.datamodule, trainer.world_size > 1
+        fisher: dict[str, Fisher] = {}
+        net.to(trainer.strategy.root_device)
+        if settings.weighting == "fisher":
+            batches = data.calibration_dataloader(settings.fisher_examples)
+            fisher = fisher_of(net, method.task, batches, [settings], shared)
+        moments = kronecker_of(net, method.task, data, [settings], shared)
+        net.to("cpu")
+        return weigh(settings, net, fisher, moments, previous)
+
+    def refine(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> None:
+        """Refit the factors block by block, if the settings ask for it."""
+        settings, trainer = self.settings, method.trainer
+        if not settings.refit or settings.weighting not in KRONECKER:
+            return
+        assert previous is not None
+        device, shared = trainer.strategy.root_device, trainer.world_size > 1
+        if shared:
+            send_from_first(net, device)
+        dense = load_net(previous).to(device)
+        refit(settings, dense, net.to(device), method.task, trainer.datamodule, shared)  # type: ignore[arg-type]
+        net.to("cpu")

@@ -1,0 +1,38 @@
+"""Records of tasks, and types of tasks, which differ in columns, head, loss, metrics and answers.
+
+Each type is one file, which has everything that differs from other types; rows are read in data/.
+Begin with records.py, then base.py and classification.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lit_compress.tasks.base import TaskType, inputs_of
+from lit_compress.tasks.classification import Classification
+from lit_compress.tasks.language_modelling import LanguageModelling
+from lit_compress.tasks.regression import Regression
+from lit_compress.tasks.span_qa import SpanQA
+from lit_compress.tasks.summarization import Summarization
+from lit_compress.tasks.tagging import Tagging
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from lit_compress.tasks.records import Task
+
+__all__ = ["KINDS", "TaskType", "inputs_of", "task_type", "task_type_of_net"]
+
+_ALL = (Classification(), Regression(), Tagging(), SpanQA(), Summarization(), LanguageModelling())
+KINDS: dict[str, TaskType] = {kind.name: kind for kind in _ALL}
+
+
+def task_type(task: Task) -> TaskType:
+    """Return the type of ``task``."""
+    return KINDS[task.kind]
+
+
+def task_type_of_net(config: PreTrainedConfig) -> TaskType:
+    """Return the type of task of the net that ``config`` describes, by its class; classification if it has none."""
+    (architecture,) = (config.architectures or [""])[:1]
+    return next((kind for kind in KINDS.values() if architecture.endswith(kind.suffix)), KINDS["classification"])

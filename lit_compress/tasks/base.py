@@ -1,0 +1,194 @@
+"""The base class of types of task: everything that differs between types, from the rows of a file to the metrics.
+
+Data (``label_of``, ``encode``), methods (``logits``, ``counted``, ``observe``) and evaluation (``outputs``, ``pieces``,
+``answer``) use the same object, so that a new type is one file and one entry of ``KINDS``.
+
+    row -> text columns + label_of(row) -> encode -> batch -> logits -> loss over the positions that count
+                                                           -> outputs -> observe -> metrics
+                                                           -> outputs -> pieces of an example -> answer
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torchmetrics import MetricCollection
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from lit_compress.numerics.losses import LossKind
+    from lit_compress.tasks.records import Task
+
+IGNORED = -100  # label of positions that enter no loss and no metric
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+Columns = dict[str, list[Any]]  # name -> a value per row
+
+
+def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the columns of ``batch`` that are inputs of the net."""
+    return {name: batch[name] for name in _INPUTS if name in batch}
+
+
+class TaskType:
+    """One type of task. This base class has what most types share: text in, one answer per row, the net's ``logits``.
+
+    Attributes:
+        name: the ``kind`` in records of tasks.
+        auto_class: the class of transformers that makes a net with the right head.
+        suffix: end of the names of such nets' classes.
+        pipeline: name of the type on the hub.
+        loss: ``classification`` for logits [..., classes] and integers [...], ``regression`` for numbers.
+        words: True if the text columns are lists of words.
+        results: fields of the net's output from which :meth:`logits` is computed.
+        extras: further columns that are read if they exist; ``id`` must be different in every row.
+        needs_rows: True if the metrics need the rows of the split.
+        columns, label: default names of the columns, for the user's own task.
+        texts: smallest and largest number of text columns.
+        classes: True if the labels are classes with names.
+        one_text: True if the rows of a split are one text, divided into examples; else every row is an example.
+        reads_labels: True if the outputs need the labels without a loss too: as inputs, or to see which tokens count.
+        length, max_length: usual and largest length of inputs in tokens, for the user's own task.
+    """
+
+    name: str
+    auto_class: str
+    suffix: str
+    pipeline: str
+    loss: LossKind = "classification"
+    words = False
+    results: tuple[str, ...] = ("logits",)
+    extras: tuple[str, ...] = ()
+    needs_rows = False
+    columns: tuple[str, ...] = ("text",)
+    label = "label"
+    texts = (1, 1)
+    classes = False
+    one_text = False
+    reads_labels = False
+    length = 32
+    max_length = 128
+
+    # ------------------------------------------------------------------------------ rows and token ids
+
+    def label_type(self) -> pa.DataType:
+        """Return the Arrow type of the labels that :meth:`label_of` returns."""
+        raise NotImplementedError
+
+    def label_of(self, task: Task, where: str, row: dict[str, Any]) -> Any:
+        """Check the label of ``row`` and return it as it is stored; error messages begin with ``where``.
+
+        Raises:
+            UserError: the label is not usable.
+        """
+        raise NotImplementedError
+
+    def given(self, task: Task, label: Any) -> Any:
+        """Return how predictions show the label that stands in a file: with its name, if it is a class."""
+        return label
+
+    def labels_in(self, label: Any) -> list[Any]:
+        """Return the classes in a row's label, as they are written: one, or one per word."""
+        return [label]
+
+    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the metrics of a user's own task; the first decides which epoch is best."""
+        raise NotImplementedError
+
+    def is_unlabelled(self, label: Any) -> bool:
+        """Say whether a label marks a row whose true label is secret."""
+        return False
+
+    def encode(
+        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
+    ) -> Columns:
+        """Tokenise some rows of a split; pairs become one sequence, of which the longer text is truncated.
+
+        Args:
+            batch: columns of checked rows.
+            rows: their numbers.
+            tokenizer: a fast tokenizer.
+            task: has the names of the columns.
+            max_length: largest number of tokens of an input, special ones included.
+
+        Returns:
+            ``input_ids``, ``token_type_ids`` if the tokenizer makes them, ``length`` (tokens), ``truncated`` (bool),
+            ``labels`` if the rows have a label; further columns are padded like these and are part of batches.
+        """
+        tokens = tokenizer(*(batch[column] for column in task.text), truncation=True, max_length=max_length)
+        columns = token_columns(tokens)
+        if task.label in batch:
+            columns["labels"] = batch[task.label]
+        return columns
+
+    # ------------------------------------------------------------------------------ the net
+
+    def head(self, task: Task) -> dict[str, Any]:
+        """Return the settings of the net's configuration that depend on the task."""
+        settings: dict[str, Any] = {"num_labels": task.num_labels}
+        if task.labels:
+            settings["id2label"] = dict(enumerate(task.labels))
+            settings["label2id"] = {label: i for i, label in enumerate(task.labels)}
+        return settings
+
+    def configure(self, net: PreTrainedModel, task: Task) -> None:
+        """Set what else depends on the task in a net that was just loaded, e.g. how it generates text."""
+
+    def inputs(self, net: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the inputs with which ``net`` computes the logits for ``batch``."""
+        return inputs_of(batch)
+
+    def logits(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
+        """Return the logits, [b, ..., classes] or [b, 1], in a net's ``output``, which fit ``batch['labels']``."""
+        return output.logits
+
+    def counted(self, batch: dict[str, Tensor]) -> Tensor | None:
+        """Return which of the distributions in the logits count: bool [b, ...]; None for all of them."""
+        return None
+
+    def masks(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return two masks [b, length], not 0 at real tokens: of the first stack, and of a decoder after it."""
+        return batch["attention_mask"], batch["attention_mask"]
+
+    # ------------------------------------------------------------------------------ scores and answers
+
+    def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
+        """Return the outputs [b, ...] from which metrics and predictions are computed."""
+        return self.logits(net(**self.inputs(net, batch)), batch).float()
+
+    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+        """Update the metrics with a batch."""
+        metrics.update(outputs, batch["labels"])
+
+    def constants(self, task: Task) -> list[Tensor]:
+        """Return the outputs [1, ...] of all constant answers, e.g. of each class; [] if they make no sense."""
+        return []
+
+    def pieces(self, task: Task, outputs: Tensor, batch: dict[str, Tensor]) -> list[tuple[int, Any]]:
+        """Return for every row of a batch the number of its example's row and its part of that example's answer."""
+        return list(zip(batch["index"].tolist(), outputs, strict=True))
+
+    def answer(self, task: Task, row: dict[str, Any], pieces: list[Any]) -> dict[str, Any]:
+        """Return the fields of a prediction, besides the text columns, from all pieces of a row."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------ the model card
+
+    def example(self, task: Task) -> str:
+        """Return the arguments of a tokenizer's call, as Python."""
+        return ", ".join(f'"a {column}"' for column in task.text)
+
+    def meaning(self, task: Task) -> str:
+        """Return, in Markdown, the meaning of the net's output."""
+        return "\n".join(f"- {i}: {name}" for i, name in enumerate(task.labels))
+
+
+def token_columns(tokens: Any) -> Columns:
+    """Return the columns that all types of task have, from the output of a tokenizer."""
+    columns: Columns = {name: tokens[name] for name in ("input_ids", "token_type_ids") if name in tokens}
+    columns["length"] = [len(ids) for ids in tokens["input_ids"]]
+    columns["truncated"] = [bool(encoding.overflowing) for encoding in tokens.encodings]
+    return columns

@@ -1,0 +1,126 @@
+"""Classification: one of the task's labels for every row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lit_compress.tasks.base import TaskType
+from lit_compress.utils.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lit_compress.tasks.records import Task
+
+UNLABELLED = -1  # the hub's mark for rows of a test split whose labels are secret
+
+
+def is_secret(label: Any) -> bool:
+    """Say whether a label is the hub's mark for a secret one, as a number or as text."""
+    return label in (UNLABELLED, str(UNLABELLED), str(float(UNLABELLED)))
+
+
+def class_number(task: Task, where: str, label: Any, what: str = "label") -> int:
+    """Return the class number of a label, which is a name or, where the task has ``numbered``, a number.
+
+    Raises:
+        UserError: the label is no class of ``task``; the message begins with ``where``.
+    """
+    name = label_name(where, label, what)
+    for known in (name, whole_number(name)):
+        if known in task.labels:
+            return task.labels.index(known)
+    have_numbers = any(known.removeprefix("-").isdigit() for known in task.labels)
+    numbers = task.numbered and not have_numbers
+    is_number = whole_number(name).isascii() and whole_number(name).isdigit()
+    if numbers and is_number and len(name) < 9 and int(whole_number(name)) < len(task.labels):
+        return int(whole_number(name))
+    hint = f", or 0..{len(task.labels) - 1}" if numbers else ""
+    if is_number and not (numbers or have_numbers):
+        hint = "; that numbers are classes in this order is said by --data.custom.numbered true"
+    raise UserError(f"{where}: {what} {label!r:.60} is none of task '{task.name}'; {nearest(label, task.labels)}{hint}")
+
+
+def label_name(where: str, label: Any, what: str = "label") -> str:
+    """Return a label as text: a text without blanks around it, a whole number (also as float), True or False.
+
+    Raises:
+        UserError: the label is null, empty or of another type; the message begins with ``where``.
+    """
+    if label is None or label != label or (isinstance(label, str) and not label.strip()):
+        raise UserError(f"{where}: the {what} is null; fill it in or leave the row out")
+    if isinstance(label, float) and label.is_integer():
+        return str(int(label))
+    if isinstance(label, str | int):
+        return str(label).strip()
+    if isinstance(label, float):
+        raise UserError(fraction_line(where, label, what))
+    raise UserError(f"{where}: {what} {label!r:.60} is neither text nor a whole number")
+
+
+def class_name(task: Task, label: Any) -> Any:
+    """Return the name of a label's class, or the label if it has none."""
+    try:
+        return task.labels[class_number(task, "", label)]
+    except UserError:
+        return label
+
+
+def fraction_line(where: str, label: object, what: str = "label") -> str:
+    """Return what is said of a number with a fraction in a column of classes."""
+    return (
+        f"{where}: {what} {label!r:.60} is a number with a fraction, neither text nor a whole number; kind regression "
+        "predicts numbers, data.custom.labels gives numbers that are names of classes"
+    )
+
+
+def whole_number(name: str) -> str:
+    """Return ``3`` for ``3.0``, as pandas writes whole numbers if a row has none; any other name as it is."""
+    number, point, zeros = name.partition(".")
+    is_whole = bool(point) and number.removeprefix("-").isdecimal() and not zeros.strip("0")
+    return number if is_whole else name
+
+
+class Classification(TaskType):
+    """Classification: logits [b, classes], labels [b]."""
+
+    name = "classification"
+    auto_class = "AutoModelForSequenceClassification"
+    suffix = "ForSequenceClassification"
+    pipeline = "text-classification"
+    texts = (1, 2)
+    classes = True
+
+    def label_type(self) -> pa.DataType:
+        """Return the type of class numbers."""
+        import pyarrow as pa
+
+        return pa.int64()
+
+    def label_of(self, task: Task, where: str, row: dict[str, Any]) -> int:
+        """Return the class number."""
+        return class_number(task, where, row[task.label])
+
+    def given(self, task: Task, label: Any) -> Any:
+        """Return the name of the class; what is none stays as it is."""
+        return class_name(task, label)
+
+    def is_unlabelled(self, label: Any) -> bool:
+        """Say whether the label is -1."""
+        return is_secret(label)
+
+    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return accuracy, and F1 averaged over the classes."""
+        return "accuracy", "macro_f1"
+
+    def constants(self, task: Task) -> list[Tensor]:
+        """Return, for every class, logits that choose it."""
+        return list(torch.eye(task.num_labels).split(1))
+
+    def answer(self, task: Task, row: dict[str, Any], pieces: list[Tensor]) -> dict[str, Any]:
+        """Return ``label`` and its ``probability``."""
+        probability, label = pieces[0].softmax(-1).max(-1)
+        return {"label": task.labels[int(label)], "probability": float(probability)}

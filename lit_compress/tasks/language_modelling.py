@@ -1,0 +1,100 @@
+"""The next token of plain text (OPT, Llama, Qwen3).
+
+Rows of a split, about 1000 at a time, are one text, every row ending with a line end. Its tokens, after one special
+token (beginning of text), are divided into examples of the largest length; the last one is shorter. The labels of an
+example are its tokens shifted by one, so that every token of the text is predicted exactly once.
+
+    tokens  <s> a b c d e f      examples of 3: <s> a b | c d e      labels  a b c | d e f
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_compress.tasks.base import IGNORED, Columns, TaskType, inputs_of
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torchmetrics import MetricCollection
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from lit_compress.tasks.records import Task
+
+
+class LanguageModelling(TaskType):
+    """Language modelling: logits [b, tokens, vocabulary], labels [b, tokens], at every token the next one."""
+
+    name = "language_modelling"
+    auto_class = "AutoModelForCausalLM"
+    suffix = "ForCausalLM"
+    pipeline = "text-generation"
+    label = "text"
+    one_text = reads_labels = True
+    length = max_length = 512
+
+    def label_type(self) -> pa.DataType:
+        """Return the type of text, which is its own label."""
+        import pyarrow as pa
+
+        return pa.string()
+
+    def label_of(self, task: Task, where: str, row: dict[str, Any]) -> str:
+        """Return the text."""
+        return row[task.label]
+
+    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the perplexity."""
+        return ("perplexity",)
+
+    def encode(
+        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
+    ) -> Columns:
+        """Divide the text of all rows into examples of tokens."""
+        text = "".join(row if row.endswith("\n") else row + "\n" for row in batch[task.text[0]])
+        start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+        tokens = start + tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        starts = range(0, len(tokens) - 1, max_length)
+        blocks = [tokens[i : i + max_length] for i in starts]
+        labels = [tokens[i + 1 : i + 1 + max_length] for i in starts]
+        if blocks and len(labels[-1]) < len(blocks[-1]):
+            blocks[-1].pop()  # nothing follows the last token
+        return {
+            "input_ids": blocks, "labels": labels, "length": [len(block) for block in blocks],
+            "truncated": [False] * len(blocks),
+        }  # fmt: skip
+
+    def head(self, task: Task) -> dict[str, Any]:
+        """Return {}: the head is the backbone's own, for every task."""
+        return {}
+
+    def counted(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return which tokens have a next token."""
+        return batch["labels"] != IGNORED
+
+    def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
+        """Return the negative log-likelihood of every next token, [b, tokens], in nats."""
+        logits = self.logits(net(**inputs_of(batch)), batch).float()
+        return F.cross_entropy(logits.mT, batch["labels"], reduction="none", ignore_index=IGNORED)
+
+    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+        """Update the metrics with the likelihoods."""
+        metrics.update(outputs, self.counted(batch))
+
+    def pieces(self, task: Task, outputs: Tensor, batch: dict[str, Tensor]) -> list[tuple[int, Any]]:
+        """Refuse predictions: a language model has none for a row."""
+        raise UserError("predict: a language model has no answer for a row; `test` gives its perplexity")
+
+    def example(self, task: Task) -> str:
+        """Return the beginning of a text."""
+        return '"Once upon a time"'
+
+    def meaning(self, task: Task) -> str:
+        """Return the meaning of logits and perplexity."""
+        return (
+            "Logits of the next token; `net.generate(**inputs)` goes on with a text. The perplexity is that of all "
+            "tokens of the split, each predicted from those before it in its block."
+        )

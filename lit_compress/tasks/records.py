@@ -1,0 +1,251 @@
+"""The records of the tasks: columns, labels, metrics, lengths. A new task is one record.
+
+Data and methods never import each other; both use a :class:`Task`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from lit_compress.utils.errors import UserError, nearest
+
+KindName = Literal["classification", "regression", "tagging", "span_qa", "summarization", "language_modelling"]
+
+
+@dataclass(frozen=True)
+class Spans:
+    """How answer spans are found in contexts.
+
+    Attributes:
+        stride: number of tokens that neighbouring windows of a context share.
+        n_best: number of best spans kept, per window and per question.
+        max_answer: largest number of tokens of an answer.
+        null_threshold: by how much the score of "no answer" must exceed that of the best span to be given; None if
+            every question has an answer.
+    """
+
+    stride: int = 128
+    n_best: int = 20
+    max_answer: int = 30
+    null_threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How texts are generated; other settings are those of the backbone's ``generation_config``.
+
+    Attributes:
+        target_length: longest text in tokens; longer reference texts are truncated in training.
+        num_beams: number of beams in beam search.
+        length_penalty: a text's log-likelihood is divided by its length to this power.
+    """
+
+    target_length: int = 128
+    num_beams: int = 8
+    length_penalty: float = 1.0
+
+
+@dataclass(frozen=True)
+class Custom:
+    """The user's own task, ``custom``.
+
+    Args:
+        kind: type of the task: classification, regression, tagging (a label per word), span_qa (an answer that is a
+            part of a context), summarization (a text for a text) or language_modelling (plain text).
+        text: name of the text column, or names of several in brackets; without it, by kind, text, or tokens,
+            question and context, document.
+        label: name of the label column; without it, by kind, label, or tags, answers, summary.
+        labels: names of the classes in order of their numbers; without it those of the training rows.
+        numbered: whether 0, 1, ... in a file are the classes in that order, if these have other names; without it,
+            where labels or a table of the library datasets gives the order.
+    """
+
+    kind: KindName = "classification"
+    text: list[str] | str | None = None
+    label: str | None = None
+    labels: list[str] | None = None
+    numbered: bool | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task.
+
+    Attributes:
+        name: the name in configs, e.g. ``sst2``.
+        kind: type of the task, a key of :data:`lit_compress.tasks.KINDS`.
+        text: names of the text columns: one or two; one of lists of words; or question and context.
+        labels: class names in order of their numbers; empty where there are none.
+        metrics: names of :func:`lit_compress.evaluation.metrics.build_metrics`; the first decides which epoch is best.
+        hub: (repository, configuration) on the Hugging Face hub, configuration None if there is only one; None if the
+            package makes the data itself, or the user has it.
+        validation: names of the hub splits used for validation; the first decides which epoch is best.
+        length: median number of tokens of a validation example, at which FLOPs and latency are measured.
+        max_length: longest input in tokens; longer ones are truncated.
+        label: name of the column of the labels, or of the reference texts.
+        spans: how answer spans are found (span_qa).
+        writing: how texts are generated (summarization).
+        numbered: whether labels in files may be numbers of classes. Not in ``repr``, which fingerprints of data that
+            stand in checkpoints are made of.
+    """
+
+    name: str
+    kind: KindName
+    text: tuple[str, ...]
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    hub: tuple[str, str | None] | None
+    validation: tuple[str, ...] = ("validation",)
+    length: int = 32
+    max_length: int = 128
+    label: str = "label"
+    spans: Spans = Spans()
+    writing: Writing = Writing()
+    numbered: bool = field(default=True, repr=False)
+
+    @property
+    def num_labels(self) -> int:
+        """Size of the output layer: the number of classes, or 1 where there are none."""
+        return len(self.labels) or 1
+
+
+def _glue(
+    name: str,
+    text: tuple[str, ...],
+    labels: tuple[str, ...],
+    metrics: tuple[str, ...],
+    length: int,
+    validation: tuple[str, ...] = ("validation",),
+) -> Task:
+    kind: KindName = "classification" if labels else "regression"
+    return Task(name, kind, text, labels, metrics, ("nyu-mll/glue", name), validation, length)
+
+
+def _squad(name: str, repository: str, metrics: tuple[str, ...], spans: Spans) -> Task:
+    return Task(
+        name,
+        "span_qa",
+        ("question", "context"),
+        (),
+        metrics,
+        (repository, None),
+        length=165,
+        max_length=384,
+        label="answers",
+        spans=spans,
+    )
+
+
+_ENTAILMENT = ("entailment", "not_entailment")
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        _glue("cola", ("sentence",), ("unacceptable", "acceptable"), ("matthews",), 10),
+        _glue("sst2", ("sentence",), ("negative", "positive"), ("accuracy",), 25),
+        _glue("mrpc", ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("accuracy", "f1"), 53),
+        _glue("stsb", ("sentence1", "sentence2"), (), ("pearson_spearman", "pearson", "spearman"), 28),
+        _glue("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1"), 27),
+        _glue(
+            "mnli",
+            ("premise", "hypothesis"),
+            ("entailment", "neutral", "contradiction"),
+            ("accuracy",),
+            36,
+            ("validation_matched", "validation_mismatched"),
+        ),
+        _glue("qnli", ("question", "sentence"), _ENTAILMENT, ("accuracy",), 48),
+        _glue("rte", ("sentence1", "sentence2"), _ENTAILMENT, ("accuracy",), 53),
+        _glue("wnli", ("sentence1", "sentence2"), ("not_entailment", "entailment"), ("accuracy",), 33),
+        Task(
+            "conll2003",
+            "tagging",
+            ("tokens",),
+            ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"),
+            ("entity_f1",),
+            ("lhoestq/conll2003", None),  # as parquet; eriktks/conll2003 needs a script, which datasets 4 does not run
+            length=16,
+            label="ner_tags",
+        ),
+        # length, beams and 128 tokens as in LoSparse (section 4.3) and its program
+        Task(
+            "xsum",
+            "summarization",
+            ("document",),
+            (),
+            ("rougeL",),
+            ("EdinburghNLP/xsum", None),
+            length=256,
+            max_length=256,
+            label="summary",
+        ),
+        Task(
+            "cnn_dailymail",
+            "summarization",
+            ("article",),
+            (),
+            ("rougeLsum",),
+            ("abisee/cnn_dailymail", "3.0.0"),
+            length=256,
+            max_length=256,
+            label="highlights",
+        ),
+        Task(
+            "wikitext2",
+            "language_modelling",
+            ("text",),
+            (),
+            ("perplexity",),
+            ("Salesforce/wikitext", "wikitext-2-v1"),
+            length=512,
+            max_length=512,
+            label="text",
+        ),
+        # also: any plain text, --data.path to train.txt and validation.txt
+        Task(
+            "plain_text",
+            "language_modelling",
+            ("text",),
+            (),
+            ("perplexity",),
+            None,
+            length=512,
+            max_length=512,
+            label="text",
+        ),
+        _squad("squad", "rajpurkar/squad", ("answer_f1", "exact_match"), Spans()),
+        _squad("squad_v2", "rajpurkar/squad_v2", ("answer_f1", "exact_match"), Spans(null_threshold=0.0)),
+        # needs no download: which area of the standard library a docstring comes from (models/embedded.py)
+        Task(
+            "docstrings",
+            "classification",
+            ("text",),
+            ("concurrency", "files", "gui", "language", "network", "numbers", "testing", "text"),
+            ("accuracy",),
+            None,
+            length=30,
+            max_length=64,
+        ),
+    )
+}
+
+
+def get_task(name: str) -> Task:
+    """Return the task called ``name``, which may also be the JSON of :func:`task_name`.
+
+    Raises:
+        UserError: there is no such task; the message names the nearest one.
+    """
+    if name.startswith("{"):
+        record: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in json.loads(name).items()}
+        return Task(**{**record, "spans": Spans(**record["spans"]), "writing": Writing(**record["writing"])})
+    if name not in TASKS:
+        raise UserError(f"data.task: unknown task '{name}'; {nearest(name, TASKS)}")
+    return TASKS[name]
+
+
+def task_name(task: Task) -> str:
+    """Return the name of ``task`` for :func:`get_task`: its name, or JSON of all fields if it is none of ``TASKS``."""
+    return task.name if TASKS.get(task.name) == task else json.dumps(asdict(task))

@@ -1,0 +1,69 @@
+"""Regression: one real number for every row."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lit_compress.tasks.base import TaskType
+from lit_compress.tasks.classification import is_secret
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lit_compress.numerics.losses import LossKind
+    from lit_compress.tasks.records import Task
+
+
+class Regression(TaskType):
+    """Regression: logits [b, 1], labels [b]."""
+
+    name = "regression"
+    auto_class = "AutoModelForSequenceClassification"
+    suffix = "ForSequenceClassification"
+    pipeline = "text-classification"
+    loss: LossKind = "regression"
+    texts = (1, 2)
+
+    def label_type(self) -> pa.DataType:
+        """Return the type of scores."""
+        import pyarrow as pa
+
+        return pa.float32()
+
+    def label_of(self, task: Task, where: str, row: dict[str, Any]) -> float:
+        """Return the number."""
+        label = row[task.label]
+        if label is None:
+            raise UserError(f"{where}: the label is null; fill it in or leave the row out")
+        try:
+            number = math.nan if isinstance(label, bool) else float(label)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise UserError(f"{where}: label {label!r:.60} is not a finite number; task '{task.name}' is a regression")
+        return number
+
+    def is_unlabelled(self, label: Any) -> bool:
+        """Say whether the label is -1."""
+        return is_secret(label)
+
+    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the correlations."""
+        return "pearson_spearman", "pearson", "spearman"
+
+    def constants(self, task: Task) -> list[Tensor]:
+        """Return one number for all rows, whose correlation is 0."""
+        return [torch.ones(1, 1)]
+
+    def answer(self, task: Task, row: dict[str, Any], pieces: list[Tensor]) -> dict[str, Any]:
+        """Return ``score``."""
+        return {"score": float(pieces[0])}
+
+    def meaning(self, task: Task) -> str:
+        """Return the meaning of the output: a score."""
+        return "One real number, the predicted score."

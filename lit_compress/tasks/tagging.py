@@ -1,0 +1,168 @@
+"""Tagging: a label for every word of a row, predicted at the word's first token (CoNLL-2003: named entities).
+
+A row with too many tokens for one input becomes several, so that every word gets a label; entities are joined again
+before they are scored. A word that the tokenizer drops (a lone control character) is replaced by its unknown token.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lit_compress.tasks.base import IGNORED, Columns, TaskType, token_columns
+from lit_compress.tasks.classification import class_name, class_number
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torchmetrics import MetricCollection
+    from transformers import PreTrainedTokenizerBase
+
+    from lit_compress.tasks.records import Task
+
+
+class Tagging(TaskType):
+    """Tagging: logits [b, tokens, classes]; labels [b, tokens], -100 except at the first tokens of words.
+
+    Further columns: ``example`` [b], the number of an input's row; ``word`` [b, tokens], at the first token of a word
+    its number, counted from 1, else 0.
+    """
+
+    name = "tagging"
+    auto_class = "AutoModelForTokenClassification"
+    suffix = "ForTokenClassification"
+    pipeline = "token-classification"
+    words = True
+    columns = ("tokens",)
+    label = "tags"
+    classes = True
+
+    def label_type(self) -> pa.DataType:
+        """Return the type of lists of class numbers."""
+        import pyarrow as pa
+
+        return pa.list_(pa.int64())
+
+    def label_of(self, task: Task, where: str, row: dict[str, Any]) -> list[int]:
+        """Return the class number of every word."""
+        words, labels = row[task.text[0]], self.labels_in(row[task.label])
+        if not isinstance(labels, list):
+            raise UserError(f"{where}: '{task.label}' is {labels!r:.60} ({type(labels).__name__}); give a list")
+        if len(labels) != len(words):
+            raise UserError(
+                f"{where}: {len(words)} words in '{task.text[0]}', {len(labels)} labels in '{task.label}'; "
+                "give one label per word"
+            )
+        return [class_number(task, f"{where} word {i}", label) for i, label in enumerate(labels, start=1)]
+
+    def encode(
+        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
+    ) -> Columns:
+        """Tokenise words; a row may become several inputs."""
+        tokens = tokenizer(
+            [" ".join(words) for words in batch[task.text[0]]], truncation=True, max_length=max_length,
+            return_overflowing_tokens=True, return_offsets_mapping=True,
+        )  # fmt: skip
+        columns = token_columns(tokens)
+        columns["truncated"] = [False] * len(columns["length"])  # nothing is lost
+        sources = tokens["overflow_to_sample_mapping"]
+        columns["example"] = [rows[i] for i in sources]
+        columns["word"] = _first_pieces(batch[task.text[0]], sources, tokens["offset_mapping"])
+        if dropped := _dropped(batch[task.text[0]], sources, columns["word"], tokenizer.unk_token):
+            return self.encode({**batch, task.text[0]: dropped}, rows, tokenizer, task, max_length)
+        if task.label in batch:
+            columns["labels"] = [
+                [batch[task.label][i][number - 1] if number else IGNORED for number in numbers]
+                for i, numbers in zip(sources, columns["word"], strict=True)
+            ]
+        useful = [any(numbers) for numbers in columns["word"]]  # an input may have only the middle of a huge word
+        return {name: [v for v, keep in zip(values, useful, strict=True) if keep] for name, values in columns.items()}
+
+    def labels_in(self, label: Any) -> Any:
+        """Return the labels of a list, or of a text with spaces between labels."""
+        return label.split() if isinstance(label, str) else label
+
+    def given(self, task: Task, label: Any) -> Any:
+        """Return the names of the classes; what is none stays as it is."""
+        labels = self.labels_in(label)
+        return [class_name(task, name) for name in labels] if isinstance(labels, list) else labels
+
+    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return F1 of entities if the labels are tags of entities (B-PER, I-PER, O), else accuracy of words."""
+        of_entities = all(label == "O" or label[1:2] == "-" for label in labels)
+        return ("entity_f1",) if of_entities else ("word_accuracy",)
+
+    def counted(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return which tokens are the first of a word."""
+        return batch["labels"] != IGNORED if "labels" in batch else batch["word"] > 0
+
+    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+        """Update the metrics with predicted and true class of every word, and the numbers of its row and of itself."""
+        counted = self.counted(batch)
+        example = batch["example"][:, None].expand_as(counted)
+        metrics.update(outputs.argmax(-1)[counted], batch["labels"][counted], example[counted], batch["word"][counted])
+
+    def pieces(self, task: Task, outputs: Tensor, batch: dict[str, Tensor]) -> list[tuple[int, dict[int, int]]]:
+        """Return for every input the number of its row and the classes of its words."""
+        found = []
+        for example, words, classes in zip(batch["example"], batch["word"], outputs.argmax(-1), strict=True):
+            pairs = zip(words[words > 0].tolist(), classes[words > 0].tolist(), strict=True)
+            found.append((int(example), dict(pairs)))
+        return found
+
+    def answer(self, task: Task, row: dict[str, Any], pieces: list[dict[int, int]]) -> dict[str, Any]:
+        """Return ``labels``, one per word."""
+        classes = {number: label for piece in pieces for number, label in piece.items()}
+        return {"labels": [task.labels[classes[number]] for number in sorted(classes)]}
+
+    def example(self, task: Task) -> str:
+        """Return words joined by spaces, as they are tokenised here."""
+        return '"some words"'
+
+    def meaning(self, task: Task) -> str:
+        """Return the meaning of the classes, and the tokens at which they count."""
+        return "For every token, of which the first of a word counts:\n\n" + super().meaning(task)
+
+
+def _first_pieces(
+    sentences: list[list[str]], sources: list[int], offsets: list[list[tuple[int, int]]]
+) -> list[list[int]]:
+    """Return for every token of every input the number of the word, counted from 1, whose first token it is, else 0.
+
+    A token may begin with the space before its word, so the word is found by the token's last character.
+
+    Args:
+        sentences: the words of each row, which were joined by spaces.
+        sources: number of the row of every input; inputs of one row follow each other.
+        offsets: first and last character of every token in the joined text; equal for special tokens.
+    """
+    starts = [list(accumulate((len(word) + 1 for word in words[:-1]), initial=0)) for words in sentences]
+    seen = [0] * len(sentences)
+    found = []
+    for source, spans in zip(sources, offsets, strict=True):
+        numbers = []
+        for start, end in spans:
+            number = bisect_right(starts[source], end - 1) if end > start else 0
+            numbers.append(number if number > seen[source] else 0)
+            seen[source] = max(seen[source], number)
+        found.append(numbers)
+    return found
+
+
+def _dropped(
+    sentences: list[list[str]], sources: list[int], found: list[list[int]], unknown: str | None
+) -> list[list[str]] | None:
+    """Return the sentences with ``unknown`` in place of words without a token; None if there are no such words."""
+    there: list[set[int]] = [set() for _ in sentences]
+    for source, numbers in zip(sources, found, strict=True):
+        there[source].update(numbers)
+    if unknown is None or all(len(have - {0}) == len(words) for have, words in zip(there, sentences, strict=True)):
+        return None
+    new = [
+        [word if i in have else unknown for i, word in enumerate(words, start=1)]
+        for have, words in zip(there, sentences, strict=True)
+    ]
+    return None if new == sentences else new

@@ -1,0 +1,81 @@
+"""Errors that a user can cause, each one line: the name, the value, the nearest valid value.
+
+The command line prints a :class:`UserError` as that one line and exits with code 2; any other exception
+is a bug of the package and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """An error that the user can correct; its message is one complete line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+def require(
+    settings: object,
+    option: str,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+    hint: str = "",
+) -> None:
+    """Refuse a setting that is out of its range; None is in every range.
+
+    Args:
+        settings: the object with the setting.
+        option: name of the setting as users type it, e.g. ``prune.beta``; the attribute is its last part.
+        low: smallest valid value.
+        above: lower bound that is not valid itself.
+        high: largest valid value.
+        below: upper bound that is not valid itself.
+        hint: end of the message, in place of the nearest valid value.
+
+    Raises:
+        UserError: the value is out of its range.
+
+    >>> from types import SimpleNamespace
+    >>> require(SimpleNamespace(beta=1.0), "prune.beta", low=0, below=1)
+    Traceback (most recent call last):
+    lit_compress.utils.errors.UserError: prune.beta: 1.0 is not in [0, 1); nearest valid 0.99
+    """
+    value = getattr(settings, option.rpartition(".")[2])
+    if value is None:
+        return
+    lower, upper = above if low is None else low, below if high is None else high
+    fits = (low is None or value >= low) and (above is None or value > above)
+    if fits and (high is None or value <= high) and (below is None or value < below):
+        return
+    if upper is None:
+        if above is None:
+            raise UserError(f"{option}: {value} is below {low}, the smallest valid value")
+        raise UserError(f"{option}: {value} is not above {above}; {hint}")
+    assert lower is not None
+    interval = f"{'(' if low is None else '['}{lower}, {upper}{')' if high is None else ']'}"
+    bounds = float(lower) if low is not None else lower + 0.01, float(upper) if high is not None else upper - 0.01
+    near = bounds[0] if value <= lower else bounds[1]
+    raise UserError(f"{option}: {value} is not in {interval}; {hint or f'nearest valid {near}'}")
+
+
+def nearest(value: object, valid: Iterable[object], limit: int = 8) -> str:
+    """Return the end of an error message: the ``valid`` value most similar to ``value``, or a short list of them.
+
+    >>> nearest("sst3", ["cola", "sst2"])
+    "did you mean 'sst2'?"
+    >>> nearest("Lpaf", ["SVD", "LPAF"])
+    "did you mean 'LPAF'?"
+    """
+    names = [str(v) for v in valid]
+    lower = {name.lower(): name for name in reversed(names)}
+    close = difflib.get_close_matches(str(value).lower(), lower, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{lower[close[0]]}'?"
+    shown = ", ".join(names[:limit])
+    return f"valid: {shown}{', ...' if len(names) > limit else ''}"

@@ -1,0 +1,91 @@
+"""Functions that treat sharded tensors (DTensors of FSDP2) and ordinary ones alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from lit_compress.utils.errors import UserError
+
+T = TypeVar("T")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of ``tensor`` on this rank, sharing its storage; itself if it is not a DTensor."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the unsharded ``tensor`` on every rank (all ranks must call); itself if it is not a DTensor."""
+    full_tensor = getattr(tensor, "full_tensor", None)
+    return tensor if full_tensor is None else full_tensor()
+
+
+class Shards:
+    """The ranks over which a tensor is sharded: none, or those of FSDP2's mesh.
+
+    Attributes:
+        group: process group of these ranks; None if the tensor is not sharded.
+        place: (number of this rank's shard, number of shards).
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        mesh = getattr(tensor, "device_mesh", None)
+        self.group: Any = None if mesh is None else mesh.get_group()
+        self.place: tuple[int, int] = (0, 1) if mesh is None else (mesh.get_local_rank(), mesh.size())
+
+    @property
+    def reduce(self) -> Callable[[Tensor], object] | None:
+        """A function that sums a tensor over these ranks, in place; None if the tensor is not sharded."""
+        if self.group is None:
+            return None
+        return lambda values: distributed.all_reduce(values, group=self.group)
+
+
+def sum_over_ranks(values: Tensor) -> None:
+    """Sum ``values`` over all processes of the run, in place; with one process do nothing."""
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.all_reduce(values)
+
+
+def is_first() -> bool:
+    """Say whether this is the only process of the run, or rank 0."""
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """Return on every rank what ``make`` returns on rank 0, where alone it is called.
+
+    Raises:
+        UserError: on every rank, if ``make`` raises it.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return make()
+    sent: list[Any] = [None, None]
+    if is_first():
+        try:
+            sent[0] = make()
+        except UserError as error:
+            sent[1] = str(error)
+    distributed.broadcast_object_list(sent, 0)
+    if sent[1] is not None:
+        raise UserError(sent[1])
+    return sent[0]
+
+
+@torch.no_grad()
+def send_from_first(net: nn.Module, device: torch.device) -> None:
+    """Copy the net of rank 0 to all ranks, because factors of the same matrix may differ between machines.
+
+    Args:
+        net: on the CPU, not wrapped.
+        device: device of the tensors that the process group sends.
+    """
+    for tensor in (*net.parameters(), *net.buffers()):
+        sent = tensor.to(device, copy=True, memory_format=torch.contiguous_format)
+        distributed.broadcast(sent, 0)
+        tensor.copy_(sent)

@@ -1,0 +1,92 @@
+"""The path most people come on: a fine-tuned model and a CSV, without a config file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+
+import pytest
+from conftest import WORDS
+from tiny import make_net
+from transformers import AutoTokenizer
+
+from lit_compress.__main__ import main
+from lit_compress.cli.options import CommandLine
+from lit_compress.data.sources import CUSTOM
+
+QUICK = ["--data.batch_size", "8", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false",
+         "--trainer.logger", "false", "--model.prune.epochs", "1", "--model.retrain.epochs", "1"]  # fmt: skip
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    """A CSV with the columns review and stars."""
+    rng = random.Random(0)
+    with (tmp_path / "reviews.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["review", "stars"])
+        for i in range(80):
+            rows.writerow(
+                [" ".join(rng.choices(WORDS, k=6)) + (" great" if i % 2 else " bad"), "good" if i % 2 else "bad"]
+            )
+    return tmp_path / "reviews.csv"
+
+
+@pytest.fixture
+def model(tmp_path, tiny_backbone):
+    """A folder with a model whose head names the classes of the CSV."""
+    net = make_net("bert")
+    net.config.id2label, net.config.label2id = {0: "BAD", 1: "GOOD"}, {"BAD": 0, "GOOD": 1}
+    net.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(tiny_backbone).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def command(model, reviews, run, *extra):
+    return ["fit", "--model", "LPAF", "--model.backbone", str(model), "--data.path", str(reviews),
+            "--data.custom.text", "review", "--data.custom.label", "stars",
+            "--run_dir", str(run), *QUICK, *extra]  # fmt: skip
+
+
+def test_a_model_fine_tuned_on_the_labels_is_the_teacher(model, reviews, tmp_path, capsys):
+    main(command(model, reviews, tmp_path / "run"))
+    assert f"'{model}' is fine-tuned on these labels (bad, good): it is the teacher" in capsys.readouterr().err
+    records = json.loads((tmp_path / "run" / "stages.json").read_text())
+    assert [(record["name"], record["steps"] > 0) for record in records] == [
+        ("dense", False), ("prune", True), ("retrain", True)
+    ]  # fmt: skip
+    assert records[0]["teacher"] == str(model)
+
+
+def test_options_of_the_dense_stage_fine_tune_it_first(model, reviews, tmp_path, capsys):
+    main(command(model, reviews, tmp_path / "run", "--model.dense.epochs", "1"))
+    assert "it is the teacher" not in capsys.readouterr().err
+    assert json.loads((tmp_path / "run" / "stages.json").read_text())[0]["steps"] > 0
+
+
+@pytest.mark.parametrize("names", [{0: "GOOD", 1: "BAD"}, {0: "LABEL_0", 1: "LABEL_1"}])
+def test_other_labels_are_fine_tuned_first(names, model, reviews, tmp_path, capsys):
+    """Another order, or no names: the head could answer anything."""
+    config = json.loads((model / "config.json").read_text())
+    config["id2label"] = {str(key): name for key, name in names.items()}
+    (model / "config.json").write_text(json.dumps(config))
+    main(command(model, reviews, tmp_path / "run"))
+    assert "it is the teacher" not in capsys.readouterr().err
+    assert json.loads((tmp_path / "run" / "stages.json").read_text())[0]["steps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "task"),
+    [
+        (["--model", "SVD", "--data.path", "FILE"], CUSTOM),
+        (["--model", "SVD", "--data.custom.text", "review"], CUSTOM),
+        (["--config", "lpaf.yaml", "--data.path", "FILE", "--data.custom.text", "review"], CUSTOM),
+        (["--config", "lpaf_sst2.yaml", "--data.path", "FILE"], "sst2"),
+        (["--model", "SVD", "--data.path", "FILE", "--data.task", "cola"], "cola"),
+        (["--model", "SVD"], "sst2"),
+    ],
+)
+def test_a_file_or_columns_of_ones_own_mean_a_task_of_ones_own(options, task, reviews):
+    parsed = CommandLine([str(reviews) if word == "FILE" else word for word in options], "fit")
+    assert parsed.config.data.task == task

@@ -1,0 +1,226 @@
+"""factorize and analyze through the command line: a fine-tuned model in, an export or a figure out."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_cli import fails
+
+from lit_compress.__main__ import main
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import load_net
+
+
+@pytest.fixture(scope="module")
+def run(short_run, tmp_path_factory):
+    """A finished SVD run; its dense net is the fine-tuned model."""
+    folder = tmp_path_factory.mktemp("one_shot") / "run"
+    main(["fit", "--model", "SVD", "--model.rank_ratio", "0.3", *short_run, "--run_dir", str(folder)])
+    return folder
+
+
+@pytest.fixture
+def words(run, tiny_data):
+    """MODEL and what names its data."""
+    return [str(run / "dense" / "net")], [
+        "--data.task",
+        "sst2",
+        "--data.path",
+        str(tiny_data),
+        "--data.batch_size",
+        "8",
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--density", "0.5"],
+        ["--rank", "5", "--weighting", "fisher", "--axis", "both", "--fisher_examples", "20"],
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                ["--rank_ratio", "0.3", "--weighting", "fisher"],
+                ["--density", "0.5", "--weighting", "fisher", "--axis", "out"],
+                ["--density", "0.5", "--weighting", "fisher", "--allocation", "global"],
+                ["--density", "0.5", "--weighting", "inputs", "--calibration_examples", "30"],
+                ["--weighting", "none"],
+            )
+        ),
+    ],
+)
+def test_factorize_writes_a_full_export(options, words, tmp_path):
+    model, data = words
+    main(["factorize", *model, str(tmp_path / "out"), *data, *options])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["method"] == ("FWSVD" if "--weighting" in options else "SecondOrder")
+    assert list(report["stages"]) == ["dense", "compressed"]
+    assert report["compressed"]["density"] < 0.7 and report["export_difference"] <= 1e-5
+    assert {
+        "config.json",
+        "model.safetensors",
+        "structure.json",
+        "README.md",
+        "modeling_compressed.py",
+        "tokenizer.json",
+    } <= {p.name for p in (tmp_path / "out").iterdir()}
+    net = load_net(tmp_path / "out")
+    ranks = {net.get_submodule(s.name).rank for s in find_sites(net) if hasattr(net.get_submodule(s.name), "rank")}
+    assert ranks == {"0.3": {9}, "5": {5}, "none": {10}}.get(options[1], ranks)
+    assert len(ranks) > 1 or ("global" not in options and "--weighting" in options)
+
+
+def test_default_is_kfac_with_one_budget_and_says_what_it_did(words, run, tmp_path):
+    """The report has the settings of the calibration; the budget is that of all matrices; biases have changed."""
+    model, data = words
+    line = ["factorize", *model, str(tmp_path / "out"), *data, "--density", "0.5"]
+    main([*line, "--calibration_examples", "40", "--gradient_damping", "0.02", "--labels", "exact", "--refit", "true"])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    settings = report["config"]["model"]["init_args"]
+    assert (settings["retrain"]["weighting"], settings["allocation"]) == ("kfac", "global")
+    found = report["calibration"]
+    assert found["tokens"] > found["examples"] == 40 and found["estimated_loss"] > 0 and found["refit"]
+    assert {k: found[k] for k in ("weighting", "labels", "centred")} == {
+        "weighting": "kfac", "labels": "exact", "centred": 12
+    }  # fmt: skip
+    assert found["damping"] == {"inputs": 1e-3, "gradients": 0.02}
+    assert 0.45 < report["compressed"]["density"] <= 0.5
+    old, new = load_net(run / "dense" / "net"), load_net(tmp_path / "out")
+    name = next(s.name for s in find_sites(new) if hasattr(new.get_submodule(s.name), "rank"))
+    assert not torch.equal(old.get_submodule(name).bias, new.get_submodule(name).bias)
+
+
+def test_a_factorized_model_is_evaluated_like_a_run(words, tmp_path, capsys):
+    model, data = words
+    main(["factorize", *model, str(tmp_path / "out"), *data])
+    capsys.readouterr()
+    main(["validate", str(tmp_path / "out")])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert capsys.readouterr().out.splitlines()[0] == f"val/accuracy {report['compressed']['metric']:.6f}"
+
+
+def test_scores_of_a_pruning_stage_weigh_rows(words, run, tmp_path):
+    """`--weighting importance` uses what lies beside the model; equal scores are the plain SVD."""
+    from shutil import copytree
+
+    _, data = words
+    copytree(run / "dense" / "net", tmp_path / "net")
+    net = load_net(tmp_path / "net")
+    rows = {f"{s.name}/scores": torch.ones(len(net.get_submodule(s.name).weight)).double() for s in find_sites(net)}
+    save_file(rows, tmp_path / "net" / "importance.safetensors")
+    for out, weighting in (("a", ["importance", "--axis", "out"]), ("b", ["none"])):
+        main(["factorize", str(tmp_path / "net"), str(tmp_path / out), *data, "--weighting", *weighting])
+    first, second = (load_file(tmp_path / out / "model.safetensors") for out in "ab")
+    name = find_sites(net)[0].name
+    products = [t[f"{name}.left"] @ t[f"{name}.right"] for t in (first, second)]
+    assert torch.allclose(*products, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["truncation", "sweep", "spectra", "ranks"])
+def test_analyze_writes_table_and_figure(kind, words, tmp_path, capsys):
+    model, data = words
+    weightings = ["--weightings", "none", "fisher-in", "kfac", "inputs"]
+    main(["analyze", kind, *model, str(tmp_path / "out"), *data, *weightings, "--ratios", "0.5", "1.0"])
+    rows = list(csv.DictReader((tmp_path / "out" / f"{kind}.csv").open()))
+    assert len(rows) == {"truncation": 40, "sweep": 8, "spectra": 4 * 12 * 32, "ranks": 12}[kind]
+    assert f"{len(rows)} rows" in capsys.readouterr().out
+    if kind == "sweep":
+        main(["analyze", kind, *model, str(tmp_path / "out"), *data, "--ratios", "1.0"])  # replaces the earlier one
+        assert len((tmp_path / "out" / "sweep.csv").read_text().splitlines()) == 3
+
+
+def test_several_models_side_by_side(words, run, tmp_path):
+    """Nets of a run are called by it; neurons without stored scores are calibrated on the training data."""
+    _, data = words
+    models = [str(run / "dense" / "net"), str(run / "export")]
+    main(["analyze", "ranks", *models, str(tmp_path / "out"), *data])
+    rows = list(csv.DictReader((tmp_path / "out" / "ranks.csv").open()))
+    assert {(row["model"], row["method"]) for row in rows} == {("run/dense", "SVD"), ("run/export", "SVD")}
+    main(["analyze", "pattern", *models, str(tmp_path / "out"), *data])
+    site = find_sites(load_net(run / "export"))[1].name
+    main(["analyze", "pattern", *models, str(tmp_path / "out"), *data, "--site", site])
+    rows = list(csv.DictReader((tmp_path / "out" / "pattern.csv").open()))
+    assert len(rows) == 128 and {row["site"] for row in rows} == {site}
+    main(["analyze", "neurons", models[0], str(tmp_path / "out"), *data, "--fisher_examples", "20"])
+    rows = list(csv.DictReader((tmp_path / "out" / "neurons.csv").open()))
+    assert len(rows) == 2 * (5 * 32 + 64) and all(float(row["importance"]) > 0 for row in rows)
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} >= {".csv", ".png"}
+
+
+def test_allocation_of_finished_runs(tmp_path, capsys):
+    for name, share in (("a", 0.05), ("b", 0.1)):
+        (tmp_path / name).mkdir()
+        init = {"density": 0.2, "prune": {"low_rank": share}}
+        report = {"task": "sst2", "method": "LoSparse", "config": {"model": {"init_args": init}},
+                  "compressed": {"metric": 0.8, "density": 0.2}, "dense": {"metric": 0.9}}  # fmt: skip
+        (tmp_path / name / "report.json").write_text(json.dumps(report))
+    main(["analyze", "allocation", str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "out")])
+    assert "2 rows" in capsys.readouterr().out and (tmp_path / "out" / "allocation.png").is_file()
+    line = ["analyze", "allocation", str(tmp_path / "a"), str(tmp_path), str(tmp_path / "out")]
+    assert "no finished run (report.json)" in fails(capsys, *line)
+    assert "required: OUT" in fails(capsys, *line[:3])
+
+
+def test_ranks_of_a_factorized_net(words, run, tmp_path):
+    """The rank that the export's factors have, whatever stands at a site."""
+    _, data = words
+    main(["analyze", "ranks", str(run / "export"), str(tmp_path / "out"), *data])
+    rows = list(csv.DictReader((tmp_path / "out" / "ranks.csv").open()))
+    assert {row["rank"] for row in rows} == {"9"}
+
+
+def test_fit_refuses_before_training_what_would_fail_after_it(short_run, tmp_path, capsys):
+    fit = ["fit", "--model", "FWSVD", *short_run, "--run_dir", str(tmp_path / "run")]
+    importance = ["--model.retrain.weighting", "importance", "--model.retrain.axis", "out"]
+    assert "importance needs a pruning stage's net" in fails(capsys, *fit, *importance)
+    both = ["--model.retrain.axis", "element", "--model.allocation", "global"]
+    assert "'element' has no singular values" in fails(capsys, *fit, *both)
+    assert not (tmp_path / "run").exists()
+
+
+def test_mistakes_are_one_line(words, run, tmp_path, capsys):
+    model, data = words
+    out = str(tmp_path / "out")
+    fisher = ["--weighting", "fisher"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    for line, text in [
+        (["factorize", *model], "required: OUT"),
+        (["factorize", *model, out], "required: --data.task"),
+        (["factorize", str(tmp_path / "nowhere"), out, *data], "no folder"),
+        (["factorize", str(run), out, *data], f"is a run, not a model; give one of its nets, e.g. {run / 'dense/net'}"),
+        (["factorize", str(run / "export"), out, *data], "is compressed already"),
+        (["factorize", *model, out, *data, "--rank_ratio", "1.5"], "model.rank_ratio: 1.5 is not in (0, 1]"),
+        (["factorize", *model, out, *data, "--rank", "99"], "model.rank: 99 makes no matrix smaller"),
+        (["factorize", *model, out, *data, "--rank", "3", "--density", "0.5"], "only one of them"),
+        (["factorize", *model, out, *data, *fisher, "--axis", "inn"], "model.retrain.axis: 'inn' is not a valid"),
+        (["factorize", *model, out, *data, "--weighting", "importance", "--axis", "out"], "has no scores"),
+        (
+            ["factorize", *model, out, *data, *fisher, "--axis", "element", "--allocation", "global"],
+            "'element' has no singular",
+        ),
+        (
+            ["factorize", *model, out, *data, *fisher, "--fisher_examples", "101"],
+            "fisher_examples: 101 is more than there are",
+        ),
+        (["factorize", *model, out, *data, "--axis", "both"], "axis: 'both' means nothing to weighting kfac"),
+        (["factorize", *model, out, *data, "--calibration_examples", "101"], "calibration_examples: 101 is more than"),
+        (["factorize", *model, out, *data, "--gradient_damping", "-1"], "retrain.gradient_damping: -1.0 is below 0"),
+        (["factorize", *model, out, *data, *fisher, "--refit", "true"], "retrain.refit: weighting 'fisher' has no"),
+        (["factorize", *model, out, *data, "--labels", "drwn"], "model.retrain.labels: 'drwn' is not a valid"),
+        (["factorize", *model, out, *data, "--densty", "0.5"], "unknown option 'densty'"),
+        (["factorize", *model, str(tmp_path / "mine"), *data], "holds something that is not an export"),
+        (["factorize", *model, out, "--data.task", "mnli", *data[2:]], "has 2 labels, mnli has 3"),
+        (["analyze", "sweeep", *model, out, *data], "unknown kind 'sweeep'; did you mean 'sweep'?"),
+        (["analyze", "sweep", *model, out, *data, "--weightings", "fisher-inn"], "did you mean 'fisher-in'?"),
+        (["analyze", "sweep", *model, out, *data, "--ratios", "2"], "rank_ratio 2.0 is not a fraction"),
+        (["analyze", "sweep", *model, *model, out, *data], "sweep takes one model, 2 were given"),
+        (["analyze", "pattern", *model, out, *data, "--site", "x"], "site: no 'x' in run/dense"),
+        (["analyze", "sweep", *model, str(tmp_path / "mine"), *data], "holds something that is not an analysis"),
+    ]:
+        assert text in fails(capsys, *line), line
+    assert not (tmp_path / "out").exists() and (tmp_path / "mine" / "thesis.txt").exists()

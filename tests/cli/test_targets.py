@@ -1,0 +1,150 @@
+"""validate, test and predict on whatever holds a net; what cannot be evaluated, or written, is said before the work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+from test_cli import fails
+
+from lit_compress.__main__ import main
+from lit_compress.utils import progress
+
+
+@pytest.fixture(scope="module")
+def run(short_run, tmp_path_factory):
+    """A finished SVD run."""
+    folder = tmp_path_factory.mktemp("targets") / "run"
+    main(["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir", str(folder)])
+    return folder
+
+
+@pytest.fixture
+def model(run, tmp_path):
+    """The fine-tuned net of the run as a folder that no run made."""
+    folder = shutil.copytree(run / "dense" / "net", tmp_path / "model")
+    (folder / "structure.json").unlink()
+    return folder
+
+
+@pytest.fixture
+def data(tiny_data):
+    return ["--data.task", "sst2", "--data.path", str(tiny_data)]
+
+
+def value(capsys, *args):
+    capsys.readouterr()
+    main([str(arg) for arg in args])
+    return float(capsys.readouterr().out.split()[1])
+
+
+def other_labels(tiny_data, folder):
+    """The data under the names of another task, in its columns: RTE's."""
+    folder.mkdir()
+    for path in tiny_data.glob("*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [{"sentence1": row["sentence"], "sentence2": "a film", "label": row["label"]} for row in rows]
+        (folder / path.name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_any_fine_tuned_model_is_evaluated(run, model, data, capsys, tmp_path):
+    """Before and after in the same words: the dense net with and without its run gives what the run measured."""
+    expected = json.loads((run / "report.json").read_text())["dense"]["metric"]
+    assert value(capsys, "validate", model, *data) == pytest.approx(expected, abs=1e-6)
+    assert value(capsys, "validate", run / "dense" / "net") == pytest.approx(expected, abs=1e-6)
+    assert value(capsys, "validate", run / "retrain" / "net") == value(capsys, "validate", run)
+    out = tmp_path / "new" / "p.jsonl"
+    main(["predict", str(model), *data, "--output", str(out)])
+    assert json.loads(out.read_text().splitlines()[0])["label"] in ("negative", "positive")
+
+
+def test_a_model_of_the_users_own_task_names_the_classes(model, tiny_data, capsys, tmp_path):
+    """Without training rows: its configuration does."""
+    texts = tmp_path / "texts.csv"
+    texts.write_text("text\na great film\na dull plot\n")
+    out = tmp_path / "p.jsonl"
+    main(["predict", str(model), "--data.task", "custom", "--data.path", str(texts), "--output", str(out)])
+    assert {json.loads(line)["label"] for line in out.read_text().splitlines()} <= {"negative", "positive"}
+
+
+def test_what_is_no_target_is_one_line(model, data, capsys, tmp_path):
+    assert "no folder '/nowhere'; give a run folder, an export or a model" in fails(capsys, "validate", "/nowhere")
+    assert "name what it was fine-tuned on, e.g. --data.task sst2" in fails(capsys, "validate", model)
+    (tmp_path / "empty").mkdir()
+    assert "is neither a run (config.yaml)" in fails(capsys, "test", tmp_path / "empty", *data)
+    path = model / "model.safetensors"
+    tensors = load_file(path)
+    save_file({k: v for k, v in tensors.items() if "classifier" not in k}, path, metadata={"format": "pt"})
+    assert "is not fine-tuned, it has no 'classifier.bias'" in fails(capsys, "validate", model, *data)
+
+
+@pytest.mark.parametrize("target", ["", "export", "dense/net", "model"])
+def test_a_head_of_another_task_is_refused(target, run, model, tiny_data, capsys, tmp_path):
+    folder = model if target == "model" else run / target
+    other = other_labels(tiny_data, tmp_path / "rte")
+    line = fails(capsys, "validate", folder, "--data.task", "rte", "--data.path", other)
+    assert "has the labels negative, positive; rte has entailment, not_entailment" in line
+    line = fails(capsys, "validate", folder, "--data.task", "stsb", "--data.path", other)
+    assert "has 2 labels, stsb has 1" in line
+    line = fails(capsys, "validate", folder, "--data.task", "conll2003", "--data.path", other)
+    assert "is for classification, task 'conll2003' is tagging" in line
+
+
+def test_the_same_labels_on_other_data_are_no_mistake(run, tiny_data, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_noted", set())
+    task = ["--data.task", "custom", "--data.custom.text", "[sentence]", "--data.custom.labels", "[negative, positive]"]
+    main(["validate", str(run), *task, "--data.path", str(tiny_data)])
+    said = capsys.readouterr()
+    assert "was trained on sst2, not on custom" in said.err and "val/accuracy" in said.out
+
+
+def test_compressing_the_compressed_is_refused_before_training(run, short_run, capsys, tmp_path):
+    for net in (run / "export", run / "retrain" / "net"):
+        args = ["fit", "--model", "SVD", *short_run, "--model.backbone", net, "--run_dir", tmp_path / "again"]
+        assert "is compressed already, or has layers of its own" in fails(capsys, *args)
+        line = fails(capsys, *args[:-4], "--model.teacher", net, "--run_dir", tmp_path / "teacher")
+        assert "model.teacher: " in line and "is compressed already" in line
+    assert not (tmp_path / "again").exists() and not (tmp_path / "teacher").exists()
+
+
+def test_a_backbone_without_a_tokenizer_is_refused_before_training(model, short_run, capsys, tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).unlink()
+    args = ["fit", "--model", "SVD", *short_run, "--model.backbone", model, "--run_dir", tmp_path / "again"]
+    assert "has no tokenizer; save it there with tokenizer.save_pretrained" in fails(capsys, *args)
+    assert not (tmp_path / "again").exists()
+
+
+def test_unwritable_places_are_refused_before_the_work(run, model, data, short_run, capsys, tmp_path, monkeypatch):
+    def work(*_, **__):
+        raise AssertionError("the work was begun")
+
+    for name in ("commands.export_run", "one_shot.load_model", "commands.evaluate", "targets.load_net"):
+        monkeypatch.setattr(f"lit_compress.cli.{name}", work)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    places = [
+        (tmp_path / "file", "is a file; give a new or empty folder"),
+        (tmp_path / "file" / "under", "is a file; nothing can be written under it"),
+        ("/proc/nowhere/out", "cannot write to '/proc/nowhere/out'"),
+        (tmp_path / "mine", "holds something that is not a"),
+    ]
+    for place, words in places:
+        assert words in fails(capsys, "export", run, place)
+        assert words in fails(capsys, "factorize", model, place, *data)
+        assert words in fails(capsys, "analyze", "sweep", model, place, *data)
+        assert words in fails(capsys, "analyze", "allocation", run, place)
+        assert words in fails(capsys, "fit", "--model", "SVD", *short_run, "--run_dir", place)
+    files = [
+        (tmp_path / "mine", "output: '", "is a folder; give a file"),
+        (tmp_path / "file" / "p.jsonl", "output: '", "is a file; nothing can be written under it"),
+        ("/proc/p.jsonl", "output: cannot write to '/proc/p.jsonl'", "give another place"),
+    ]
+    for place, *words in files:
+        line = fails(capsys, "predict", run, "--output", place)
+        assert all(word in line for word in words), line
+    assert (tmp_path / "file").read_text() == "mine" and len(list((tmp_path / "mine").iterdir())) == 1

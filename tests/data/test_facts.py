@@ -1,0 +1,75 @@
+"""The facts of the data against plain counts."""
+
+import datasets
+import pytest
+
+from lit_compress.data.datamodule import DataModule
+from lit_compress.data.facts import class_counts, data_facts
+from lit_compress.tasks.records import get_task
+
+
+def tokens(*lengths, cut=()):
+    return datasets.Dataset.from_dict({"length": list(lengths), "truncated": [i in cut for i in range(len(lengths))]})
+
+
+def rows(**columns):
+    return datasets.Dataset.from_dict(columns)
+
+
+def test_facts_of_one_text_and_two_splits():
+    train = rows(sentence=["a", "b", "a", " ", "a"], label=[0, 1, 1, 0, 1])
+    dev = rows(sentence=["b", "c", "c", ""], label=[1, 1, 1, 1])
+    splits = {"train": (train, tokens(3, 3, 3, 2, 9, cut=[4]), 8), "validation": (dev, tokens(3, 3, 4, 2), 4)}
+    facts = data_facts(get_task("sst2"), splits, 9)
+    first, second = facts.splits
+    assert facts.max_length == 9 and facts.as_dict()["splits"][0]["split"] == "train"
+    assert (first.rows, first.available, first.inputs, first.longest, first.cut) == (5, 8, 5, 9, 1)
+    assert (first.empty, first.repeated, first.in_train) == (1, 2, 0)
+    assert (second.rows, second.empty, second.repeated, second.in_train) == (4, 1, 1, 1)
+    assert first.classes == [{"name": "negative", "count": 2}, {"name": "positive", "count": 3}]
+    assert second.classes == [{"name": "negative", "count": 0}, {"name": "positive", "count": 4}]
+
+
+def test_two_texts_are_the_same_row_only_together():
+    train = rows(sentence1=["a", "a"], sentence2=["b", "c"], label=[0.5, 1.0])
+    dev = rows(sentence1=["a", "b"], sentence2=["b", "a"], label=[0.5, 1.0])
+    facts = data_facts(get_task("stsb"), {"train": (train, tokens(1, 1), 2), "validation": (dev, tokens(1, 1), 2)}, 9)
+    assert [(s.repeated, s.in_train, s.classes) for s in facts.splits] == [(0, 0, []), (0, 1, [])]
+
+
+def test_words_have_classes():
+    train = rows(tokens=[["a", "b"], ["a", "b"], ["c"]], ner_tags=[[0, 1], [0, 0], [3]])
+    (facts,) = data_facts(get_task("conll2003"), {"train": (train, tokens(1, 1, 1, 1), 3)}, 9).splits
+    assert facts.repeated == 1 and facts.inputs == 4 and facts.empty == 0
+    assert [c["count"] for c in facts.classes] == [3, 1, 0, 1, 0, 0, 0, 0, 0]
+
+
+def test_lines_of_one_text_are_not_compared():
+    text = rows(text=["\n", "a\n", "\n"])
+    splits = {"train": (text, tokens(8), 3), "validation": (text, tokens(8), 3)}
+    assert [(s.empty, s.repeated, s.in_train) for s in data_facts(get_task("wikitext2"), splits, 8).splits] == [
+        (0, 0, 0)
+    ] * 2
+
+
+def test_counts_go_over_all_parts(monkeypatch):
+    monkeypatch.setattr("lit_compress.data.facts.CHUNK", 2)
+    train = rows(sentence=list("abcda"), label=[0, 1, 1, 1, 0])
+    (facts,) = data_facts(get_task("sst2"), {"train": (train, tokens(*[1] * 5), 5)}, 9).splits
+    assert facts.repeated == 1 and [c["count"] for c in facts.classes] == [2, 3]
+    assert class_counts(get_task("sst2"), rows(sentence=["a"])) == []
+
+
+@pytest.mark.parametrize("drawn", [None, 9])
+def test_a_data_module_tells_what_it_has_read(sst2, backbone, drawn, monkeypatch):
+    dm = DataModule("sst2", backbone, str(sst2), max_length=12, train_examples=drawn)
+    dm.setup("fit")
+    monkeypatch.setattr("lit_compress.data.datamodule.encode", None)  # nothing is tokenised again
+    facts = dm.facts()
+    assert facts.max_length == 12 and [s.split for s in facts.splits] == ["train", "validation"]
+    train = facts.splits[0]
+    assert (train.rows, train.available) == (drawn or 37, 37)
+    texts = dm._split("train").rows["sentence"][:]
+    assert train.repeated == len(texts) - len(set(texts)) and train.longest == 12
+    assert facts.splits[1].in_train == sum(t in texts for t in dm._split("validation").rows["sentence"][:])
+    assert train.cut == sum(len(t.split()) + 2 > 12 for t in texts)

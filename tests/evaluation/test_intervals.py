@@ -1,0 +1,95 @@
+"""Intervals of scores against their definitions and naive loops."""
+
+import math
+import random
+
+import pytest
+import torch
+from torchmetrics.functional.classification import binary_f1_score, multiclass_f1_score, multiclass_matthews_corrcoef
+
+from lit_compress.evaluation.confusion import CONFUSION_SCORES
+from lit_compress.evaluation.intervals import bootstrap, bootstrap_confusion, bootstrap_mean, intervals, wilson
+from lit_compress.evaluation.metrics import build_metrics
+from lit_compress.tasks.records import TASKS
+
+
+@pytest.mark.parametrize(("right", "rows"), [(0, 10), (10, 10), (37, 40), (800, 872), (1, 2)])
+def test_wilson_solves_its_equation(right, rows):
+    """Its ends are the p with (right / rows - p)^2 = 1.96^2 p (1 - p) / rows."""
+    for p in wilson(right / rows, rows):
+        assert 0 <= p <= 1
+        assert (right / rows - p) ** 2 == pytest.approx(1.959964**2 * p * (1 - p) / rows, abs=1e-6)
+
+
+def test_wilson_holds_what_is_known():
+    low, high = wilson(0.5, 100)
+    assert (low, high) == (pytest.approx(0.40383, abs=1e-5), pytest.approx(0.59617, abs=1e-5))
+
+
+def test_bootstrap_of_a_mean_is_near_its_standard_error():
+    values = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    error = float(values.std() / 400**0.5)
+    for low, high in (bootstrap_mean(values), bootstrap(lambda rows: float(values[rows].mean()), 400)):
+        assert low == pytest.approx(float(values.mean()) - 1.96 * error, abs=0.3 * error)
+        assert high == pytest.approx(float(values.mean()) + 1.96 * error, abs=0.3 * error)
+    assert bootstrap_mean(values) == bootstrap_mean(values)  # the same draws every time
+
+
+@pytest.mark.parametrize("name", ["f1", "macro_f1", "matthews", "accuracy"])
+def test_scores_of_a_table_are_those_of_the_rows(name):
+    """With one draw for all rows the bootstrap is the score itself."""
+    rng, classes = random.Random(0), 2 if name == "f1" else 4
+    truth = torch.tensor([rng.randrange(classes) for _ in range(60)])
+    found = torch.tensor([t if rng.random() < 0.6 else rng.randrange(max(2, classes - 1)) for t in truth.tolist()])
+    table = torch.zeros(classes, classes, dtype=torch.float64)
+    for t, f in zip(truth.tolist(), found.tolist(), strict=True):
+        table[t, f] += 1
+    wanted = {
+        "f1": lambda: binary_f1_score(found, truth),
+        "macro_f1": lambda: multiclass_f1_score(found, truth, classes, average="macro"),
+        "matthews": lambda: multiclass_matthews_corrcoef(found, truth, classes),
+        "accuracy": lambda: (found == truth).float().mean(),
+    }[name]()
+    assert float(CONFUSION_SCORES[name](table[None])[0]) == pytest.approx(float(wanted), abs=1e-6)
+    low, high = bootstrap_confusion(name, table)
+    assert low < float(wanted) < high
+
+
+def test_scores_of_a_table_with_an_absent_class_and_without_any_variation():
+    table = torch.tensor([[[5.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 5.0]], [[9.0, 0.0, 0.0], [0.0] * 3, [0.0] * 3]])
+    assert CONFUSION_SCORES["macro_f1"](table).tolist() == [1.0, 1.0]
+    assert CONFUSION_SCORES["matthews"](table).tolist() == [pytest.approx(1.0), 0.0]
+
+
+def observed(task, *batches):
+    metrics = build_metrics(TASKS[task])
+    for batch in batches:
+        metrics.update(*batch)
+    return metrics
+
+
+def test_what_has_an_interval():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 2, (50,), generator=generator)
+    logits = torch.randn(50, 2, generator=generator)
+    values = {name: float(v) for name, v in observed("mrpc", (logits, labels)).compute().items()}
+    found = intervals(observed("mrpc", (logits, labels)), values, 50)
+    assert set(found) == {"accuracy", "f1"} and found["accuracy"] == wilson(values["accuracy"], 50)
+    assert all(low <= values[name] <= high for name, (low, high) in found.items())
+    scores = logits[:, 0] + 2 * labels
+    metrics = observed("stsb", (scores, labels.float()))
+    values = {name: float(v) for name, v in metrics.compute().items()}
+    found = intervals(metrics, values, 50)
+    assert set(found) == {"pearson_spearman", "pearson", "spearman"}
+    assert all(low < values[name] < high for name, (low, high) in found.items())
+    metrics = observed("xsum", (["a b", "c"], ["a b", "d"]))
+    values = {name: float(v) for name, v in metrics.compute().items()}
+    assert set(intervals(metrics, values, 2)) == set(values)
+    metrics = observed("cola", (logits, labels))
+    assert set(intervals(metrics, {"matthews": float(metrics.compute()["matthews"])}, 50)) == {"matthews"}
+
+
+def test_what_has_none():
+    metrics = observed("wikitext2", (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)))
+    assert intervals(metrics, {"perplexity": math.e}, 1) == {}
+    assert intervals(build_metrics(TASKS["sst2"]), {"accuracy": 0.0}, 0) == {}

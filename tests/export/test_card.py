@@ -1,0 +1,91 @@
+"""The model card is one the hub reads, names the model and not a folder here, and its code runs as it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from lit_compress.__main__ import main
+from lit_compress.export.card import license_of, model_name
+
+
+@pytest.fixture(scope="module")
+def run(short_run, tmp_path_factory):
+    """A finished SVD run of a backbone with a card of its own."""
+    place = tmp_path_factory.mktemp("card")
+    folder = place / "run"
+    main(["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir", str(folder)])
+    return folder
+
+
+def blocks(card: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", card, re.S)
+
+
+def test_the_hub_reads_what_was_measured(run):
+    text, report = (run / "export" / "README.md").read_text(), json.loads((run / "report.json").read_text())
+    data = ModelCard(text).data
+    (result,) = data.eval_results
+    assert data.base_model == "backbone0" and data.license == "unknown" and data.datasets == ["nyu-mll/glue"]
+    assert result.metric_type == "accuracy" and result.metric_value == pytest.approx(report["compressed"]["metric"])
+    assert result.metric_args == {"n": 40} and (result.dataset_config, result.dataset_split) == ("sst2", "validation")
+    assert data.pipeline_tag == result.task_type == "text-classification" and data.library_name == "transformers"
+    head = yaml.safe_load(text.split("---")[1])
+    assert head["model-index"][0]["name"] == "backbone0-sst2-svd"
+    assert "\n# backbone0 on sst2, compressed by SVD to " in text and str(run.parent.parent) not in text
+    assert "of 40 rows" in text
+
+
+def test_its_code_runs_as_it_stands(run, tmp_path, monkeypatch, capsys):
+    main(["export", str(run), str(tmp_path / "small"), "--format", "torch"])
+    monkeypatch.chdir(tmp_path / "small")
+    code = blocks(Path("README.md").read_text())
+    assert len(code) == 2
+    names: dict = {}
+    for block in code:
+        exec(block, names)
+    assert names["output"].logits.shape == (1, 2) and names["outputs"]["logits"].shape == (1, 2)
+
+
+@pytest.mark.parametrize(("method", "factors"), [("SVD", True), ("Magnitude", False), ("ITP", False)])
+def test_factors_are_described_where_there_are_some(method, factors, run, short_run, tmp_path, monkeypatch):
+    folder = run
+    if method != "SVD":
+        monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+        options = [word.replace("model.retrain", "model.prune") for word in short_run]
+        folder = tmp_path / "run"
+        main(["fit", "--model", method, "--model.density", "0.5", *options, "--run_dir", str(folder)])
+    card = (folder / "export" / "README.md").read_text()
+    assert ("<site>.left" in card) == factors
+    structure = json.loads((folder / "export" / "structure.json").read_text())
+    assert ("trust_remote_code" in card) == bool(structure)
+
+
+def test_everybody_may_read_what_the_umask_allows(run):
+    for path in (run / "export" / "model.safetensors", run / "dense" / "net" / "model.safetensors"):
+        assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((path.parent / "config.json").stat().st_mode)
+
+
+def test_names_and_licences_of_backbones(tmp_path):
+    folder = tmp_path / "home" / "My-BERT"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    assert model_name(str(folder)) == "My-BERT" and license_of(str(folder)) == "unknown"
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# x\n")
+    assert license_of(str(folder)) == "apache-2.0"
+    (folder / "config.json").write_text('{"_name_or_path": "google/bert"}')
+    assert model_name(str(folder)) == "google/bert"
+    (folder / "config.json").write_text('{"_name_or_path": "/home/me/secret"}')
+    assert model_name(str(folder)) == "My-BERT"
+    assert model_name("google/bert") == "google/bert" and license_of("google/bert") == "unknown"
+    net = tmp_path / "home" / "first" / "dense" / "net"
+    net.mkdir(parents=True)
+    assert model_name(str(net)) == "first"
+    (folder / "README.md").write_text("---\nlicense: [\n---\n")
+    assert license_of(str(folder)) == "unknown"

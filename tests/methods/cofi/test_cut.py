@@ -1,0 +1,259 @@
+"""Gates in real nets: the value they have where they act, and the smaller net that computes the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from helpers import random_z
+from tiny import VARIANTS, make_batch, make_net
+from torch import nn
+from transformers import AutoModelForSequenceClassification
+
+from lit_compress.export.fuse import fuse
+from lit_compress.export.modelling import write_model
+from lit_compress.layers import GatedNorm, LowRankSparseLinear, Removed
+from lit_compress.methods.cofi.cut import cut_closed
+from lit_compress.methods.cofi.gates import (
+    close_empty_sublayers,
+    counted,
+    gate_net,
+    gate_shapes,
+    least_units,
+    possible_gates,
+    set_gates,
+)
+from lit_compress.models import accounting as budget
+from lit_compress.models.architectures import ARCHITECTURES
+from lit_compress.models.sites import find_sites, sublayers
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.models.surgery import describe, factorize
+from lit_compress.utils.errors import UserError
+
+FAMILIES = [family for family, record in ARCHITECTURES.items() if record.has_removable_sublayers]
+CASES = [*((family, {}) for family in FAMILIES), ("deberta-v2", {"share_att_key": False}),
+         ("deberta-v2", {"conv_kernel_size": 3, "conv_act": "gelu"}), VARIANTS["modernbert-biases"]]  # fmt: skip
+
+
+def net_of(family, layers=4, seed=0, **settings):
+    """Four layers, with biases and norms that are not 0 and 1."""
+    name = {"distilbert": "n_layers"}.get(family, "num_hidden_layers")
+    depth = {"encoder_layers": 2, "decoder_layers": 2} if family == "bart" else {name: layers}
+    net = make_net(family, seed=seed, **settings, **depth).eval()
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, (nn.Linear, nn.LayerNorm)) and module.bias is not None:
+                nn.init.normal_(module.bias, std=0.3)
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.3)
+            if isinstance(module, nn.LayerNorm):
+                nn.init.uniform_(module.weight, 0.5, 1.5)
+    return net
+
+
+def logits(net):
+    batch = make_batch()
+    if net.config.is_encoder_decoder:
+        batch["input_ids"][:, -1] = net.config.eos_token_id
+    with torch.no_grad():
+        return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+
+
+def hidden_states(net):
+    batch = make_batch()
+    return net(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], output_hidden_states=True
+    ).hidden_states
+
+
+SETS = [
+    None,
+    ("attention_layer", "ffn_layer"),
+    ("heads",),
+    ("neurons", "ffn_layer"),
+    ("hidden",),
+    ("attention_layer", "heads", "ffn_layer"),
+]
+
+
+STREAM = ("bert", "roberta", "distilbert")  # whose hidden dimensions can go
+CUTS = [(*case, gates) for case in CASES for gates in SETS if gates != ("hidden",) or case[0] in STREAM]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "gates"),
+    CUTS,
+    ids=lambda c: "all" if c is None else c if isinstance(c, str) else "-".join(c),
+)
+def test_gated_is_cut_is_exported_is_reloaded(family, settings, gates, tmp_path):
+    net = net_of(family, **settings)
+    gates = gates or possible_gates(net)
+    before, z, size = logits(net), random_z(net, gates), counted(net, gates)
+    gate_net(net, gates)
+    assert torch.equal(logits(net), before)  # no values yet
+    set_gates(net, {name: torch.ones_like(value) for name, value in z.items()}, settled=True)
+    assert torch.allclose(logits(net), before, atol=1e-6)
+    set_gates(net, z, settled=True)
+    expected = logits(net)
+    assert not torch.allclose(expected, before, atol=1e-3)
+    cut_closed(net, z)
+    assert torch.allclose(logits(net), expected, atol=1e-5)
+    assert budget.count_params(net).sites == size.count({name: value > 0 for name, value in z.items()})
+    assert budget.stored_density(net) == size.count({name: value > 0 for name, value in z.items()}) / size.total
+    save_net(net, tmp_path)
+    again = load_net(tmp_path)
+    assert describe(again) == describe(net) and torch.equal(logits(again), logits(net))
+    fused = fuse(again)
+    assert torch.allclose(logits(fused), expected, atol=1e-5) and describe(fused) == describe(again)
+    write_model(fused, tmp_path)
+    alone = AutoModelForSequenceClassification.from_pretrained(tmp_path, trust_remote_code=True).eval()
+    assert torch.allclose(logits(alone), expected, atol=1e-5)
+    assert budget.flops(net, 16) < budget.flops(net_of(family, **settings), 16)
+
+
+def test_counted_with_everything_open_is_every_weight():
+    for family in FAMILIES:
+        net = net_of(family)
+        for gates in (possible_gates(net), ("heads",)):
+            assert counted(net, gates).total == budget.dense_site_params(net)
+
+
+def test_expected_size_against_draws_of_bert():
+    """Monte-Carlo of the weights that are left in a tiny BERT, heads, neurons, sub-layers and stream drawn."""
+    net = net_of("bert")
+    gates = possible_gates(net)
+    size, shapes = counted(net, gates), gate_shapes(net, gates)
+    generator = torch.Generator().manual_seed(0)
+    a = {name: 1.5 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    p = {name: torch.sigmoid(value + 1.59859) for name, value in a.items()}
+    counts = [
+        size.count({name: torch.rand(q.shape, generator=generator) < q for name, q in p.items()}) for _ in range(3000)
+    ]
+    assert sum(counts) / len(counts) / size.total == pytest.approx(float(size.density(a)), rel=0.02)
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"bart"}))
+def test_all_sublayers_closed_gives_the_embeddings(family):
+    net = net_of(family)
+    z = {name: torch.zeros(4, 1) for name in ("attention_layer", "ffn_layer")}
+    cut_closed(net, z)
+    states = hidden_states(net)
+    last = states[1:4] if ARCHITECTURES[family].pre_norm else states[1:]  # the last one has the last norm besides
+    assert len(states) == 5 and all(torch.equal(state, states[0]) for state in last)
+    assert budget.count_params(net).sites == 0 and find_sites(net) == []
+
+
+def test_canonical():
+    """A sub-layer without units is closed, one that is closed has no units; twice is once."""
+    z = {
+        "attention_layer": torch.tensor([[0.9], [0.8], [0.0]]),
+        "heads": torch.tensor([[0.0, 0.0], [0.5, 0.0], [0.7, 0.7]]),
+        "neurons": torch.tensor([[0.0, 0.0]]),  # without gates of the sub-layers
+    }
+    once = close_empty_sublayers(z)
+    assert once["attention_layer"].flatten().tolist() == pytest.approx([0.0, 0.8, 0.0])
+    assert once["heads"].tolist() == [[0.0, 0.0], [0.5, 0.0], [0.0, 0.0]]
+    assert all(torch.equal(close_empty_sublayers(once)[name], once[name]) for name in z)
+
+
+def test_least_units():
+    assert least_units(("heads", "neurons", "ffn_layer", "hidden")) == {
+        "heads": 1,
+        "neurons": 0,
+        "ffn_layer": 0,
+        "hidden": 1,
+    }
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-2])
+def test_norm_over_open_dimensions(eps):
+    """Equal to a LayerNorm over the gathered ones, also when eps matters; gradients too."""
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(12, eps=eps)
+    nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+    z = torch.rand(12).clamp_min(0.3) * (torch.arange(12) % 3 > 0)
+    open_ = z > 0
+    x = torch.randn(3, 5, 12) * open_
+    gated = GatedNorm(norm)
+    gated.z, gated.share = z, 8 / 12
+    inner = nn.functional.layer_norm(x[..., open_], (8,), norm.weight[open_], norm.bias[open_], eps) * z[open_]
+    y = gated(x)
+    assert torch.allclose(y[..., open_], inner, atol=1e-6) and (y[..., ~open_] == 0).all()
+    first, second = x.clone().requires_grad_(), x.clone().requires_grad_()
+    coefficients = torch.randn(3, 5, 12)
+    (gated(first) * coefficients).sum().backward()
+    inner = nn.functional.layer_norm(second[..., open_], (8,), norm.weight[open_], norm.bias[open_], eps) * z[open_]
+    (inner * coefficients[..., open_]).sum().backward()
+    assert torch.allclose(first.grad[..., open_], second.grad[..., open_], atol=1e-5)
+    gated.z_layer = torch.zeros(1)
+    assert torch.equal(gated(x), x)
+    gated.z_layer = torch.full((1,), 0.2)
+    assert torch.equal(gated(x), y)
+
+
+def test_gates_reach_gradients():
+    """Every gate gets a gradient from the logits, without a value that is copied to the host."""
+    net = net_of("bert")
+    gates = possible_gates(net)
+    z = {name: torch.full(shape, 0.9, requires_grad=True) for name, shape in gate_shapes(net, gates).items()}
+    gate_net(net, gates)
+    set_gates(net, z)
+    batch = make_batch()
+    net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.square().sum().backward()
+    assert all((value.grad != 0).any(-1).all() for value in z.values())
+
+
+def test_factors_and_kept_rows_are_cut_too():
+    """Level 1 and 2 of CoFi over LoSparse's layers: gated == cut == fused, with sizes that only the structure knows."""
+    net = net_of("bert")
+    gates = ("attention_layer", "ffn_layer", "heads")
+    factorize(net, {site.name: 3 for site in find_sites(net)},
+              lambda _, w, rank: (0.1 * torch.randn(len(w), rank), 0.1 * torch.randn(rank, w.shape[1])),
+              LowRankSparseLinear)  # fmt: skip
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, LowRankSparseLinear):
+                module.sparse[::2] = 0
+    z = random_z(net, gates)
+    gate_net(net, gates)
+    set_gates(net, z, settled=True)
+    expected = logits(net)
+    cut_closed(net, z)
+    assert torch.allclose(logits(net), expected, atol=1e-5)
+    fused = fuse(net)
+    assert torch.allclose(logits(fused), expected, atol=1e-5)
+    assert sum(spec["kind"] == "nothing" for spec in json.loads(json.dumps(describe(fused))).values()) == 9
+
+
+def test_cached_generation_after_removal():
+    """OPT without its first attention: with a cache as without (the cache counts from the first attention left)."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("opt", hidden_size=32, num_hidden_layers=3, num_attention_heads=4, ffn_dim=64,
+                                  vocab_size=100, max_position_embeddings=64)  # fmt: skip
+    net = AutoModelForCausalLM.from_config(config).eval()
+    cut_closed(net, {"attention_layer": torch.tensor([[0.0], [1.0], [1.0]]), "heads": torch.ones(3, 4)})
+    ids = make_batch(size=2)["input_ids"]
+    with torch.no_grad():
+        whole = net(ids, use_cache=False).logits
+        first = net(ids[:, :5], use_cache=True)
+        second = net(ids[:, 5:], past_key_values=first.past_key_values, use_cache=True)
+    assert torch.allclose(torch.cat([first.logits, second.logits], 1), whole, atol=1e-5)
+
+
+def test_families_without_sublayers_are_refused():
+    with pytest.raises(UserError, match="albert"):
+        sublayers(make_net("albert"))
+    with pytest.raises(UserError, match="350m"):
+        sublayers(make_net("opt", do_layer_norm_before=False))
+
+
+def test_hidden_states_stay_in_their_places():
+    """The parts of a block are taken out, not the block: one state per layer, as distillation needs them."""
+    net = net_of("bert")
+    cut_closed(net, {name: torch.tensor([[1.0], [0.0], [1.0], [1.0]]) for name in ("attention_layer", "ffn_layer")})
+    states = hidden_states(net)
+    assert len(states) == 5 and torch.equal(states[2], states[1])
+    assert any(isinstance(m, Removed) for m in net.modules())

@@ -1,0 +1,240 @@
+"""SP3's training form: nothing changes when it is put in, nor when it is multiplied out; all weights count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import FAMILIES, IN_FLOAT32, TRAINED, as_deployed, disturb, form_of, logits, net_of, random_bases
+from tiny import make_net
+
+from lit_compress.layers import BasisChange, NarrowNorm, ProjectedLinear, StreamBlock
+from lit_compress.methods.sp3.bases import identity_bases
+from lit_compress.methods.sp3.gates import GATES, GateSlots, ProjectionSpec, gate_shapes, gated_size
+from lit_compress.methods.sp3.insert import insert_projections
+from lit_compress.models.accounting import count_params, dense_site_params
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.models.surgery import describe
+from lit_compress.utils.errors import UserError
+
+
+@pytest.mark.parametrize("heads", ["dense", "block"])
+@pytest.mark.parametrize("make", [identity_bases, random_bases])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_insertion_changes_nothing(family, make, heads):
+    net = net_of(family)
+    expected = logits(net)
+    insert_projections(net, make(net), replace(form_of(family), heads=heads))
+    assert torch.allclose(logits(net), expected, atol=1e-5 if family in IN_FLOAT32 else 1e-9)
+    assert torch.allclose(logits(net.float()), expected.float(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [(), [("heads", 0)], [("heads", 0), ("heads", 1), ("attention_layer", 1)],
+     [("ffn_layer", 0), ("attention_layer", 0)], [("hidden", i) for i in range(4)],
+     [("qk", 0), ("vo", 1), ("neurons", 1)]],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "heads"), [*((family, "dense") for family in FAMILIES), ("bert", "block"), ("deberta-v2", "block")]
+)
+def test_fused_is_the_training_form(family, heads, kill, tmp_path):
+    """Soft values, zeros; dead heads, attentions, layers; one direction left somewhere."""
+    net, form = net_of(family), replace(form_of(family), heads=heads)
+    insert_projections(net, random_bases(net), form)
+    kept = disturb(net, form, kill=kill)
+    check_fused(net, form, kept, tmp_path)
+
+
+def check_fused(net, form, kept, folder):
+    """The fused net computes what the training form does, also from disk, and is as large as counted."""
+    expected = logits(net)
+    fused = as_deployed(net)
+    assert not any(isinstance(m, TRAINED) for m in fused.modules())
+    assert torch.allclose(logits(fused), expected, atol=1e-9)
+    assert torch.allclose(logits(fused.float()), expected.float(), atol=1e-5)
+    save_net(fused, folder)
+    assert torch.equal(logits(load_net(folder)), logits(fused))
+    assert gated_size(net, form).count(kept) == count_params(fused).sites
+    assert torch.allclose(logits(fused, length=14), logits(net.float(), length=14), atol=1e-5)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("family", ["opt", "llama", "qwen3"])
+def test_blocks_that_share_a_basis(family, group, tmp_path):
+    """Three layers: six blocks in groups; exact as a whole, and with directions left out."""
+    net, form = net_of(family, num_hidden_layers=3), form_of(family, group)
+    expected = logits(net)
+    insert_projections(net, random_bases(net, group), form)
+    assert torch.allclose(logits(net), expected, atol=1e-5 if family in IN_FLOAT32 else 1e-9)
+    assert sum(isinstance(m, BasisChange) for m in net.modules()) == -(-6 // group) - 1
+    assert sum(isinstance(m, StreamBlock) for m in net.modules()) == 3
+    check_fused(net, form, disturb(net, form), tmp_path)
+
+
+@pytest.mark.parametrize("family", ["opt", "llama", "qwen3"])
+def test_the_stream_by_loops(family):
+    """Where norms stand before the blocks: x' = z_g' U_g'^T U_g x + z_g' U_g'^T W_out block(W_in diag(gamma) U_g z_g
+    rms(x)), with one feed-forward network by hand."""
+    net, form = net_of(family), form_of(family)
+    bases = random_bases(net)
+    host = next(m for name, m in net.named_modules() if name.endswith("layers.0"))
+    opt = family == "opt"
+    norm = host.final_layer_norm if opt else host.post_attention_layernorm
+    gamma, beta = norm.weight.detach().clone(), norm.bias.detach().clone() if opt else torch.zeros(32).double()
+    linears = [host.fc1, host.fc2] if opt else [host.mlp.gate_proj, host.mlp.up_proj, host.mlp.down_proj]
+    matrices = [(layer.weight.detach().clone(), layer.bias) for layer in linears]
+    insert_projections(net, bases, form)
+    z = {n: torch.rand(shape, generator=torch.Generator().manual_seed(5)).double() for n, shape in
+         gate_shapes(net, form).items()}  # fmt: skip
+    values = {n: v.repeat(1, 4 if n in ("qk", "vo") else 1) for n, v in z.items()}
+    GateSlots(net, form).set(values)
+    x = torch.randn(2, 3, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
+
+    here, there = bases.sites[1], bases.sites[2]
+    seen = z["hidden"][1] * x
+    y = (
+        z["hidden"][1]
+        * seen
+        / (seen.square().mean(-1, keepdim=True) + (norm.eps if opt else norm.variance_epsilon)).sqrt()
+    )
+    read = (y @ here.mT) * gamma + beta
+    inner = [read @ w.mT + (0 if b is None else b) for w, b in matrices[:-1]]
+    activated = inner[0].relu() if opt else torch.nn.functional.silu(inner[0]) * inner[1]
+    w, b = matrices[-1]
+    out = (activated * z["neurons"][0]) @ w.mT + (0 if b is None else b)
+    if opt:
+        out = (out - out.mean(-1, keepdim=True)) * z["ffn_layer"][0]
+    expected = z["hidden"][2] * (seen @ here.mT @ there + out @ there)
+
+    norm = host.final_layer_norm if opt else host.post_attention_layernorm
+    turned = norm(x)
+    turned = host.fc2(host.activation_fn(host.fc1(turned))) if opt else host.mlp(turned)
+    assert torch.allclose(z["hidden"][2] * (host.end(x) + turned), expected, atol=1e-9)
+
+
+def test_relative_positions_that_every_attention_stores_are_counted():
+    """DeBERTa: 2 tables of 12 positions in every attention, as wide as its heads; by hand from the file's tensors."""
+    net = net_of("deberta-v2")
+    insert_projections(net, random_bases(net))
+    size, kept = gated_size(net), disturb(net)
+    tensors = as_deployed(net).state_dict()
+    tables = {name: value for name, value in tensors.items() if name.endswith("_proj.table.weight")}
+    assert len(tables) == 4 and {len(value) for value in tables.values()} == {12}
+    matrices = [v for name, v in tensors.items() if v.ndim == 2 and "encoder.layer" in name and name not in tables]
+    stored = sum(value.numel() for value in (*tables.values(), *matrices))
+    assert size.count(kept) == count_params(as_deployed(net)).sites == stored
+
+
+def test_blocks_are_dense_without_other_heads(tmp_path):
+    """As many times fewer weights as there are heads; the structure makes the same layer again."""
+    dense, block = (insert_projections(net, random_bases(net), ProjectionSpec(heads=heads)) for net, heads in
+                    ((net_of("bert"), "dense"), (net_of("bert"), "block")))  # fmt: skip
+    found = {name: (module, dense.get_submodule(name)) for name, module in block.named_modules()
+             if isinstance(module, ProjectedLinear) and module.side}  # fmt: skip
+    assert len(found) == 8
+    for small, large in found.values():
+        assert small.projection.shape == (4, 8, 8) and large.projection.shape == (32, 32)
+        assert torch.equal(small.matrix(), large.projection)
+    disturb(block)
+    save_net(block.float(), tmp_path)
+    again = load_net(tmp_path)
+    assert describe(again) == describe(block) and torch.equal(logits(again), logits(block))
+
+
+@pytest.mark.parametrize(
+    "gates", [("hidden",), ("qk", "neurons"), ("vo", "heads", "attention_layer", "ffn_layer"), GATES[1:]]
+)
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "bart", "opt"])
+def test_any_gates(family, gates):
+    net = net_of(family)
+    expected = logits(net)
+    insert_projections(net, random_bases(net), ProjectionSpec(gates))
+    assert torch.allclose(logits(net), expected, atol=1e-9)
+    size, kept = gated_size(net, ProjectionSpec(gates)), disturb(net, ProjectionSpec(gates))
+    fused = as_deployed(net)
+    assert torch.allclose(logits(fused), logits(net), atol=1e-9)
+    assert (logits(net) - expected).abs().max() > 1e-3
+    assert size.count(kept) == count_params(fused).sites
+    assert ("hidden" in gates) == any(isinstance(m, NarrowNorm) for m in fused.modules())
+
+
+def test_the_size_with_nothing_gone():
+    """1 + 2 n d^2 / M_0 with residual matrices, 7/6 where the FFN is 4 d wide; 1 without."""
+    net = make_net("bert", intermediate_size=128)
+    dense = dense_site_params(net)
+    size = gated_size(net)
+    ones = {name: torch.ones(shape).long() for name, shape in size.shapes.items()}
+    assert size.total == dense and 6 * size.count(ones) == 7 * dense
+    size = gated_size(net, ProjectionSpec(("qk", "heads")))
+    assert size.count({name: torch.ones(shape).long() for name, shape in size.shapes.items()}) == size.total == dense
+
+
+def test_eq_30_by_loops():
+    """Expected density of random probabilities against the printed sums."""
+    size = gated_size(make_net("bert"))
+    p = {n: torch.rand(*shape, generator=torch.Generator().manual_seed(i)) for i, (n, shape) in
+         enumerate(size.shapes.items())}  # fmt: skip
+    total = 0.0
+    for i in range(2):
+        x, m, f = (float(p["hidden"][2 * i + j].sum()) for j in range(3))
+        for head in p["heads"][i]:
+            for q in p["qk"][i]:
+                total += 2 * x * float(head * q * p["attention_layer"][i])
+            for v in p["vo"][i]:
+                total += (x + m) * float(head * v * p["attention_layer"][i])
+        total += float(p["neurons"][i].sum() * p["ffn_layer"][i]) * (m + f) + x * m + m * f
+    assert float(size({n: v.sum(1) for n, v in p.items()})) == pytest.approx(total, rel=1e-5)
+
+
+def test_the_authors_norm():
+    """LayerNorm padded with zeros: fused in closed form; not the original net; three sites are left out."""
+    net = net_of("bert")
+    expected = logits(net)
+    bases = random_bases(net)
+    form = ProjectionSpec(skip=3, norm="padded_layernorm")
+    insert_projections(net, bases, form)
+    assert (logits(net) - expected).abs().max() > 1e-3
+    kept = disturb(net, form)
+    assert len(kept["hidden"]) == 2
+    fused = as_deployed(net)
+    assert torch.allclose(logits(fused), logits(net), atol=1e-9)
+    assert gated_size(net, form).count(kept) == count_params(fused).sites
+
+
+def test_families_that_cannot():
+    def refused(message, family="bert", form=ProjectionSpec(), **settings):
+        with pytest.raises(UserError, match=message):
+            insert_projections(make_net(family, **settings), random_bases(make_net("bert")), form)
+
+    refused("cannot project 't5'; it can: bert", "t5")
+    refused("cannot project a DeBERTa whose positions have projections of their own", "deberta-v2", share_att_key=False)
+    others = r"\); it has qk, vo, neurons, heads, attention_layer, ffn_layer"
+    refused(r"prune.gates: albert has no hidden \(its blocks run more than once, first on the emb.*" + others, "albert")
+    refused(r"has no hidden \(a convolution reads" + ".*" + others, "deberta-v2", conv_kernel_size=3, conv_act="gelu")
+    refused(r"has no hidden \(its embeddings have 16 dimensions, its hidden states 32" + others, "electra")
+    refused(r"has no hidden \(its embeddings have 16 dim.*" + others, "opt", word_embed_proj_dim=16)
+    refused(r"opt has no hidden \(do_layer_norm_before is False" + others, "opt", do_layer_norm_before=False)
+    refused(r"encoder_ffn_dim and decoder_ffn_dim alike, not \[64, 48\]", "bart", decoder_ffn_dim=48)
+    refused("encoder_attention_heads and decoder_attention_heads", "bart", decoder_attention_heads=2)
+    refused("prune.gates: llama has no qk, vo, heads, attention_layer, ffn_layer; it has hidden, neurons", "llama")
+    refused("prune.gates: qwen3 has no qk, vo, heads, attention_layer, ffn_layer; it has hidden, neurons", "qwen3")
+    others = "hidden, qk, vo, heads, attention_layer, ffn_layer"
+    reason = r"\(its first attention reads the embeddings without a norm\)"
+    refused(f"prune.gates: modernbert has no {others} {reason}; it has neurons", "modernbert")
+    refused("prune.group: 2; the norms of bert stand after the sub-layers, valid is 1", form=ProjectionSpec(group=2))
+    refused("prune.group: 0 is below 1", "opt", ProjectionSpec(group=0))
+    refused("prune.group: 2 share bases .* have no gate; valid: 1", "opt", ProjectionSpec(("neurons",), group=2))
+    refused("prune.norm: padded_layernorm .* valid: rms", "opt", ProjectionSpec(norm="padded_layernorm"))
+    refused("prune.skip_sites: 4 of 4 sites; valid: 0 to 3", "opt", ProjectionSpec(skip=4))
+
+
+def test_a_bias_of_keys_changes_nothing_in_bert():
+    """It adds the same to all scores of a query; it is kept all the same, DeBERTa needs it."""
+    net = net_of("bert")
+    expected = logits(net)
+    with torch.no_grad():
+        for layer in net.bert.encoder.layer:
+            layer.attention.self.key.bias.zero_()
+    assert torch.allclose(logits(net), expected, atol=1e-9)

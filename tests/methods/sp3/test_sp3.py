@@ -1,0 +1,349 @@
+"""SP3's stage: when what is learned, what is kept, and that a run can be told to stay as it is."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import as_deployed, random_bases
+from tiny import make_batch, make_net
+
+from lit_compress.__main__ import main
+from lit_compress.layers import ProjectedLinear
+from lit_compress.methods import SP3
+from lit_compress.methods.sp3.distillation import SP3Distillation
+from lit_compress.methods.sp3.gates import DIMENSIONS, GATES
+from lit_compress.methods.sp3.sp3 import parse_count
+from lit_compress.methods.sp3.stage import ProjectedPruning, ProjectedStage
+from lit_compress.models.accounting import count_params, dense_site_params
+from lit_compress.models.storage import COMPONENTS, load_net, save_net
+from lit_compress.models.surgery import describe
+from lit_compress.numerics.hard_concrete import probability
+from lit_compress.numerics.losses import matched_layers_loss
+from lit_compress.utils.errors import UserError
+
+QUICK = ProjectedPruning(
+    epochs=2, learning_rate=1e-3, tokens=200, examples=60, start=0.2, target_warmup=0.3, structure_start=0.6
+)
+
+
+def sp3(prune=QUICK, task="sst2", **settings):
+    settings = {"density": 0.4, "distillation": SP3Distillation()} | settings
+    return SP3(task=task, backbone="unused", prune=prune, **settings)
+
+
+def logits(net):
+    batch = make_batch()
+    with torch.no_grad():
+        return net(input_ids=batch["input_ids"] % 20, attention_mask=batch["attention_mask"]).logits
+
+
+class Built:
+    """A stage over a tiny net with identity projections, without a fit."""
+
+    def __init__(self, tmp_path, settings=QUICK, density=0.4, steps=100):
+        save_net(make_net(), tmp_path)
+        self.stage = ProjectedStage(replace(settings, projections="identity"), density)
+        self.net = self.stage.build(None, tmp_path, None).eval()
+        self.stage.attach(self.net)
+        self.stage.set_total_steps(steps)
+
+    @torch.no_grad()
+    def learn(self, seed=0, low=-3.0, high=3.0):
+        for i, gate in enumerate(self.stage.gates.values()):
+            gate.log_alpha.uniform_(low, high, generator=torch.Generator().manual_seed(seed + i))
+
+
+def test_gates_and_target_by_step(tmp_path):
+    stage = Built(tmp_path).stage
+    assert stage.active(19) == set() and stage.active(20) == set(DIMENSIONS) == stage.active(59)
+    assert stage.active(60) == set(GATES)
+    first = 7 / 6 - (1 / 6 - 2 * 2 * 32**2 / dense_site_params(make_net()))  # 1 + 2 n d^2 / M_0
+    assert stage.initial == pytest.approx(first, abs=1e-3)
+    assert stage.target(20) == stage.initial and stage.target(50) == 0.4 == stage.target(99)
+    assert stage.target(35) == pytest.approx((stage.initial + 0.4) / 2)
+    assert not stage.at_budget(49) and stage.at_budget(50)
+
+
+@pytest.mark.parametrize("density", [0.06, 0.3, 0.5])
+@pytest.mark.parametrize("gates", [GATES, DIMENSIONS, ("hidden",), ("qk", "vo", "neurons", "heads")])
+def test_the_budget_is_exact_for_any_gates(tmp_path, density, gates):
+    """Counted in the fused net: at most the budget, and as near as the cheapest unit allows."""
+    if density == 0.06 and gates[0] == "qk":
+        pytest.skip("out of reach, see below")
+    built = Built(tmp_path, replace(QUICK, gates=gates), density)
+    built.learn()
+    built.stage.deterministic(built.net, 100)
+    fused, dense = as_deployed(built.net), dense_site_params(built.net)
+    slack = {"neurons": 2 * 32, "hidden": 32 * 13}["neurons" if "neurons" in gates else "hidden"]
+    assert 0 <= round(density * dense) - count_params(fused).sites < slack
+    assert torch.allclose(logits(fused), logits(built.net), atol=1e-5)
+    masks = built.stage.kept_masks(100)
+    for name, mask in masks.items():
+        alpha = built.stage.gates[name].log_alpha
+        for row, a in zip(mask, alpha, strict=True):
+            if row.any() and not row.all():
+                assert a[row].min() >= a[~row].max()
+        if name not in DIMENSIONS:  # whole parts as they are expected, the offset is for dimensions
+            assert torch.equal(mask.sum(1), (probability(alpha).sum(1) + 0.5).floor().long())
+
+
+def test_before_the_end_of_the_ramp_as_many_as_expected(tmp_path):
+    built = Built(tmp_path)
+    built.learn()
+    masks = built.stage.kept_masks(40)
+    for name, mask in masks.items():
+        expected = probability(built.stage.gates[name].log_alpha).sum(1)
+        assert torch.equal(
+            mask.sum(1),
+            (expected + 0.5).floor().long()
+            if name in DIMENSIONS
+            else mask.new_full((len(mask),), mask.shape[1], dtype=torch.long),
+        )
+    z = built.stage.deterministic(built.net, 40)
+    assert all((z[name] == 1).all() for name in GATES if name not in DIMENSIONS)
+    assert 0 < z["neurons"][masks["neurons"]].min() < 1  # soft, not made binary
+
+
+@pytest.mark.parametrize(("form", "shape"), [("dense", (32, 32)), ("block", (4, 8, 8))])
+def test_projections_of_heads_are_trained_and_resumed(tmp_path, form, shape):
+    built = Built(tmp_path, replace(QUICK, head_projections=form))
+    again = ProjectedStage(built.stage.settings, 0.4).build(None, tmp_path, describe(built.net))
+    for net in (built.net, again):
+        layers = [module for module in net.modules() if isinstance(module, ProjectedLinear) and module.side]
+        assert len(layers) == 8
+        assert all(layer.projection.shape == shape and layer.projection.requires_grad for layer in layers)
+
+
+def test_a_fit(fit, dense):
+    """Gradients and AdamW's state appear with the gates; multipliers ascend; the originals stay."""
+    before = load_net(dense).state_dict()
+    seen = []
+
+    def look(trainer, method):
+        stage, step, state = method.stage, trainer.global_step, trainer.optimizers[0].state
+        seen.append((step, stage.status(method.net, step)))
+        learned = {id(parameter) for parameter in state if state[parameter]}
+        for name, gate in stage.gates.items():
+            assert (id(gate.log_alpha) in learned) == (name in stage.active(step - 1))
+        for multiplier in (stage.linear, stage.quadratic):
+            assert (id(multiplier) in learned) == bool(stage.active(step - 1))
+        if stage.active(step - 2):  # at the first of them the target has not moved yet
+            assert stage.quadratic > 0
+
+    method = fit(sp3(), "prune", dense, look, teacher=dense, gradient_clip_val=1.0)
+    names = {group.get("maximize", False) for group in method.trainer.optimizers[0].param_groups}
+    assert names == {False, True}
+    above = [s for _, s in seen if s["density"] > s["target"]]
+    assert len(above) > 2 and above[-1]["lambda1"] > 0
+    after = method.net.state_dict()
+    for name in ("word_embeddings.weight", "encoder.layer.0.attention.self.query.weight",
+                 "encoder.layer.1.output.dense.bias"):  # fmt: skip
+        full = next(key for key in before if key.endswith(name))
+        assert torch.equal(before[full], after[full])
+    for name in ("encoder.layer.0.attention.self.query.projection", "encoder.layer.1.output.LayerNorm.p_in"):
+        assert any(key.endswith(name) for key in after)
+    assert not torch.equal(method.stage.map, torch.eye(32))
+
+
+@pytest.mark.parametrize(("family", "gates", "group"), [("opt", GATES, 1), ("llama", ("hidden", "neurons"), 3),
+                                                        ("qwen3", ("hidden", "neurons"), 3)])  # fmt: skip
+def test_a_turned_stream_is_compared_where_the_teacher_is(tmp_path, monkeypatch, family, gates, group):
+    """Nothing is lost while all gates are open, whatever the bases; the matrices that hold them are trained."""
+    monkeypatch.setattr("lit_compress.methods.sp3.stage.identity_bases", random_bases)
+    save_net(teacher := make_net(family).eval(), tmp_path)
+    stage = ProjectedStage(replace(QUICK, gates=gates, group=group, projections="identity"), 0.5)
+    net = stage.build(SimpleNamespace(distillation=SP3Distillation()), tmp_path, None).eval()
+    stage.attach(net)
+    batch = {n: v for n, v in make_batch().items() if n in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        own, theirs = (n(**batch, output_hidden_states=True).hidden_states for n in (net, teacher))
+        assert float((own[0] - theirs[0]).abs().max()) > 1e-2
+        assert float(stage.layer_loss(own, theirs, batch["attention_mask"])) < 1e-10
+        z = {n: torch.ones(len(g.log_alpha), g.log_alpha.shape[1] * g.copies) for n, g in stage.gates.items()}
+        z["hidden"] = torch.rand(z["hidden"].shape, generator=torch.Generator().manual_seed(2))
+        stage.set_gates(net, z)
+        own = net(**batch, output_hidden_states=True).hidden_states
+        found = float(stage.layer_loss(own, theirs, batch["attention_mask"]))
+        sites = (0, 2) if group == 1 else (0, 0)  # of the blocks that begin a layer
+        bases = random_bases(teacher, group).sites
+        own = [(z["hidden"][site] * h) @ bases[site].T.float() for site, h in zip(sites, own, strict=False)]
+        means = [h.mean(-1, keepdim=True) if family == "opt" else 0 for h in theirs]
+        theirs = [h - mean for h, mean in zip(theirs, means, strict=True)]
+        assert found == pytest.approx(float(matched_layers_loss(own, theirs[:-1], batch["attention_mask"])), rel=1e-5)
+    trained = {name for name, p in net.named_parameters() if p.requires_grad}
+    assert any(name.endswith("q_proj.weight") for name in trained) and not any("embed" in name for name in trained)
+
+
+@pytest.mark.parametrize("fidelity", ["paper", pytest.param("official", marks=pytest.mark.slow)])
+def test_a_run_of_albert(fidelity, tiny_backbone, short_run, tmp_path):
+    """Blocks that are used three times: calibrated over all uses, counted once; embeddings and their map stay."""
+    backbone, run = tmp_path / "albert", tmp_path / "run"
+    shutil.copytree(tiny_backbone, backbone)
+    make_net("albert", dropout=0.1).save_pretrained(backbone)
+    pairs = [pair for pair in zip(short_run[::2], short_run[1::2], strict=True) if "retrain" not in pair[0]]
+    main([
+        "fit", "--model", "SP3", *sum(pairs, ()), "--model.backbone", str(backbone), "--model.density", "0.5",
+        "--model.fidelity", fidelity, "--model.prune.gates", str(list(GATES[1:])), "--model.prune.epochs", "2",
+        "--model.prune.tokens", "200", "--run_dir", str(run),
+    ])  # fmt: skip
+    report = json.loads((run / "report.json").read_text())
+    dense, net = load_net(run / "dense" / "net"), load_net(run / "export")
+    assert report["compressed"]["density"] == count_params(net).sites / dense_site_params(dense)
+    if fidelity == "paper":
+        assert 0.49 < report["compressed"]["density"] <= 0.5
+    for name in ("embeddings.word_embeddings", "encoder.embedding_hidden_mapping_in"):
+        first, second = (n.albert.get_submodule(name).weight for n in (dense, net))
+        assert torch.equal(first, second)
+    assert not (run / "prune" / "net" / COMPONENTS).exists()
+
+
+def test_accumulated_batches_are_one_step(fit, dense):
+    """The same examples in two halves give the same gates after a step, when nothing is drawn."""
+    results = []
+    for accumulate, size in ((1, 16), (2, 8)):
+        settings = replace(QUICK, start=0.0, target_warmup=0.0, structure_start=0.0, epochs=1)
+        method = fit(sp3(settings), "prune", dense, teacher=dense, batch_size=size, max_steps=1,
+                     accumulate_grad_batches=accumulate)  # fmt: skip
+        results.append(method.stage.status(method.net, 1)["density"])
+    assert results[0] == pytest.approx(results[1], abs=1e-3)
+
+
+@pytest.mark.parametrize("log_alpha", [10.0, 0.0])
+def test_where_the_gates_begin(tmp_path, log_alpha):
+    """P(z > 0) = sigmoid(log_alpha - 2/3 log(0.1 / 1.1)); the target falls from the density that is then expected."""
+    stage = Built(tmp_path, replace(QUICK, log_alpha=log_alpha, gates=("neurons",)), 0.6).stage
+    (gate,) = stage.log_alphas.values()
+    assert (gate - log_alpha).abs().max() < 0.06
+    none, every = (stage.size.count({"neurons": value(gate)}) for value in (torch.zeros_like, torch.ones_like))
+    opened = 1 / (1 + math.exp(-log_alpha) * (0.1 / 1.1) ** (2 / 3))
+    assert stage.target(0) == pytest.approx((none + opened * (every - none)) / stage.size.total, abs=1e-3)
+
+
+def test_regression_hears_the_teacher():
+    """KL of one logit is 0; the program left the classifier without a gradient."""
+    from lit_compress.stages.distillation import distillation_terms
+
+    target = torch.tensor([[1.0], [2.0]])
+    student = torch.tensor([[0.5], [2.0]], requires_grad=True)
+    terms = distillation_terms(SP3Distillation(), "regression", student, target, None, None, [], [])
+    assert float(terms["distillation"]) == pytest.approx(0.3 * 0.125)
+    terms["distillation"].backward()
+    assert student.grad.abs().sum() > 0
+    student = torch.tensor([[0.5, 1.0]])
+    target = torch.tensor([[2.0, -1.0]])
+    terms = distillation_terms(SP3Distillation(), "classification", student, target, None, None, [], [])
+    p, q = (x / 2 for x in (target, student))
+    divergence = (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum()
+    assert float(terms["distillation"]) == pytest.approx(0.3 * float(divergence))
+
+
+def test_the_official_preset(tmp_path):
+    prune = sp3(fidelity="official").prune
+    assert (prune.norm, prune.skip_sites, prune.match_last, prune.exact_target) == ("padded_layernorm", 3, False, False)
+    built = Built(tmp_path, prune, 0.5)
+    built.learn()
+    stage = built.stage
+    gap = float(stage.size.density(stage.log_alphas).detach()) - 0.5
+    assert stage.at_budget(50) == (gap <= 0.02)
+    stage.density += gap - 0.019
+    assert stage.at_budget(50) and not stage.at_budget(49)
+    built.stage.deterministic(built.net, 100)
+    assert torch.allclose(logits(as_deployed(built.net)), logits(built.net), atol=1e-5)
+
+
+def test_params_and_density():
+    assert [parse_count(t) for t in ("5M", "2.5m", "800K", "5000000")] == [5_000_000, 2_500_000, 800_000, 5_000_000]
+    for text in ("five", "", "0", "5X", "-3M"):
+        with pytest.raises(UserError, match=r"is no number of parameters; e.g. 5M"):
+            parse_count(text)
+    net = make_net()
+    stage = sp3(density=None, params="8K").stages()[-1]
+    stage.check(net)
+    assert stage.density * dense_site_params(net) == 8000
+    with pytest.raises(UserError, match=r"model.density 0.4, model.params 8K: only one .* set the other to null"):
+        sp3(params="8K")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gates": ("hiden",)}, r"prune.gates: there is no 'hiden'"),
+        ({"gates": ()}, "must name at least one gate"),
+        ({"start": 0.5, "target_warmup": 0.5}, "leave no step at the target"),
+        ({"tokens": 0}, "prune.tokens: 0 is below 1"),
+        ({"ridge": 0.0}, "prune.ridge: 0.0 is not above 0"),
+        ({"log_alpha": 13.0}, r"prune.log_alpha: 13.0 is not in \[-12, 12\]; usual: 10"),
+        ({"structure_start": 1.0}, r"prune.structure_start: 1.0 is not in \[0, 1\)"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(UserError, match=message):
+        ProjectedPruning(**settings)
+
+
+def test_what_a_net_cannot():
+    net = make_net()
+
+    def check(net=net, density=0.4, **settings):
+        sp3(replace(QUICK, **settings), density=density).stages()[-1].check(net)
+
+    check()
+    with pytest.raises(UserError, match=r"prune.tokens: 31 tokens are fewer than the 32 dimensions; give at least 32"):
+        check(tokens=31)
+    check(tokens=31, projections="identity")
+    with pytest.raises(
+        UserError, match=r"model.density: 0.06 cannot be reached with the gates qk, vo; reachable: 0.5\d+"
+    ):
+        check(density=0.06, gates=("qk", "vo"))
+    with pytest.raises(
+        UserError, match=r"model.density: 0.02 cannot be reached .* reachable: 0.\d+ to 1, [\d,]+ to 16,384"
+    ):
+        check(density=0.02, gates=("qk", "vo", "neurons"))
+    with pytest.raises(UserError, match=r"prune.skip_sites: 5 of 5 sites; valid: 0 to 4"):
+        check(skip_sites=5)
+    with pytest.raises(UserError, match=r"sp3 cannot project 't5'"):
+        check(make_net("t5"))
+    with pytest.raises(
+        UserError,
+        match=r"prune.gates: albert has no hidden .*; it has qk, vo, neurons, heads, attention_layer, ffn_layer",
+    ):
+        check(make_net("albert"))
+    check(make_net("albert"), gates=GATES[1:], skip_sites=3, norm="padded_layernorm")  # of hidden states, as `official`
+
+
+def test_multipliers_ascend_as_with_the_negative_rate_of_the_program():
+    ends = []
+    for settings in ({"lr": 0.1, "maximize": True}, {"lr": -0.1}):
+        value = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.AdamW([{"params": [value], "weight_decay": 0.0, **settings}], lr=1e-3)
+        for step in range(50):
+            optimizer.zero_grad()
+            (value * (0.5 - step / 40)).sum().backward()
+            optimizer.step()
+        ends.append(float(value.detach()))
+    assert ends[0] == pytest.approx(ends[1], abs=1e-6) and ends[0] > 0
+
+
+def test_density_zero_is_refused():
+    with pytest.raises(UserError, match=r"model.density: 0.0 is not in \(0, 1\]"):
+        SP3(density=0.0)
+
+
+def test_parts_that_are_closed_as_wholes_stay_closed(tmp_path):
+    """Also where all that is open is less than the budget: a warning says so."""
+    built = Built(tmp_path, density=0.9)
+    built.learn(low=2.0)
+    with torch.no_grad():
+        built.stage.gates["ffn_layer"].log_alpha.copy_(torch.tensor([[-4.0], [4.0]]))
+        built.stage.gates["heads"].log_alpha[0, 1:] = -4.0
+    with pytest.warns(UserWarning, match="closed so many heads and layers that a density of 0.8"):
+        built.stage.deterministic(built.net, 100)
+    masks = built.stage.kept_masks(100)
+    assert masks["ffn_layer"].flatten().tolist() == [False, True] and masks["heads"][0].tolist() == [True] + [False] * 3
+    assert all(masks[name].all() for name in ("hidden", "qk", "vo", "neurons", "attention_layer"))

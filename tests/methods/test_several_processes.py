@@ -1,0 +1,132 @@
+"""Several processes make the steps that one process makes with all of their examples: the same losses and gates."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import processes
+import pytest
+import torch
+from tiny import WORDS, make_net, write_backbone
+
+from lit_compress.__main__ import main
+from lit_compress.methods.base import send_from_first
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.sharding import from_first
+
+# method -> its options beside the teacher; what differs between ranks without dropout are examples only
+SP3 = ["--model.prune.start", "0.2", "--model.prune.target_warmup", "0.3", "--model.prune.structure_start", "0.5",
+       "--model.prune.tokens", "200"]  # fmt: skip
+CASES = {
+    "SP3": SP3,
+    "SP3-opt": [*SP3, "--model.prune.train_originals", "true"],  # the stream turns: its bases are in the loss, too
+    "CoFi": ["--model.prune.init", "finetuned", "--model.retrain.epochs", "1"],
+    "CoFiLoSparse": ["--model.prune.init", "finetuned", "--model.retrain.epochs", "1"],
+    "LPAF": ["--model.retrain.epochs", "1"],
+    "LoSparse": ["--model.prune.init", "finetuned"],
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, tmp_path_factory):
+    """A method, its options, and a dense net without dropout."""
+    method, _, family = request.param.partition("-")
+    folder = tmp_path_factory.mktemp("teacher")
+    write_backbone(folder, family or "bert", "sst2")
+    make_net(family or "bert", dropout=0.0, initializer_range=0.2).save_pretrained(folder)
+    return method, [*CASES[request.param], "--model.backbone", str(folder), "--model.teacher", str(folder)]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Texts of one length: a mean over tokens is then the mean of the ranks' means."""
+    folder, rng = tmp_path_factory.mktemp("texts"), random.Random(0)
+    for split, rows in (("train", 100), ("validation", 40)):
+        lines = [{"sentence": " ".join(rng.choices(WORDS, k=7)), "label": i % 2} for i in range(rows)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def options(case: tuple[str, list[str]], texts: Path, batch_size: int) -> list[str]:
+    method, own = case
+    return [
+        "fit", "--model", method, "--model.density", "0.5", "--model.distillation.alpha_layers", "1",
+        "--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-4", *own, "--data.task", "sst2",
+        "--data.path", str(texts), "--data.batch_size", str(batch_size), "--trainer.accelerator", "cpu",
+        "--trainer.enable_progress_bar", "false", "--trainer.callbacks+=processes.KeepSteps",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_steps_of_one(case, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    main([*options(case, texts, 20), "--run_dir", str(tmp_path / "one")])
+    stages = sorted(path.parent.name for path in (tmp_path / "one").glob("*/steps0.pt"))
+    assert stages
+    for strategy in ("ddp", "fsdp2"):
+        more = ["--trainer.strategy", strategy, "--trainer.devices", "2", "--run_dir", str(tmp_path / strategy)]
+        processes.fork_ranks([*options(case, texts, 10), *more], tmp_path / "errors", known=True)
+        for stage in stages:
+            one, *ranks = (
+                torch.load(tmp_path / run / stage / f"steps{rank}.pt", weights_only=True)
+                for run, rank in (("one", 0), (strategy, 0), (strategy, 1))
+            )
+            for rank in ranks:
+                assert [loss for loss, _ in rank] == pytest.approx([loss for loss, _ in one], rel=1e-3, abs=1e-3)
+                assert rank[0][0] == pytest.approx(one[0][0], rel=1e-4, abs=1e-6)
+                for (_, gates), (_, expected) in zip(rank, one, strict=True):
+                    assert gates.keys() == expected.keys()
+                    assert all(torch.allclose(gates[n], expected[n], atol=2e-3) for n in gates)
+
+
+def _send(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    net = make_net("bert", seed=rank)
+    net.register_buffer("mark", torch.full((2,), float(rank)))
+    send_from_first(net, torch.device("cpu"))
+    torch.save(net.state_dict(), f"{folder}/{rank}.pt")
+
+
+@pytest.mark.slow
+def test_every_rank_gets_the_net_of_the_first(tmp_path):
+    """Factors may differ between machines; shards of two factorizations would be of neither."""
+    children = [processes._CONTEXT.Process(target=_send, args=(rank, str(tmp_path))) for rank in (0, 1)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert all(torch.equal(first[name], second[name]) for name in first) and not first["mark"].any()
+    name = "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(first[name], make_net("bert").state_dict()[name])
+
+
+def _ask(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+
+    def fail() -> None:
+        raise UserError(f"said by {rank}")
+
+    found = [from_first(lambda: {"rank": rank})]
+    try:
+        from_first(fail)
+    except UserError as error:
+        found.append(str(error))
+    Path(f"{folder}/{rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.slow
+def test_the_first_rank_decides_for_all(tmp_path):
+    """Ranks of matrices, and errors: no rank waits for one that has stopped."""
+    children = [processes._CONTEXT.Process(target=_ask, args=(rank, str(tmp_path))) for rank in (0, 1)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == [{"rank": 0}, "said by 0"]

@@ -1,0 +1,115 @@
+"""One accounting: the spec's BERT-base figures exactly, FLOPs against hand counts, ranks for a budget."""
+
+import pytest
+import torch
+from tiny import TINY, make_batch, make_net
+from torch import nn
+
+from lit_compress.models import accounting as budget
+from lit_compress.models.sites import find_sites
+from lit_compress.models.surgery import factorize
+from lit_compress.stages.rank_rule import RankRule
+
+
+@pytest.fixture(scope="module")
+def bert_base():
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    with torch.device("meta"):
+        return AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", num_labels=2))
+
+
+def test_bert_base_totals(bert_base):
+    """Spec 1.2: in-block linear, non-embedding and total parameters of BERT-base."""
+    assert budget.count_params(bert_base) == budget.Params(84_934_656, 85_646_594, 109_483_778)
+
+
+def test_stored_density_counts_factors():
+    net = make_net()
+    factorize(net, RankRule(0.5).allocate(net), None)
+    assert budget.stored_density(net) == budget.count_params(net).sites / budget.dense_site_params(net)
+
+
+def test_zeros_do_not_remain():
+    net = make_net()
+    linear = net.get_submodule(find_sites(net)[0].name)
+    nn.init.zeros_(linear.weight)
+    assert budget.density(net) == 1 - 32 * 32 / budget.dense_site_params(net)
+    assert budget.stored_density(net) == 1.0
+
+
+def by_hand(family: str, length: int) -> int:
+    """Multiply-adds of a tiny net on one text: Linears of the blocks, attention, then what only this family has."""
+    layers = 3 if family == "albert" else 2
+    blocks = layers * length * (4 * 32 * 32 + 2 * 32 * 64)
+    attention = layers * 2 * length * length * 32  # scores, context
+    head = 32 * 32 + 32 * 2  # pooler or dense, and the output layer, on the first token
+    projection = length * 16 * 32  # embeddings to the width of the blocks
+    positions = layers * 2 * (12 * 32 * 32 + length * 12 * 32)  # query and key of 12 relative ones, and their scores
+    seconds = layers * length * 4 * 32 * 32 + blocks + 2 * attention  # cross-attention and the rest of a decoder
+    gate = layers * length * 32 * 64
+    wider = layers * (length * 2 * 32 * 32 + 2 * length * length * 32)  # q, o, scores and context of heads of 16, not 8
+    others = {"electra": head + projection, "albert": head + projection, "deberta-v2": head + positions,
+              "opt": length * 32 * 2, "bart": head + seconds, "t5": head + seconds,
+              "llama": length * 32 * 2 + layers * length * (32 * 64 - 2 * 32 * 16),
+              "qwen3": length * 32 * 2 + gate + wider, "modernbert": head + gate}  # fmt: skip
+    return blocks + attention + others.get(family, head)
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_flops_against_a_hand_count(family):
+    """2 per multiply-add; ALBERT's shared matrices count at every use."""
+    assert budget.flops(make_net(family), 11) == 2 * by_hand(family, 11)
+
+
+def test_shared_matrices_count_once():
+    """ALBERT: 6 matrices for 3 layers, in parameters, density and ranks."""
+    net = make_net("albert")
+    once = 4 * 32 * 32 + 2 * 32 * 64
+    assert budget.dense_site_params(net) == budget.count_params(net).sites == once
+    assert budget.density(net) == 1.0
+    nn.init.zeros_(net.get_submodule(find_sites(net)[0].name).weight)
+    assert budget.density(net) == 1 - 32 * 32 / once
+    ranks = RankRule(0.5).allocate(net)
+    factorize(net, ranks, None)
+    assert len(ranks) == 6
+    assert budget.stored_density(net) == sum(r * (96 if "ffn" in name else 64) for name, r in ranks.items()) / once
+
+
+@pytest.mark.parametrize(
+    ("family", "numbers"),
+    [("bert", 100 + 64 + 2 + 2), ("deberta-v2", 100 + 2 + 12), ("opt", 100 + 66), ("albert", (100 + 64 + 2 + 2) / 2),
+     ("modernbert", 100 + 1)],
+)  # fmt: skip
+def test_embeddings_are_left_out(family, numbers):
+    """Rows of 32: tokens, positions, segments, LayerNorm; relative positions; ALBERT's rows have 16."""
+    params = budget.count_params(make_net(family))
+    assert params.total - params.non_embedding == 32 * numbers
+
+
+def test_flops_shrink_with_the_rank():
+    net = make_net()
+    dense = budget.flops(net, 8)
+    ranks = RankRule(0.5).allocate(net)
+    removed = sum(
+        net.get_submodule(n).weight.numel() - r * sum(net.get_submodule(n).weight.shape) for n, r in ranks.items()
+    )
+    factorize(net, ranks, None)
+    assert dense - budget.flops(net, 8) == 2 * 8 * removed
+
+
+def test_latency_is_interleaved_and_restores_threads():
+    nets = [make_net(), make_net()]
+    before = torch.get_num_threads()
+    first, second = budget.latency(nets, length=8, repeats=6)
+    assert torch.get_num_threads() == before
+    assert first["p10"] <= first["median"] <= first["p90"]
+    assert {"batch", "length", "threads"} < second.keys()
+
+
+def test_measuring_leaves_the_net_as_it_was():
+    net, batch = make_net(dropout=0.0).train(), make_batch()
+    implementation = net.config._attn_implementation
+    budget.measure(net, 8)
+    assert net.training and net.config._attn_implementation == implementation
+    assert net(input_ids=batch["input_ids"]).logits.requires_grad

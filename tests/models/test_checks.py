@@ -1,0 +1,158 @@
+"""What a library would load with a warning, or silently, is one line: wrong tensors, tokenizers, labels."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import TINY, make_net
+
+from lit_compress.models.backbones import load_finetuned, load_net, load_tokenizer
+from lit_compress.models.checks import is_compressed
+from lit_compress.models.storage import load_net as load_saved
+from lit_compress.models.storage import save_net
+from lit_compress.tasks.records import get_task
+from lit_compress.utils import progress
+from lit_compress.utils.errors import UserError
+
+SST2 = get_task("sst2")
+SITE = "bert.encoder.layer.0.attention.self.query.weight"
+
+
+@pytest.fixture
+def folder(tiny_backbone, tmp_path):
+    """A copy of a fine-tuned model with its tokenizer, to be broken."""
+    return shutil.copytree(tiny_backbone, tmp_path / "model")
+
+
+@pytest.fixture
+def notes(monkeypatch, capsys):
+    """What was noted so far in this test, although it may have been noted in another."""
+    monkeypatch.setattr(progress, "_noted", set())
+    return lambda: capsys.readouterr().err
+
+
+def change(folder, **tensors):
+    """Write other tensors into a model's file; None takes one out."""
+    path = folder / "model.safetensors"
+    found = load_file(path) | {name.replace("__", "."): value for name, value in tensors.items()}
+    save_file({name: value for name, value in found.items() if value is not None}, path, metadata={"format": "pt"})
+
+
+def configure(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize("load", [load_net, load_finetuned])
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({SITE: None}, "(no tensor|it has no) 'bert.encoder.layer.0.attention.self.query.weight'"),
+        ({SITE: torch.ones(32, 16)}, r"has the shape \[32, 16\] in the file and \[32, 32\]"),
+        ({SITE: torch.full((32, 32), torch.nan)}, "has values that are not finite"),
+        (
+            {SITE.replace("weight", "lora_A"): torch.ones(4, 32)},
+            "lora_A' for which BertForSequenceClass.* has no place",
+        ),
+        ({SITE.replace("layer.0", "layer.2"): torch.ones(32, 32)}, "has a tensor 'bert.encoder.layer.2"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(load, tensors, words, folder):
+    change(folder, **tensors)
+    with pytest.raises(UserError, match=words) as error:
+        load(str(folder), SST2)
+    assert "\n" not in str(error.value) and str(folder) in str(error.value)
+
+
+def test_a_saved_net_is_checked_alike(tmp_path):
+    save_net(make_net(), tmp_path)
+    change(tmp_path, **{SITE: torch.full((32, 32), torch.inf)})
+    with pytest.raises(UserError, match=r"query.weight' has values that are not finite"):
+        load_saved(tmp_path)
+    change(tmp_path, **{SITE: None})
+    with pytest.raises(UserError, match=r"cannot load a net.*Missing key.*query.weight"):
+        load_saved(tmp_path)
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_a_new_head_is_an_exception_and_is_named(family, tmp_path, notes):
+    """Of another size, or in a file without one; a net that only lost its head is a backbone as before."""
+    make_net(family, task="mnli").save_pretrained(tmp_path / "other")
+    make_net(family).base_model.save_pretrained(tmp_path / "bare")
+    for name in ("other", "bare"):
+        load_net(str(tmp_path / name), SST2)
+        (said,) = (line for line in notes().splitlines() if line.startswith("note: "))
+        start, _, tensors = said.partition(" (")
+        assert start == f"note: model.backbone: '{tmp_path / name}': the head is new and not trained yet"
+        assert "layer" not in tensors and "weight" in tensors
+        with pytest.raises(UserError, match=r"is not fine-tuned|has 3 labels, sst2 has 2"):
+            load_finetuned(str(tmp_path / name), SST2)
+    make_net(family).save_pretrained(tmp_path / "same")
+    load_net(str(tmp_path / "same"), SST2)
+    assert "note: " not in notes()
+
+
+def test_a_folder_without_a_tokenizer_has_none(folder, tmp_path):
+    """The library makes one up that knows its special tokens only."""
+    for family in TINY:
+        make_net(family).save_pretrained(tmp_path / family)
+        with pytest.raises(UserError, match=r"no tokenizer|cannot load the tokenizer"):
+            load_tokenizer(str(tmp_path / family), SST2)
+    configure(folder, vocab_size=20)
+    with pytest.raises(UserError, match="its tokenizer has ids up to 25, its embeddings 20 rows"):
+        load_tokenizer(str(folder), SST2)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ({0: "Negative", 1: "POSITIVE"}, None),
+        ({0: "LABEL_0", 1: "LABEL_1"}, "its labels have no names; they are taken as negative, positive, in this order"),
+        ({0: "0", 1: "1"}, "its labels have no names"),
+        ({0: "positive", 1: "negative"}, r"labels in another order \(positive, negative\) than sst2 \(negative, pos"),
+        ({0: "bad", 1: "good"}, "has the labels bad, good; sst2 has negative, positive"),
+        ({0: "a", 1: "b", 2: "c"}, "has 3 labels, sst2 has 2"),
+    ],
+)
+def test_labels_of_a_trained_head_are_those_of_the_task(labels, words, folder, notes):
+    configure(folder, id2label=labels, label2id={name: i for i, name in labels.items()})
+    if words is None or words.startswith("its"):
+        load_finetuned(str(folder), SST2)
+        assert (words or "") in notes()
+        return
+    with pytest.raises(UserError, match=words):
+        load_finetuned(str(folder), SST2)
+
+
+def test_code_of_its_own_and_layers_of_ours_are_noticed(folder):
+    assert not is_compressed(folder)
+    (folder / "structure.json").write_text("{}\n")  # an ordinary net that a run wrote
+    assert not is_compressed(folder)
+    configure(folder, auto_map={"AutoTokenizer": "tokens.Tokens"})
+    assert not is_compressed(folder)
+    for file, text in (("structure.json", '{"a": {"kind": "low_rank"}}'), ("config.json", None)):
+        broken = shutil.copytree(folder, folder.with_name(file))
+        if text is None:
+            configure(broken, auto_map={"AutoModelForSequenceClassification": "code.Net"})
+        else:
+            (broken / file).write_text(text)
+        assert is_compressed(broken)
+        for load in (load_net, load_finetuned):
+            with pytest.raises(UserError, match="is compressed already"):
+                load(str(broken), SST2)
+
+
+def test_numbers_are_names_only_where_they_are_the_same_ones(folder, notes):
+    numbers = {labels: replace(SST2, name="custom", labels=labels) for labels in (("0", "1"), ("5", "7"), ("1", "0"))}
+    configure(folder, id2label={0: "0", 1: "1"})
+    load_finetuned(str(folder), numbers["0", "1"])
+    assert "no names" not in notes()
+    load_finetuned(str(folder), numbers["5", "7"])
+    assert "they are taken as 5, 7, in this order" in notes()
+    with pytest.raises(UserError, match=r"in another order \(0, 1\) than custom \(1, 0\)"):
+        load_finetuned(str(folder), numbers["1", "0"])

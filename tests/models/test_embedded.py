@@ -1,0 +1,140 @@
+"""The embedded task and backbone: balanced, leak-free, the same every time."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_compress.models import embedded
+from lit_compress.tasks.records import get_task
+from lit_compress.utils.errors import UserError
+
+TASK = get_task("docstrings")
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return embedded.load_texts(TASK)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return embedded.build_backbone(TASK)
+
+
+def test_the_areas_are_the_labels_of_the_task():
+    assert tuple(sorted(embedded.AREAS)) == TASK.labels
+    modules = " ".join(embedded.AREAS.values()).split()
+    assert len(modules) == len(set(modules))
+
+
+def test_sizes_and_balance(splits):
+    assert len(splits["train"]) >= 4000 and len(splits["validation"]) >= 400 and len(splits["test"]) >= 400
+    counts = Counter(row["label"] for row in splits["validation"])
+    assert set(counts) == set(range(TASK.num_labels))
+    assert max(counts.values()) / len(splits["validation"]) <= 0.25
+
+
+def test_no_text_twice(splits):
+    texts = [row["text"] for rows in splits.values() for row in rows]
+    assert len(texts) == len(set(texts))
+
+
+def test_a_passage_is_cut_at_sentences_and_hides_the_module():
+    sentence = "Parse the argument with Json and then return " + "very " * 10 + "new objects."
+    first, second = embedded._passages(f"{sentence} {sentence}\n\n-----\n\nToo short.", "json")
+    assert first == second and first.startswith("parse the argument with module and") and first.endswith("objects .")
+
+
+def test_sources_that_are_missing_or_broken_are_left_out(tmp_path):
+    (tmp_path / "json.py").write_bytes(b'"""' + b"a long word and more of them " * 3 + b'"""')
+    (tmp_path / "csv.py").write_bytes(b"def broken(:")
+    (tmp_path / "re.py").write_bytes(b"\xff\xfe")
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "json.py").write_text('"""' + "not of the library at all, " * 9 + '"""')
+    files = embedded._source_files(tmp_path)
+    assert [file.name for _, _, file in files] == ["csv.py", "json.py", "re.py"]
+    rows = [row for split in embedded._read_passages(files).values() for row in split]
+    assert [row["area"] for row in rows] == ["text"]
+
+
+def test_no_sources_at_all_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(embedded.sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(UserError, match="found no sources"):
+        embedded._docstring_splits(tmp_path)
+
+
+def test_the_backbone_loads_and_knows_the_words(folder):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    net = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=8)
+    assert (net.config.num_hidden_layers, net.config.hidden_size, net.config.vocab_size) == (
+        4,
+        128,
+        len(tokenizer),
+    )
+    tokens = tokenizer("Return the socket's file descriptor", "zyxwv")
+    assert (
+        len(tokens["input_ids"]) == len(tokens["token_type_ids"]) and tokenizer.unk_token_id not in tokens["input_ids"]
+    )
+    assert tokenizer.model_max_length == 128
+    assert net(**tokenizer("a b", return_tensors="pt")).logits.shape == (1, 8)
+
+
+def test_the_backbone_is_reused_and_other_tasks_get_the_same(folder):
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert embedded.build_backbone(get_task("sst2")) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_longer_tasks_are_refused():
+    with pytest.raises(UserError, match="'embedded' reads 128 tokens, task 'docstrings' has 129"):
+        embedded.build_backbone(replace(TASK, max_length=129))
+
+
+def test_another_process_builds_the_same_files(folder, tmp_path):
+    code = (
+        "from lit_compress.models import embedded; from lit_compress.tasks.records import get_task; "
+        "embedded.build_backbone(get_task('docstrings'))"
+    )
+    environment = {**os.environ, "LIT_COMPRESS_CACHE": str(tmp_path), "PYTHONHASHSEED": "7"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)
+    other = tmp_path / folder.name
+    for name in ("tokenizer.json", "model.safetensors", "config.json"):
+        assert (other / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_drawing_the_weights_leaves_the_random_numbers_alone(folder, tmp_path):
+    state = torch.get_rng_state()
+    embedded._write_backbone(tmp_path, ["some words to learn"] * 3)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_of_two_builders_one_wins_and_nothing_is_left(tmp_path):
+    target = tmp_path / "made"
+
+    def lose(folder: Path) -> None:
+        embedded.build_once(target, lambda other: (other / "first").touch())  # the other process, meanwhile
+        (folder / "second").touch()
+
+    assert embedded.build_once(target, lose) == target
+    assert [entry.name for entry in target.iterdir()] == ["first"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_failed_build_leaves_nothing(tmp_path):
+    with pytest.raises(RuntimeError):
+        embedded.build_once(tmp_path / "made", lambda _: (_ for _ in ()).throw(RuntimeError))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^LIT_COMPRESS_CACHE: cannot write to"):
+        embedded.build_once(tmp_path / "file" / "made", lambda _: None)

@@ -1,0 +1,327 @@
+"""Scores against naive loops, and what they are meant to say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_compress.numerics.importance import (
+    Weighting,
+    accumulate_first_order_,
+    accumulate_sensitivity_,
+    fold_sensitivity_,
+    magnitude,
+    row_importance,
+    row_sensitivity,
+    update_row_average_,
+)
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def test_magnitude() -> None:
+    """Invariant 24: UP_zero ranks by |W|."""
+    weight = torch.tensor([[-3.0, 2.0], [0.0, -0.5]], dtype=torch.bfloat16, requires_grad=True)
+    score = magnitude(weight)
+    assert score.dtype == torch.float32 and not score.requires_grad
+    assert score.tolist() == [[3.0, 2.0], [0.0, 0.5]]
+
+
+@pytest.mark.parametrize("form", ["absolute", "signed"])
+def test_scores_of_plain_sgd_by_hand(form: str) -> None:
+    """Invariant 21: S after n steps is the sum over steps of |g W|, or of -g W."""
+    weights = [draw(3, 4, seed=1), draw(2, 5, seed=2)]
+    scores = [torch.zeros_like(weight) for weight in weights]
+    expected = [[[0.0] * weight.shape[1] for _ in range(weight.shape[0])] for weight in weights]
+    for step in range(4):
+        grads = [draw(*weight.shape, seed=10 + 7 * step + n) for n, weight in enumerate(weights)]
+        for weight, grad, table in zip(weights, grads, expected, strict=True):
+            for i in range(weight.shape[0]):
+                for j in range(weight.shape[1]):
+                    product = float(grad[i, j]) * float(weight[i, j])
+                    table[i][j] += abs(product) if form == "absolute" else -product
+        accumulate_first_order_(scores, weights, grads, form)  # type: ignore[arg-type]
+        for weight, grad in zip(weights, grads, strict=True):
+            weight -= 0.1 * grad
+    for score, table in zip(scores, expected, strict=True):
+        torch.testing.assert_close(score, torch.tensor(table), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", [2.0, -2.0])
+def test_sign_says_whether_growing_helps(target: float) -> None:
+    """Invariant 24: (w - a)^2 / 2 falls as |w| grows iff a lies beyond w; only then is S positive."""
+    weight = torch.tensor([0.5], requires_grad=True)
+    score, absolute = torch.zeros(1), torch.zeros(1)
+    (0.5 * (weight - target) ** 2).sum().backward()
+    accumulate_first_order_([score], [weight], [weight.grad], "signed")
+    accumulate_first_order_([absolute], [weight], [weight.grad], "absolute")
+    assert (score.item() > 0) == (target > 0)
+    assert absolute.item() == abs(score.item()) > 0
+
+
+def test_one_big_batch_is_not_its_parts() -> None:
+    """Invariant 21: the mean gradient of two halves, not the sum of their products."""
+    weight, first, second = draw(3, 3, seed=1), draw(3, 3, seed=2), draw(3, 3, seed=3)
+    whole, parts = torch.zeros(3, 3), torch.zeros(3, 3)
+    accumulate_first_order_([whole], [weight], [(first + second) / 2])
+    for half in (first, second):
+        accumulate_first_order_([parts], [weight], [half])
+    torch.testing.assert_close(whole, ((first + second) / 2 * weight).abs())
+    assert not torch.allclose(whole, parts)
+
+
+@pytest.mark.parametrize("form", ["absolute", "signed"])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_a_broken_gradient_changes_nothing(form: str, bad: float) -> None:
+    """Invariant 22: an inf or NaN anywhere leaves every score as it was; large finite ones do not."""
+    weights = [draw(3, 4, seed=1), torch.zeros(2, 2)]
+    scores = [draw(3, 4, seed=2), draw(2, 2, seed=3)]
+    before = [score.clone() for score in scores]
+    grads = [draw(3, 4, seed=4), draw(2, 2, seed=5)]
+    grads[1][1, 0] = bad  # where W is 0: 0 * inf must not slip in either
+    applied = accumulate_first_order_(scores, weights, grads, form)  # type: ignore[arg-type]
+    assert applied.shape == () and not applied
+    assert all(torch.equal(a, b) for a, b in zip(scores, before, strict=True))
+    grads[1][1, 0] = -3e38
+    assert accumulate_first_order_(scores, weights, grads, form)  # type: ignore[arg-type]
+    assert not torch.equal(scores[0], before[0])
+
+
+def test_broken_shard_elsewhere() -> None:
+    """Invariant 22 on shards: this rank skips because another one saw an inf."""
+    score, weight, grad = torch.zeros(2, 2), draw(2, 2, seed=1), draw(2, 2, seed=2)
+    assert not accumulate_first_order_([score], [weight], [grad], reduce=lambda count: count.add_(1))
+    assert not score.any()
+    assert accumulate_first_order_([score], [weight], [grad], reduce=lambda count: None)
+
+
+def test_missing_gradients_and_half_precision() -> None:
+    """Invariant 22: float32 scores for bfloat16 weights do not stall; grad None keeps its score."""
+    weight = torch.full((2, 2), 1e-3, dtype=torch.bfloat16)
+    grad = torch.full((2, 2), 1.0078125, dtype=torch.bfloat16)  # the product needs more than 8 bits
+    scores = [torch.zeros(2, 2), torch.full((3,), 5.0)]
+    for _ in range(2000):
+        accumulate_first_order_(scores, [weight, torch.ones(3)], [grad, None])
+    assert scores[0].dtype == torch.float32
+    torch.testing.assert_close(
+        scores[0], torch.full((2, 2), 2000 * float(weight[0, 0]) * float(grad[0, 0])), rtol=1e-4, atol=0
+    )
+    assert scores[1].tolist() == [5.0] * 3
+    assert accumulate_first_order_(scores, [weight, weight], [None, None])
+
+
+def test_pruned_weights_keep_their_score() -> None:
+    """Invariant 23: W = 0 adds nothing, whatever its gradient."""
+    weight = draw(4, 4, seed=1)
+    weight[1:3] = 0.0
+    score = draw(4, 4, seed=2)
+    before = score.clone()
+    accumulate_first_order_([score], [weight], [draw(4, 4, seed=3)])
+    assert torch.equal(score[1:3], before[1:3]) and not torch.equal(score, before)
+
+
+def naive_row(scores: list[float], weights: list[float], weighting: Weighting, threshold: float) -> float:
+    if weighting == "none":
+        return 1.0
+    total = 0.0
+    for score, weight in zip(scores, weights, strict=True):
+        alive = weight != 0
+        total += {
+            "scores": max(score, 0.0) * alive,
+            "scores_abs": abs(score),
+            "scores_raw": score,
+            "scores_all": max(score, 0.0),
+            "scores_shifted": alive * (score - min(threshold, 0.0)),
+            "mask": float(alive),
+        }[weighting]
+    return total
+
+
+WEIGHTINGS: list[Weighting] = [
+    "scores",
+    "scores_abs",
+    "scores_raw",
+    "scores_all",
+    "scores_shifted",
+    "mask",
+    "none",
+]
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("threshold", [-0.4, 0.3])
+def test_row_importance_is_the_loop(weighting: Weighting, threshold: float) -> None:
+    scores, weight = draw(6, 4, seed=1), draw(6, 4, seed=2)
+    weight[scores < threshold] = 0.0
+    weight[3] = 0.0
+    result = row_importance(scores, weight, weighting, torch.tensor(threshold))
+    assert result.dtype == torch.float64 and result.shape == (6,)
+    threshold32 = float(torch.tensor(threshold))
+    expected = [naive_row(s, w, weighting, threshold32) for s, w in zip(scores.tolist(), weight.tolist(), strict=True)]
+    assert result.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    if weighting in ("scores", "scores_shifted", "scores_all", "scores_abs"):
+        assert (result >= 0).all()
+
+
+def test_weightings_relate_as_they_should() -> None:
+    """Invariant 37: equal nnz per row makes mask a constant; negative row sums separate scores from raw."""
+    weight = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 1.0]])
+    scores = torch.tensor([[-3.0, 9.0, 1.0], [5.0, -2.0, 0.5]])
+    assert row_importance(scores, weight, "mask").tolist() == [2.0, 2.0]
+    assert row_importance(scores, weight, "scores").tolist() == [1.0, 0.5]
+    assert row_importance(scores, weight, "scores_raw").tolist() == [7.0, 3.5]
+    assert (row_importance(-scores.abs(), weight, "scores") == 0).all()
+    assert row_importance(scores, weight, "scores_all").tolist() == [10.0, 5.5]
+
+
+def history(steps: int) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Two weights and their gradients in every step."""
+    weights = [draw(3, 4, seed=1), draw(2, 5, seed=2)]
+    return weights, [[draw(*w.shape, seed=10 + 5 * t + n) for n, w in enumerate(weights)] for t in range(steps)]
+
+
+def test_row_sensitivity_by_hand() -> None:
+    """LoSparse Eqs. 2 and 4: the mean of |w g| over a row, float32 whatever the weights are."""
+    weights, (grads,) = history(1)
+    for dtype in (torch.float32, torch.bfloat16):
+        narrow = [w.to(dtype) for w in weights]
+        terms = row_sensitivity(narrow, [g.to(dtype) for g in grads])
+        assert all(term.dtype == torch.float32 for term in terms)
+        for term, weight, grad in zip(terms, narrow, [g.to(dtype) for g in grads], strict=True):
+            for i in range(len(weight)):
+                entries = [abs(float(w) * float(g)) for w, g in zip(weight[i], grad[i], strict=True)]
+                assert float(term[i]) == pytest.approx(sum(entries) / len(entries), rel=1e-5)
+    assert torch.equal(row_sensitivity(weights, [None, grads[1]])[0], torch.zeros(3))
+
+
+@pytest.mark.parametrize("interval", [1, 3, 4])
+def test_row_average_is_the_mean_of_the_elementwise_one(interval: int) -> None:
+    """LoSparse Eq. 3 in windows, kept per entry in float64, then averaged over the row."""
+    weights, grads = history(11)
+    averages, windows = ([torch.zeros(len(w)) for w in weights] for _ in range(2))
+    entry = [torch.zeros_like(w, dtype=torch.float64) for w in weights]
+    parts: list[list[Tensor]] = [[torch.zeros_like(e)] for e in entry]
+    for step, step_grads in enumerate(grads):
+        update_row_average_(averages, windows, row_sensitivity(weights, step_grads), step, 0.85, interval)
+        for n, (weight, grad) in enumerate(zip(weights, step_grads, strict=True)):
+            if step % interval == 0:
+                entry[n] = 0.85 * entry[n] + 0.15 * torch.stack(parts[n]).mean(0)
+                parts[n] = []
+            parts[n].append((weight.double() * grad.double()).abs())
+            torch.testing.assert_close(averages[n], entry[n].mean(1).float(), rtol=1e-5, atol=1e-8)
+
+
+def test_window_of_one_is_equation_three_a_step_late() -> None:
+    weights, grads = history(6)
+    averages, windows = ([torch.zeros(len(w)) for w in weights] for _ in range(2))
+    plain = [torch.zeros(len(w)) for w in weights]
+    for step, step_grads in enumerate(grads):
+        terms = row_sensitivity(weights, step_grads)
+        update_row_average_(averages, windows, terms, step, 0.7, 1)
+        for average, late in zip(averages, plain, strict=True):
+            torch.testing.assert_close(average, late)
+        plain = [0.7 * p + 0.3 * t for p, t in zip(plain, terms, strict=True)]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("step", [0, 1])
+def test_row_average_skips_a_broken_step(value: float, step: int) -> None:
+    """A step that the loss scaler skips changes neither average nor window of any matrix."""
+    weights, (grads,) = history(1)
+    averages, windows = ([torch.ones(len(w)) for w in weights] for _ in range(2))
+    grads[1][0, 0] = value
+    applied = update_row_average_(averages, windows, row_sensitivity(weights, grads), step, 0.5, 2)
+    assert not applied
+    assert all((tensor == 1).all() for tensor in averages + windows)
+    other = update_row_average_(
+        averages, windows, row_sensitivity(weights, [None, None]), step, 0.5, 2, lambda n: n.add_(1)
+    )
+    assert not other and all((tensor == 1).all() for tensor in averages + windows)
+    assert update_row_average_(averages, windows, row_sensitivity(weights, [None, None]), 1, 0.5, 2)
+    assert all((tensor == 0.5).all() for tensor in windows)
+
+
+class Sensitivity:
+    """PLATON's state over some tensors, driven step by step."""
+
+    def __init__(self, sizes: list[tuple[int, ...]], beta1: float, beta2: float) -> None:
+        self.mean, self.average, self.uncertainty = ([torch.zeros(size) for size in sizes] for _ in range(3))
+        if beta2 == 1:
+            self.uncertainty = []
+        self.steps = torch.zeros(1, dtype=torch.int64)
+        self.betas = (beta1, beta2)
+
+    def add(self, weights: list[Tensor], grads: list[Tensor | None]) -> bool:
+        return bool(accumulate_sensitivity_(self.mean, self.steps, weights, grads))
+
+    def fold(self) -> list[Tensor]:
+        return fold_sensitivity_(self.average, self.uncertainty, self.mean, self.steps, *self.betas)
+
+
+def test_sensitivity_by_hand() -> None:
+    """Three windows of one step, beta1 = 0.5, beta2 = 0.75; U uses the new Ibar.
+
+    I = 4, 2, 8; Ibar = 2, 2, 5; U = |4-2|, |2-2|, |8-5| = 2, 0, 3; Ubar = 0.5, 0.375, 1.03125.
+    """
+    state = Sensitivity([(1,)], 0.5, 0.75)
+    for grad, weight, expected in ((-4.0, 1.0, 1.0), (1.0, -2.0, 0.75), (2.0, 4.0, 5.15625)):
+        assert state.add([torch.tensor([weight])], [torch.tensor([grad])])
+        assert state.fold()[0].item() == expected
+
+
+@pytest.mark.parametrize("beta2", [0.95, 0.0, 1.0])
+@pytest.mark.parametrize("window", [1, 3])
+def test_sensitivity_is_the_loop(window: int, beta2: float) -> None:
+    """Spec 2.2: window mean, Ibar before Ubar, score = Ibar Ubar; beta2 = 1 leaves Ibar; never negative."""
+    shapes = [(2, 3), (4, 2)]
+    state = Sensitivity(shapes, 0.85, beta2)
+    tables = [[[0.0, 0.0, 0.0] for _ in range(r * c)] for r, c in shapes]  # I, Ibar, Ubar of every entry
+    for step in range(9):
+        weights = [draw(*shape, seed=100 + 7 * step + n) for n, shape in enumerate(shapes)]
+        grads = [draw(*shape, seed=500 + 7 * step + n) for n, shape in enumerate(shapes)]
+        assert state.add(weights, grads)
+        for table, weight, grad in zip(tables, weights, grads, strict=True):
+            for entry, w, g in zip(table, weight.flatten().tolist(), grad.flatten().tolist(), strict=True):
+                entry[0] += abs(w * g) / window
+        if (step + 1) % window == 0:
+            scores = state.fold()
+            for table, score in zip(tables, scores, strict=True):
+                for entry, found in zip(table, score.flatten().tolist(), strict=True):
+                    entry[1] = 0.85 * entry[1] + 0.15 * entry[0]
+                    entry[2] = beta2 * entry[2] + (1 - beta2) * abs(entry[0] - entry[1])
+                    entry[0] = 0.0
+                    assert found == pytest.approx(entry[1] * (entry[2] if beta2 < 1 else 1.0), rel=1e-5, abs=1e-9)
+                    assert found >= 0
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_broken_steps_are_left_out_of_the_window(bad: float) -> None:
+    """The mean is over the finite steps; a window without one changes nothing."""
+    weights, first, second = [draw(2, 2, seed=1)], [draw(2, 2, seed=2)], [draw(2, 2, seed=3)]
+    broken = [first[0].clone()]
+    broken[0][0, 1] = bad
+    whole, torn = Sensitivity([(2, 2)], 0.85, 0.9), Sensitivity([(2, 2)], 0.85, 0.9)
+    for state, grads in ((whole, [first, second]), (torn, [first, broken, second])):
+        assert [state.add(weights, g) for g in grads] == [g is not broken for g in grads]
+    before = whole.fold()
+    assert torch.equal(before[0], torn.fold()[0])
+    assert not torn.add(weights, broken)
+    assert torch.equal(torn.fold()[0], before[0]) and torn.steps == 0
+    assert not accumulate_sensitivity_(torn.mean, torn.steps, weights, first, reduce=lambda count: count.add_(1))
+    assert not torn.mean[0].any() and torn.steps == 0
+
+
+def test_sensitivity_of_half_precision_and_missing_gradients() -> None:
+    """float32 products of bfloat16 weights; no gradient counts as sensitivity 0."""
+    state = Sensitivity([(1,), (1,)], 0.0, 1.0)
+    weight, grad = torch.tensor([1.0078125]).bfloat16(), torch.tensor([1.0078125]).bfloat16()
+    state.add([weight, torch.ones(1)], [grad, torch.ones(1)])
+    state.add([weight, torch.ones(1)], [grad, None])
+    scores = state.fold()
+    assert scores[0].dtype == torch.float32 and scores[0].item() == 1.0078125**2
+    assert scores[1].item() == 0.5

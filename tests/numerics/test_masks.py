@@ -1,0 +1,320 @@
+"""Exact selection, against sorting."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_compress.numerics.masks import (
+    apply_threshold_,
+    break_ties_,
+    keep_count,
+    kth_largest,
+    rows_above,
+    select_rows,
+    topk_masks,
+)
+from lit_compress.utils.errors import UserError
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def awkward() -> list[Tensor]:
+    """Negatives, both zeros, subnormals, the largest and smallest numbers, infinities, ties, an empty one."""
+    return [
+        draw(20, 7, seed=1),
+        torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1.2e-38, -1.2e-38, 3.4e38, -3.4e38, math.inf, -math.inf]),
+        torch.zeros(3, 4),
+        -torch.zeros(5),
+        torch.full((6,), 0.25),
+        torch.full((4,), -math.inf),
+        torch.zeros(0, 8),
+        draw(7, 9, seed=2).T,
+        1.0 + torch.arange(40) * 2**-23,  # one bin of the upper 16 bits
+    ]
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def naive_masks(scores: list[Tensor], keep: int) -> list[Tensor]:
+    """Sort by (score descending, flat index ascending); keep the first ones."""
+    values = flat(scores).tolist()
+    order = sorted(range(len(values)), key=lambda n: (-values[n], n))
+    chosen = torch.zeros(len(values), dtype=torch.bool)
+    chosen[torch.tensor(order[:keep], dtype=torch.int64)] = True
+    parts = chosen.split([score.numel() for score in scores])
+    return [part.view(score.shape) for part, score in zip(parts, scores, strict=True)]
+
+
+def lockstep_reduce(halves: list[list[Tensor]], work: object) -> list[object]:
+    """Run ``work(rank, scores, reduce)`` for each shard holder in threads; reduce sums over all of them."""
+    import threading
+
+    barrier = threading.Barrier(len(halves))
+    slots: list[Tensor | None] = [None] * len(halves)
+    results: list[object] = [None] * len(halves)
+
+    def run(rank: int) -> None:
+        def reduce(counts: Tensor) -> None:
+            slots[rank] = counts.clone()
+            barrier.wait(10)
+            counts.copy_(torch.stack([slot for slot in slots if slot is not None]).sum(0))
+            barrier.wait(10)
+
+        results[rank] = work(rank, halves[rank], reduce)  # type: ignore[operator]
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(halves))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results
+
+
+def row_shards(scores: list[Tensor], ranks: int) -> list[list[Tensor]]:
+    """FSDP2's layout: each rank a slice of the rows of every tensor, some of them empty."""
+    shards: list[list[Tensor]] = [[] for _ in range(ranks)]
+    for score in scores:
+        size = -(-score.shape[0] // ranks)
+        for rank in range(ranks):
+            shards[rank].append(score[rank * size : (rank + 1) * size])
+    return shards
+
+
+def test_keep_count() -> None:
+    """Invariant 20: floor(vN + 1/2)."""
+    assert [keep_count(v, 10) for v in (1.0, 0.5, 0.25, 0.34, 0.04)] == [10, 5, 3, 3, 0]
+    assert keep_count(1.0, 84_934_656) == 84_934_656
+    for density in (0.0, -0.1, 1.01, 50):
+        with pytest.raises(UserError, match="valid"):
+            keep_count(density, 10)
+
+
+def test_kth_largest_is_the_sorted_one() -> None:
+    """Invariant 20: equals sorting (and torch.kthvalue) for every k."""
+    scores = awkward()
+    ordered = flat(scores).sort(descending=True).values
+    for keep in range(1, len(ordered) + 1):
+        found = kth_largest(scores, keep)
+        assert found.shape == () and found.dtype == torch.float32
+        assert found == ordered[keep - 1], keep
+        assert found == flat(scores).kthvalue(len(ordered) - keep + 1).values
+    assert kth_largest(scores, 0) == math.inf
+    assert kth_largest([draw(5)], 9) == draw(5).min()
+
+
+def test_kth_largest_over_several_chunks() -> None:
+    """More elements than one bite, all distinct in the upper bits or all alike in them."""
+    for scores in (
+        draw(700_001, seed=3),
+        1.0 + torch.rand(600_000, generator=torch.Generator().manual_seed(0)) / 128,
+    ):
+        ordered = scores.sort(descending=True).values
+        for keep in (1, 1234, 333_333, 599_999):
+            assert kth_largest([scores], keep) == ordered[keep - 1]
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -2.0, 1e-45, -math.inf])
+def test_kth_largest_of_equal_scores(value: float) -> None:
+    """Invariant 20: all-equal scores."""
+    scores = [torch.full((3, 4), value), torch.full((5,), value)]
+    for keep in (1, 8, 17):
+        found = kth_largest(scores, keep)
+        assert found == value
+        assert math.copysign(1, found.item()) == (math.copysign(1, value) if value else 1)
+
+
+def test_scores_are_only_read() -> None:
+    scores = awkward()
+    before = [score.clone() for score in scores]
+    kth_largest(scores, 50)
+    topk_masks(scores, 50)
+    assert all(torch.equal(a, b) for a, b in zip(scores, before, strict=True))
+    assert torch.signbit(scores[3]).all()
+
+
+def test_masks_keep_exactly_the_largest() -> None:
+    """Invariant 20: the exact count for every k, ties included; of equals, the first."""
+    scores = awkward()
+    for keep in range(0, flat(scores).numel() + 1, 3):
+        masks = topk_masks(scores, keep)
+        assert sum(int(mask.sum()) for mask in masks) == keep
+        for mask, naive in zip(masks, naive_masks(scores, keep), strict=True):
+            assert torch.equal(mask, naive), keep
+
+
+def test_masks_of_all_equal_scores_keep_the_first() -> None:
+    """Invariant 20: density is what was asked when no score says anything."""
+    first, second = topk_masks([torch.zeros(2, 3), torch.zeros(4)], 5)
+    assert first.tolist() == [[True, True, True], [True, True, False]] and not second.any()
+
+
+def test_scopes_differ() -> None:
+    """Invariant 20: global may empty a matrix, matrix never does."""
+    scores = [torch.arange(4.0), torch.arange(4.0) + 10]
+    assert [mask.sum().item() for mask in topk_masks(scores, 4)] == [0, 4]
+    masks = topk_masks(scores, [2, 1], scope="matrix")
+    assert [mask.tolist() for mask in masks] == [[False, False, True, True], [False, False, False, True]]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_shards_agree_with_the_whole(ranks: int) -> None:
+    """Invariant 20: threshold, masks and broken ties of row shards are those of the unsharded tensors."""
+    scores = [score for score in awkward() if score.ndim == 2] + [torch.zeros(5, 3), torch.full((4, 4), 0.25)]
+    shards = row_shards(scores, ranks)
+    for keep in (0, 1, 40, 150, 230, flat(scores).numel() - 2):
+        found = lockstep_reduce(shards, lambda _, part, reduce, k=keep: kth_largest(part, k, reduce))
+        assert all(threshold == kth_largest(scores, keep) for threshold in found)
+        masks = lockstep_reduce(
+            shards,
+            lambda rank, part, reduce, k=keep: topk_masks(part, k, reduce=reduce, shard=(rank, ranks)),
+        )
+        for n, whole in enumerate(topk_masks(scores, keep)):
+            assert torch.equal(torch.cat([masks[rank][n] for rank in range(ranks)]), whole)  # type: ignore[index]
+
+
+def density_after(scores: list[Tensor], threshold: Tensor) -> int:
+    weights = [torch.ones(score.shape, dtype=torch.float64) for score in scores]
+    apply_threshold_(weights, scores, threshold)
+    return int(sum(weight.sum() for weight in weights))
+
+
+def test_broken_ties_make_the_threshold_exact() -> None:
+    """Invariant 20: after break_ties_ the bare comparison keeps exactly k, the ones topk_masks keeps."""
+    finite = [score for score in awkward() if not (score == -math.inf).all()]
+    for keep in range(1, flat(finite).numel(), 3):
+        scores = [score.clone() for score in finite]
+        masks, threshold = topk_masks(scores, keep), kth_largest(scores, keep)
+        before = density_after(scores, threshold)
+        assert break_ties_(scores, threshold, keep, tolerance=0.0) == before - keep
+        assert density_after(scores, threshold) == keep
+        for score, mask, old in zip(scores, masks, finite, strict=True):
+            assert torch.equal(score >= threshold, mask)
+            torch.testing.assert_close(score, old, rtol=2e-7, atol=1.2e-38)
+        assert break_ties_(scores, threshold, keep, tolerance=0.0) == 0
+        assert kth_largest(scores, keep) == threshold
+
+
+def test_few_ties_are_tolerated() -> None:
+    """Spec 5.5: an excess up to 0.1 % of all elements is left alone, more is not."""
+    scores = [torch.arange(3000.0).clamp_min(4.0)]  # 0..4 tie at 4: five of them
+    threshold = kth_largest(scores, 2997)
+    assert break_ties_(scores, threshold, 2997) == 3
+    assert density_after(scores, threshold) == 3000
+    scores = [torch.arange(3000.0).clamp_min(9.0)]
+    assert break_ties_(scores, kth_largest(scores, 2992), 2992) == 8
+    assert density_after(scores, torch.tensor(9.0)) == 2992
+
+
+def test_ties_at_zero_fall_below_any_flushing_to_zero() -> None:
+    """The lowered zeros are normal numbers: a device that flushes subnormals still sees them below 0."""
+    score = torch.zeros(4)
+    assert break_ties_([score], torch.zeros(()), 1) == 3
+    assert score.tolist() == [0.0] + [-torch.finfo(torch.float32).tiny] * 3
+
+
+def test_apply_threshold_zeroes_what_is_below() -> None:
+    """Invariant 23: exactly 0 below, untouched at and above; per matrix too; any dtype."""
+    scores = [draw(5, 6, seed=1), draw(3, 4, seed=2)]
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        weights = [draw(5, 6, seed=3).to(dtype).requires_grad_(), draw(3, 4, seed=4).to(dtype)]
+        before = [weight.detach().clone() for weight in weights]
+        threshold = kth_largest(scores, 17)
+        apply_threshold_(weights, scores, threshold)
+        for weight, old, score in zip(weights, before, scores, strict=True):
+            for i in range(weight.shape[0]):
+                for j in range(weight.shape[1]):
+                    assert weight[i, j] == (0.0 if score[i, j] < threshold else old[i, j])
+        assert sum(int((weight != 0).sum()) for weight in weights) == 17
+    weights = [torch.ones(5, 6), torch.ones(3, 4)]
+    apply_threshold_(weights, scores, [kth_largest([score], 2) for score in scores])
+    assert [int(weight.sum()) for weight in weights] == [2, 2]
+
+
+def test_regrowth_off_is_minus_infinity() -> None:
+    """Invariant 23: a weight at -inf never comes back, and the count is still exact."""
+    scores = [draw(6, 6, seed=5)]
+    gone = ~topk_masks(scores, 20)[0]
+    scores[0][gone] = -math.inf
+    scores[0] += draw(6, 6, seed=6)
+    (mask,) = topk_masks(scores, 12)
+    assert mask.sum() == 12 and not (mask & gone).any()
+
+
+def naive_rows(scores: list[Tensor], costs: list[int], budget: int) -> list[Tensor]:
+    """Best rows first, as long as they fit."""
+    rows = [(-float(value), m, i) for m, score in enumerate(scores) for i, value in enumerate(score)]
+    masks = [torch.zeros(len(score), dtype=torch.bool) for score in scores]
+    spent = 0
+    for _, m, i in sorted(rows):
+        spent += costs[m]
+        if spent > budget:
+            break
+        masks[m][i] = True
+    return masks
+
+
+def row_scores() -> tuple[list[Tensor], list[int]]:
+    """Two widths, ties, zeros, subnormals, a matrix without rows."""
+    scores = [draw(20, seed=1).abs(), torch.zeros(6), torch.tensor([1e-45, 0.0, 0.25, 0.25, 3.0]), torch.zeros(0)]
+    return [*scores, torch.full((7,), 0.25)], [8, 32, 32, 8, 5]
+
+
+def test_rows_fill_the_budget_to_less_than_one_row() -> None:
+    """LoSparse Eq. 9 weighted by fan-in: every budget, against a sort by hand."""
+    scores, costs = row_scores()
+    total = sum(cost * len(score) for cost, score in zip(costs, scores, strict=True))
+    for budget in range(total + 1):
+        masks = select_rows(scores, costs, budget)
+        assert all(torch.equal(a, b) for a, b in zip(masks, naive_rows(scores, costs, budget), strict=True)), budget
+        kept = sum(cost * int(mask.sum()) for cost, mask in zip(costs, masks, strict=True))
+        assert budget - max(costs) < kept <= budget
+    assert all(mask.all() for mask in select_rows(scores, costs, total))
+    assert not any(mask.any() for mask in select_rows(scores, costs, 0))
+
+
+def test_a_row_weighs_what_its_inputs_are() -> None:
+    """The share of parameters holds whichever matrix wins; a quantile over the number of rows would not."""
+    for narrow_wins in (True, False):
+        narrow, wide = torch.rand(300) + narrow_wins, torch.rand(100) + (not narrow_wins)
+        first, second = select_rows([narrow, wide], [10, 40], 3400)
+        assert 10 * int(first.sum()) + 40 * int(second.sum()) == 3400
+
+
+def test_rows_do_not_depend_on_their_order() -> None:
+    scores, order = draw(50, seed=4).abs(), torch.randperm(50, generator=torch.Generator().manual_seed(5))
+    (mask,), (moved,) = select_rows([scores], [3], 60), select_rows([scores[order]], [3], 60)
+    assert torch.equal(mask[order], moved)
+
+
+def test_equal_rows_are_chosen_in_order() -> None:
+    masks = select_rows([torch.ones(3), torch.ones(3)], [2, 2], 8)
+    assert [mask.tolist() for mask in masks] == [[True] * 3, [True, False, False]]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_rows_of_shards(ranks: int) -> None:
+    """FSDP2's slices, some of them empty: the same rows as on one device."""
+    scores, costs = row_scores()
+    whole = select_rows(scores, costs, 300)
+    parts = lockstep_reduce(
+        row_shards(scores, ranks), lambda rank, local, reduce: select_rows(local, costs, 300, reduce, (rank, ranks))
+    )
+    for i, mask in enumerate(whole):
+        assert torch.equal(torch.cat([part[i] for part in parts]), mask)  # type: ignore[index]
+
+
+def test_rows_above_a_threshold() -> None:
+    """sigmoid(0) = 0.5, strictly above; a floor keeps the best rows, of equal ones the first."""
+    score = torch.tensor([0.0, 3.0, -3.0, 0.1, -3.0])
+    assert rows_above(score, 0.5, 1).tolist() == [False, True, False, True, False]
+    assert rows_above(score, 0.0, 1).all()
+    assert rows_above(score, 0.96, 3).tolist() == [True, True, False, True, False]
+    assert rows_above(score * 0, 0.9, 2).tolist() == [True, True, False, False, False]

@@ -1,0 +1,202 @@
+"""The rank rules against hand counts, the global budget against enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from tiny import make_net
+
+from lit_compress.models.accounting import stored_density
+from lit_compress.models.sites import find_sites
+from lit_compress.models.surgery import factorize
+from lit_compress.numerics.ranks import (
+    Price,
+    allocate,
+    allocate_globally,
+    break_even_rank,
+    largest_rank,
+    rank_for_density,
+    rank_for_ratio,
+    stored,
+)
+from lit_compress.stages.rank_rule import RankRule
+from lit_compress.utils.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def bert_base():
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    with torch.device("meta"):
+        return AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", num_labels=2))
+
+
+@pytest.mark.parametrize(("rank", "sites"), [(260, 43_130_880), (253, 41_969_664), (130, 21_565_440), (80, 13_271_040)])
+def test_bert_base_fixed_ranks(bert_base, rank, sites):
+    """Invariant 9: the published sizes."""
+    ranks = RankRule(0.25, rank).allocate(bert_base)
+    shapes = {site.name: bert_base.get_submodule(site.name) for site in find_sites(bert_base)}
+    assert sum(rank * (m.out_features + m.in_features) for n, m in shapes.items() if n in ranks) == sites
+    assert len(ranks) == 72
+
+
+def test_a_third_of_the_ranks_is_fwsvds_66_million(bert_base):
+    """Invariant 9: 33 % of 768 is 253 (66.5 M parameters in all), not 256."""
+    assert set(RankRule(rank_ratio=0.33).allocate(bert_base).values()) == {253}
+
+
+def test_rank_390_keeps_square_matrices_dense(bert_base):
+    """Invariant 9: 390 > 384 would make 768 x 768 larger; those stay dense, 75.7 % remain."""
+    ranks = RankRule(0.75, 390).allocate(bert_base)
+    assert len(ranks) == 24
+    assert pytest.approx(0.757, abs=1e-3) == (48 * 768**2 + 24 * 390 * (768 + 3072)) / 84_934_656
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (RankRule(0.5, 22), "rank: 22 makes no matrix smaller; the largest rank that does is 21"),
+        (RankRule(rank_ratio=0.9), "rank_ratio: 0.9 makes no matrix smaller"),
+        (RankRule(rank_ratio=1.5), "1.5"),
+    ],
+)
+def test_what_saves_nothing_is_one_line(rule, words):
+    with pytest.raises(UserError, match=words):
+        rule.check(make_net())  # 32 x 64: break-even 21.3
+
+
+@pytest.mark.parametrize("density", [0.1, 0.25, 0.5, 0.9])
+def test_density_is_met_and_never_exceeded(density):
+    net = make_net()
+    factorize(net, RankRule(density).allocate(net), None)
+    assert density - 0.08 < stored_density(net) <= density  # 32 x 32: one rank is 6 %
+
+
+@pytest.mark.parametrize("rule", [RankRule(1.0), RankRule(0.5, rank_ratio=1.0), RankRule(1.0, allocation="global")])
+def test_keeping_all_factorizes_nothing(rule):
+    assert rule.keeps_all and rule.allocate(make_net()) == {}
+
+
+def test_largest_rank_is_the_last_that_saves():
+    for out, inner in [(4, 4), (5, 7), (32, 64), (768, 768)]:
+        rank = largest_rank(out, inner)
+        assert rank * (out + inner) < out * inner <= (rank + 1) * (out + inner)
+        assert stored(out, inner, rank) == rank * (out + inner) and stored(out, inner, rank + 1) == out * inner
+
+
+SHAPES = {"a": (6, 5), "b": (9, 4), "c": (5, 5)}
+
+
+def draw(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    scale = {"a": 3.0, "b": 1.0, "c": 0.2}
+    return {
+        n: scale[n] * torch.rand(min(s), generator=generator, dtype=torch.float64).sort(descending=True).values
+        for n, s in SHAPES.items()
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("parameters", [40, 50, 60, 75, 90])
+def test_global_budget_is_one_threshold(seed, parameters):
+    """All kept components are worth more per parameter than all dropped ones, and no further one is affordable."""
+    sigma = draw(seed)
+    ranks = allocate_globally(sigma, SHAPES, parameters)
+    full = {n: ranks.get(n, min(s)) for n, s in SHAPES.items()}
+    size = sum(stored(*SHAPES[n], r) for n, r in full.items())
+    assert size <= parameters
+    worth = {n: v**2 / sum(SHAPES[n]) for n, v in sigma.items()}
+    dense = [n for n in SHAPES if n not in ranks]
+    kept = [float(worth[n][j]) for n in ranks for j in range(1, ranks[n])]  # the first one is always kept
+    dropped = [float(worth[n][j]) for n in ranks for j in range(ranks[n], len(worth[n]))]
+    assert min(kept, default=9e9) >= max(dropped, default=0)
+    best = max((n for n in ranks if ranks[n] < len(worth[n])), key=lambda n: worth[n][ranks[n]], default=None)
+    if best is not None:
+        more = size - stored(*SHAPES[best], full[best]) + stored(*SHAPES[best], full[best] + 1)
+        assert more > parameters
+    assert all(largest_rank(*SHAPES[n]) < len(worth[n]) for n in dense)
+
+
+def test_global_budget_beats_every_other_choice_when_components_cost_the_same():
+    """With equal shapes the kept energy is the largest of all rank tuples of that size."""
+    shapes = {"a": (8, 8), "b": (8, 8), "c": (8, 8)}
+    generator = torch.Generator().manual_seed(3)
+    sigma = {
+        n: torch.rand(8, generator=generator).double().sort(descending=True).values * (i + 1)
+        for i, n in enumerate(shapes)
+    }
+    ranks = allocate_globally(sigma, shapes, 16 * 5)
+    assert sum(ranks.values()) == 5 and max(ranks.values()) <= 3
+
+    def energy(choice: tuple[int, ...]) -> float:
+        return sum(float((s[:r] ** 2).sum()) for s, r in zip(sigma.values(), choice, strict=True))
+
+    every = [c for c in itertools.product(range(1, 4), repeat=3) if sum(c) == 5]
+    assert energy(tuple(ranks.values())) == max(energy(c) for c in every)
+
+
+def test_stacked_matrices_are_one_shape():
+    """Three matrices on one right factor: a component costs the sum of their outs and the inputs once."""
+    sigma = {"qkv": torch.tensor([4.0, 3.0, 2.0, 1.0]), "o": torch.tensor([3.9, 2.9, 1.9, 0.9])}
+    shapes = {"qkv": (30, 10), "o": (10, 10)}
+    ranks = allocate_globally(sigma, shapes, 40 * 2 + 20 * 3)
+    assert ranks == {"qkv": 2, "o": 3}  # 16, 9 | 4, 1 over 40 beside 15.21, 8.41, 3.61 | 0.81 over 20
+    assert ranks == allocate(sigma, {"qkv": Price(40, 300), "o": Price(20, 100)}, 140)
+
+
+@pytest.mark.parametrize("budget", [20.0, 33.0, 50.0, 64.0, 75.0])
+def test_any_price(budget):
+    """One threshold on energy per price; where factors are dearer than the dense matrix it stays, and is counted."""
+    prices = {"a": Price(7.0, 30.0, 2.5), "b": Price(3.0, 36.0), "c": Price(1.5, 9.0, 4.0)}
+    sigma = draw(0)
+    ranks = allocate(sigma, prices, budget)
+    full = {n: ranks.get(n, len(s)) for n, s in sigma.items()}
+    price = {n: prices[n].fixed + r * prices[n].component for n, r in full.items()}
+    assert all(price[n] < prices[n].dense for n in ranks)
+    assert all(
+        prices[n].dense <= prices[n].fixed + len(sigma[n]) * prices[n].component for n in sigma if n not in ranks
+    )
+    assert sum(price[n] if n in ranks else prices[n].dense for n in sigma) <= budget
+    worth = {n: v**2 / prices[n].component for n, v in sigma.items()}
+    kept = [float(worth[n][j]) for n in ranks for j in range(1, ranks[n])]
+    dropped = [float(worth[n][j]) for n in ranks for j in range(ranks[n], len(worth[n]))]
+    assert min(kept, default=9e9) >= max(dropped, default=0)
+
+
+def test_global_allocation_spends_what_the_uniform_rule_would():
+    net = make_net()
+    rule = RankRule(0.4, allocation="global")
+    ranks = rule.allocate(net, lambda name, weight: torch.linalg.svdvals(weight.double()))
+    uniform = RankRule(0.4).allocate(make_net())
+    factorize(net, ranks, None)
+    other = factorize(make_net(), uniform, None)
+    assert 0 <= stored_density(other) - stored_density(net) < 0.02
+    assert len(set(ranks.values())) > 1
+
+
+def test_rank_rules() -> None:
+    """Invariant 9: break-even and density <-> rank."""
+    assert break_even_rank(768, 768) == 384
+    assert break_even_rank(3072, 768) == pytest.approx(614.4)
+    assert rank_for_density(0.5, 768, 768) == 192
+    assert rank_for_density(1.0, 3072, 768) == 614
+    assert rank_for_density(1e-6, 768, 768) == 1
+    for rank in range(1, 300):
+        assert rank_for_density(rank * (3072 + 768) / (3072 * 768), 3072, 768) == rank
+    for density in (0.0, 1.5):
+        with pytest.raises(UserError, match="valid"):
+            rank_for_density(density, 10, 10)
+
+
+def test_rank_ratio() -> None:
+    """Invariant 9: 33% of 768 is 253, whatever the rounding of a float product; at least 1."""
+    assert rank_for_ratio(0.33, 768, 3072) == rank_for_ratio(0.33, 3072, 768) == 253
+    assert rank_for_ratio(1.0, 5, 9) == 5
+    assert rank_for_ratio(0.29, 100, 100) == 29  # 0.29 * 100 = 28.999999999999996
+    assert rank_for_ratio(1e-6, 768, 768) == 1
+    for ratio in (0.0, 1.5, -0.1, math.nan):
+        with pytest.raises(UserError, match=f"rank_ratio {ratio} .*valid: above 0, at most 1"):
+            rank_for_ratio(ratio, 10, 10)

@@ -1,0 +1,96 @@
+"""Drawn and exact labels: sums over classes by autograd, frequencies, and no dependence on the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from moments import draw
+from torch.nn import functional as F
+
+from lit_compress.numerics.sampled_labels import draw_labels, fisher_losses, softmax_fisher_root
+from lit_compress.utils.errors import UserError
+
+
+def outer(weight, x, losses):
+    """Sum of g g^T over losses; x is one example."""
+    grads = [torch.autograd.grad(loss, weight, retain_graph=True)[0].flatten() for loss in losses]
+    return sum(g[:, None] * g for g in grads)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_exact_is_the_sum_over_the_classes(classes):
+    weight, x = draw(classes, 4).requires_grad_(), draw(1, 4, seed=1)
+    logits = x @ weight.T
+    found = fisher_losses(logits, "classification", "exact")
+    assert len(found) == classes - 1
+    expected = 0
+    for c, p in enumerate(logits[0].softmax(-1).detach()):
+        expected = expected + p * outer(weight, x, [F.cross_entropy(logits, torch.tensor([c]))])
+    torch.testing.assert_close(outer(weight, x, found), expected)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])
+def test_root_of_the_softmax(scale):
+    """Also where some probabilities are zero."""
+    p = (scale * draw(6, 4)).softmax(-1)
+    root = softmax_fisher_root(p)
+    assert root.shape == (6, 4, 3)
+    torch.testing.assert_close(root @ root.mT, torch.diag_embed(p) - p[:, :, None] * p[:, None])
+    single = softmax_fisher_root(p.float())
+    assert single.dtype == torch.float32 and single.isfinite().all()
+
+
+def test_drawn_labels_follow_the_distribution():
+    p = torch.tensor([0.6, 0.3, 0.0, 0.1])
+    drawn = draw_labels(p.log().expand(4000, 4), torch.arange(4000))
+    share = F.one_hot(drawn, 4).double().mean(0)
+    torch.testing.assert_close(share, p.double(), rtol=0, atol=0.03)
+    assert share[2] == 0
+    within = draw_labels(p.log().expand(1, 4000, 4), torch.tensor([5]))  # positions of one example
+    torch.testing.assert_close(F.one_hot(within[0], 4).double().mean(0), p.double(), rtol=0, atol=0.03)
+
+
+def test_draws_do_not_depend_on_the_batch():
+    logits, index = draw(5, 7, 4), torch.tensor([3, 11, 0, 7, 2])
+    drawn = draw_labels(logits, index, seed=1)
+    assert drawn.shape == (5, 7) and drawn.dtype == torch.int64
+    order = torch.tensor([4, 2, 0])
+    assert torch.equal(draw_labels(logits[order], index[order], seed=1), drawn[order])
+    padded = F.pad(logits, (0, 0, 0, 20))
+    assert torch.equal(draw_labels(padded, index, seed=1)[:, :7], drawn)
+    classes = F.pad(logits, (0, 5), value=-1e4)  # as the logits of spans are padded
+    assert torch.equal(draw_labels(classes, index, seed=1), drawn)
+    assert not torch.equal(draw_labels(logits, index, seed=2), drawn)
+    assert not torch.equal(draw_labels(logits, index + 1, seed=1), drawn)
+
+
+def test_the_loss_is_a_sum_over_examples_and_their_labels():
+    logits, labels = draw(3, 5, 4), torch.randint(0, 4, (3, 5))
+    counted = torch.rand(3, 5, generator=torch.Generator().manual_seed(2)) > 0.4
+    (found,) = fisher_losses(
+        logits, "classification", "true", labels=labels.masked_fill(~counted, -100), counted=counted
+    )
+    expected = sum(-logits[i, j].log_softmax(-1)[labels[i, j]] for i in range(3) for j in range(5) if counted[i, j])
+    torch.testing.assert_close(found, expected)
+    index = torch.arange(3)
+    (found,) = fisher_losses(logits, "classification", "drawn", counted=counted, index=index, seed=4)
+    drawn = draw_labels(logits, index, 4)
+    expected = -logits.log_softmax(-1).gather(-1, drawn[..., None])[..., 0][counted].sum()
+    torch.testing.assert_close(found, expected)
+
+
+def test_regression():
+    logits = draw(3, 1).requires_grad_()
+    for choice in ("drawn", "exact"):
+        (loss,) = fisher_losses(logits, "regression", choice)
+        assert torch.autograd.grad(loss, logits)[0].eq(1).all()
+    labels = torch.tensor([0.5, -1.0, 2.0])
+    (loss,) = fisher_losses(logits, "regression", "true", labels=labels)
+    torch.testing.assert_close(torch.autograd.grad(loss, logits)[0][:, 0], logits.detach()[:, 0] - labels)
+
+
+def test_errors():
+    with pytest.raises(UserError, match=r"labels: unknown 'draw'; did you mean 'drawn'"):
+        fisher_losses(draw(2, 3), "classification", "draw")
+    with pytest.raises(UserError, match=r"labels: 'exact' needs one distribution .*; nearest: drawn"):
+        fisher_losses(draw(2, 5, 3), "classification", "exact")

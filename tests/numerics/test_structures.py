@@ -1,0 +1,189 @@
+"""Removal of inputs against least squares on the remaining columns, and greedy against loops."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from moments import draw, moment
+
+from lit_compress.numerics.kronecker import corrected_bias, damped_root, estimated_loss, kronecker_svd
+from lit_compress.numerics.ranks import Price, allocate
+from lit_compress.numerics.structures import (
+    cheapest_first,
+    inverse_moment,
+    removal_costs,
+    removal_path,
+    remove_inputs,
+)
+from lit_compress.utils.errors import UserError
+
+GROUPS = torch.arange(12).view(4, 3)
+
+
+def tokens():
+    """Correlated inputs with a mean; W; G."""
+    return draw(80, 12, seed=1) @ draw(12, 12, seed=2) + draw(12, seed=3), draw(5, 12, seed=4), moment(5, 5)
+
+
+def least_squares(weight, inputs, kept):
+    """The X without the other columns that minimises (M), by its normal equations."""
+    approx = torch.zeros_like(weight)
+    approx[:, kept] = torch.linalg.solve(inputs[kept][:, kept], (weight @ inputs)[:, kept].T).T
+    return approx
+
+
+def others(removed):
+    return [i for i in range(12) if i not in removed]
+
+
+@pytest.mark.parametrize("removed", [[4], [0, 1, 2], [11, 3, 7, 0, 5], list(range(11))])
+def test_equals_least_squares_on_the_rest(removed):
+    x, weight, g = tokens()
+    a = x.T @ x / 80
+    inverse, added = inverse_moment(a, 1e-3)
+    damped = a + added * torch.eye(12)
+    new, smaller = remove_inputs(weight, inverse, torch.tensor(removed))
+    kept = others(removed)
+    expected = least_squares(weight, damped, kept)
+    torch.testing.assert_close(new, expected)
+    assert new[:, removed].eq(0).all()
+    cost = removal_costs(weight, inverse, torch.tensor([removed]), damped_root(g, 0.0))
+    assert float(cost) == pytest.approx(estimated_loss(weight, expected, damped, g))
+    whole = torch.zeros(12, 12).double()
+    whole[torch.tensor(kept)[:, None], torch.tensor(kept)] = torch.linalg.inv(damped[kept][:, kept])
+    torch.testing.assert_close(smaller, whole)
+
+
+def test_on_the_tokens_with_the_bias():
+    """Centred: no other columns and bias fit the outputs better, and their mean stays."""
+    x, weight, _ = tokens()
+    m, kept = x.mean(0), others([2, 3, 9])
+    c = (x - m).T @ (x - m) / 80
+    new, _ = remove_inputs(weight, inverse_moment(c, 0.0)[0], torch.tensor([2, 3, 9]))
+    bias = corrected_bias(torch.zeros(5).double(), weight, new, m)
+    ones = torch.ones(80, 1).double()
+    solution = torch.linalg.lstsq(torch.cat([x[:, kept], ones], 1), x @ weight.T).solution.T
+    torch.testing.assert_close(new[:, kept], solution[:, :-1])
+    torch.testing.assert_close(bias, solution[:, -1])
+
+
+def test_one_after_the_other_is_all_at_once():
+    x, weight, _ = tokens()
+    inverse, _ = inverse_moment(x.T @ x / 80, 1e-3)
+    step = weight, inverse
+    for removed in ([5], [1, 2], [9]):
+        step = remove_inputs(*step, torch.tensor(removed))
+    for found, expected in zip(step, remove_inputs(weight, inverse, torch.tensor([1, 2, 5, 9])), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_costs_of_all_groups_at_once():
+    x, weight, g = tokens()
+    a = x.T @ x / 80
+    inverse, added = inverse_moment(a, 1e-3)
+    damped = a + added * torch.eye(12)
+    for groups in (GROUPS, torch.arange(12)[:, None], torch.tensor([[3, 0], [11, 5]])):
+        for moments in (g, g.diagonal(), None):
+            found = removal_costs(weight, inverse, groups, damped_root(moments, 0.0))
+            expected = [
+                estimated_loss(weight, least_squares(weight, damped, others(group)), damped, moments)
+                for group in groups.tolist()
+            ]
+            torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_diagonal_moment_updates_nothing():
+    x, weight, _ = tokens()
+    a = x.square().mean(0)
+    new, _ = remove_inputs(weight, inverse_moment(a, 0.0)[0], torch.tensor([3]))
+    expected = weight.clone()
+    expected[:, 3] = 0
+    torch.testing.assert_close(new, expected)
+
+
+def greedy(weight, inputs, gradients, groups, chunk):
+    """The path by solving every step anew from the start."""
+    gone, left, steps, costs, before = [], list(range(len(groups))), [], [], 0.0
+
+    def loss(removed):
+        approx = least_squares(weight, inputs, others(removed))
+        return estimated_loss(weight, approx, inputs, gradients)
+
+    while left:
+        alone = {i: loss(gone + groups[i].tolist()) - before for i in left}
+        count = max(1, -(-chunk * len(left) // 1)) if chunk else 1
+        step = sorted(left, key=alone.get)[: int(count)]
+        gone = gone + groups[step].flatten().tolist()
+        steps.append(step)
+        costs.append(loss(gone) - before)
+        before += costs[-1]
+        left = [i for i in left if i not in step]
+    return steps, costs
+
+
+@pytest.mark.parametrize("chunk", [0.0, 0.3])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("centre", [False, True])
+def test_greedy_path(chunk, size, centre):
+    x, weight, g = tokens()
+    a, m = x.T @ x / 80, x.mean(0)
+    groups = torch.arange(12).view(-1, size)
+    path = removal_path(weight, a, g, groups, mean=m if centre else None, chunk=chunk, damping=(1e-3, 1e-2))
+    h = a - m[:, None] * m if centre else a
+    damped = h + 1e-3 * h.diagonal().mean() * torch.eye(12)
+    steps, costs = greedy(weight, damped, g + 1e-2 * g.diagonal().mean() * torch.eye(5), groups, chunk)
+    assert [step.tolist() for step in path.steps] == steps
+    torch.testing.assert_close(path.costs, torch.tensor(costs, dtype=torch.float64))
+    assert path.removed(2).tolist() == sorted(steps[0] + steps[1]) and path.removed(0).tolist() == []
+    assert path.sizes().tolist() == [len(step) for step in steps]
+    total = (weight @ damped * ((g + 1e-2 * g.diagonal().mean() * torch.eye(5)) @ weight)).sum()
+    assert float(path.costs.sum()) == pytest.approx(float(total))
+
+
+def test_what_stays():
+    x, weight, _ = tokens()
+    a = x.T @ x / 80
+    whole = removal_path(weight, a, None, GROUPS)
+    path = removal_path(weight, a, None, GROUPS, keep=2)
+    assert [s.tolist() for s in path.steps] == [s.tolist() for s in whole.steps[:2]]
+    chunks = removal_path(weight, a, None, torch.arange(12)[:, None], keep=5, chunk=0.5)
+    assert [len(s) for s in chunks.steps] == [6, 1]
+    assert len(removal_path(weight, a, None, GROUPS, keep=4).costs) == 0
+
+
+@pytest.mark.parametrize("saving", [0.0, 1.0, 7.0, 20.0])
+def test_cheapest_first(saving):
+    """With rising costs per price, what is left out costs more per price than what is taken; against all choices."""
+    costs = {"a": [1.0, 2.0, 5.0], "b": torch.tensor([0.5, 3.0]), "c": [2.0, 8.0, 9.0, 20.0]}
+    prices = {"a": [2.0, 2.0, 2.0], "b": torch.tensor([3.0, 3.0]), "c": [4.0, 2.0, 2.0, 2.0]}
+    taken = cheapest_first(costs, prices, saving)
+    total = lambda table, choice: sum(float(sum(table[n][:k])) for n, k in choice.items())  # noqa: E731
+    assert total(prices, taken) >= saving
+    ratio = {n: [float(c) / float(p) for c, p in zip(costs[n], prices[n], strict=True)] for n in costs}
+    inside = max((ratio[n][i] for n, k in taken.items() for i in range(k)), default=0)
+    outside = min((ratio[n][k] for n, k in taken.items() if k < len(ratio[n])), default=9e9)
+    assert inside <= outside
+    for choice in itertools.product(*(range(len(costs[n]) + 1) for n in costs)):
+        other = dict(zip(costs, choice, strict=True))
+        if total(prices, other) >= total(prices, taken):
+            assert total(costs, other) >= total(costs, taken) - 1e-9
+
+
+def test_components_are_a_path_too():
+    """Dropping components by the queue keeps the ranks that the allocation keeps."""
+    sigma = {n: kronecker_svd(draw(8, 8, seed=i) * (i + 1)).sigma for i, n in enumerate("abc")}
+    ranks = allocate(sigma, {n: Price(16, 1e9) for n in sigma}, 16 * 10)
+    dropped = cheapest_first({n: s.flip(0).square() for n, s in sigma.items()}, {n: [16.0] * 8 for n in sigma}, 16 * 14)
+    assert {n: 8 - k for n, k in dropped.items()} == ranks
+
+
+def test_errors():
+    x, weight, _ = tokens()
+    with pytest.raises(UserError, match="budget: 9 cannot be saved; the largest saving is 5"):
+        cheapest_first({"a": [1.0]}, {"a": [5.0]}, 9)
+    with pytest.raises(UserError, match=r"key: .* singular with damping 0"):
+        inverse_moment(torch.ones(3, 3), 0.0, "key")
+    with pytest.raises(UserError, match="key: all its gradients are zero"):
+        removal_path(weight, x.T @ x, torch.zeros(5, 5), GROUPS, name="key")

@@ -1,0 +1,119 @@
+"""A run keeps what it needs; what it does not need goes, whenever that is asked for and however often."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from lit_compress.__main__ import main
+from lit_compress.run.clean import clean, removable
+from lit_compress.run.folder import Run
+
+
+@pytest.fixture(scope="module")
+def finished(short_run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clean") / "run"
+    main(["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir", str(folder)])
+    return folder
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return Run(shutil.copytree(finished, tmp_path / "run"))
+
+
+def gone() -> int:
+    """Return the number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def litter(run):
+    """Leave all that earlier versions kept and that killed processes leave; return what must go."""
+    pid, left = gone(), []
+    for stage in run.finished():
+        left += [run.stage(stage) / name for name in ("best.ckpt", "last.ckpt", ".last.ckpt.tmp")]
+    left += [run.folder / f".stages.json.{pid}.tmp", run.stage("dense") / f".net.{pid}.old" / "model.safetensors"]
+    left += [run.folder / f".export.{pid}.tmp" / "model.safetensors"]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x" * 10)
+    return left
+
+
+def test_a_finished_run_has_no_checkpoints(run):
+    assert not list(run.folder.rglob("*.ckpt")) and not removable(run)
+    assert {"dense", "retrain", "export", "tensorboard"} <= {path.name for path in run.folder.iterdir()}
+
+
+def test_what_is_not_needed_goes_and_all_else_stays(run, capsys):
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    left = litter(run)
+    main(["clean", str(run.folder)])
+    said = capsys.readouterr().out
+    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
+    assert f"{10 * len(left)} bytes are free" in said and said.count("removed ") == len(left)
+    main(["clean", str(run.folder)])
+    assert capsys.readouterr().out.startswith("0 bytes are free")
+
+
+def test_what_a_resume_needs_stays(run):
+    """The checkpoints of a stage that is not finished, files of a process that runs, a folder without a successor."""
+    records = json.loads((run.folder / "stages.json").read_text())
+    (run.folder / "stages.json").write_text(json.dumps(records[:1]))
+    shutil.rmtree(run.net("retrain"))
+    needed = [run.stage("retrain") / name for name in ("best.ckpt", "last.ckpt", ".best.ckpt.tmp")]
+    needed += [run.folder / f".export.{os.getpid()}.tmp", run.stage("retrain") / f".net.{gone()}.old"]
+    for path in needed:
+        path.write_bytes(b"x")
+    (run.stage("dense") / "best.ckpt").write_bytes(b"x")
+    assert list(clean(run)) == [run.stage("dense") / "best.ckpt"]
+    assert all(path.exists() for path in needed)
+
+
+def test_a_finished_stage_whose_net_is_gone_keeps_its_checkpoint(run):
+    (run.stage("retrain") / "best.ckpt").write_bytes(b"x")
+    shutil.rmtree(run.net("retrain"))
+    assert not clean(run)
+
+
+def test_killed_half_way_it_goes_on_the_next_time(run, monkeypatch):
+    left, removed = litter(run), []
+    unlink = type(run.folder).unlink
+
+    def once(path, missing_ok=False):
+        if removed:
+            raise KeyboardInterrupt
+        removed.append(path)
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(type(run.folder), "unlink", once)
+        clean(run)
+    assert 0 < sum(path.exists() for path in left) < len(left)
+    clean(run)
+    assert not any(path.exists() for path in left)
+
+
+def test_only_runs_are_cleaned(tmp_path, capsys):
+    (tmp_path / "best.ckpt").write_text("mine")
+    with pytest.raises(SystemExit) as stop:
+        main(["clean", str(tmp_path)])
+    assert stop.value.code == 2 and "is not a run folder" in capsys.readouterr().err
+    assert (tmp_path / "best.ckpt").exists()
+
+
+def test_a_run_that_was_cleaned_is_exported_and_validated(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    litter(run)
+    main(["clean", str(run.folder)])
+    main(["validate", str(run.folder)])
+    main(["export", str(run.folder), str(tmp_path / "out")])
+    assert "val/accuracy" in capsys.readouterr().out
+    first, second = (folder / "model.safetensors" for folder in (run.folder / "export", tmp_path / "out"))
+    assert first.read_bytes() == second.read_bytes()

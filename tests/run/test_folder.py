@@ -1,0 +1,68 @@
+"""The run folder: begun once, continued only by the same config."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_compress.run.folder import Run
+from lit_compress.utils.errors import UserError
+
+CONFIG = {
+    "run_dir": "a",
+    "model": {"class_path": "LPAF", "init_args": {"density": 0.25, "prune": {"epochs": 3}}},
+    "data": {"path": "here", "batch_size": 8},
+    "trainer": {"devices": 1, "precision": "32"},
+}
+
+
+def test_a_config_alone_is_not_a_started_run(tmp_path):
+    run = Run(tmp_path / "run")
+    run.begin(CONFIG)
+    assert run.config() == CONFIG and not run.started
+    run.finish({"name": "dense", "steps": 3})
+    assert run.started and run.finished() == {"dense": {"name": "dense", "steps": 3}}
+    run.finish({"name": "prune"})
+    assert list(run.finished()) == ["dense", "prune"]
+
+
+def changed(path, value):
+    import copy
+
+    config = copy.deepcopy(CONFIG)
+    *parents, last = path.split(".")
+    inner = config
+    for key in parents:
+        inner = inner[key]
+    inner[last] = value
+    return config
+
+
+@pytest.mark.parametrize("path", ["run_dir", "data.path", "trainer.devices"])
+def test_where_it_runs_may_change(path, tmp_path):
+    run = Run(tmp_path)
+    run.begin(CONFIG)
+    run.check_same(changed(path, "other"))
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("model.init_args.density", "model.density was 0.25, now other"),
+        ("model.init_args.prune.epochs", "model.prune.epochs was 3, now other"),
+        ("data.batch_size", "data.batch_size was 8"),
+        ("trainer.precision", "trainer.precision was 32"),
+        ("model.class_path", "model.class_path was LPAF"),
+    ],
+)
+def test_what_it_computes_may_not(path, shown, tmp_path):
+    run = Run(tmp_path)
+    run.begin(CONFIG)
+    with pytest.raises(UserError, match=shown):
+        run.check_same(changed(path, "other"))
+
+
+def test_unreadable_config_is_one_line(tmp_path):
+    (tmp_path / "config.yaml").write_text("a: [")
+    with pytest.raises(UserError, match="is not readable YAML") as error:
+        Run(tmp_path).config()
+    assert "\n" not in str(error.value)

@@ -1,0 +1,242 @@
+"""What a stage hears of the teacher: logits, hidden states, nothing; with one forward and with two."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from helpers import step
+from tiny import TINY, make_batch, make_net
+from torch import nn
+
+from lit_compress.evaluation.evaluate import constant_score
+from lit_compress.methods import LPAF, SVD, Magnitude
+from lit_compress.methods.base import Distillation
+from lit_compress.methods.lpaf import MixedRank
+from lit_compress.methods.magnitude import MagnitudeSettings
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.numerics.losses import distillation_loss, layer_distillation_loss, task_loss
+from lit_compress.run import runner as stages
+from lit_compress.run.folder import Run
+from lit_compress.utils.errors import UserError
+
+
+def put(folder, net):
+    folder.mkdir()
+    save_net(net, folder)
+    return folder
+
+
+def make(folder, teacher, family="bert", **distillation):
+    net = put(folder / "net", make_net(family, dropout=0.0))
+    teacher = put(folder / "teacher", teacher)
+    method = Magnitude(backbone="unused", distillation=Distillation(**distillation))
+    method.prepare(method.stages()[1], 0, net, teacher)
+    method.configure_model()
+    return method
+
+
+@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("mask_padding", [False, True])
+def test_terms_are_the_formula(family, mask_padding, tmp_path):
+    """(1 - alpha) task + alpha logits + alpha_layers sum of MSE over embeddings and every layer, padding in or out."""
+    method, batch = (
+        make(tmp_path, make_net(family, seed=1), family, alpha=0.3, alpha_layers=15.0, mask_padding=mask_padding),
+        make_batch(),
+    )
+    loss, terms = step(method, batch)
+    inputs = {k: batch[k] for k in ("input_ids", "attention_mask")}
+    student, teacher = (n(**inputs, output_hidden_states=True) for n in (method.net, method._teacher[0]))
+    names = ["encoder_hidden_states", "decoder_hidden_states"] if family in ("bart", "t5") else ["hidden_states"]
+    assert all(len(student[name]) == 1 + method.net.config.num_hidden_layers for name in names)
+    mask = batch["attention_mask"] if mask_padding else None
+    expected = {
+        "task": 0.7 * task_loss(student.logits, batch["labels"], "classification"),
+        "distillation": 0.3 * distillation_loss(student.logits, teacher.logits, "classification"),
+        "layers": 15 * sum(layer_distillation_loss(student[name], teacher[name], mask) for name in names),
+    }
+    assert terms.keys() == expected.keys()
+    assert all(torch.allclose(terms[name], expected[name], rtol=1e-5) for name in terms)
+    assert torch.allclose(loss, sum(expected.values()), rtol=1e-5)
+    loss.backward()
+    assert all(p.grad is None for p in method._teacher[0].parameters())
+    assert not any("teacher" in name for name in (*method.state_dict(), *dict(method.named_parameters())))
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"alpha": 0.0}, {"task"}),
+        ({"alpha": 0.5}, {"task", "distillation"}),
+        ({"alpha": 0.0, "alpha_layers": 1.0}, {"task", "layers"}),
+        ({"alpha": 1.0, "alpha_layers": 1.0}, {"task", "distillation", "layers"}),
+    ],
+)
+def test_only_what_is_asked_for_is_computed(settings, names, tmp_path, monkeypatch):
+    """Without a weight: no teacher, no hidden states; with both at 0 the loss is that of plain fine-tuning."""
+    method, batch, asked = make(tmp_path, make_net(seed=1), **settings), make_batch(), []
+    forward = type(method.net).forward
+
+    def note(self, *args, output_hidden_states=None, **kwargs):
+        asked.append(bool(output_hidden_states))
+        return forward(self, *args, output_hidden_states=output_hidden_states, **kwargs)
+
+    monkeypatch.setattr(type(method.net), "forward", note)
+    loss, terms = step(method, batch)
+    assert terms.keys() == names and len(method._teacher) == (names != {"task"})
+    assert asked == ["layers" in names] * (1 + len(method._teacher))
+    method.logits(batch)
+    assert asked[-1] is False  # validation
+    if names == {"task"}:
+        assert loss == task_loss(method.logits(batch), batch["labels"], "classification")
+
+
+def test_student_equal_to_the_teacher_hears_nothing(tmp_path):
+    method = make(tmp_path, make_net(dropout=0.0), alpha=0.5, alpha_layers=15.0)
+    _, terms = step(method, make_batch())
+    assert float(terms["distillation"]) == pytest.approx(0, abs=1e-7) and terms["layers"] == 0
+
+
+def test_shallower_teacher(tmp_path):
+    """Two layers listen to one: l = 0, 1, 2 -> 0, 1 (halves up), 1."""
+    net = make_net(seed=1)
+    net.bert.encoder.layer = nn.ModuleList(net.bert.encoder.layer[:1])
+    net.config.num_hidden_layers = 1
+    method, batch = make(tmp_path, net, alpha=0.0, alpha_layers=1.0), make_batch()
+    _, terms = step(method, batch)
+    inputs = {k: batch[k] for k in ("input_ids", "attention_mask")}
+    student, teacher = (n(**inputs, output_hidden_states=True).hidden_states for n in (method.net, method._teacher[0]))
+    expected = sum((a - teacher[b]).square().mean() for a, b in zip(student, (0, 1, 1), strict=True))
+    assert torch.allclose(terms["layers"], expected)
+
+
+def test_width_must_be_the_same(tmp_path, monkeypatch):
+    monkeypatch.setitem(TINY, "bert", TINY["bert"] | {"hidden_size": 16})
+    teacher = make_net(seed=1)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"alpha_layers: the teacher's hidden states are 16 wide, the net's 32; give"):
+        make(tmp_path, teacher, alpha_layers=1.0)
+    (tmp_path / "logits").mkdir()
+    assert step(make(tmp_path / "logits", teacher, alpha=0.5), make_batch())[1].keys() == {"task", "distillation"}
+
+
+@pytest.mark.parametrize("mode", ["sequential", "checkpoint", "concat"])
+def test_two_forwards(mode, tmp_path, monkeypatch):
+    """LPAF's two forwards: the mean of the two layer losses; the same loss and gradients in every mode."""
+    net, teacher = put(tmp_path / "net", make_net(dropout=0.0)), put(tmp_path / "teacher", make_net(seed=1))
+    batch = make_batch()
+    monkeypatch.setattr(LPAF, "trainer", type("At", (), {"global_step": 10}), raising=False)
+    monkeypatch.setattr("lit_compress.methods.lpaf.load_row_importance", lambda *_: None)
+
+    def build(double_forward):
+        method = LPAF(
+            backbone="unused",
+            density=0.5,
+            retrain=MixedRank(weighting="none", p_init=0.5, double_forward=double_forward),
+            distillation=Distillation(alpha=0.2, alpha_layers=4.0),
+        )
+        stage = method.stages()[-1]
+        stage.factors = lambda _: lambda name, weight, rank: (weight[:, :rank], weight[:rank])
+        method.prepare(stage, 0, net, teacher)
+        method.configure_model()
+        stage.set_total_steps(100)
+        method.micro_seed = 5
+        return method
+
+    method = build(mode)
+    loss, terms = step(method, batch)
+    assert method._hidden is None
+    loss.backward()
+    coins = method.stage._throw(method.stage.p(10), 5, 2)
+    assert not torch.equal(coins[0], coins[1])
+    other = build("sequential")
+    inputs = {k: batch[k] for k in ("input_ids", "attention_mask")}
+    target = other._teacher[0](**inputs, output_hidden_states=True).hidden_states
+    expected = 0.0
+    for row in coins:
+        other.stage._set(row[None])
+        hidden = other.net(**inputs, output_hidden_states=True).hidden_states
+        expected = expected + 4.0 * layer_distillation_loss(hidden, target) / 2
+    assert torch.allclose(terms["layers"], expected, rtol=1e-5)
+    plain, _ = step(other, batch)
+    other.zero_grad()
+    plain.backward()
+    for (name, p), q in zip(method.net.named_parameters(), other.net.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, atol=1e-5, rtol=1e-3), name
+
+
+def test_layers_pull_the_net_to_the_teacher(fit, dense, tmp_path):
+    """Inside a fit: the distance of the hidden states falls more than without."""
+    teacher, distances = put(tmp_path / "other", make_net(seed=1)), []
+    for weight in (0.0, 15.0):
+        method = Magnitude(
+            backbone="unused",
+            density=0.9,
+            prune=MagnitudeSettings(epochs=2, learning_rate=1e-3),
+            distillation=Distillation(alpha=0.0, alpha_layers=weight),
+        )
+        net = fit(method, "prune", dense, teacher=teacher).net.eval()
+        inputs = {"input_ids": make_batch()["input_ids"] % 20}
+        states = [n(**inputs, output_hidden_states=True).hidden_states for n in (net, load_net(teacher))]
+        distances.append(float(layer_distillation_loss(*states)))
+    assert distances[1] < 0.8 * distances[0]
+
+
+class Data:
+    """Stands for a DataModule: dev labels."""
+
+    def __init__(self, task, *labels):
+        from lit_compress.tasks.records import get_task
+
+        self.record, self._labels = get_task(task), torch.tensor(labels)
+
+    def val_dataloader(self):
+        return [[{"labels": part} for part in self._labels.split(3)], []]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (Data("mnli", 0, 2, 2, 1, 2, 0, 1, 0, 2, 2), 0.5),
+        (Data("sst2", 1, 0, 1, 1), 0.75),
+        (Data("cola", 1, 0, 1, 1), 0.0),
+        (Data("stsb", 1.0, 0.5, 3.0, 5.0), 0.0),
+    ],
+)
+def test_constant_score(data, expected):
+    assert constant_score(data) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "metric", "alpha", "finding"),
+    [
+        ("given", 0.07, 0.5, UserError),
+        ("given", 0.74, 0.5, UserError),
+        ("given", 0.75, 0.5, UserWarning),
+        ("given", 0.07, 0.0, UserWarning),
+        (None, 0.75, 0.5, UserWarning),
+        ("given", 0.76, 0.5, None),
+        (None, 0.76, 0.0, None),
+    ],
+)
+def test_teacher_that_knows_nothing(teacher, metric, alpha, finding, tmp_path, recwarn):
+    """Permuted labels of a given teacher stop the run; without its logits they are harmless."""
+    method = SVD(teacher=teacher, backbone="unused", distillation=Distillation(alpha=alpha, alpha_layers=1.0))
+    run = Run(tmp_path)
+    run.finish({"name": "dense", "metric": {"val/accuracy": metric}})
+    assert json.loads((tmp_path / "stages.json").read_text())
+    parts = stages.Components(method, Data("sst2", 1, 0, 1, 1), {}, 0)
+    if finding is UserError:
+        with pytest.raises(UserError, match=rf"model.teacher: 'given' has dev accuracy {metric:.4f}.* has 0.7500"):
+            stages._check_teacher(parts, run)
+        return
+    stages._check_teacher(parts, run)
+    messages = [str(w.message) for w in recwarn if "0.7500" in str(w.message)]
+    assert len(messages) == (finding is UserWarning)
+    assert all("model.dense" in m for m in messages) or teacher
+
+
+def test_bad_settings_are_one_line():
+    with pytest.raises(UserError, match=r"distillation.alpha_layers: -1.0 is below 0"):
+        Distillation(alpha_layers=-1.0)

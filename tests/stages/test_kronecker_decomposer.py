@@ -1,0 +1,143 @@
+"""Factorization of a net under its Kronecker factors, against the definitions on plain tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import make_batch, make_net
+
+from lit_compress.analysis.truncation import replaced, site_weights
+from lit_compress.calibration.kronecker import collect_kronecker
+from lit_compress.methods import FWSVD
+from lit_compress.methods.fwsvd import Weighted
+from lit_compress.models.sites import find_sites
+from lit_compress.models.surgery import factorize
+from lit_compress.numerics.kronecker import kronecker_svd
+from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
+from lit_compress.stages.rank_rule import RankRule
+from lit_compress.utils.errors import UserError
+
+
+@pytest.fixture
+def net():
+    return make_net(dropout=0.0, initializer_range=0.2).eval().double()
+
+
+def batch_of(net, size=6):
+    batch = make_batch(size=size)
+    return batch | {"index": torch.arange(size)}
+
+
+def moments_of(net, **settings):
+    return collect_kronecker(net, [batch_of(net)], "classification", labels="exact", **settings)
+
+
+def logits(net):
+    batch = batch_of(net)
+    with torch.no_grad():
+        return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+
+
+def test_full_ranks_give_the_net_back(net):
+    before, weights = logits(net), site_weights(net)
+    decomposer = KroneckerDecomposer(moments_of(net), centred=biased_sites(net))
+    ranks = {name: min(weight.shape) for name, weight in weights.items()}
+    factorize(net, ranks, decomposer.factors, bias_change=decomposer.bias_change)
+    assert torch.allclose(logits(net), before, atol=1e-6)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("centred", [True, False])
+def test_factors_are_those_of_the_equation(net, gradients, centred):
+    """Before and after the singular values were asked for; of ranks that are kept and that are not."""
+    moments = moments_of(net)
+    decomposer = KroneckerDecomposer(moments, gradients, biased_sites(net) if centred else frozenset(), (0.01, 0.02))
+    name, weight = list(site_weights(net).items())[4]
+    found = moments[name]
+    expected = kronecker_svd(
+        weight, found.inputs(), found.gradients() if gradients else None,
+        mean=found.mean if centred else None, damping=(0.01, 0.02),
+    )  # fmt: skip
+    for rank in (1, 7, 30):
+        product = expected.factors(rank)[0] @ expected.factors(rank)[1]
+        for _ in range(2):
+            left, right = decomposer.factors(name, weight, rank)
+            assert left.shape[1] == right.shape[0] == rank and left.is_contiguous()
+            assert torch.allclose(left @ right, product, atol=1e-9)
+            assert torch.allclose(decomposer.sigma(name, weight), expected.sigma)
+        decomposer._kept.clear()
+        change = decomposer.bias_change(name, weight, product)
+        if centred:
+            assert torch.allclose(change, expected.bias_change(rank), atol=1e-9)
+        else:
+            assert change is None
+
+
+def test_centring_keeps_the_mean_of_outputs(net):
+    name = find_sites(net)[5].name
+    layer, moments = net.get_submodule(name), moments_of(net)
+    mean = moments[name].mean
+    before = layer.weight @ mean + layer.bias
+    decomposer = KroneckerDecomposer(moments, centred=biased_sites(net))
+    factorize(net, {name: 2}, decomposer.factors, bias_change=decomposer.bias_change)
+    small = net.get_submodule(name)
+    assert torch.allclose(small.left @ (small.right @ mean) + small.bias, before, atol=1e-9)
+
+
+def test_biases_of_a_truncation_come_back(net):
+    """Analyses change biases, too, and put every bit back."""
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    name = find_sites(net)[5].name
+    decomposer = KroneckerDecomposer(moments_of(net), centred=biased_sites(net))
+    low = {name: torch.zeros_like(net.get_submodule(name).weight)}
+    with replaced(net, low, decomposer):
+        bias = net.get_submodule(name).bias.clone()
+    change = before[f"{name}.weight"] @ decomposer.moments[name].mean
+    assert torch.allclose(bias, before[f"{name}.bias"] + change)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def test_without_biases_nothing_is_centred(capsys):
+    assert biased_sites(make_net("llama")) == frozenset()
+    assert "14 of 14 matrices have no bias and are not centred" in capsys.readouterr().err
+
+
+def test_sum_of_left_out_components_is_the_estimate(net):
+    """Without damping (M) is the sum of the squared singular values that are left out; K-FAC has the least of it."""
+    moments = moments_of(net)
+    name, weight = list(site_weights(net).items())[4]
+    losses = {}
+    for gradients in (True, False):
+        decomposer = KroneckerDecomposer(moments, gradients, damping=(1e-9, 1e-9))
+        left, right = decomposer.factors(name, weight, 4)
+        losses[gradients] = KroneckerDecomposer(moments).loss(name, weight, left @ right)
+        if gradients:
+            assert losses[True] == pytest.approx(float(decomposer.sigma(name, weight)[4:].square().sum()) / 2, rel=1e-4)
+    assert losses[True] < losses[False]
+
+
+def test_one_budget_for_all(net):
+    decomposer = KroneckerDecomposer(moments_of(net))
+    ranks = RankRule(0.3, allocation="global").allocate(net, decomposer.sigma)
+    sizes = {name: sum(weight.shape) for name, weight in site_weights(net).items()}
+    total = sum(weight.numel() for weight in site_weights(net).values())
+    assert 0.25 * total < sum(sizes[name] * rank for name, rank in ranks.items()) <= 0.3 * total
+    assert len(set(ranks.values())) > 1
+
+
+@pytest.mark.parametrize("weighting", ["kfac", "inputs"])
+def test_a_method_retrains_after_it(weighting, fit, dense):
+    """The calibration leaves no gradients, no frozen parameters and no hooks."""
+    seen = {}
+    retrain = Weighted(epochs=1, learning_rate=1e-9, weighting=weighting, calibration_examples=40)
+    method = FWSVD(backbone="unused", density=0.4, allocation="global", retrain=retrain)
+    fit(method, "retrain", dense, max_steps=1, look=lambda trainer, module: seen.setdefault("net", module.net))
+    assert all(p.requires_grad for p in seen["net"].parameters()) and seen["net"].training
+    assert not any(m._forward_hooks for m in seen["net"].modules())
+
+
+def test_mistakes_are_one_line():
+    with pytest.raises(UserError, match=r"retrain\.calibration_examples: 0 is below 1"):
+        Weighted(calibration_examples=0)
+    with pytest.raises(UserError, match=r"retrain\.labels: 'exact' needs one distribution per example, tagging"):
+        FWSVD(backbone="x", task="conll2003", retrain=Weighted(weighting="kfac", labels="exact"))

@@ -1,0 +1,126 @@
+"""Magnitude, first-order and PLATON pruning: what each ranks by, inside a fit."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from lit_compress.methods import LPAF, PLATON, FirstOrder, Magnitude
+from lit_compress.methods.lpaf import LPAFSettings
+from lit_compress.methods.magnitude import MagnitudeSettings
+from lit_compress.methods.platon import ConfidenceSettings
+from lit_compress.models.sites import find_sites
+from lit_compress.numerics.masks import keep_count
+from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
+from lit_compress.utils.errors import UserError
+
+SHORT = {"epochs": 2, "learning_rate": 1e-3, "start": 0.2}
+
+
+def weights(method):
+    return [method.net.get_submodule(s.name).weight.detach() for s in find_sites(method.net)]
+
+
+def make(name, density=0.3, **settings):
+    ranking = {Magnitude: MagnitudeSettings, FirstOrder: FirstOrderSettings, PLATON: ConfidenceSettings}[name]
+    return name(backbone="unused", density=density, prune=ranking(**{**SHORT, **settings}))
+
+
+@pytest.mark.parametrize("name", [Magnitude, FirstOrder, PLATON])
+@pytest.mark.parametrize("scope", ["global", "matrix"])
+def test_zeros_hold_after_every_step_and_the_budget_is_exact(fit, dense, name, scope):
+    density = []
+
+    def look(trainer, method):
+        stage, total = method.stage, sum(w.numel() for w in weights(method))
+        density.append(sum(int(torch.count_nonzero(w)) for w in weights(method)) / total)
+        limits = stage.threshold.expand(len(stage.scores))
+        for weight, score, limit in zip(weights(method), stage.scores, limits, strict=True):
+            assert torch.count_nonzero(weight[score < limit]) == 0
+
+    method = fit(make(name, scope=scope, interval=2), "prune", dense, look)
+    sizes = [w.numel() for w in weights(method)]
+    kept = sum(int(0.3 * n + 0.5) for n in sizes) if scope == "matrix" else int(0.3 * sum(sizes) + 0.5)
+    assert density[-1] == kept / sum(sizes) and density[0] == 1.0
+    assert all(a >= b - 0.02 for a, b in pairwise(density))
+    assert method.stage.at_budget(len(density)) and [s.name for s in method.stages()] == ["dense", "prune"]
+
+
+def test_magnitude_keeps_the_largest(fit, dense, monkeypatch):
+    """Spec 5.1: whenever the weights are ranked, the kept ones are the largest of those the step left."""
+    original, checked = UnstructuredPruning.after_step, []
+
+    def look(self, net, step):
+        before = [w.detach().clone() for w in self._weights]
+        original(self, net, step)
+        if step % 5 == 0 and step >= self._start:
+            values = torch.cat([w.abs().flatten() for w in before])
+            limit = values.sort(descending=True).values[keep_count(self.target(step), len(values)) - 1]
+            for old, new in zip(before, self._weights, strict=True):
+                assert torch.equal(new, old * (old.abs() >= limit))
+            checked.append(self.target(step))
+
+    monkeypatch.setattr(UnstructuredPruning, "after_step", look)
+    fit(make(Magnitude, interval=5), "prune", dense)
+    assert len(checked) == 5 and checked[0] == 1.0 and checked[-1] == 0.3
+
+
+def test_first_order_is_the_first_step_of_lpaf(fit, dense):
+    """The same net, bit for bit."""
+    settings = {**SHORT, "score": "absolute", "interval": 3}
+    first = fit(FirstOrder(backbone="unused", density=0.3, prune=FirstOrderSettings(**settings)), "prune", dense)
+    second = fit(LPAF(backbone="unused", density=0.3, prune=LPAFSettings(density=0.3, **settings)), "prune", dense)
+    assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("beta2", [0.9, 1.0])
+def test_platon_scores_equal_a_hand_made_average(fit, dense, beta2, accumulate):
+    """Spec 2.2: w after the step and before zeroing, clipped gradient; windows of 2; Ibar before Ubar."""
+    seen, method = [], make(PLATON, interval=2, beta2=beta2, start=0.4)
+    original = method.stages()[1].__class__.after_step
+
+    def note(self, net, step):
+        seen.append([(w.detach() * w.grad).abs() for w in self._weights])
+        assert sum(float(p.grad.square().sum()) for p in net.parameters() if p.grad is not None) ** 0.5 < 0.0101
+        original(self, net, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_compress.stages.unstructured.UnstructuredPruning.after_step", note)
+        fit(method, "prune", dense, gradient_clip_val=0.01, accumulate_grad_batches=accumulate, max_steps=6)
+    average = [torch.zeros_like(w) for w in seen[0]]
+    uncertainty = [torch.zeros_like(w) for w in seen[0]]
+    for first, second in zip(seen[::2], seen[1::2], strict=True):
+        means = [(a + b) / 2 for a, b in zip(first, second, strict=True)]
+        average = [0.85 * a + 0.15 * m for a, m in zip(average, means, strict=True)]
+        uncertainty = [
+            beta2 * u + (1 - beta2) * (m - a).abs() for u, m, a in zip(uncertainty, means, average, strict=True)
+        ]
+    for score, i, u in zip(method.stage.scores, average, uncertainty, strict=True):
+        expected = i if beta2 == 1 else i * u
+        close = torch.isclose(score, expected, rtol=1e-4, atol=1e-12)
+        assert close.float().mean() > 0.999  # a tie at the threshold may have been lowered
+    names = dict(method.stage.score.named_buffers())
+    assert any(n.startswith("uncertainty") for n in names) == (beta2 < 1)
+
+
+def test_platon_needs_a_window_before_it_ranks():
+    stage = make(PLATON, interval=10, start=0.05).stages()[1]
+    with pytest.raises(UserError, match=r"prune.start: 5 steps are fewer than the 10 of prune.interval"):
+        stage.set_total_steps(100)
+    stage.set_total_steps(200)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"beta1": 1.0}, r"prune.beta1: 1.0 is not in \[0, 1\); nearest valid 0.99"),
+        ({"beta2": 1.5}, r"prune.beta2: 1.5 is not in \[0, 1\]; nearest valid 1"),
+        ({"beta2": -0.1}, r"nearest valid 0.0"),
+    ],
+)
+def test_bad_settings_are_one_line(settings, words):
+    with pytest.raises(UserError, match=words):
+        ConfidenceSettings(**settings)

@@ -1,0 +1,179 @@
+"""First-order pruning inside a real fit: scores, zeroing, schedule, budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import make_net
+
+from lit_compress.methods import LPAF
+from lit_compress.methods.lpaf import LPAFSettings
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import load_row_importance
+from lit_compress.numerics.importance import row_importance
+from lit_compress.stages.unstructured import UnstructuredPruning
+from lit_compress.utils.errors import UserError
+
+
+def lpaf(**settings):
+    return LPAF(
+        backbone="unused", prune=LPAFSettings(**{"epochs": 2, "learning_rate": 1e-3, "density": 0.3, **settings})
+    )
+
+
+def weights(method):
+    return [method.net.get_submodule(s.name).weight.detach() for s in find_sites(method.net)]
+
+
+@pytest.mark.parametrize("form", ["absolute", "signed"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_scores_equal_a_hand_made_sum(fit, dense, form, accumulate):
+    """Invariant 21: S is the sum over optimizer steps of -g W or |g W|, gradients unclipped and whole."""
+    method = lpaf(score=form, density=1.0)
+    expected, before = [], []
+
+    original = LPAF.on_before_optimizer_step
+
+    def note(self, optimizer):  # gradients as torch sees them, before clipping, with the weights of the forward
+        grads = [self.net.get_submodule(s.name).weight.grad.clone() for s in find_sites(self.net)]
+        before.append((grads, [w.clone() for w in weights(self)]))
+        original(self, optimizer)
+
+    method.on_before_optimizer_step = note.__get__(method)
+    fit(method, "prune", dense, gradient_clip_val=0.01, accumulate_grad_batches=accumulate, max_epochs=1)
+    for grads, values in before:
+        terms = [(-g * w) if form == "signed" else (g * w).abs() for g, w in zip(grads, values, strict=True)]
+        expected = terms if not expected else [e + t for e, t in zip(expected, terms, strict=True)]
+    assert len(before) == -(-13 // accumulate)
+    assert all(torch.allclose(s, e, atol=1e-9) for s, e in zip(method.stage.scores, expected, strict=True))
+
+
+@pytest.mark.parametrize("form", ["absolute", "signed"])
+@pytest.mark.parametrize("scope", ["global", "matrix"])
+def test_zeros_hold_after_every_step_and_the_budget_is_exact(fit, dense, form, scope):
+    """Invariants 20 and 23: pruned entries are 0 after every step, the final count is floor(vN + 1/2)."""
+    density, frozen = [], []
+
+    def look(trainer, method):
+        stage, step = method.stage, trainer.global_step
+        total = sum(w.numel() for w in weights(method))
+        density.append(sum(int((w != 0).sum()) for w in weights(method)) / total)
+        if step >= stage._start:
+            for weight, score, limit in zip(
+                weights(method), stage.scores, stage.threshold.expand(len(stage.scores)), strict=True
+            ):
+                assert torch.count_nonzero(weight[score < limit]) == 0
+        frozen.append([(w == 0, s.clone()) for w, s in zip(weights(method), stage.scores, strict=True)])
+
+    method = fit(lpaf(score=form, scope=scope, interval=3), "prune", dense, look)
+    for earlier, later in pairwise(frozen):  # a zero weight adds nothing to its score
+        for (zero, score), (still, next_score) in zip(earlier, later, strict=True):
+            assert torch.allclose(score[zero & still], next_score[zero & still], atol=1e-30)
+    sizes = [w.numel() for w in weights(method)]
+    kept = sum(int(0.3 * n + 0.5) for n in sizes) if scope == "matrix" else int(0.3 * sum(sizes) + 0.5)
+    assert density[-1] == kept / sum(sizes)
+    assert density[0] == 1.0 and all(a >= b - 0.02 for a, b in pairwise(density))
+
+
+def test_head_of_a_pretrained_start_depends_on_the_seed_alone(tiny_backbone):
+    """A run continued in another process, or another rank, draws the same head."""
+    heads = []
+    for noise, seed in ((1, 7), (2, 7), (1, 8)):
+        method = LPAF(backbone=str(tiny_backbone), prune=LPAFSettings(init="pretrained"))
+        torch.manual_seed(noise)
+        method.prepare(method.stages()[1], seed, None, None)
+        method.task = replace(method.task, labels=("a", "b", "c"))  # no checkpoint has it
+        method.configure_model()
+        heads.append(method.net.classifier.weight.detach())
+    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
+
+
+def test_only_sites_are_zeroed(fit, dense):
+    """Invariant 27: biases, LayerNorms, embeddings and the head keep every weight."""
+    method = fit(lpaf(density=0.05), "prune", dense)
+    sites = {f"{s.name}.weight" for s in find_sites(method.net)}
+    other = [p for n, p in method.net.named_parameters() if n not in sites and p.ndim == 2 and "position" not in n]
+    assert all(torch.count_nonzero(p) >= p.numel() - p.shape[1] for p in other)  # the padding row may be 0
+
+
+def test_clipping_changes_nothing_for_the_scores(fit, dense):
+    first = fit(lpaf(density=1.0), "prune", dense, max_steps=1, gradient_clip_val=None).stage.scores
+    second = fit(lpaf(density=1.0), "prune", dense, max_steps=1, gradient_clip_val=1e-4).stage.scores
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_non_finite_gradients_leave_the_scores_alone():
+    """Invariant 22: the step a loss scaler would skip."""
+    net, stage = make_net(), UnstructuredPruning(LPAFSettings(), 0.5)
+    stage.attach(net)
+    for weight in stage._weights:
+        weight.grad = torch.ones_like(weight)
+    stage._weights[3].grad[0, 0] = torch.inf
+    stage.before_step(net)
+    assert all(torch.count_nonzero(score) == 0 for score in stage.scores)
+    stage._weights[3].grad[0, 0] = 1.0
+    stage.before_step(net)
+    assert all(score.isfinite().all() and score.any() for score in stage.scores)
+
+
+def test_scores_are_float32_for_bfloat16_weights():
+    """Invariant 22."""
+    stage = UnstructuredPruning(LPAFSettings(), 0.5)
+    stage.attach(make_net().bfloat16())
+    assert {score.dtype for score in stage.scores} == {torch.float32}
+
+
+def test_checkpoint_holds_scores_and_threshold(fit, dense):
+    """A stage continued elsewhere goes on with what it has seen; every state of the stage is in the state dict."""
+    method = fit(lpaf(), "prune", dense, max_epochs=1)
+    saved = {name: value for name, value in method.state_dict().items() if name.startswith("stage.")}
+    assert sorted(saved) == sorted(["stage.threshold", *(f"stage.score_{i}" for i in range(len(method.stage.scores)))])
+    assert all(torch.equal(saved[f"stage.score_{i}"], score) for i, score in enumerate(method.stage.scores))
+    assert all(score.count_nonzero() for score in method.stage.scores)
+
+
+def test_schedule_is_longer_than_training():
+    stage = UnstructuredPruning(LPAFSettings(start=0.9, end=0.05), 0.5)
+    with pytest.raises(UserError, match=r"leave no step of total=1 "):
+        stage.set_total_steps(1)
+
+
+def test_at_budget_only_after_the_ramp():
+    stage = UnstructuredPruning(LPAFSettings(start=0.1, end=0.3), 0.5)
+    stage.set_total_steps(100)
+    assert [stage.at_budget(step) for step in (0, 69, 70, 100)] == [False, False, True, True]
+    assert stage.target(10) == 1.0 and stage.target(70) == 0.5 and stage.target(40) == pytest.approx(0.5625)
+
+
+def test_artefact_holds_every_weighting(fit, dense, tmp_path):
+    method = fit(lpaf(), "prune", dense)
+    out = tmp_path / "out"
+    out.mkdir()
+    method.stage.finish(method.net, out)
+    sites = [s.name for s in find_sites(method.net)]
+    for weighting in ("scores", "mask", "none"):
+        rows = load_row_importance(out, weighting)
+        assert list(sorted(rows)) == sorted(sites)
+        for name, score, weight in zip(sites, method.stage.scores, weights(method), strict=True):
+            assert torch.equal(rows[name], row_importance(score, weight, weighting))
+    assert len(load_file(out / "importance.safetensors")) == 7 * len(sites)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"density": 0.0}, "prune.density: 0.0 is not in"),
+        ({"density": 1.5}, "nearest valid 1.0"),
+        ({"start": 0.6, "end": 0.4}, "0.6 \\+ 0.4 leave no step"),
+        ({"interval": 0}, "prune.interval: 0 is below 1"),
+        ({"epochs": 0}, "epochs: 0 is below 1"),
+        ({"learning_rate": -1.0}, "learning_rate: -1.0 is not above 0"),
+    ],
+)
+def test_bad_settings_are_one_line(settings, words):
+    with pytest.raises(UserError, match=words):
+        LPAFSettings(**settings)

@@ -1,0 +1,144 @@
+"""What every kind has to give: a head, losses whose Fisher sums are those of single rows, scores of two processes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import make_net
+
+from lit_compress.calibration.fisher import estimate_fisher
+from lit_compress.evaluation.metrics import bind, build_metrics
+from lit_compress.models.backbones import empty_net, load_config, load_finetuned
+from lit_compress.models.backbones import load_net as load_backbone
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.numerics.losses import example_losses
+from lit_compress.tasks import KINDS, inputs_of, task_type, task_type_of_net
+from lit_compress.tasks.records import TASKS, Writing, get_task
+from lit_compress.utils.errors import UserError
+
+OF_KIND = {kind: next(task for task in TASKS.values() if task.kind == kind) for kind in KINDS}
+
+
+WRITERS = {"summarization": ("bart", "t5"), "language_modelling": ("opt", "llama", "qwen3")}
+READERS = ("bert", "distilbert", "deberta-v2", "modernbert", "llama", "qwen3")
+PAIRS = [(kind, family) for kind in KINDS for family in WRITERS.get(kind, READERS)]
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "tagging", "span_qa"])
+@pytest.mark.parametrize(("family", "trained"), [("llama", "plain_text"), ("qwen3", "plain_text"),
+                                                 ("modernbert", "sst2")])  # fmt: skip
+def test_a_new_head_keeps_the_trained_blocks(family, trained, kind, tmp_path):
+    """Whatever the two nets call their base model: Llama's with a head for spans calls it otherwise."""
+    old = make_net(family, trained)
+    old.save_pretrained(tmp_path)
+    blocks, again = (net.base_model.state_dict() for net in (old, load_backbone(str(tmp_path), OF_KIND[kind])))
+    assert blocks.keys() == again.keys() and all(torch.equal(again[name], value) for name, value in blocks.items())
+
+
+@pytest.mark.parametrize(("kind", "family"), PAIRS)
+def test_a_net_survives_its_folder(kind, family, tmp_path):
+    """Its class is known from the configuration alone, whatever the backbone was trained for before."""
+    task = replace(OF_KIND[kind], writing=Writing(target_length=16))
+    net = make_net(family, task.name)
+    net.config.architectures = ["BertForMaskedLM"]
+    save_net(net, tmp_path)
+    assert type(load_net(tmp_path)) is type(net)
+    config = load_config(str(tmp_path), task)
+    assert type(empty_net(config)) is type(net) and type(net).__name__.endswith(KINDS[kind].suffix)
+    assert task_type_of_net(config).auto_class == KINDS[kind].auto_class == task_type(task).auto_class
+    if task.labels:
+        assert config.id2label == dict(enumerate(task.labels))
+    assert type(load_finetuned(str(tmp_path), task)) is type(net)
+
+
+def test_a_family_without_the_head_is_refused(tmp_path):
+    save_net(make_net("opt"), tmp_path)
+    with pytest.raises(UserError, match="architecture opt, which has no head for tagging; task 'conll2003' needs"):
+        load_config(str(tmp_path), get_task("conll2003"))
+
+
+def test_a_teacher_of_another_kind_is_refused(tmp_path):
+    save_net(make_net("bert", "conll2003"), tmp_path)
+    with pytest.raises(UserError, match="is for tagging, task 'sst2' is classification"):
+        load_finetuned(str(tmp_path), get_task("sst2"))
+
+
+def _batch(kind):
+    """Rows of different lengths with what the kind wants besides."""
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(5, 100, (5, 9), generator=generator)
+    lengths = torch.tensor([9, 4, 6, 3, 9])
+    mask = (torch.arange(9) < lengths[:, None]).long()
+    ids[mask == 0] = 0
+    batch = {"input_ids": ids, "attention_mask": mask, "index": torch.arange(5)}
+    if kind == "tagging":
+        labels = torch.randint(0, 9, (5, 9), generator=generator).masked_fill(mask == 0, -100)
+        labels[:, 0] = labels[0, 4:] = -100
+        return {**batch, "labels": labels}
+    return {**batch, "labels": torch.stack([torch.zeros(5).long(), lengths - 1], dim=1)}
+
+
+@pytest.mark.parametrize("kind", ["tagging", "span_qa"])
+def test_fisher_of_a_batch_is_that_of_single_rows(kind):
+    net = make_net("bert", OF_KIND[kind].name, dropout=0.0).double().eval()
+    batch, sites = _batch(kind), [site.name for site in find_sites(net)]
+    found = estimate_fisher(net, [batch], kind, sites)
+    sums = dict.fromkeys(sites, 0.0)
+    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
+        part = {name: value[row : row + 1] for name, value in batch.items()}
+        part |= {name: part[name][:, :length] for name in ("input_ids", "attention_mask")}
+        if kind == "tagging":
+            part["labels"] = part["labels"][:, :length]
+        net.zero_grad()
+        logits = KINDS[kind].logits(net(**inputs_of(part)), part)
+        example_losses(logits, part["labels"], KINDS[kind].loss).mean().backward()
+        sums = {name: value + net.get_submodule(name).weight.grad ** 2 / 5 for name, value in sums.items()}
+    for name, value in sums.items():
+        assert torch.allclose(found[name].columns, value.sum(0), rtol=1e-8, atol=1e-14)
+        assert value.sum() > 0
+
+
+ROWS = [{"question": "q", "context": "good film", "answers": {"text": [text]}} for text in ("good", "film", "bad")]
+
+
+def _shown(task, windows):
+    """Show windows (row, token that both logits name) of "good film" to the metrics of a QA task."""
+    metrics = build_metrics(task)
+    bind(metrics, ROWS)
+    logits = torch.zeros(len(windows), 2, 3)
+    for i, (_, token) in enumerate(windows):
+        logits[i, :, token] = 3.0 + i
+    begin, end = (torch.tensor([ends]).expand(len(windows), -1) for ends in ([0, 0, 5], [0, 4, 9]))
+    metrics.update(logits, torch.tensor([row for row, _ in windows]), begin, end)
+    return metrics
+
+
+def _rank(rank, folder):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    # the windows of row 0 lie on both ranks, the better one on the first
+    answers = _shown(get_task("squad"), [[(0, 1), (1, 2), (2, 1)], [(0, 2)]][rank])
+    assert answers.compute()["exact_match"] == pytest.approx(2 / 3)
+    tags = build_metrics(replace(get_task("conll2003"), labels=("O", "B-X", "I-X")))
+    mine = [[(1, 1, 0, 1), (0, 0, 1, 1)], [(2, 2, 0, 2)]][rank]  # one entity over both ranks
+    tags.update(*torch.tensor(mine).unbind(1))
+    assert tags.compute()["entity_f1"] == 1.0 and tags.compute()["entity_recall"] == 1.0
+    torch.distributed.destroy_process_group()
+
+
+def test_two_ranks_give_the_scores_of_the_whole(tmp_path):
+    torch.multiprocessing.start_processes(_rank, (str(tmp_path),), nprocs=2, start_method="fork")
+
+
+def test_a_threshold_decides_for_no_answer():
+    """Of two questions with answers, one is above the threshold; a true "no answer" is none of the words."""
+    rows = [*ROWS[:2], {**ROWS[2], "answers": {"text": []}}]
+    for threshold, exact in ((-100.0, 1 / 3), (100.0, 2 / 3)):
+        task = replace(get_task("squad_v2"), spans=replace(get_task("squad_v2").spans, null_threshold=threshold))
+        metrics = _shown(task, [(0, 1), (1, 2), (2, 1)])
+        bind(metrics, rows)
+        values = metrics.compute()
+        assert values["exact_match"] == pytest.approx(exact)
+        assert values["exact_match_unanswerable"] == float(threshold < 0)
+        assert values["best_exact_match"] == pytest.approx(2 / 3)

@@ -1,0 +1,172 @@
+"""Plain text: every token is predicted exactly once, whatever the blocks and batches; whole runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+import torch
+from tiny import WORDS, write_backbone
+
+from lit_compress.__main__ import main
+from lit_compress.data.datamodule import DataModule
+from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.models.backbones import load_net
+from lit_compress.tasks import KINDS
+from lit_compress.tasks.records import get_task
+from lit_compress.utils.errors import UserError
+
+KIND, TASK = KINDS["language_modelling"], get_task("plain_text")
+
+
+@pytest.fixture(scope="module", params=["opt", "llama", "qwen3"])
+def backbone(request, tmp_path_factory):
+    return str(write_backbone(tmp_path_factory.mktemp(request.param), request.param, "plain_text"))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("texts"), random.Random(0)
+    for split, lines in (("train", 60), ("validation", 13), ("test", 5)):
+        rows = [" ".join(rng.choices(WORDS, k=rng.randint(0, 12))) for _ in range(lines)]
+        (folder / f"{split}.txt").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def tokens_of(data, file):
+    return [data.tokenizer.bos_token_id, *data.tokenizer(file.read_text(), add_special_tokens=False)["input_ids"]]
+
+
+@pytest.mark.parametrize("length", [4, 7, 16, 64])
+def test_blocks_are_the_text(length, backbone, texts):
+    data = DataModule("plain_text", backbone, str(texts), max_length=length)
+    data.setup("fit")
+    for split in ("train", "validation"):
+        blocks = data._split(split).encoded
+        tokens = tokens_of(data, texts / f"{split}.txt")
+        assert [t for block in blocks["input_ids"] for t in block] == tokens[:-1]
+        assert [t for block in blocks["labels"] for t in block] == tokens[1:]
+        assert all(n == length for n in blocks["length"][:-1]) and 0 < blocks["length"][-1] <= length
+
+
+def test_perplexity_is_that_of_the_whole_text(backbone, texts):
+    """Blocks that fit the whole text: exp of the mean of the library's own loss; smaller batches change nothing."""
+    net = load_net(backbone, TASK).eval()
+    data = DataModule("plain_text", backbone, str(texts), max_length=64)
+    tokens = torch.tensor(tokens_of(data, texts / "validation.txt"))
+    total = 0.0
+    with torch.no_grad():
+        for start in range(0, len(tokens) - 1, 64):
+            block = tokens[start : start + 65]
+            scores = net(input_ids=block[None, :-1]).logits[0].log_softmax(-1)
+            total -= float(scores[torch.arange(len(block) - 1), block[1:]].double().sum())
+    expected = math.exp(total / (len(tokens) - 1))
+    for size in (1, 2, 100):
+        data = DataModule("plain_text", backbone, str(texts), max_length=64, eval_batch_size=size)
+        assert evaluate(net, data) == {"val/perplexity": pytest.approx(expected, rel=1e-5)}
+
+
+def test_examples_are_blocks_of_the_whole_text(backbone, texts):
+    """What is drawn of a split are its blocks, not lines that never followed each other."""
+
+    def blocks(split, **options):
+        data = DataModule("plain_text", backbone, str(texts), max_length=7, **options)
+        data.setup("fit")
+        return data._split(split).encoded["input_ids"][:], data
+
+    for split, option in (("train", "train_examples"), ("validation", "validation_examples")):
+        (whole, _), (some, data), (other, more) = (blocks(split, **{option: n} if n else {}) for n in (0, 3, 4))
+        assert len(some) == 3 and len(other) == 4 and all(block in whole for block in some)
+        assert data.fingerprint() != more.fingerprint()
+        with pytest.raises(UserError, match=f"data.{option}: 1000 is more than there are; the largest is {len(whole)}"):
+            blocks(split, **{option: 1000})
+    assert blocks("train", train_examples=3)[1].train_size() == 3
+    assert blocks("train", train_examples=3)[0] != blocks("train", train_examples=3, seed=1)[0]
+
+
+def test_rows_end_with_a_line_end():
+    """As they do on the hub (wikitext) and in text files; one that does not gets one."""
+
+    class Letters:
+        bos_token_id = None
+
+        def __call__(self, text, **_):
+            return {"input_ids": [ord(letter) for letter in text]}
+
+    found = KIND.encode({"text": ["ab\n", "", "c"]}, [0, 1, 2], Letters(), TASK, 3)
+    assert found["input_ids"] == [[97, 98, 10], [10, 99]] and found["labels"] == [[98, 10, 10], [99, 10]]
+    assert KIND.encode({"text": ["a"]}, [0], Letters(), TASK, 3)["labels"] == [[10]]
+
+
+def run(method, backbone, texts, folder, *more):
+    main([
+        "fit", "--model", method, "--model.backbone", backbone, "--model.density", "0.5", "--data.task", "plain_text",
+        "--data.path", str(texts), "--data.batch_size", "8", "--data.max_length", "16", "--trainer.accelerator", "cpu",
+        "--trainer.enable_progress_bar", "false", "--model.dense.epochs", "3", "--model.dense.learning_rate", "3e-3",
+        "--run_dir", str(folder), *more,
+    ])  # fmt: skip
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_a_run_keeps_the_epoch_with_the_lowest_perplexity(tmp_path, texts, capsys):
+    """Through data, fit, export, test; less is better."""
+    folder = str(write_backbone(tmp_path / "llama", "llama", "plain_text"))
+    report = run("SVD", folder, texts, tmp_path / "run", "--model.retrain.epochs", "2")
+    assert report["metric"] == {"name": "perplexity", "mode": "min", "rows": 5}
+    dense, last = json.loads((tmp_path / "run" / "stages.json").read_text())
+    assert dense["metric"]["val/perplexity"] < dense["initial"]["val/perplexity"]
+    assert report["compressed"]["metric"] == pytest.approx(last["metric"]["val/perplexity"], rel=1e-5)
+    assert report["compressed"]["kept"] <= 0.5 and report["export_difference"] <= 1e-5
+    assert dense["best_step"] == dense["steps"]  # it falls from epoch to epoch
+    capsys.readouterr()
+    main(["test", str(tmp_path / "run")])
+    assert float(capsys.readouterr().out.split()[1]) > 1
+    with pytest.raises(SystemExit, match="2"):
+        main(["predict", str(tmp_path / "run")])
+    assert "predict: a language model has no answer for a row" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_ordinary_export_is_measured_against_the_dense_net(texts, tmp_path):
+    """Its own configuration has smaller sizes; nothing is stored as zeros, and no code goes with it."""
+    backbone = str(write_backbone(tmp_path / "llama", "llama", "plain_text"))
+    gates = ["--model.prune.gates", "[hidden]", "--model.prune.group", "100"]
+    report = run("SP3", backbone, texts, tmp_path / "run", "--model.prune.epochs", "2", *gates)
+    found, card = report["compressed"], (tmp_path / "run" / "export" / "README.md").read_text()
+    assert report["ordinary"] and found["kept"] <= 0.5
+    assert found["stored"] == found["params"]["sites"] / report["dense"]["params"]["sites"] < 0.6
+    assert "zeros" not in card and "trust_remote_code" not in card and "modeling_compressed" not in card
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (
+            "LPAF",
+            ["--model.prune.epochs", "1", "--model.retrain.epochs", "1", "--model.distillation.alpha_layers", "1"],
+        ),
+        ("FWSVD", ["--model.retrain.epochs", "1", "--model.retrain.axis", "both"]),
+        ("LoSparse", ["--model.prune.epochs", "2", "--model.prune.start", "0.1"]),
+        ("ITP", ["--model.prune.epochs", "2", "--model.prune.start", "0.1"]),
+        (
+            "SP3",
+            [
+                "--model.prune.epochs",
+                "2",
+                "--model.prune.gates",
+                "[hidden, ffn]",
+                "--model.prune.group",
+                "2",
+                "--model.prune.learning_rate",
+                "1e-3",
+            ],
+        ),
+    ],
+)
+def test_every_kind_of_method_on_plain_text(method, options, backbone, texts, tmp_path):
+    report = run(method, backbone, texts, tmp_path / "run", *options)
+    assert report["compressed"]["kept"] <= 0.5 and report["export_difference"] <= 1e-5
+    assert math.isfinite(report["compressed"]["metric"])

@@ -1,0 +1,182 @@
+"""First pieces carry the labels, nothing is lost to truncation, entities are those of seqeval."""
+
+import random
+
+import pytest
+import torch
+from datasets import Dataset
+from seqeval.metrics import f1_score, precision_score, recall_score
+from tiny import make_net
+
+from lit_compress.data.datamodule import DataModule, PaddedBatches
+from lit_compress.data.encode import encode
+from lit_compress.evaluation.metrics import build_metrics
+from lit_compress.models.backbones import load_tokenizer
+from lit_compress.numerics.losses import consistency_loss, distillation_loss, example_losses, task_loss
+from lit_compress.tasks import KINDS
+from lit_compress.tasks.records import get_task
+from lit_compress.tasks.tagging import _first_pieces
+
+NER, KIND = get_task("conll2003"), KINDS["tagging"]
+
+
+@pytest.fixture
+def encoded(tiny_backbone):
+    """Encode rows of (words, labels) with the tokenizer of a few words."""
+    tokenizer = load_tokenizer(str(tiny_backbone), NER)
+
+    def build(*rows, max_length=32):
+        data = Dataset.from_dict({"tokens": [words for words, _ in rows], "ner_tags": [tags for _, tags in rows]})
+        return tokenizer, encode(data, tokenizer, NER, max_length)
+
+    return build
+
+
+def test_only_first_pieces_are_labelled(encoded):
+    tokenizer, rows = encoded((["film", "film-story,plot", "wit"], [1, 3, 0]))
+    [row] = rows.to_list()
+    assert tokenizer.convert_ids_to_tokens(row["input_ids"]) == [
+        "[CLS]", "film", "film", "[UNK]", "story", "[UNK]", "plot", "wit", "[SEP]",
+    ]  # fmt: skip
+    assert row["labels"] == [-100, 1, 3, -100, -100, -100, -100, 0, -100]
+    assert row["word"] == [0, 1, 2, 0, 0, 0, 0, 3, 0]
+    assert row["length"] == 9 and row["example"] == 0
+
+
+def test_a_long_row_goes_on_in_the_next_input(encoded):
+    _, rows = encoded((["film"] * 7, list(range(7))), (["wit"], [8]), max_length=5)
+    assert [row["example"] for row in rows] == [0, 0, 0, 1]
+    assert [row["word"] for row in rows] == [[0, 1, 2, 3, 0], [0, 4, 5, 6, 0], [0, 7, 0], [0, 1, 0]]
+    assert [label for row in rows for label in row["labels"] if label >= 0] == [*range(7), 8]
+
+
+def test_inputs_know_their_rows_in_every_part_of_a_split(encoded):
+    """Rows come in parts; a word without pieces makes a part be read again."""
+    tokenizer, _ = encoded((["film"], [0]))
+    for word in ("wit", "\u200b"):
+        found = KIND.encode({"tokens": [["film"] * 4, ["plot", word]]}, [1000, 1001], tokenizer, NER, 5)
+        assert found["example"] == [1000, 1000, 1001]
+
+
+def test_a_word_longer_than_an_input_has_its_label_once(encoded):
+    _, rows = encoded((["film", "-".join(["plot"] * 20), "wit"], [1, 2, 3]), max_length=6)
+    assert [label for row in rows for label in row["labels"] if label >= 0] == [1, 2, 3]
+    assert all(any(row["word"]) for row in rows)  # what holds only the middle of the word is left out
+
+
+def test_a_word_without_pieces_is_unknown(encoded):
+    tokenizer, rows = encoded((["film", "\u200b", "wit"], [1, 2, 3]), (["wit"], [4]))
+    assert tokenizer.convert_ids_to_tokens(rows[0]["input_ids"])[1:-1] == ["film", "[UNK]", "wit"]
+    assert rows[0]["labels"][1:-1] == [1, 2, 3] and rows[1]["labels"][1:-1] == [4]
+
+
+def test_rows_without_labels(tiny_backbone):
+    rows = encode(Dataset.from_dict({"tokens": [["film"]]}), load_tokenizer(str(tiny_backbone), NER), NER, 32)
+    assert "labels" not in rows.column_names and rows[0]["word"] == [0, 1, 0]
+
+
+def test_batches_are_padded(encoded):
+    _, rows = encoded((["film"] * 4, [1] * 4), (["wit"], [2]))
+    batch = PaddedBatches(rows, 0)[[0, 1]]
+    assert batch["labels"].tolist()[1] == [-100, 2, -100, -100, -100, -100]
+    assert batch["word"].tolist()[1] == [0, 1, 0, 0, 0, 0] and batch["example"].tolist() == [0, 1]
+
+
+def test_where_labels_are_counted_is_known_without_them(encoded):
+    _, rows = encoded((["film"] * 4, [1] * 4), (["wit", "warm"], [2, 0]))
+    batch = PaddedBatches(rows, 0)[[0, 1]]
+    counted = KIND.counted(batch)
+    del batch["labels"]
+    assert torch.equal(KIND.counted(batch), counted) and counted.sum() == 6
+
+
+def _tagged(rng, names, count):
+    return [[rng.choice(names) for _ in range(rng.randint(1, 12))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("prefixes", ["BI", "I", "BIES"])
+def test_entity_scores_are_those_of_seqeval(prefixes):
+    """Random tags: every legal and illegal sequence; shuffled words in batches of their own."""
+    from dataclasses import replace
+
+    rng = random.Random(len(prefixes))
+    names = ["O", *(f"{p}-{kind}" for p in prefixes for kind in ("PER", "LOC", "some-thing"))]
+    task = replace(NER, labels=tuple(names))
+    true, predicted = _tagged(rng, names, 300), []
+    predicted = [[tag if rng.random() < 0.7 else rng.choice(names) for tag in row] for row in true]
+    words = [
+        (names.index(p), names.index(t), row, word)
+        for row, (ps, ts) in enumerate(zip(predicted, true, strict=True))
+        for word, (p, t) in enumerate(zip(ps, ts, strict=True), start=1)
+    ]
+    rng.shuffle(words)
+    metrics = build_metrics(task)
+    for start in range(0, len(words), 100):
+        metrics.update(*torch.tensor(words[start : start + 100]).unbind(1))
+    found = {name: value.item() for name, value in metrics.compute().items()}
+    assert found == pytest.approx(
+        {
+            "entity_f1": f1_score(true, predicted), "entity_precision": precision_score(true, predicted),
+            "entity_recall": recall_score(true, predicted),
+            "word_accuracy": sum(p == t for p, t, *_ in words) / len(words),
+        }, abs=1e-6,
+    )  # fmt: skip
+    assert 0.2 < found["entity_f1"] < 0.8
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_seen_scores_zero():
+    assert {value.item() for value in build_metrics(NER).compute().values()} == {0.0}
+
+
+def test_losses_are_means_over_words(encoded):
+    """Special tokens, further pieces and padding are in no term; copies stand one after the other."""
+    _, rows = encoded((["film", "film-story", "wit"], [1, 3, 0]), (["plot"], [2]))
+    batch = PaddedBatches(rows, 0)[[0, 1]]
+    net = make_net("bert", "conll2003", dropout=0.0)
+    student = KIND.logits(net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]), batch)
+    teacher, counted = torch.randn_like(student), KIND.counted(batch)
+    places = [(0, 1), (0, 2), (0, 5), (1, 1)]
+    assert [tuple(place) for place in counted.nonzero().tolist()] == places
+    picked = [torch.stack([x[place] for place in places]) for x in (student, teacher)]
+    labels = torch.tensor([1, 3, 0, 2])
+    assert torch.allclose(task_loss(student, batch["labels"], KIND.loss), task_loss(picked[0], labels, KIND.loss))
+    for loss in (distillation_loss, consistency_loss):
+        assert torch.allclose(loss(student, teacher, KIND.loss, counted=counted), loss(*picked, KIND.loss))
+    singly = example_losses(picked[0], labels, KIND.loss)
+    expected = torch.stack([singly[:3].mean(), singly[3]])
+    assert torch.allclose(example_losses(student, batch["labels"], KIND.loss), expected)
+
+
+def test_real_rows_keep_every_word(shared):
+    """All 3250 sentences of the dev set, in short inputs: each word has one label, the perfect prediction scores 1."""
+    folder = shared / "data" / "conll2003"
+    data = DataModule("conll2003", str(shared / "models" / "minilm-l6-h384"), str(folder), max_length=24)
+    [loader] = data.val_dataloader()
+    metrics, words = build_metrics(data.record), 0
+    for batch in loader:
+        perfect = torch.nn.functional.one_hot(batch["labels"].clamp_min(0), 9).float()
+        KIND.observe(metrics, perfect, batch)
+        words += int((batch["labels"] >= 0).sum())
+    rows = data._split("validation").rows
+    assert words == sum(len(row["tokens"]) for row in rows) == 51362
+    assert set(v.item() for v in metrics.compute().values()) == {1.0} and len(loader.order.lengths) > len(rows)
+
+
+def test_windows_of_a_row_are_put_in_order():
+    """They come as long as they are, not as they stand."""
+    batch = {"example": torch.tensor([4, 2, 4]), "word": torch.tensor([[0, 3, 4], [0, 1, 0], [1, 0, 2]])}
+    classes = torch.tensor([[8, 1, 2], [8, 3, 8], [5, 8, 6]])
+    pieces = KIND.pieces(NER, torch.nn.functional.one_hot(classes, 9).float(), batch)
+    assert pieces == [(4, {3: 1, 4: 2}), (2, {1: 3}), (4, {1: 5, 2: 6})]
+    found = KIND.answer(NER, {}, [piece for row, piece in pieces if row == 4])
+    assert found == {"labels": [NER.labels[i] for i in (5, 6, 1, 2)]}
+
+
+def test_labels_say_whether_there_are_entities():
+    assert KIND.metrics(("B-PER", "O")) == ("entity_f1",)
+    assert KIND.metrics(("A", "B")) == KIND.metrics(("O", "B-PER", "MISC")) == ("word_accuracy",)
+
+
+def test_a_token_may_begin_with_the_blank_before_its_word():
+    assert _first_pieces([["ab", "c"]], [0], [[(0, 0), (0, 2), (2, 4), (0, 0)]]) == [[0, 1, 2, 0]]

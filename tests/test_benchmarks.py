@@ -1,0 +1,158 @@
+"""The benchmarks: every study is whole, its scripts start and know what is done, its pages are those of its results."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import common, tables
+from benchmarks.lpaf_vs_svd import tables as lpaf_tables
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = ROOT / "benchmarks"
+RESULTS = sorted(HERE.glob("*/results/**/*.json"))
+TRAIN = ["lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "sp3/decoders", "tasks", "architectures"]
+MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "data", "speed"]
+
+
+def run(script: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """Run a script in this process; a command of its own fails."""
+
+    def refuse(*args: Any, **_: Any) -> None:
+        raise AssertionError(f"ran {args}")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(sys, "argv", [script, *words])
+    import_module(common.module(script)).main()
+
+
+def listed(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], which: str) -> set[str]:
+    """Return the names of the runs and analyses that a script would make."""
+    run(script, monkeypatch, "--list", which)
+    names = set()
+    for line in capsys.readouterr().out.splitlines():
+        words = shlex.split(line)
+        assert words[:3] == ["python", "-m", "lit_compress"]
+        names.add(Path(words[words.index("--run_dir") + 1] if words[3] == "fit" else words[6]).name)
+    return names
+
+
+@pytest.mark.parametrize("study", tables.STUDIES)
+def test_a_study_is_whole(study: str) -> None:
+    for name in ("run.py", "tables.py", "findings.md", "README.md"):
+        assert (HERE / study / name).read_text().strip(), f"{study} has no {name}"
+    assert list((HERE / study / "results").glob("**/*.json"))
+
+
+def test_every_folder_is_a_study() -> None:
+    assert {path.parent.name for path in HERE.glob("*/run.py")} == set(tables.STUDIES)
+    scripts = {common.module(script).replace(".", "/") + ".py" for script in (*TRAIN, *MEASURE)}
+    found = {str(path.relative_to(ROOT)) for path in HERE.glob("*/*.py") if "__main__" in path.read_text()}
+    assert found == scripts
+
+
+def test_pages_are_those_of_the_results() -> None:
+    for path, text in tables.pages().items():
+        assert path.read_text() == text, f"{path.relative_to(ROOT)} is stale: python -m benchmarks.tables"
+
+
+def test_links_lead_somewhere() -> None:
+    for path in tables.pages():
+        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path}: {target}"
+
+
+def test_the_summary_is_one_screen_with_ten_claims() -> None:
+    assert len((HERE / "README.md").read_text().splitlines()) <= 65
+    claims = (HERE / "claims.md").read_text().splitlines()[2:]
+    assert len(claims) == 10
+    verdicts = [line.split(" | ")[1] for line in claims]
+    assert all(text.startswith(("held", "not held", "within the noise", "open")) for text in verdicts)
+
+
+def test_results_say_where_they_come_from() -> None:
+    assert len(RESULTS) > 300
+    for path in RESULTS:
+        result = json.loads(path.read_text())
+        assert result["commit"] and result["versions"]["torch"] and result["hardware"]["cpu"], path
+        if "records" in result:
+            assert result["config"]["model"]["class_path"], path
+            folders = [result["config"]["data"][key] for key in ("backbone", "path")]
+            assert not any("/" in folder for folder in folders), path  # the machine's folders are no one's business
+
+
+@pytest.mark.parametrize("script", TRAIN)
+def test_a_script_knows_what_is_done(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = {path.stem for path in common.results(script).glob("*.json")}
+    made = listed(script, monkeypatch, capsys, "all")
+    assert done <= made
+    if script == "lpaf_vs_svd":
+        done_before = {path.stem for path in (common.results(script) / "earlier").glob("*.json")}
+        assert done_before <= made
+    left = listed(script, monkeypatch, capsys, "missing")
+    assert not done & left
+    assert {name for name in made if not name.startswith("dense-")} <= done | left
+
+
+@pytest.mark.parametrize("script", [*TRAIN, *MEASURE])
+def test_a_script_starts(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run(script, monkeypatch, "--help")
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert f"python -m {common.module(script)}" in shown
+
+
+def test_folders_are_needed_to_train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("cofi", monkeypatch)
+    assert "--backbone is needed" in capsys.readouterr().err
+
+
+def test_a_fit_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def command(options: Any, *words: object) -> float:
+        calls.append(words)
+        folder = Path(str(words[words.index("--run_dir") + 1]))
+        folder.mkdir(parents=True)
+        config = {"run_dir": "x", "data": {"backbone": "/a/minilm", "path": "/b/sst2"}}
+        config["model"] = {"init_args": {"backbone": "/a/minilm", "teacher": "/c/dense/net"}}
+        (folder / "report.json").write_text(json.dumps({"task": "sst2", "config": config}))
+        (folder / "stages.json").write_text(json.dumps([{"name": "dense", "steps": 0, "teacher": "/c"}]))
+        return 12.0
+
+    monkeypatch.setattr(common, "command", command)
+    words = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results"), "--backbone", "b", "--data", "d"]
+    options = common.parser("cofi", "doc", *common.TRAINED).parse_args(words)
+    net = common.dense_net(options, "sst2", "--data.task", "sst2", epochs=1, rate=0.1)
+    assert net == tmp_path / "work" / "dense-sst2" / "dense" / "net"
+    for made in (True, False):
+        assert common.fit(options, "one", "--model", "SVD", teacher=lambda: net, more=lambda run: {"x": 1}) is made
+    assert len(calls) == 2 and calls[1][-6:-4] == ("--model.teacher", net)
+    result = json.loads((tmp_path / "results" / "one.json").read_text())
+    assert (result["name"], result["x"], result["memory_mib"], result["task"]) == ("one", 1, 12.0, "sst2")
+    assert result["config"]["model"]["init_args"] == {"backbone": "minilm", "teacher": "dense"}
+    assert result["records"] == [{"name": "dense", "steps": 0}]
+
+
+def test_lpaf_beside_svd_with_and_without_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lpaf_tables, "load", lambda where: common.load(f"{where.partition('/')[0]}/earlier"))
+    with_results = "\n".join(lpaf_tables.sections())
+    assert "| 0.16 | 0.158 |" in with_results and "No results yet" not in with_results
+    assert "0.158: " in tables.methods()
+    monkeypatch.setattr(lpaf_tables, "load", lambda where: common.load(where) if "/" in where else [])
+    assert "No results yet" in "\n".join(lpaf_tables.sections())
+    assert "| LPAF |  |  |  |  |  |" in tables.methods()

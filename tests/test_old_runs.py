@@ -1,0 +1,69 @@
+"""Run folders and exports that an earlier version wrote still load, validate, predict, export and go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lit_compress.__main__ import main
+
+FOLDER = Path(__file__).resolve().parent / "old_runs"
+FINISHED = ("lpaf", "cofi", "sp3")
+
+
+@pytest.fixture
+def old(tmp_path, monkeypatch):
+    """A copy of the old runs, as working folder: their configs name backbone and data relative to it."""
+    shutil.copytree(FOLDER, tmp_path / "old")
+    monkeypatch.chdir(tmp_path / "old")
+    return tmp_path / "old"
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_a_finished_run_validates_predicts_and_exports(name, old, capsys, monkeypatch):
+    report = json.loads((old / name / "report.json").read_text())
+    for target in (name, f"{name}/export"):
+        capsys.readouterr()
+        main(["validate", target, "--data.path", "data"])
+        said = dict(line.split() for line in capsys.readouterr().out.splitlines())
+        assert float(said["val/accuracy"]) == pytest.approx(report["compressed"]["metric"], abs=1e-6)
+    main(["predict", name, "--data.path", "data", "--output", "predictions.jsonl"])
+    assert len((old / "predictions.jsonl").read_text().splitlines()) == 40
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    main(["export", name, "again"])
+    first, second = (load_file(folder / "model.safetensors") for folder in (old / name / "export", old / "again"))
+    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+    assert (old / "again" / "structure.json").read_text() == (old / name / "export" / "structure.json").read_text()
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_an_export_loads_by_its_own_code(name, old):
+    from transformers import AutoModelForSequenceClassification
+
+    net = AutoModelForSequenceClassification.from_pretrained(old / name / "export", trust_remote_code=True)
+    assert sum(p.numel() for p in net.parameters()) == sum(
+        value.numel()
+        for value in load_file(old / name / "export" / "model.safetensors").values()
+        if value.is_floating_point()
+    )
+
+
+def test_a_stopped_run_goes_on(old, monkeypatch):
+    """Gates, multipliers and the map of hidden states are in its checkpoint, under the names they had."""
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    main([
+        "fit", "--model", "SP3", "--model.backbone", "backbone", "--data.task", "sst2", "--data.path", "data",
+        "--data.batch_size", "8", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false",
+        "--model.dense.epochs", "1", "--model.dense.learning_rate", "3e-3", "--model.density", "0.5",
+        "--trainer.logger", "false", "--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3",
+        "--model.prune.tokens", "200", "--run_dir", "sp3_stopped", "--checkpoint_every", "16", "--ckpt_path", "last",
+    ])  # fmt: skip
+    reports = [json.loads((old / name / "report.json").read_text()) for name in ("sp3_stopped", "sp3")]
+    records = [json.loads((old / name / "stages.json").read_text()) for name in ("sp3_stopped", "sp3")]
+    assert [record["steps"] for record in records[0]] == [record["steps"] for record in records[1]]
+    assert reports[0]["compressed"]["density"] == pytest.approx(reports[1]["compressed"]["density"], abs=0.005)
