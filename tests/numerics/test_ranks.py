@@ -58,14 +58,15 @@ def test_rank_390_keeps_square_matrices_dense(bert_base):
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        (RankRule(0.5, 22), "rank: 22 makes no matrix smaller; the largest rank that does is 21"),
-        (RankRule(rank_ratio=0.9), "rank_ratio: 0.9 makes no matrix smaller"),
-        (RankRule(rank_ratio=1.5), "1.5"),
+        ({"density": 0.5, "rank": 22}, "rank: 22 makes no matrix smaller; the largest rank that does is 21"),
+        ({"rank_ratio": 0.9}, "rank_ratio: 0.9 makes no matrix smaller"),
+        ({"rank_ratio": 1.5}, "rank_ratio: 1.5 is not in"),
+        ({"rank": 0}, "rank: 0"),
     ],
 )
 def test_what_saves_nothing_is_one_line(rule, words):
     with pytest.raises(UserError, match=words):
-        rule.check(make_net())  # 32 x 64: break-even 21.3
+        RankRule(**rule).check(make_net())  # 32 x 64: break-even 21.3
 
 
 @pytest.mark.parametrize("density", [0.1, 0.25, 0.5, 0.9])
