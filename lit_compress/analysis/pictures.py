@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lit_compress.layers import LowRankLinear, LowRankRowsLinear
+from lit_compress.layers import LowRankLinear, LowRankRowsLinear, StackedLowRankLinear
 from lit_compress.models.accounting import dense_sites, dense_sizes, weights
 from lit_compress.models.sites import find_sites, of_kind, stream_width, sublayers
 
@@ -34,7 +34,7 @@ def site_table(net: PreTrainedModel) -> list[dict[str, Any]]:
         table.append(
             {
                 "name": site.name, "role": site.role, "layer": site.layer,
-                "rank": module.rank if isinstance(module, LowRankLinear) else None,
+                "rank": module.rank if isinstance(module, LowRankLinear | StackedLowRankLinear) else None,
                 "density": kept / dense[site.name],
             }
         )  # fmt: skip

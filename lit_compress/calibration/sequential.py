@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lit_compress.calibration.fisher import _frozen
 from lit_compress.calibration.kronecker import Rows, Uses, _hooked, _loose_uses, _mask_of, _real_rows, _tokens
-from lit_compress.layers import LowRankLinear
+from lit_compress.layers import LowRankLinear, StackedLowRankLinear
 from lit_compress.models.sites import Site, find_sites, shared_inputs
 from lit_compress.numerics.kronecker import corrected_bias
 from lit_compress.numerics.refit import REFIT_DAMPING, refit_left
@@ -77,7 +77,7 @@ def refit_net(
 
     Args:
         dense: the net that was factorized; both nets are on the device of the passes.
-        net: ``dense`` with some of its Linears replaced by LowRankLinears.
+        net: ``dense`` with some of its Linears replaced by low-rank layers.
         batches: function that returns the calibration batches anew; called once per block.
         kind: of the task, an entry of :data:`lit_compress.tasks.KINDS`.
         centred: sites whose bias takes over the means of the inputs.
@@ -93,7 +93,7 @@ def refit_net(
     ends = [sites[0].name for sites in list(blocks.values())[1:]] + [None]
     todo = track(list(zip(blocks.values(), ends, strict=True)), "refit", len(blocks))
     for sites, end in todo:
-        low = {s.name: s for s in sites if isinstance(net.get_submodule(s.name), LowRankLinear)}
+        low = {s.name: s for s in sites if isinstance(net.get_submodule(s.name), LowRankLinear | StackedLowRankLinear)}
         if low:
             found = _moments(dense, net, batches(), KINDS[kind], low, end)
             for names, pairs in found.values():
@@ -108,9 +108,10 @@ def _refit(old: Any, new: Any, moments: tuple[Tensor, ...], centred: bool, dampi
     gram, cross, mean, new_mean = moments
     if centred:
         gram, cross = gram - new_mean[:, None] * new_mean, cross - mean[:, None] * new_mean
-    new.left.copy_(refit_left(old.weight, new.left, new.right, gram, cross, damping, name))
+    left, right = new.factors()
+    left.copy_(refit_left(old.weight, left, right, gram, cross, damping, name))
     if centred:
-        new.bias.copy_(corrected_bias(old.bias, old.weight, new.left @ new.right, mean, new_mean))
+        new.bias.copy_(corrected_bias(old.bias, old.weight, left @ right, mean, new_mean))
 
 
 def _moments(

@@ -22,6 +22,7 @@ from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.methods.second_order import SecondOrder
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import is_compressed
+from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import Axis
@@ -70,7 +71,7 @@ def decomposers(
     moments = kronecker_of(net, method.task, data, settings)
     net.to("cpu")
     folder = Path(method.backbone).expanduser()
-    return [weigh(s, net, fisher, moments, folder) for s in settings]
+    return [weigh(s, net, fisher, moments, folder, s.rule(method.ranks).stacks(net)) for s in settings]
 
 
 def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[str, Any]) -> dict[str, Any]:
@@ -90,9 +91,10 @@ def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[s
     (decomposer,) = decomposers(method, dense, data, [method.retrain])
     net = copy.deepcopy(dense)
     ranks = method.ranks.allocate(net, decomposer.sigma)
-    factorize(net, ranks, decomposer.factors, bias_change=decomposer.bias_change)
+    stacks = method.ranks.stacks(net)
+    factorize(net, ranks, decomposer.factors, bias_change=decomposer.bias_change, stacks=stacks)
     refit(method.retrain, dense, net, method.task, data)
-    made = calibration_of(decomposer, method.retrain, dense, net, ranks)
+    made = calibration_of(decomposer, method.retrain, dense, net)
     metric = evaluate(dense, data)[f"val/{data.record.metrics[0]}"]
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
@@ -101,7 +103,7 @@ def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[s
 
 
 def calibration_of(
-    decomposer: Decomposer, settings: Weighted, dense: PreTrainedModel, net: PreTrainedModel, ranks: dict[str, int]
+    decomposer: Decomposer, settings: Weighted, dense: PreTrainedModel, net: PreTrainedModel
 ) -> dict[str, Any] | None:
     """Return what the report says of the calibration for ``inputs`` and ``kfac``; None for other weightings.
 
@@ -110,12 +112,14 @@ def calibration_of(
     """
     if not isinstance(decomposer, KroneckerDecomposer):
         return None
-    layers: dict[str, Any] = {name: (dense.get_submodule(name), net.get_submodule(name)) for name in ranks}
+    layers: dict[str, Any] = {s.name: (dense.get_submodule(s.name), net.get_submodule(s.name)) for s in find_sites(net)}
+    layers = {name: (old, new) for name, (old, new) in layers.items() if hasattr(new, "factors")}
     found = next(iter(decomposer.moments.values()))
     loss = None
     if decomposer.gradients:
-        pairs = track(layers.items(), "estimated loss", len(layers))
-        loss = sum(decomposer.loss(n, old.weight.detach(), (new.left @ new.right).detach()) for n, (old, new) in pairs)
+        loss = 0.0
+        for name, (old, new) in track(layers.items(), "estimated loss", len(layers)):
+            loss += decomposer.loss(name, old.weight.detach(), torch.mm(*new.factors()).detach())
     return {
         "weighting": settings.weighting,
         "labels": settings.labels if decomposer.gradients else None,
@@ -123,6 +127,7 @@ def calibration_of(
         "tokens": found.tokens,
         "centred": len(decomposer.centred),
         "damping": {"inputs": settings.input_damping, "gradients": settings.gradient_damping},
+        "stacked": bool(decomposer.stacks),
         "refit": settings.refit,
         "estimated_loss": loss,
     }
@@ -143,7 +148,7 @@ def weighting_of(label: str, like: Weighted) -> Weighted:
     if label not in valid:
         raise UserError(f"weightings: unknown '{label}'; {nearest(label, valid)}")
     weighting, _, axis = label.partition("-")
-    return replace(like, weighting=weighting, axis=axis or "in")
+    return replace(like, weighting=weighting, axis=axis or "in", stacked=False)
 
 
 def check_analysis(out: Path) -> None:

@@ -60,6 +60,9 @@ class Compressed{base}({base}):
                 layer.adopt(self.get_submodule(name), **sizes)
             else:
                 setattr(self.get_submodule(parent), child, layer(**sizes))
+        for module in self.modules():
+            if hasattr(module, "link"):
+                module.link(self)
 
     def save_pretrained(self, *args, **kwargs):
         """Save the folder so that it loads with this code only, as it was."""

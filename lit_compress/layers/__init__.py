@@ -3,7 +3,8 @@
 A layer has a ``kind``, a ``spec()`` (JSON: the kind and the arguments of its constructor, which makes an empty layer)
 and ``fuse()``, which returns the cheapest layer with the same outputs. That one is in deployed/, and its source is
 self-contained: exports carry it. A layer with ``adopt(module, ...)`` in place of the constructor changes the class of a
-module of the host model, which keeps its attributes; one that adds matrices returns them in ``counted_weights()``.
+module of the host model, which keeps its attributes; one that adds matrices returns them in ``counted_weights()``; one
+that needs another layer looks it up in ``link(net)``, once all are in their places.
 
 models/surgery.py and the methods put layers into nets. Begin with deployed/low_rank.py and training/low_rank_sparse.py.
 """
@@ -16,6 +17,7 @@ from lit_compress.layers.deployed.narrow import NarrowLinear, NarrowNorm
 from lit_compress.layers.deployed.removed import Removed
 from lit_compress.layers.deployed.sized import SizedLinear
 from lit_compress.layers.deployed.sized_stream import SizedEmbedding, SizedNorm
+from lit_compress.layers.deployed.stacked_low_rank import StackedLowRankLinear
 from lit_compress.layers.deployed.stream_block import NarrowEmbedding, StreamBlock
 from lit_compress.layers.training.gated import GatedLinear, GatedNorm
 from lit_compress.layers.training.hard_concrete import HardConcrete
@@ -27,7 +29,8 @@ from lit_compress.layers.training.stream import BasisChange, StreamNorm
 
 _KINDS = (
     BasisChange, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, NarrowEmbedding, NarrowLinear, NarrowNorm,
-    ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding, SizedLinear, SizedNorm, StreamBlock, StreamNorm,
+    ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding, SizedLinear, SizedNorm, StackedLowRankLinear,
+    StreamBlock, StreamNorm,
 )  # fmt: skip
 LAYERS: dict[str, type[nn.Module]] = {layer.kind: layer for layer in _KINDS}
 
@@ -52,6 +55,7 @@ __all__ = [
     "SizedEmbedding",
     "SizedLinear",
     "SizedNorm",
+    "StackedLowRankLinear",
     "StreamBlock",
     "StreamNorm",
 ]

@@ -64,7 +64,7 @@ class FWSVD(Method):
         )
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
-        self.ranks = rule
+        self.ranks = retrain.rule(rule)
         self.retrain = retrain
 
     def stages(self) -> list[Stage]:

@@ -96,7 +96,7 @@ class SecondOrder(Method):
         rule = choose_rule({"density": DENSITY}, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
-        self.ranks = rule
+        self.ranks = retrain.rule(rule)
         self.retrain = retrain
 
     def stages(self) -> list[Stage]:

@@ -138,6 +138,15 @@ def shared_inputs(net: PreTrainedModel) -> list[tuple[str, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
+def stacks(net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
+    """Return {first site: names of all sites} of the Linears that can be stacked on one right factor.
+
+    They read the same input in every forward; see :func:`shared_inputs`.
+    """
+    groups = [g for g in shared_inputs(net) if len(g) > 1 and all(_linear(net.get_submodule(name)) for name in g)]
+    return {group[0]: group for group in groups}
+
+
 def unplaced(net: PreTrainedModel) -> list[str]:
     """Return the names of the Linears inside the blocks of ``net`` that are no sites in its record."""
     sites = {site.name for site in find_sites(net)}

@@ -9,7 +9,7 @@ attributes of the host model's own module, e.g. the number of heads that an atte
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from lit_compress.layers import (
     LAYERS,
     LowRankLinear,
     LowRankSparseLinear,
+    StackedLowRankLinear,
 )
 from lit_compress.utils.progress import track
 
@@ -62,8 +63,9 @@ def factorize(
     factors: Factors | None,
     layer: type[LowRankLinear | LowRankSparseLinear] = LowRankLinear,
     bias_change: BiasChange | None = None,
+    stacks: Mapping[str, tuple[str, ...]] | None = None,
 ) -> PreTrainedModel:
-    """Replace the Linears named in ``ranks`` by ``layer``.
+    """Replace the Linears named in ``ranks`` by ``layer``, and stacks of them by StackedLowRankLinears.
 
     Args:
         net: changed in place.
@@ -72,19 +74,45 @@ def factorize(
             for zeros, where a checkpoint will be loaded.
         layer: class of the layer that replaces a Linear.
         bias_change: function of name, weight and its approximation that returns what the bias [out] gets, or None.
+        stacks: first site -> names of all sites that get one right factor; for the two functions the first name is
+            that of the stack, the weight has the rows of all its matrices.
     """
+    stacks = stacks or {}
     for name, rank in track(ranks.items(), "factorize", len(ranks)):
-        linear = net.get_submodule(name)
-        assert isinstance(linear, nn.Linear), f"{name} is {type(linear).__name__}"
+        names = stacks.get(name, (name,))
+        weight = stacked_weight(net, names)
         if factors is None:
-            left, right = torch.zeros(linear.out_features, rank), torch.zeros(rank, linear.in_features)
+            left, right = torch.zeros(weight.shape[0], rank), torch.zeros(rank, weight.shape[1])
         else:
-            left, right = factors(name, linear.weight.detach(), rank)
-            change = bias_change(name, linear.weight.detach(), left @ right) if bias_change else None
+            left, right = factors(name, weight, rank)
+            change = bias_change(name, weight, left @ right) if bias_change else None
             if change is not None:
-                linear.bias.data += change
-        replace(net, name, layer.from_factors(linear, left, right))
-    return net
+                for site, part in zip(names, change.split(_heights(net, names)), strict=True):
+                    net.get_submodule(site).bias.data += part
+        if len(names) == 1:
+            replace(net, name, layer.from_factors(_linear(net, name), left, right))
+            continue
+        for site, part in zip(names, left.split(_heights(net, names)), strict=True):
+            first = "" if site == name else name
+            linear = _linear(net, site)
+            replace(net, site, StackedLowRankLinear.from_factors(linear, part, right, first, len(names)))
+    return link(net)
+
+
+def _linear(net: nn.Module, name: str) -> nn.Linear:
+    linear = net.get_submodule(name)
+    assert isinstance(linear, nn.Linear), f"{name} is {type(linear).__name__}"
+    return linear
+
+
+def _heights(net: nn.Module, names: Sequence[str]) -> list[int]:
+    return [int(net.get_submodule(name).out_features) for name in names]  # type: ignore[arg-type]
+
+
+def stacked_weight(net: nn.Module, names: Sequence[str]) -> Tensor:
+    """Return the weight [out, in] of one Linear of ``net``, or the rows of several that read the same input."""
+    weights = [_linear(net, name).weight.detach() for name in names]
+    return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
 def rebuild(net: PreTrainedModel, structure: Structure) -> PreTrainedModel:
@@ -99,6 +127,14 @@ def rebuild(net: PreTrainedModel, structure: Structure) -> PreTrainedModel:
             layer.adopt(module, **sizes)
         else:
             replace(net, name, layer(**sizes))
+    return link(net)
+
+
+def link(net: PreTrainedModel) -> PreTrainedModel:
+    """Let every layer of ``net`` that needs another one look it up."""
+    for module in net.modules():
+        if hasattr(module, "link"):
+            module.link(net)
     return net
 
 

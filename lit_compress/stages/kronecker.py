@@ -24,10 +24,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def biased_sites(net: PreTrainedModel) -> frozenset[str]:
-    """Return the sites with a bias, which can carry the mean of their inputs; a note says if others have none."""
+def biased_sites(net: PreTrainedModel, stacks: Mapping[str, tuple[str, ...]] | None = None) -> frozenset[str]:
+    """Return the sites with a bias, which can carry the mean of their inputs; a note says if others have none.
+
+    Of a stack all have one, or none counts.
+    """
     modules: dict[str, Any] = {site.name: net.get_submodule(site.name) for site in find_sites(net)}
     found = frozenset(name for name, module in modules.items() if module.bias is not None)
+    for names in (stacks or {}).values():
+        found = found if found.issuperset(names) else found.difference(names)
     if len(found) < len(modules):
         note(f"centred: {len(modules) - len(found)} of {len(modules)} matrices have no bias and are not centred")
     return found
@@ -42,12 +47,15 @@ class KroneckerDecomposer:
         gradients: True to weight by the moments of inputs and gradients (K-FAC), False by those of the inputs only.
         centred: sites whose bias takes over the mean of the inputs.
         damping: of both moments, as shares of the means of their diagonals.
+        stacks: first site -> names of all sites that get one right factor. A weight that comes with the first name is
+            then that of the stack: the rows of all its matrices.
     """
 
     moments: Mapping[str, KroneckerFactors]
     gradients: bool = True
     centred: frozenset[str] = frozenset()
     damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING)
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     _kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
     nested = True
 
@@ -67,11 +75,13 @@ class KroneckerDecomposer:
         Raises:
             UserError: a moment is singular after the damping.
         """
-        found = self.moments[name]
-        gradients = found.gradients() if self.gradients else None
-        return kronecker_svd(
-            weight, found.inputs(), gradients, mean=self._mean(name), damping=self.damping, name=name
-        )  # fmt: skip
+        names = self.stacks.get(name, (name,))
+        inputs, mean = self.moments[name].inputs(), self._mean(name)
+        if not self.gradients:
+            return kronecker_svd(weight, inputs, mean=mean, damping=self.damping, name=name)
+        gradients = [self.moments[site].gradients() for site in names]
+        rows = weight.split([len(moment) for moment in gradients])
+        return kronecker_svd(rows, inputs, gradients, mean=mean, damping=self.damping, name=name)
 
     def sigma(self, name: str, weight: Tensor) -> Tensor:
         """Return the singular values of the weighted matrix, falling, float64; keep the factors for :meth:`factors`.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from lit_compress.layers import LowRankLinear
+from lit_compress.layers import LowRankLinear, StackedLowRankLinear
 from lit_compress.models.accounting import stored_density
-from lit_compress.models.surgery import Structure, factorize
+from lit_compress.models.surgery import Structure, factorize, rebuild
 from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, WeightedSVD, decompose, weighted_svd
 from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.stages.rank_rule import RankRule
@@ -132,14 +132,16 @@ class LowRankRetraining(Stage):
         """Factorize the net of the stage before, or the backbone."""
         net = super().build(method, previous, structure)
         if structure is not None:
-            factorize(net, {name: spec["rank"] for name, spec in structure.items()}, None, self.layer)
+            stacked = {name: spec for name, spec in structure.items() if spec["kind"] == StackedLowRankLinear.kind}
+            ranks = {name: spec["rank"] for name, spec in structure.items() if name not in stacked}
+            rebuild(factorize(net, ranks, None, self.layer), stacked)
         elif not self.ranks.keeps_all:
             decomposer = self.decomposer(method, net, previous)
-            ranks = from_first(lambda: self.ranks.allocate(net, decomposer.sigma))
+            ranks, stacks = from_first(lambda: self.ranks.allocate(net, decomposer.sigma)), self.ranks.stacks(net)
             if is_first():
-                factorize(net, ranks, decomposer.factors, self.layer, decomposer.bias_change)
+                factorize(net, ranks, decomposer.factors, self.layer, decomposer.bias_change, stacks)
             else:  # configure_model sends the values, which may differ between machines
-                factorize(net, ranks, None, self.layer)
+                factorize(net, ranks, None, self.layer, stacks=stacks)
             self.refine(method, net, previous)
         self.achieved = stored_density(net)
         return net

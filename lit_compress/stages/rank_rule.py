@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import floor
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from lit_compress.models.accounting import dense_layers
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import find_sites, stacks
+from lit_compress.models.surgery import stacked_weight
 from lit_compress.numerics.ranks import Shape, allocate_globally, largest_rank, rank_for_density, rank_for_ratio, stored
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
@@ -32,12 +34,14 @@ class RankRule:
         rank_ratio: every matrix keeps this fraction of its ranks, floor(ratio * min(out, in)) (FWSVD: 0.33).
         allocation: ``uniform`` as above; ``global`` gives the same number of parameters in all to the components
             with the most energy (squared singular value) per parameter, wherever they are.
+        stacked: matrices that read the same input count as one, the rows of all, with one rank.
     """
 
     density: float = 1.0
     rank: int | None = None
     rank_ratio: float | None = None
     allocation: Allocation = "uniform"
+    stacked: bool = False
 
     def __post_init__(self) -> None:
         require(self, "model.rank", low=1)
@@ -58,20 +62,20 @@ class RankRule:
         replace(self, allocation="uniform").allocate(net)
 
     def allocate(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor] | None = None) -> dict[str, int]:
-        """Return {site: rank} of the Linears to factorize.
+        """Return {site: rank} of the Linears to factorize; a stack is called by its first site.
 
         Args:
             net: the dense net.
             sigma: function of site and weight that returns singular values, falling, on one scale for all sites; for
-                ``global``.
+                ``global``. For a stack it gets the rows of all matrices.
 
         Raises:
             UserError: the rank or the ratio makes no matrix smaller.
         """
         if self.keeps_all:
             return {}
-        weights: dict[str, Any] = {site.name: net.get_submodule(site.name).weight for site in find_sites(net)}
-        shapes: dict[str, Shape] = {name: tuple(weight.shape) for name, weight in weights.items()}
+        members = self._members(net)
+        shapes = _shapes({name: net.get_submodule(name) for names in members.values() for name in names}, members)
         ranks = {name: self._uniform(*shape) for name, shape in shapes.items()}
         kept = {name: rank for name, rank in ranks.items() if rank <= largest_rank(*shapes[name])}
         if not kept and not self.by_density:
@@ -82,7 +86,12 @@ class RankRule:
             return kept
         assert sigma is not None
         budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
-        sigmas = {name: sigma(name, weight) for name, weight in track(weights.items(), "decompose", len(weights))}
+        if self.by_density:
+            budget = floor(self.density * sum(out * inner for out, inner in shapes.values()))
+        sigmas = {
+            name: sigma(name, stacked_weight(net, names))
+            for name, names in track(members.items(), "decompose", len(members))
+        }
         return allocate_globally(sigmas, shapes, budget)
 
     def density_of(self, net: PreTrainedModel) -> float:
@@ -93,9 +102,20 @@ class RankRule:
         """
         if self.by_density:
             return self.density
-        shapes = [(layer.out_features, layer.in_features) for layer in dense_layers(net).values()]
+        layers = dense_layers(net)
+        shapes = _shapes(layers, self._members(net) if self.stacked else {name: (name,) for name in layers}).values()
         left = sum(stored(*shape, self._uniform(*shape)) for shape in shapes)
         return left / sum(out * inner for out, inner in shapes)
+
+    def stacks(self, net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
+        """Return {first site: names of all} of the matrices that get one right factor; {} if they are not stacked."""
+        return stacks(net) if self.stacked else {}
+
+    def _members(self, net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
+        """Return {name: sites} in forward order: stacks, and every other site by itself."""
+        stacked = self.stacks(net)
+        inside = {name for names in stacked.values() for name in names[1:]}
+        return {s.name: stacked.get(s.name, (s.name,)) for s in find_sites(net) if s.name not in inside}
 
     def _uniform(self, out: int, inner: int) -> int:
         if self.rank is not None:
@@ -103,6 +123,14 @@ class RankRule:
         if self.rank_ratio is not None:
             return rank_for_ratio(self.rank_ratio, out, inner)
         return rank_for_density(self.density, out, inner)
+
+
+def _shapes(layers: Mapping[str, Any], members: Mapping[str, tuple[str, ...]]) -> dict[str, Shape]:
+    """Return (out of all sites, in) by name of ``members``."""
+    return {
+        name: (sum(layers[site].out_features for site in sites), layers[name].in_features)
+        for name, sites in members.items()
+    }
 
 
 def choose_rule(default: Mapping[str, float], allocation: Allocation = "uniform", **given: float | None) -> RankRule:

@@ -7,8 +7,8 @@ information).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +25,7 @@ from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.stages.base import StageContext, Training
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.low_rank import Decomposer, LowRankRetraining, WeightedDecomposer
+from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
 from lit_compress.utils.sharding import send_from_first
@@ -63,6 +64,8 @@ class Weighted(Training):
         calibration_examples: number of training examples for ``inputs`` and ``kfac``; None = 1,024, or all if there
             are fewer.
         calibration_seed: seed of the choice of these examples and of drawn labels; None = the data's.
+        stacked: ``inputs`` and ``kfac``: matrices that read the same input (query, key and value; gate and up) get one
+            right factor.
         refit: ``inputs`` and ``kfac``: fit the left factors and biases, block by block, to the inputs that the
             compressed blocks below give; two forwards of the examples per block.
     """
@@ -78,6 +81,7 @@ class Weighted(Training):
     gradient_damping: float = GRADIENT_DAMPING
     calibration_examples: int | None = None
     calibration_seed: int | None = None
+    stacked: bool = True
     refit: bool = False
 
     def __post_init__(self) -> None:
@@ -104,6 +108,10 @@ class Weighted(Training):
             raise UserError(
                 f"retrain.labels: 'exact' needs one distribution per example, {kind.name} has more; nearest: drawn"
             )
+
+    def rule(self, ranks: RankRule) -> RankRule:
+        """Return the rule with stacks, if this weighting has them."""
+        return replace(ranks, stacked=self.stacked and self.weighting in KRONECKER)
 
     def examples(self, there: int) -> int:
         """Return how many calibration examples are taken of those that are ``there``."""
@@ -221,6 +229,7 @@ def weigh(
     fisher: dict[str, Fisher],
     moments: dict[str, KroneckerFactors],
     folder: Path,
+    stacks: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Decomposer:
     """Return the decomposer with the weighting of ``settings``.
 
@@ -230,6 +239,7 @@ def weigh(
         fisher: Fisher information by site, for weighting ``fisher``.
         moments: Kronecker factors by site, for weightings ``inputs`` and ``kfac``.
         folder: folder of the net, with the scores of a pruning stage for weighting ``importance``.
+        stacks: first site -> all sites that get one right factor, for weightings ``inputs`` and ``kfac``.
 
     Raises:
         UserError: there are no scores.
@@ -240,8 +250,9 @@ def weigh(
         return KroneckerDecomposer(
             moments,
             gradients=settings.weighting == "kfac",
-            centred=biased_sites(net) if settings.centred else frozenset(),
+            centred=biased_sites(net, stacks) if settings.centred else frozenset(),
             damping=(settings.input_damping, settings.gradient_damping),
+            stacks=stacks or {},
         )
     if settings.weighting == "importance":
         return WeightedDecomposer(load_row_importance(folder, "scores"), "out", settings.power)
@@ -285,7 +296,7 @@ class WeightedRetraining(LowRankRetraining):
             fisher = fisher_of(net, method.task, batches, [settings], shared)
         moments = kronecker_of(net, method.task, data, [settings], shared)
         net.to("cpu")
-        return weigh(settings, net, fisher, moments, previous)
+        return weigh(settings, net, fisher, moments, previous, self.ranks.stacks(net))
 
     def refine(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> None:
         """Refit the factors block by block, if the settings ask for it."""

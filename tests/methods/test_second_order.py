@@ -9,38 +9,49 @@ from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.data.datamodule import DataModule
 from lit_compress.methods import SecondOrder
 from lit_compress.methods.second_order import KroneckerWeighted
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import find_sites, shared_inputs
 from lit_compress.models.storage import load_net
 from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.utils.errors import UserError
 
 
-def started(fit, dense, refit=False, **settings):
+def started(fit, dense, refit=False, stacked=True, **settings):
     """Return the net right after the factorization."""
     seen = {}
-    retrain = KroneckerWeighted(epochs=1, learning_rate=1e-12, calibration_examples=60, refit=refit)
+    retrain = KroneckerWeighted(
+        epochs=1, learning_rate=1e-12, calibration_examples=60, refit=refit, stacked=stacked
+    )  # fmt: skip
     method = SecondOrder(backbone="unused", retrain=retrain, **settings)
     fit(method, "retrain", dense, max_steps=1, teacher=dense, look=lambda _, m: seen.setdefault("net", m.net))
     return seen["net"]
 
 
-def test_factors_are_the_best_of_their_rank(fit, dense, tiny_backbone, tiny_data):
-    """The literal way: moments of the same examples, one decomposition per matrix, the bias of (C)."""
-    net = started(fit, dense, density=0.4)
+@pytest.mark.parametrize("stacked", [True, False])
+def test_factors_are_the_best_of_their_rank(fit, dense, tiny_backbone, tiny_data, stacked):
+    """The literal way: moments of the same examples, one decomposition per matrix or stack, the bias of (C)."""
+    net = started(fit, dense, density=0.4, stacked=stacked)
     reference = load_net(dense)
     data = DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=8, seed=7)
     moments = collect_kronecker(reference, data.calibration_dataloader(60, 7), "classification", seed=7)
     ranks = {}
-    for site in find_sites(net):
-        layer, old, found = net.get_submodule(site.name), reference.get_submodule(site.name), moments[site.name]
-        if isinstance(layer, torch.nn.Linear):
+    groups = shared_inputs(reference) if stacked else [(site.name,) for site in find_sites(net)]
+    for names in groups:
+        layers, old = ([some.get_submodule(name) for name in names] for some in (net, reference))
+        if isinstance(layers[0], torch.nn.Linear):
             continue
-        svd = kronecker_svd(old.weight, found.inputs(), found.gradients(), mean=found.mean)
-        left, right = svd.factors(layer.rank)
-        assert torch.allclose(layer.left @ layer.right, left @ right, atol=1e-5)
-        assert torch.allclose(layer.bias, old.bias + svd.bias_change(layer.rank), atol=1e-5)
-        ranks[site.name] = layer.rank
+        found = moments[names[0]]
+        svd = kronecker_svd(
+            [layer.weight for layer in old], found.inputs(), [moments[name].gradients() for name in names],
+            mean=found.mean,
+        )  # fmt: skip
+        left, right = svd.factors(layers[0].rank)
+        product = torch.cat([torch.mm(*layer.factors()) for layer in layers])
+        assert torch.allclose(product, left @ right, atol=1e-5)
+        biases = torch.cat([layer.bias for layer in layers]), torch.cat([layer.bias for layer in old])
+        assert torch.allclose(biases[0], biases[1] + svd.bias_change(layers[0].rank), atol=1e-5)
+        ranks[names[0]] = layers[0].rank
     assert len(set(ranks.values())) > 1
+    assert stacked == any(len(names) > 1 and names[0] in ranks for names in groups)
 
 
 def test_refit_changes_left_factors_and_biases_only(fit, dense):

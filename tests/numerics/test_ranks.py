@@ -167,14 +167,15 @@ def test_any_price(budget):
     assert min(kept, default=9e9) >= max(dropped, default=0)
 
 
-def test_global_allocation_spends_what_the_uniform_rule_would():
+def test_global_allocation_spends_the_whole_density():
+    """The uniform rule rounds down at every matrix, the global one once."""
     net = make_net()
     rule = RankRule(0.4, allocation="global")
     ranks = rule.allocate(net, lambda name, weight: torch.linalg.svdvals(weight.double()))
     uniform = RankRule(0.4).allocate(make_net())
     factorize(net, ranks, None)
     other = factorize(make_net(), uniform, None)
-    assert 0 <= stored_density(other) - stored_density(net) < 0.02
+    assert stored_density(other) <= stored_density(net) <= 0.4 and stored_density(net) > 0.38
     assert len(set(ranks.values())) > 1
 
 

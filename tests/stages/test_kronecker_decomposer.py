@@ -10,8 +10,9 @@ from lit_compress.analysis.truncation import replaced, site_weights
 from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.methods import FWSVD
 from lit_compress.methods.fwsvd import Weighted
-from lit_compress.models.sites import find_sites
-from lit_compress.models.surgery import factorize
+from lit_compress.models.accounting import stored_density
+from lit_compress.models.sites import find_sites, stacks
+from lit_compress.models.surgery import factorize, stacked_weight
 from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.rank_rule import RankRule
@@ -141,3 +142,43 @@ def test_mistakes_are_one_line():
         Weighted(calibration_examples=0)
     with pytest.raises(UserError, match=r"retrain\.labels: 'exact' needs one distribution per example, tagging"):
         FWSVD(backbone="x", task="conll2003", retrain=Weighted(weighting="kfac", labels="exact"))
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_stack_is_one_decomposition(net, gradients):
+    """[Wq; Wk; Wv] under A and the block-diagonal G, with the biases of (C)."""
+    moments, groups = moments_of(net), stacks(net)
+    centred = biased_sites(net)
+    decomposer = KroneckerDecomposer(moments, gradients, centred, (0.01, 0.02), groups)
+    first, names = next(iter(groups.items()))
+    weight = stacked_weight(net, names)
+    scale = torch.block_diag(*(moments[n].gradients() for n in names)) if gradients else None
+    if gradients:  # the damping is of each block
+        for name, part in zip(names, torch.arange(len(scale)).split(len(scale) // 3), strict=True):
+            scale[part, part] += 0.02 * moments[name].gradients().diagonal().mean()
+    expected = kronecker_svd(
+        weight, moments[first].inputs(), scale, mean=moments[first].mean, damping=(0.01, 0.0)
+    )  # fmt: skip
+    assert torch.allclose(decomposer.sigma(first, weight), expected.sigma)
+    left, right = decomposer.factors(first, weight, 4)
+    assert torch.allclose(left @ right, torch.mm(*expected.factors(4)), atol=1e-9)
+    before = [net.get_submodule(name).bias.clone() for name in names]
+    factorize(net, {first: 4}, decomposer.factors, bias_change=decomposer.bias_change, stacks=groups)
+    after = [net.get_submodule(name).bias for name in names]
+    assert torch.allclose(torch.cat(after) - torch.cat(before), expected.bias_change(4), atol=1e-9)
+
+
+def test_a_stack_in_which_a_bias_is_missing_is_not_centred(net):
+    groups = stacks(net)
+    names = next(iter(groups.values()))
+    net.get_submodule(names[1]).bias = None
+    assert not biased_sites(net, groups).intersection(names)
+    assert biased_sites(net, groups).issuperset(next(iter(list(groups.values())[1:])))
+
+
+@pytest.mark.parametrize("density", [0.5, 0.3, 0.2])
+def test_stacks_share_one_budget(net, density):
+    decomposer = KroneckerDecomposer(moments_of(net), stacks=stacks(net))
+    rule = RankRule(density, allocation="global", stacked=True)
+    factorize(net, rule.allocate(net, decomposer.sigma), decomposer.factors, stacks=rule.stacks(net))
+    assert density - 0.03 < stored_density(net) <= density

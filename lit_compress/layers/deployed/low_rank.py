@@ -39,6 +39,10 @@ class LowRankLinear(nn.Module):
         layer.left, layer.right, layer.bias = nn.Parameter(left), nn.Parameter(right), linear.bias
         return layer
 
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return left [out_features, rank] and right [rank, in_features]."""
+        return self.left, self.right
+
     def spec(self) -> dict[str, Any]:
         """Return the kind and the arguments of the constructor, as JSON."""
         return {
