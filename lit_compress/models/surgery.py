@@ -3,7 +3,7 @@
 A structure is JSON, {module name: spec}, with the spec of the layer at that name, e.g.
 {"kind": "low_rank", "in_features": 768, "out_features": 768, "rank": 64, "bias": true}. With the configuration
 of the net it is enough to build all shapes without values, before a checkpoint is read or a strategy wraps the net.
-Sizes may be smaller than the configuration's: slicing.py, methods/cofi/cut.py. A spec of kind "attributes" sets
+Sizes may be smaller than the configuration's: slicing.py, cut.py. A spec of kind "attributes" sets
 attributes of the host model's own module, e.g. the number of heads that an attention has left.
 """
 

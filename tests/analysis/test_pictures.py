@@ -66,7 +66,7 @@ def test_tensorboard_gets_histograms_and_pictures_of_the_run(sparse, tmp_path):
 def test_units_of_a_cut_net():
     """Bars of heads and neurons, none where a sub-layer was taken out; the structure says so too."""
     from lit_compress.analysis.pictures import units_figure
-    from lit_compress.methods.cofi.cut import cut_closed
+    from lit_compress.models.cut import cut_closed
 
     net = make_net("bert")
     z = {"attention_layer": torch.tensor([[0.0], [1.0]]), "heads": torch.tensor([[1.0] * 4, [1.0, 0.0, 0.0, 1.0]]),

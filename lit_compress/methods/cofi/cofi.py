@@ -37,13 +37,10 @@ from torch import Tensor
 
 from lit_compress.layers import HardConcrete, Removed
 from lit_compress.methods.base import Method
-from lit_compress.methods.cofi.cut import cut_closed
 from lit_compress.methods.cofi.distillation import CoFiDistillation, MatchedLayers
 from lit_compress.methods.cofi.gates import (
     FORMER_GATES,
     GATES,
-    KINDS,
-    close_empty_sublayers,
     counted,
     gate_net,
     gate_shapes,
@@ -51,6 +48,7 @@ from lit_compress.methods.cofi.gates import (
     possible_gates,
     set_gates,
 )
+from lit_compress.models.cut import KINDS, close_empty_sublayers, cut_closed
 from lit_compress.models.sites import embedding_params, of_kind, stream_width, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.gate_budget import Size

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from lit_compress.layers import GatedLinear, GatedNorm
+from lit_compress.models.cut import KINDS
 from lit_compress.models.sites import get_removable, of_kind, stream_norm, sublayers
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size, Weights
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 GATES = ("attention_layer", "ffn_layer", "heads", "neurons", "hidden")
 FORMER_GATES = {"attention": "attention_layer", "ffn": "ffn_layer"}  # name in earlier versions: name today
-# type of sub-layer: its own gate, the gate of its units
-KINDS = {"attention": ("attention_layer", "heads"), "ffn": ("ffn_layer", "neurons")}
 
 
 def possible_gates(net: PreTrainedModel) -> tuple[str, ...]:
@@ -93,7 +91,7 @@ def set_gates(net: PreTrainedModel, z: dict[str, Tensor], settled: bool = False)
     Args:
         net: with the layers of :func:`gate_net`.
         z: name of a gate -> values [groups, size].
-        settled: the values are deterministic, those that :func:`~lit_compress.methods.cofi.cut.cut_closed` would use.
+        settled: the values are deterministic, those that :func:`~lit_compress.models.cut.cut_closed` would use.
     """
     parts = sublayers(net)
     hidden = z["hidden"][0] if "hidden" in z else None
@@ -114,20 +112,3 @@ def set_gates(net: PreTrainedModel, z: dict[str, Tensor], settled: bool = False)
     if hidden is not None:
         first: Any = net.get_submodule(stream_norm(net))
         first.z, first.share = hidden, share
-
-
-@torch.no_grad()
-def close_empty_sublayers(z: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Close sub-layers without open units, and units of closed sub-layers, so that evaluation and export agree.
-
-    A sub-layer whose units are all closed would still add its bias and be normalised. A second call changes nothing.
-
-    Args:
-        z: name of a gate -> values [groups, size].
-    """
-    z = dict(z)
-    for layer, unit in KINDS.values():
-        if layer in z and unit in z:
-            z[layer] = z[layer] * (z[unit] > 0).any(1, keepdim=True)
-            z[unit] = z[unit] * (z[layer] > 0)
-    return z

@@ -30,8 +30,9 @@ from torch import Tensor, nn
 from lit_compress.layers import GatedLinear
 from lit_compress.methods.cofi.cofi import CoFi, CoFiPruning, GatedPruning
 from lit_compress.methods.cofi.distillation import CoFiDistillation
-from lit_compress.methods.cofi.gates import KINDS, close_empty_sublayers, gate_net
+from lit_compress.methods.cofi.gates import gate_net
 from lit_compress.models.architectures import parts_of
+from lit_compress.models.cut import KINDS, close_empty_sublayers
 from lit_compress.models.sites import find_sites, of_kind, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.masks import keep_count, select_rows

@@ -8,9 +8,9 @@ from tiny import make_batch, make_net
 
 from lit_compress.export.fuse import compact, fuse
 from lit_compress.methods import CoFiLoSparse
-from lit_compress.methods.cofi.cut import cut_closed
 from lit_compress.methods.cofi.with_losparse import OpenRows, RowsInGates
 from lit_compress.models import accounting as budget
+from lit_compress.models.cut import cut_closed
 from lit_compress.models.sites import find_sites
 from lit_compress.stages.rows import RowPruning
 from lit_compress.utils.errors import UserError

@@ -14,9 +14,7 @@ from transformers import AutoModelForSequenceClassification
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import GatedNorm, LowRankSparseLinear, Removed
-from lit_compress.methods.cofi.cut import cut_closed
 from lit_compress.methods.cofi.gates import (
-    close_empty_sublayers,
     counted,
     gate_net,
     gate_shapes,
@@ -26,6 +24,7 @@ from lit_compress.methods.cofi.gates import (
 )
 from lit_compress.models import accounting as budget
 from lit_compress.models.architectures import ARCHITECTURES
+from lit_compress.models.cut import close_empty_sublayers, cut_closed
 from lit_compress.models.sites import find_sites, sublayers
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, factorize

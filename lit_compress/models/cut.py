@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.layers import GatedLinear, GatedNorm, Removed, SizedEmbedding, SizedNorm
-from lit_compress.methods.cofi.gates import KINDS, close_empty_sublayers
 from lit_compress.models.architectures import get_architecture, parts_of
 from lit_compress.models.sites import (
     SubLayer,
@@ -32,7 +31,26 @@ from lit_compress.models.surgery import replace, set_attributes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# type of sub-layer: its own gate, the gate of its units
+KINDS = {"attention": ("attention_layer", "heads"), "ffn": ("ffn_layer", "neurons")}
 _ROWS, _COLUMNS = ("weight", "left", "sparse", "bias"), ("weight", "right", "sparse")
+
+
+@torch.no_grad()
+def close_empty_sublayers(z: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Close sub-layers without open units, and units of closed sub-layers, so that evaluation and export agree.
+
+    A sub-layer whose units are all closed would still add its bias and be normalised. A second call changes nothing.
+
+    Args:
+        z: name of a gate -> values [groups, size].
+    """
+    z = dict(z)
+    for layer, unit in KINDS.values():
+        if layer in z and unit in z:
+            z[layer] = z[layer] * (z[unit] > 0).any(1, keepdim=True)
+            z[unit] = z[unit] * (z[layer] > 0)
+    return z
 
 
 @torch.no_grad()
