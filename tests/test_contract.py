@@ -52,6 +52,8 @@ VARIANTS = {
         "": [],
         "exact": ["--model.retrain.labels", "exact", "--model.retrain.calibration_examples", "50"],
         "true": ["--model.retrain.labels", "true", "--model.retrain.centred", "false"],
+        "structures": ["--model.retrain.removes", "structures"],
+        "both": ["--model.retrain.removes", "both"],
     },
     "FWSVD": {
         "": [],

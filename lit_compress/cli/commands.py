@@ -179,6 +179,11 @@ _SHORT = {
     "gradient_damping": ("model.retrain.gradient_damping", "kfac: the same for gradients (default 0.01)"),
     "calibration_examples": ("model.retrain.calibration_examples", "inputs, kfac: training examples (default 1,024)"),
     "calibration_seed": ("model.retrain.calibration_seed", "inputs, kfac: of the choice of examples and of labels"),
+    "stacked": ("model.retrain.stacked", "inputs, kfac: query, key and value share one right factor (default true)"),
+    "removes": (
+        "model.retrain.removes",
+        "inputs, kfac: components of matrices (default), structures (heads, neurons), or both",
+    ),
     "refit": (
         "model.retrain.refit",
         "inputs, kfac: fit the factors block by block to the inputs as compressed",

@@ -29,7 +29,16 @@ from lit_compress.numerics.decompose import Axis
 from lit_compress.run.folder import Run
 from lit_compress.stages.kronecker import KroneckerDecomposer
 from lit_compress.stages.low_rank import Decomposer
-from lit_compress.stages.weighting import KRONECKER, Weighted, fisher_of, kronecker_of, refit, weigh
+from lit_compress.stages.weighting import (
+    KRONECKER,
+    Weighted,
+    check_removal,
+    fisher_of,
+    kronecker_of,
+    refit,
+    remove_structures,
+    weigh,
+)
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder
 from lit_compress.utils.progress import track
@@ -63,7 +72,7 @@ def decomposers(
     Raises:
         UserError: there are no scores, or no usable gradients.
     """
-    net.to("cuda" if torch.cuda.is_available() else "cpu")
+    net.to(_device())
     fisher = {}
     if any(s.weighting == "fisher" for s in settings):
         batches = data.calibration_dataloader(method.retrain.fisher_examples)
@@ -72,6 +81,10 @@ def decomposers(
     net.to("cpu")
     folder = Path(method.backbone).expanduser()
     return [weigh(s, net, fisher, moments, folder, s.rule(method.ranks).stacks(net)) for s in settings]
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[str, Any]) -> dict[str, Any]:
@@ -88,13 +101,18 @@ def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[s
     """
     dense = load_model(method.backbone, method)
     method.ranks.check(dense)
-    (decomposer,) = decomposers(method, dense, data, [method.retrain])
-    net = copy.deepcopy(dense)
-    ranks = method.ranks.allocate(net, decomposer.sigma)
-    stacks = method.ranks.stacks(net)
-    factorize(net, ranks, decomposer.factors, bias_change=decomposer.bias_change, stacks=stacks)
-    refit(method.retrain, dense, net, method.task, data)
-    made = calibration_of(decomposer, method.retrain, dense, net)
+    check_removal(method.retrain, method.ranks, dense)
+    net = copy.deepcopy(dense).to(_device())
+    rule, loss = remove_structures(method.retrain, method.ranks, net, method.task, data)
+    narrow = copy.deepcopy(net).cpu()
+    if not rule.keeps_all:
+        (decomposer,) = decomposers(method, net, data, [method.retrain])
+        ranks, stacks = rule.allocate(net, decomposer.sigma), rule.stacks(net)
+        factorize(net, ranks, decomposer.factors, bias_change=decomposer.bias_change, stacks=stacks)
+        refit(method.retrain, dense, net, method.task, data)
+        loss += factors_loss(decomposer, narrow, net)
+    net.cpu()
+    made = calibration_of(method.retrain, data, loss)
     metric = evaluate(dense, data)[f"val/{data.record.metrics[0]}"]
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
@@ -102,34 +120,40 @@ def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[s
         return write_export(out, net, before, type(method).__name__, data, config, more={"calibration": made})
 
 
-def calibration_of(
-    decomposer: Decomposer, settings: Weighted, dense: PreTrainedModel, net: PreTrainedModel
-) -> dict[str, Any] | None:
+def factors_loss(decomposer: Decomposer, dense: PreTrainedModel, net: PreTrainedModel) -> float:
+    """Return the estimate of what the factors of ``net`` add to an example's loss, (M) / 2 summed over its sites.
+
+    0 for a weighting that measures no loss.
+    """
+    loss = 0.0
+    if isinstance(decomposer, KroneckerDecomposer) and decomposer.gradients:
+        layers: dict[str, Any] = {s.name: net.get_submodule(s.name) for s in find_sites(net)}
+        layers = {name: layer for name, layer in layers.items() if hasattr(layer, "factors")}
+        for name, layer in track(layers.items(), "estimated loss", len(layers)):
+            weight = dense.get_submodule(name).weight.detach()
+            loss += decomposer.loss(name, weight, torch.mm(*layer.factors()).detach())
+    return loss
+
+
+def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[str, Any] | None:
     """Return what the report says of the calibration for ``inputs`` and ``kfac``; None for other weightings.
 
-    ``estimated_loss`` is the estimate of what the factorization adds to an example's loss, (M) / 2 summed over sites;
-    None for ``inputs``, which measures no loss.
+    ``estimated_loss`` is the estimate of what the compression adds to an example's loss; None for ``inputs``, which
+    measures no loss.
     """
-    if not isinstance(decomposer, KroneckerDecomposer):
+    if settings.weighting not in KRONECKER:
         return None
-    layers: dict[str, Any] = {s.name: (dense.get_submodule(s.name), net.get_submodule(s.name)) for s in find_sites(net)}
-    layers = {name: (old, new) for name, (old, new) in layers.items() if hasattr(new, "factors")}
-    found = next(iter(decomposer.moments.values()))
-    loss = None
-    if decomposer.gradients:
-        loss = 0.0
-        for name, (old, new) in track(layers.items(), "estimated loss", len(layers)):
-            loss += decomposer.loss(name, old.weight.detach(), torch.mm(*new.factors()).detach())
+    gradients = settings.weighting == "kfac"
     return {
         "weighting": settings.weighting,
-        "labels": settings.labels if decomposer.gradients else None,
-        "examples": found.examples,
-        "tokens": found.tokens,
-        "centred": len(decomposer.centred),
+        "labels": settings.labels if gradients else None,
+        "examples": settings.examples(data.train_size()),
+        "centred": settings.centred,
         "damping": {"inputs": settings.input_damping, "gradients": settings.gradient_damping},
-        "stacked": bool(decomposer.stacks),
+        "stacked": settings.stacked,
+        "removes": settings.removes,
         "refit": settings.refit,
-        "estimated_loss": loss,
+        "estimated_loss": loss if gradients else None,
     }
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 
 from lit_compress.layers.deployed.removed import Removed, Returns
+from lit_compress.layers.deployed.sized import SizedLinear
 from lit_compress.models.architectures import Architecture, Role, families_with, get_architecture, parts_of
 from lit_compress.utils.errors import UserError
 
@@ -143,7 +144,8 @@ def stacks(net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
 
     They read the same input in every forward; see :func:`shared_inputs`.
     """
-    groups = [g for g in shared_inputs(net) if len(g) > 1 and all(_linear(net.get_submodule(name)) for name in g)]
+    whole = (nn.Linear, SizedLinear)
+    groups = [g for g in shared_inputs(net) if len(g) > 1 and all(isinstance(net.get_submodule(n), whole) for n in g)]
     return {group[0]: group for group in groups}
 
 

@@ -19,6 +19,7 @@ from lit_compress.layers import (
     LAYERS,
     LowRankLinear,
     LowRankSparseLinear,
+    SizedLinear,
     StackedLowRankLinear,
 )
 from lit_compress.utils.progress import track
@@ -90,18 +91,19 @@ def factorize(
                 for site, part in zip(names, change.split(_heights(net, names)), strict=True):
                     net.get_submodule(site).bias.data += part
         if len(names) == 1:
-            replace(net, name, layer.from_factors(_linear(net, name), left, right))
+            replace(net, name, layer.from_factors(_linear(net, name), left, right))  # type: ignore[arg-type]
             continue
         for site, part in zip(names, left.split(_heights(net, names)), strict=True):
             first = "" if site == name else name
             linear = _linear(net, site)
-            replace(net, site, StackedLowRankLinear.from_factors(linear, part, right, first, len(names)))
+            stacked = StackedLowRankLinear.from_factors(linear, part, right, first, len(names))  # type: ignore[arg-type]
+            replace(net, site, stacked)
     return link(net)
 
 
-def _linear(net: nn.Module, name: str) -> nn.Linear:
+def _linear(net: nn.Module, name: str) -> nn.Linear | SizedLinear:
     linear = net.get_submodule(name)
-    assert isinstance(linear, nn.Linear), f"{name} is {type(linear).__name__}"
+    assert isinstance(linear, nn.Linear | SizedLinear), f"{name} is {type(linear).__name__}"
     return linear
 
 

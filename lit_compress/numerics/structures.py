@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 
 import torch
@@ -210,3 +211,54 @@ def cheapest_first(
         if (step := taken[name]) < len(cost[name]):
             heapq.heappush(queue, (cost[name][step] / price[name][step], name))
     return taken
+
+
+@dataclass(frozen=True)
+class ConvexPath:
+    """A path in steps whose cost per price rises: the lower convex hull of another path; :func:`convex_path`.
+
+    Attributes:
+        costs: float64 [steps].
+        prices: float64 [steps], above 0.
+        ends: number of steps of the other path after each of these.
+    """
+
+    costs: Tensor
+    prices: Tensor
+    ends: tuple[int, ...]
+
+    def steps_until(self, count: int) -> int:
+        """Return how many steps of the other path the first ``count`` of these are."""
+        return self.ends[count - 1] if count else 0
+
+
+def convex_path(costs: Tensor, prices: Tensor) -> ConvexPath:
+    """Join steps of a path so that cost / price never falls; then the cheapest steps first is the best order.
+
+    A step that saves nothing (a component of a matrix whose factors are still larger than the matrix) is joined with
+    the next one that does.
+
+    Args:
+        costs: float64 [steps], what each step adds to the loss, not negative.
+        prices: float64 [steps], what each saves, not negative.
+    """
+    cost, price = [0.0, *costs.cumsum(0).tolist()], [0.0, *prices.cumsum(0).tolist()]
+    corners = [0]
+    for point in range(1, len(cost)):
+        if price[point] <= price[corners[-1]]:
+            continue
+        while len(corners) > 1 and _slope(cost, price, corners[-1], point) <= _slope(
+            cost, price, corners[-2], corners[-1]
+        ):
+            corners.pop()
+        corners.append(point)
+    pairs = list(pairwise(corners))
+    return ConvexPath(
+        torch.tensor([cost[b] - cost[a] for a, b in pairs], dtype=torch.float64),
+        torch.tensor([price[b] - price[a] for a, b in pairs], dtype=torch.float64),
+        tuple(corners[1:]),
+    )
+
+
+def _slope(cost: Sequence[float], price: Sequence[float], a: int, b: int) -> float:
+    return (cost[b] - cost[a]) / (price[b] - price[a])

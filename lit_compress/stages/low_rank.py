@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from lit_compress.layers import LowRankLinear, StackedLowRankLinear
+from lit_compress.layers import LowRankLinear
 from lit_compress.models.accounting import stored_density
 from lit_compress.models.surgery import Structure, factorize, rebuild
 from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, WeightedSVD, decompose, weighted_svd
@@ -121,6 +121,10 @@ class LowRankRetraining(Stage):
         """Return the decomposer for ``net``, which was loaded from the folder ``previous`` (None: the backbone)."""
         raise NotImplementedError
 
+    def narrow(self, method: StageContext, net: PreTrainedModel) -> RankRule:
+        """Remove whole units of ``net`` before its matrices are factorized; return the rule for what is left."""
+        return self.ranks
+
     def refine(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> None:
         """Improve the factors of ``net``, made from that in the folder ``previous``; called on every rank."""
 
@@ -132,19 +136,25 @@ class LowRankRetraining(Stage):
         """Factorize the net of the stage before, or the backbone."""
         net = super().build(method, previous, structure)
         if structure is not None:
-            stacked = {name: spec for name, spec in structure.items() if spec["kind"] == StackedLowRankLinear.kind}
-            ranks = {name: spec["rank"] for name, spec in structure.items() if name not in stacked}
-            rebuild(factorize(net, ranks, None, self.layer), stacked)
+            if self.layer is LowRankLinear:
+                rebuild(net, structure)
+            else:  # it needs the matrix, too
+                factorize(net, {name: spec["rank"] for name, spec in structure.items()}, None, self.layer)
         elif not self.ranks.keeps_all:
-            decomposer = self.decomposer(method, net, previous)
-            ranks, stacks = from_first(lambda: self.ranks.allocate(net, decomposer.sigma)), self.ranks.stacks(net)
-            if is_first():
-                factorize(net, ranks, decomposer.factors, self.layer, decomposer.bias_change, stacks)
-            else:  # configure_model sends the values, which may differ between machines
-                factorize(net, ranks, None, self.layer, stacks=stacks)
+            self._factorize(method, net, self.narrow(method, net), previous)
             self.refine(method, net, previous)
         self.achieved = stored_density(net)
         return net
+
+    def _factorize(self, method: StageContext, net: PreTrainedModel, rule: RankRule, previous: Path | None) -> None:
+        if rule.keeps_all:
+            return
+        decomposer = self.decomposer(method, net, previous)
+        ranks, stacks = from_first(lambda: rule.allocate(net, decomposer.sigma)), rule.stacks(net)
+        if is_first():
+            factorize(net, ranks, decomposer.factors, self.layer, decomposer.bias_change, stacks)
+        else:  # configure_model sends the values, which may differ between machines
+            factorize(net, ranks, None, self.layer, stacks=stacks)
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""

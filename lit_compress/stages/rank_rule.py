@@ -11,7 +11,15 @@ from torch import Tensor
 from lit_compress.models.accounting import dense_layers
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.surgery import stacked_weight
-from lit_compress.numerics.ranks import Shape, allocate_globally, largest_rank, rank_for_density, rank_for_ratio, stored
+from lit_compress.numerics.ranks import (
+    Price,
+    Shape,
+    allocate_globally,
+    largest_rank,
+    rank_for_density,
+    rank_for_ratio,
+    stored,
+)
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
 
@@ -88,11 +96,19 @@ class RankRule:
         budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
         if self.by_density:
             budget = floor(self.density * sum(out * inner for out, inner in shapes.values()))
-        sigmas = {
-            name: sigma(name, stacked_weight(net, names))
-            for name, names in track(members.items(), "decompose", len(members))
-        }
-        return allocate_globally(sigmas, shapes, budget)
+        return allocate_globally(self.sigmas(net, sigma), shapes, budget)
+
+    def sigmas(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
+        """Return the singular values of every matrix or stack, by ``sigma`` as for :meth:`allocate`."""
+        members = self._members(net)
+        todo = track(members.items(), "decompose", len(members))
+        return {name: sigma(name, stacked_weight(net, names)) for name, names in todo}
+
+    def prices(self, net: PreTrainedModel) -> dict[str, Price]:
+        """Return what every matrix or stack costs, in parameters."""
+        members = self._members(net)
+        shapes = _shapes({name: net.get_submodule(name) for names in members.values() for name in names}, members)
+        return {name: Price(sum(shape), shape[0] * shape[1]) for name, shape in shapes.items()}
 
     def density_of(self, net: PreTrainedModel) -> float:
         """Return the density that these ranks leave; ``density`` itself where the ranks follow from it.

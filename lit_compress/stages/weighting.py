@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch import Tensor
 
 from lit_compress.calibration.fisher import Estimator, Fisher, estimate_fisher
 from lit_compress.calibration.kronecker import KroneckerFactors, collect_kronecker
 from lit_compress.calibration.sequential import refit_net
+from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, load_row_importance
 from lit_compress.numerics.decompose import Axis
@@ -26,9 +28,10 @@ from lit_compress.stages.base import StageContext, Training
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.low_rank import Decomposer, LowRankRetraining, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
+from lit_compress.stages.units import choose_units, find_units, least_density, remove_units
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
-from lit_compress.utils.sharding import send_from_first
+from lit_compress.utils.sharding import from_first, send_from_first
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from lit_compress.tasks.base import TaskType
     from lit_compress.tasks.records import Task
 
+Removes = Literal["components", "structures", "both"]
 Weighting = Literal["none", "fisher", "importance", "inputs", "kfac"]
 KRONECKER = ("inputs", "kfac")  # weightings by whole moments
 CALIBRATION_EXAMPLES = 1024
@@ -64,8 +68,10 @@ class Weighted(Training):
         calibration_examples: number of training examples for ``inputs`` and ``kfac``; None = 1,024, or all if there
             are fewer.
         calibration_seed: seed of the choice of these examples and of drawn labels; None = the data's.
-        stacked: ``inputs`` and ``kfac``: matrices that read the same input (query, key and value; gate and up) get one
-            right factor.
+        stacked: ``inputs`` and ``kfac``: matrices that read the same input (query, key and value; gate and up) get
+            one right factor.
+        removes: ``inputs`` and ``kfac``: ``components`` of matrices (low rank); ``structures``, heads and neurons,
+            which leaves ordinary narrower matrices; or ``both``, what costs least per weight first.
         refit: ``inputs`` and ``kfac``: fit the left factors and biases, block by block, to the inputs that the
             compressed blocks below give; two forwards of the examples per block.
     """
@@ -82,6 +88,7 @@ class Weighted(Training):
     calibration_examples: int | None = None
     calibration_seed: int | None = None
     stacked: bool = True
+    removes: Removes = "components"
     refit: bool = False
 
     def __post_init__(self) -> None:
@@ -91,6 +98,13 @@ class Weighted(Training):
         require(self, "retrain.input_damping", low=0)
         require(self, "retrain.gradient_damping", low=0)
         require(self, "retrain.calibration_examples", low=1)
+        if self.removes != "components" and self.weighting not in KRONECKER:
+            raise UserError(
+                f"retrain.removes: '{self.removes}' needs whole second moments, which weighting '{self.weighting}' has "
+                "not; nearest: weighting kfac"
+            )
+        if self.refit and self.removes != "components":
+            raise UserError(f"retrain.refit: true is for removes 'components'; with '{self.removes}' nearest: false")
         if self.refit and self.weighting not in KRONECKER:
             raise UserError(f"retrain.refit: weighting '{self.weighting}' has no calibration examples; nearest: kfac")
         if self.weighting == "importance" and self.axis != "out":
@@ -223,6 +237,66 @@ def kronecker_of(
     )
 
 
+def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> None:
+    """Refuse a removal of heads and neurons that ``net`` or the density does not allow; only shapes are read.
+
+    Raises:
+        UserError: its sub-layers cannot be cut, or, as one unit of each stays, the density cannot be reached.
+    """
+    if settings.removes == "components":
+        return
+    if not rule.by_density:
+        raise UserError(f"retrain.removes: '{settings.removes}' needs a density; give model.density")
+    least = least_density(net)
+    if settings.removes == "structures" and rule.density < least:
+        raise UserError(
+            f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves one head "
+            f"and one neuron everywhere; the smallest is {least + 5e-4:.3f}"
+        )
+
+
+def remove_structures(
+    settings: Weighted, rule: RankRule, net: PreTrainedModel, task: Task, data: DataModule, shared: bool = False
+) -> tuple[RankRule, float]:
+    """Remove heads and neurons of ``net`` in place, if ``settings`` ask for it.
+
+    Args:
+        settings: the weighting, and what is removed.
+        rule: has the density.
+        net: dense; on the device of the calibration.
+        task: the task whose loss is differentiated.
+        data: gives the examples.
+        shared: True if every process of the default group has batches of its own.
+
+    Returns:
+        The rule for what is left, and the estimate of what the removal adds to an example's loss.
+
+    Raises:
+        UserError: so many weights cannot be removed, or the moments are not usable.
+    """
+    if settings.removes == "components":
+        return rule, 0.0
+    moments, device = kronecker_of(net, task, data, [settings], shared), net.device
+    net.to("cpu")  # type: ignore[arg-type]
+    whole = dense_site_params(net)
+    biased = biased_sites(net) if settings.centred else frozenset()
+    damping = (settings.input_damping, settings.gradient_damping)
+
+    def choose() -> tuple[dict[str, Tensor], float]:
+        units = find_units(net, moments, biased, damping, settings.weighting == "kfac")
+        sigma: dict[str, Tensor] = {}
+        if settings.removes == "both":
+            sigma = rule.sigmas(net, weigh(settings, net, {}, moments, Path(), rule.stacks(net)).sigma)
+        return choose_units(units, whole * (1 - rule.density), sigma, rule.prices(net))
+
+    removed, loss = from_first(choose)
+    remove_units(net, moments, removed, biased, settings.input_damping)
+    net.to(device)  # type: ignore[arg-type]
+    if settings.removes == "structures":
+        return replace(rule, density=1.0), loss
+    return replace(rule, density=min(1.0, rule.density * whole / count_params(net).sites)), loss
+
+
 def weigh(
     settings: Weighted,
     net: PreTrainedModel,
@@ -275,6 +349,17 @@ class WeightedRetraining(LowRankRetraining):
             )
         if self.ranks.allocation == "global" and settings.weighting == "fisher" and settings.axis == "element":
             raise UserError("retrain.axis: 'element' has no singular values for allocation global; nearest: both")
+
+        check_removal(settings, self.ranks, net)
+
+    def narrow(self, method: StageContext, net: PreTrainedModel) -> RankRule:
+        """Remove heads and neurons, if the settings ask for it."""
+        trainer = method.trainer
+        net.to(trainer.strategy.root_device)
+        shared = trainer.world_size > 1
+        rule, _ = remove_structures(self.settings, self.ranks, net, method.task, trainer.datamodule, shared)
+        net.to("cpu")
+        return rule
 
     def check_data(self, examples: int) -> None:
         """Refuse a Fisher pass or a calibration over more examples than there are."""

@@ -83,15 +83,28 @@ def test_default_is_kfac_with_one_budget_and_says_what_it_did(words, run, tmp_pa
     settings = report["config"]["model"]["init_args"]
     assert (settings["retrain"]["weighting"], settings["allocation"]) == ("kfac", "global")
     found = report["calibration"]
-    assert found["tokens"] > found["examples"] == 40 and found["estimated_loss"] > 0 and found["refit"]
-    assert {k: found[k] for k in ("weighting", "labels", "centred")} == {
-        "weighting": "kfac", "labels": "exact", "centred": 12
+    assert found["examples"] == 40 and found["estimated_loss"] > 0 and found["refit"] and found["stacked"]
+    assert {k: found[k] for k in ("weighting", "labels", "centred", "removes")} == {
+        "weighting": "kfac", "labels": "exact", "centred": True, "removes": "components"
     }  # fmt: skip
     assert found["damping"] == {"inputs": 1e-3, "gradients": 0.02}
     assert 0.45 < report["compressed"]["density"] <= 0.5
     old, new = load_net(run / "dense" / "net"), load_net(tmp_path / "out")
     name = next(s.name for s in find_sites(new) if hasattr(new.get_submodule(s.name), "rank"))
     assert not torch.equal(old.get_submodule(name).bias, new.get_submodule(name).bias)
+
+
+@pytest.mark.parametrize("removes", ["structures", "both"])
+def test_heads_and_neurons_go(words, run, tmp_path, removes):
+    """What is left of a net without its heads and neurons are ordinary, narrower Linears; both: factors, too."""
+    model, data = words
+    main(["factorize", *model, str(tmp_path / "out"), *data, "--density", "0.4", "--removes", removes])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["calibration"]["removes"] == removes and report["calibration"]["estimated_loss"] > 0
+    assert 0.3 < report["compressed"]["density"] <= 0.4
+    layers = json.loads((tmp_path / "out" / "structure.json").read_text()).values()
+    assert any({layer["in_features"], layer["out_features"]} - {32, 64} for layer in layers)
+    assert (removes == "both") == any("rank" in layer for layer in layers)
 
 
 def test_a_factorized_model_is_evaluated_like_a_run(words, tmp_path, capsys):

@@ -12,6 +12,7 @@ from lit_compress.numerics.kronecker import corrected_bias, damped_root, estimat
 from lit_compress.numerics.ranks import Price, allocate
 from lit_compress.numerics.structures import (
     cheapest_first,
+    convex_path,
     inverse_moment,
     removal_costs,
     removal_path,
@@ -187,3 +188,23 @@ def test_errors():
         inverse_moment(torch.ones(3, 3), 0.0, "key")
     with pytest.raises(UserError, match="key: all its gradients are zero"):
         removal_path(weight, x.T @ x, torch.zeros(5, 5), GROUPS, name="key")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_convex_path_is_the_lower_hull(seed):
+    """Against all chords: no point of the path lies below the hull, corners are points, slopes rise."""
+    generator = torch.Generator().manual_seed(seed)
+    costs, prices = torch.rand(2, 9, generator=generator, dtype=torch.float64)
+    prices[torch.rand(9, generator=generator) < 0.4] = 0.0
+    prices[-1] = 0.5
+    path = convex_path(costs, prices)
+    x, y = (torch.cat([torch.zeros(1), v.cumsum(0)]) for v in (prices, costs))
+    corners = [0, *path.ends]
+    assert torch.allclose(path.prices, x[corners].diff()) and torch.allclose(path.costs, y[corners].diff())
+    slopes = path.costs / path.prices
+    assert (slopes.diff() > 0).all() and x[corners[-1]] == x[-1]
+    for k in range(10):
+        inside = max(i for i, c in enumerate(corners) if x[c] <= x[k])
+        at = y[corners[inside]] + (slopes[inside] * (x[k] - x[corners[inside]]) if inside < len(slopes) else 0)
+        assert y[k] >= at - 1e-9
+    assert [path.steps_until(n) for n in range(len(corners))] == corners

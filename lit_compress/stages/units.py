@@ -1,0 +1,201 @@
+"""Removal of heads and neurons at once, without gates, by their cost under the Kronecker-factored Fisher information.
+
+The equations are in numerics/structures.py: what a unit's removal costs after the best update of what stays (C), and
+this update (U). Costs are on the scale of the squared singular values of a K-FAC decomposition, so that units and
+components of matrices stand in one queue: what costs least per parameter that it saves goes first (second-order
+compression, section 5). What is left are ordinary, narrower Linears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lit_compress.calibration.kronecker import KroneckerFactors
+from lit_compress.models.cut import KINDS, cut_closed
+from lit_compress.models.sites import SubLayer, of_kind, sublayers
+from lit_compress.numerics.kronecker import centred, corrected_bias
+from lit_compress.numerics.ranks import Price
+from lit_compress.numerics.structures import (
+    RemovalPath,
+    cheapest_first,
+    convex_path,
+    inverse_moment,
+    removal_path,
+    remove_inputs,
+)
+from lit_compress.utils.progress import track
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CHUNK = 0.04  # share of the neurons left that go at one step; heads go one by one
+LAST = {"attention": "o", "ffn": "down"}  # role of the matrix that reads the units of a sub-layer
+
+
+@dataclass(frozen=True)
+class Units:
+    """The heads of an attention or the neurons of a feed-forward network, in the order in which they would go.
+
+    Attributes:
+        part: the sub-layer.
+        path: the steps, with their costs.
+        price: weights that disappear with one unit, in all matrices of the sub-layer.
+    """
+
+    part: SubLayer
+    path: RemovalPath
+    price: int
+
+    @property
+    def name(self) -> str:
+        """Name of the matrix that reads the units."""
+        return self.part.sites[LAST[self.part.kind]]
+
+
+def unit_inputs(net: PreTrainedModel, part: SubLayer) -> Tensor:
+    """Return the inputs of the last matrix of ``part`` that each of its units writes, int64 [units, width]."""
+    inputs = int(net.get_submodule(part.sites[LAST[part.kind]]).in_features)  # type: ignore[arg-type]
+    return torch.arange(inputs).view(part.heads if part.kind == "attention" else inputs, -1)
+
+
+def least_density(net: PreTrainedModel) -> float:
+    """Return the density of ``net`` with one unit left in every sub-layer; only shapes are read.
+
+    Raises:
+        UserError: sub-layers of its architecture cannot be cut.
+    """
+    left = whole = 0
+    for part in sublayers(net):
+        weights = sum(net.get_submodule(site).weight.numel() for site in part.sites.values())  # type: ignore
+        left, whole = left + weights // len(unit_inputs(net, part)), whole + weights
+    return left / whole
+
+
+def find_units(
+    net: PreTrainedModel,
+    moments: Mapping[str, KroneckerFactors],
+    biased: frozenset[str],
+    damping: tuple[float, float],
+    gradients: bool = True,
+) -> dict[str, Units]:
+    """Return by last matrix the units of every sub-layer of the dense ``net``; one of each stays.
+
+    Args:
+        net: dense.
+        moments: Kronecker factors by site.
+        biased: sites whose bias takes over the mean of the inputs.
+        damping: of the moments, as shares of the means of their diagonals.
+        gradients: False to weigh all outputs alike.
+
+    Raises:
+        UserError: sub-layers of its architecture cannot be cut, or a moment is not usable.
+    """
+    found = {}
+    parts = sublayers(net)
+    for part in track(parts, "heads and neurons", len(parts)):
+        name, groups = part.sites[LAST[part.kind]], unit_inputs(net, part)
+        layer: Any = net.get_submodule(name)
+        moment = moments[name]
+        path = removal_path(
+            layer.weight, moment.inputs(), moment.gradients() if gradients else None, groups,
+            mean=moment.mean if name in biased else None, chunk=CHUNK if part.kind == "ffn" else 0.0, keep=1,
+            damping=damping, name=name,
+        )  # fmt: skip
+        weights = sum(net.get_submodule(site).weight.numel() for site in part.sites.values())  # type: ignore
+        found[name] = Units(part, path, weights // len(groups))
+    return found
+
+
+def choose_units(
+    units: Mapping[str, Units],
+    saving: float,
+    sigma: Mapping[str, Tensor],
+    prices: Mapping[str, Price],
+) -> tuple[dict[str, Tensor], float]:
+    """Choose the units to remove; with ``sigma``, those that go before components of matrices do.
+
+    With components in the queue, a saved weight may be counted twice, once with a unit and once with a component of
+    the same matrix. So fewer weights than ``saving`` go: the ranks that are chosen afterwards on the narrower net fill
+    the budget exactly.
+
+    Args:
+        units: as :func:`find_units` returns them.
+        saving: weights to save.
+        sigma: singular values of the decomposed matrices (or stacks), falling; {} to remove units only.
+        prices: of these matrices.
+
+    Returns:
+        The units by last matrix, int64 [units], and the estimate of what their removal adds to an example's loss.
+
+    Raises:
+        UserError: so much cannot be saved.
+    """
+    costs = {name: unit.path.costs for name, unit in units.items()}
+    saved = {name: unit.path.sizes() * unit.price for name, unit in units.items()}
+    for name, values in sigma.items():
+        costs[f"components {name}"], saved[f"components {name}"] = component_path(values, prices[name])
+    hulls = {name: convex_path(costs[name], saved[name]) for name in costs}
+    taken = cheapest_first({n: h.costs for n, h in hulls.items()}, {n: h.prices for n, h in hulls.items()}, saving)
+    steps = {name: hulls[name].steps_until(count) for name, count in taken.items() if name in units}
+    loss = sum(float(units[name].path.costs[:count].sum()) for name, count in steps.items()) / 2
+    return {name: units[name].path.removed(count) for name, count in steps.items()}, loss
+
+
+def component_path(sigma: Tensor, price: Price) -> tuple[Tensor, Tensor]:
+    """Return what it costs and what it saves to drop components of one matrix, from the last to the second.
+
+    The first steps save nothing: two factors of many ranks are larger than the matrix.
+
+    Returns:
+        Costs and savings of every step, float64 [components - 1].
+    """
+    costs = sigma.double().square().flip(0)[:-1]
+    sizes = torch.tensor([price.at(rank) for rank in range(len(sigma), 0, -1)], dtype=torch.float64)
+    return costs, sizes[:-1] - sizes[1:]
+
+
+@torch.no_grad()
+def remove_units(
+    net: PreTrainedModel,
+    moments: Mapping[str, KroneckerFactors],
+    removed: Mapping[str, Tensor],
+    biased: frozenset[str],
+    damping: float,
+) -> None:
+    """Remove heads and neurons of the dense ``net`` in place, and update what stays, equation (U).
+
+    Args:
+        net: dense.
+        moments: Kronecker factors by site.
+        removed: units by last matrix, int64 [units].
+        biased: sites whose bias takes over the mean of the inputs.
+        damping: of the inputs' moments.
+    """
+    open_units: dict[str, list[Tensor]] = {unit: [] for _, unit in KINDS.values()}
+    parts = sublayers(net)
+    for kind, (_, unit) in KINDS.items():
+        for part in of_kind(parts, kind):
+            name, groups = part.sites[LAST[kind]], unit_inputs(net, part)
+            gone = removed[name]
+            open_units[unit].append(torch.ones(len(groups)).index_fill(0, gone, 0.0))
+            if len(gone):
+                mean = moments[name].mean if name in biased else None
+                _update(net.get_submodule(name), moments[name], groups[gone].flatten(), mean, damping, name)
+    cut_closed(net, {unit: torch.stack(values) for unit, values in open_units.items() if values})
+
+
+def _update(
+    layer: Any, moment: KroneckerFactors, inputs: Tensor, mean: Tensor | None, damping: float, name: str
+) -> None:
+    """Set the columns ``inputs`` of the weight of ``layer`` to zero, the others and the bias to what is best then."""
+    inverse, _ = inverse_moment(centred(moment.inputs(), mean), damping, name)  # type: ignore[arg-type]
+    before = layer.weight.detach().clone()
+    weight, _ = remove_inputs(before.double().cpu(), inverse, inputs)
+    layer.weight.copy_(weight)
+    if mean is not None:
+        layer.bias.copy_(corrected_bias(layer.bias, before, weight, mean))
