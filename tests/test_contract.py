@@ -159,6 +159,17 @@ def test_report_has_every_field(run):
         assert set(entry["latency_ms"]) == {"median", "p10", "p90", "batch", "length", "threads"}
 
 
+def test_report_says_how_it_was_calibrated(run):
+    """Also after a run in which the stage was continued, since checkpoints have it."""
+    _, folder = run
+    calibration = json.loads((folder / "report.json").read_text()).get("calibration")
+    config = json.loads((folder / "report.json").read_text())["config"]["model"]["init_args"]
+    whole = config.get("retrain", {}).get("weighting") in ("kfac", "inputs")
+    assert bool(calibration) == whole
+    if whole:
+        assert calibration["examples"] > 0 and (calibration["estimated_loss"] or 0) >= 0
+
+
 def test_fuse_equals_training_form(run):
     """The best checkpoint of the last stage, in training form, gives the exported logits."""
     method, folder = run

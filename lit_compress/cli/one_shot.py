@@ -22,26 +22,15 @@ from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.methods.second_order import SecondOrder
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import is_compressed
-from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import Axis
 from lit_compress.run.folder import Run
-from lit_compress.stages.kronecker import KroneckerDecomposer
 from lit_compress.stages.low_rank import Decomposer
-from lit_compress.stages.weighting import (
-    KRONECKER,
-    Weighted,
-    check_removal,
-    fisher_of,
-    kronecker_of,
-    refit,
-    remove_structures,
-    weigh,
-)
+from lit_compress.stages.weighted_retraining import add_estimate, calibration_of, check_removal, remove_structures
+from lit_compress.stages.weighting import KRONECKER, Weighted, fisher_of, kronecker_of, refit, weigh
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder
-from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -104,57 +93,19 @@ def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[s
     check_removal(method.retrain, method.ranks, dense)
     net = copy.deepcopy(dense).to(_device())
     rule, loss = remove_structures(method.retrain, method.ranks, net, method.task, data)
-    narrow = copy.deepcopy(net).cpu()
+    made = calibration_of(method.retrain, data, loss)
     if not rule.keeps_all:
         (decomposer,) = decomposers(method, net, data, [method.retrain])
         ranks, stacks = rule.allocate(net, decomposer.sigma), rule.stacks(net)
         factorize(net, ranks, decomposer.factors, bias_change=decomposer.bias_change, stacks=stacks)
         refit(method.retrain, dense, net, method.task, data)
-        loss += factors_loss(decomposer, narrow, net)
+        add_estimate(made, decomposer, ranks)
     net.cpu()
-    made = calibration_of(method.retrain, data, loss)
     metric = evaluate(dense, data)[f"val/{data.record.metrics[0]}"]
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), metric)}
         return write_export(out, net, before, type(method).__name__, data, config, more={"calibration": made})
-
-
-def factors_loss(decomposer: Decomposer, dense: PreTrainedModel, net: PreTrainedModel) -> float:
-    """Return the estimate of what the factors of ``net`` add to an example's loss, (M) / 2 summed over its sites.
-
-    0 for a weighting that measures no loss.
-    """
-    loss = 0.0
-    if isinstance(decomposer, KroneckerDecomposer) and decomposer.gradients:
-        layers: dict[str, Any] = {s.name: net.get_submodule(s.name) for s in find_sites(net)}
-        layers = {name: layer for name, layer in layers.items() if hasattr(layer, "factors")}
-        for name, layer in track(layers.items(), "estimated loss", len(layers)):
-            weight = dense.get_submodule(name).weight.detach()
-            loss += decomposer.loss(name, weight, torch.mm(*layer.factors()).detach())
-    return loss
-
-
-def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[str, Any] | None:
-    """Return what the report says of the calibration for ``inputs`` and ``kfac``; None for other weightings.
-
-    ``estimated_loss`` is the estimate of what the compression adds to an example's loss; None for ``inputs``, which
-    measures no loss.
-    """
-    if settings.weighting not in KRONECKER:
-        return None
-    gradients = settings.weighting == "kfac"
-    return {
-        "weighting": settings.weighting,
-        "labels": settings.labels if gradients else None,
-        "examples": settings.examples(data.train_size()),
-        "centred": settings.centred,
-        "damping": {"inputs": settings.input_damping, "gradients": settings.gradient_damping},
-        "stacked": settings.stacked,
-        "removes": settings.removes,
-        "refit": settings.refit,
-        "estimated_loss": loss if gradients else None,
-    }
 
 
 SEVERAL = ("ranks", "neurons", "pattern")  # analyses that take more than one model

@@ -29,6 +29,8 @@ from lit_compress.stages.base import Training
 from lit_compress.tasks.records import task_name
 from lit_compress.utils.errors import UserError, nearest
 
+DEFAULT_METHOD = "SecondOrder"
+
 
 class _Parser(LightningArgumentParser):
     """A parser without abbreviations of options, whose errors are one line."""
@@ -111,7 +113,8 @@ class CommandLine(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse ``args``; configs are found by path or among the shipped recipes."""
-        given, resolved = {arg.partition("=")[0] for arg in args}, _resolve_configs(list(args))
+        args = _with_default_method(list(args))
+        given, resolved = {arg.partition("=")[0] for arg in args}, _resolve_configs(args)
         _Parser.method = _chosen_method(resolved)
         if given & {"-h", "--help"}:
             shown = _Parser.method and f"{_Parser.method.__module__}.{_Parser.method.__qualname__}"
@@ -166,6 +169,15 @@ def parameters_of(kind: type[Method]) -> dict[str, Parameter]:
         return common.index("dense" if is_dataclass(found[name].default) else "density") + 0.5
 
     return {name: found[name] for name in sorted(found, key=place)}
+
+
+def _with_default_method(args: list[str]) -> list[str]:
+    """Return ``args`` with the default method, if they name a backbone, but neither a method nor a config."""
+    given = {arg.partition("=")[0] for arg in args}
+    if "--model.backbone" not in given or given & {"--model", "--model.class_path", "--config", "-c"}:
+        return args
+    _say(f"note: model: {DEFAULT_METHOD}, the default; --model NAME takes another")
+    return [f"--model={DEFAULT_METHOD}", *args]
 
 
 def _resolve_configs(args: list[str]) -> list[str]:

@@ -357,6 +357,7 @@ class Method(pl.LightningModule):
             "at_budget": self.stage.at_budget(self.trainer.global_step),
             "structure": describe(self.net),
             "initial": self.initial,
+            "notes": self.stage.notes,
             "threads": torch.get_num_threads(),
             "metrics": {
                 name: float(value)
@@ -376,7 +377,7 @@ class Method(pl.LightningModule):
         mark = check_mark(checkpoint, type(self).__name__, self.stage.name)
         self.rename_gates(checkpoint["state_dict"])
         self._saved_steps, self._saved_data = mark["total_steps"], mark["data"]
-        self.initial = mark["initial"]
+        self.initial, self.stage.notes = mark["initial"], mark.get("notes", {})
 
     def rename_gates(self, state: dict[str, Any]) -> None:
         """Give the gates in a checkpoint's ``state_dict``, in place, the names of today."""

@@ -28,7 +28,8 @@ from typing import Any
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.rank_rule import Allocation, choose_rule
-from lit_compress.stages.weighting import Weighted, WeightedRetraining
+from lit_compress.stages.weighted_retraining import WeightedRetraining
+from lit_compress.stages.weighting import Weighted
 
 PAPER_RANK_RATIO = 0.33
 

@@ -40,7 +40,8 @@ from lit_compress.methods.base import Distillation, Method
 from lit_compress.numerics.losses import relative_layer_loss
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.rank_rule import Allocation, choose_rule
-from lit_compress.stages.weighting import Weighted, WeightedRetraining, Weighting
+from lit_compress.stages.weighted_retraining import WeightedRetraining
+from lit_compress.stages.weighting import Weighted, Weighting
 
 DENSITY = 0.25  # where neither a rank nor a ratio is given
 

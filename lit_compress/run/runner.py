@@ -269,7 +269,7 @@ def _finish_stage(
     record = {
         "name": name, "metric": mark["metrics"], "initial": mark["initial"], "steps": trainer.global_step,
         "best_step": checkpoint["global_step"], "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
-        "threads": torch.get_num_threads(),
+        "threads": torch.get_num_threads(), **mark.get("notes", {}),
     }  # fmt: skip
     run.finish(record)
     remove_checkpoints(run, name)

@@ -79,6 +79,7 @@ class Stage(nn.Module):
     Attributes:
         from_backbone: True to start from the pre-trained backbone instead of the net of the stage before.
         total_steps: optimizer steps of the stage; 0 until :meth:`set_total_steps`.
+        notes: what :meth:`build` found out, as JSON, for the record of the stage; checkpoints have it.
     """
 
     from_backbone = False
@@ -89,6 +90,7 @@ class Stage(nn.Module):
         self.settings = training
         self.distil = distil
         self.total_steps = 0
+        self.notes: dict[str, Any] = {}
 
     def check(self, net: PreTrainedModel) -> None:
         """Refuse settings that cannot work for ``net``; called before any stage is trained.

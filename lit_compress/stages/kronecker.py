@@ -14,7 +14,6 @@ from lit_compress.numerics.kronecker import (
     GRADIENT_DAMPING,
     INPUT_DAMPING,
     KroneckerSVD,
-    estimated_loss,
     kronecker_svd,
 )
 from lit_compress.numerics.ranks import largest_rank
@@ -56,6 +55,7 @@ class KroneckerDecomposer:
     centred: frozenset[str] = frozenset()
     damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    _sigma: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
     _kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
     nested = True
 
@@ -75,13 +75,20 @@ class KroneckerDecomposer:
         Raises:
             UserError: a moment is singular after the damping.
         """
-        names = self.stacks.get(name, (name,))
-        inputs, mean = self.moments[name].inputs(), self._mean(name)
-        if not self.gradients:
-            return kronecker_svd(weight, inputs, mean=mean, damping=self.damping, name=name)
-        gradients = [self.moments[site].gradients() for site in names]
-        rows = weight.split([len(moment) for moment in gradients])
-        return kronecker_svd(rows, inputs, gradients, mean=mean, damping=self.damping, name=name)
+        inputs, mean, rows, gradients = self.moments[name].inputs(), self._mean(name), (weight,), None
+        if self.gradients:
+            gradients = [self.moments[site].gradients() for site in self.stacks.get(name, (name,))]
+            rows = weight.split([len(moment) for moment in gradients])
+        svd = kronecker_svd(rows, inputs, gradients, mean=mean, damping=self.damping, name=name)
+        self._sigma[name] = svd.sigma
+        return svd
+
+    def estimate(self, ranks: Mapping[str, int]) -> float:
+        """Return the estimate of what factors of these ranks add to an example's loss, half of what (M) sums to.
+
+        It is that under the damped moments, of matrices that were decomposed here.
+        """
+        return sum(float(self._sigma[name][rank:].square().sum()) for name, rank in ranks.items()) / 2
 
     def sigma(self, name: str, weight: Tensor) -> Tensor:
         """Return the singular values of the weighted matrix, falling, float64; keep the factors for :meth:`factors`.
@@ -98,12 +105,6 @@ class KroneckerDecomposer:
         if mean is None:
             return None
         return ((weight.double() - approx.double()) @ mean.to(weight.device)).to(weight)
-
-    def loss(self, name: str, weight: Tensor, approx: Tensor) -> float:
-        """Return (M) / 2, the estimate of what replacing ``weight`` by ``approx`` adds to an example's loss."""
-        assert self.gradients
-        found = self.moments[name]
-        return estimated_loss(weight, approx, found.inputs(), found.gradients(), self._mean(name)) / 2
 
     def _mean(self, name: str) -> Tensor | None:
         return self.moments[name].mean if name in self.centred else None

@@ -125,6 +125,9 @@ class LowRankRetraining(Stage):
         """Remove whole units of ``net`` before its matrices are factorized; return the rule for what is left."""
         return self.ranks
 
+    def factorized(self, decomposer: Decomposer, ranks: dict[str, int]) -> None:
+        """Take note of the factorization; called on rank 0 after it, before training."""
+
     def refine(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> None:
         """Improve the factors of ``net``, made from that in the folder ``previous``; called on every rank."""
 
@@ -153,6 +156,7 @@ class LowRankRetraining(Stage):
         ranks, stacks = from_first(lambda: rule.allocate(net, decomposer.sigma)), rule.stacks(net)
         if is_first():
             factorize(net, ranks, decomposer.factors, self.layer, decomposer.bias_change, stacks)
+            self.factorized(decomposer, ranks)
         else:  # configure_model sends the values, which may differ between machines
             factorize(net, ranks, None, self.layer, stacks=stacks)
 

@@ -13,25 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
 
 from lit_compress.calibration.fisher import Estimator, Fisher, estimate_fisher
 from lit_compress.calibration.kronecker import KroneckerFactors, collect_kronecker
 from lit_compress.calibration.sequential import refit_net
-from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.sites import find_sites
-from lit_compress.models.storage import load_net, load_row_importance
+from lit_compress.models.storage import load_row_importance
 from lit_compress.numerics.decompose import Axis
 from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING
 from lit_compress.numerics.sampled_labels import Labels
-from lit_compress.stages.base import StageContext, Training
+from lit_compress.stages.base import Training
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
-from lit_compress.stages.low_rank import Decomposer, LowRankRetraining, WeightedDecomposer
+from lit_compress.stages.low_rank import Decomposer, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.units import choose_units, find_units, least_density, remove_units
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
-from lit_compress.utils.sharding import from_first, send_from_first
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -237,66 +233,6 @@ def kronecker_of(
     )
 
 
-def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> None:
-    """Refuse a removal of heads and neurons that ``net`` or the density does not allow; only shapes are read.
-
-    Raises:
-        UserError: its sub-layers cannot be cut, or, as one unit of each stays, the density cannot be reached.
-    """
-    if settings.removes == "components":
-        return
-    if not rule.by_density:
-        raise UserError(f"retrain.removes: '{settings.removes}' needs a density; give model.density")
-    least = least_density(net)
-    if settings.removes == "structures" and rule.density < least:
-        raise UserError(
-            f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves one head "
-            f"and one neuron everywhere; the smallest is {least + 5e-4:.3f}"
-        )
-
-
-def remove_structures(
-    settings: Weighted, rule: RankRule, net: PreTrainedModel, task: Task, data: DataModule, shared: bool = False
-) -> tuple[RankRule, float]:
-    """Remove heads and neurons of ``net`` in place, if ``settings`` ask for it.
-
-    Args:
-        settings: the weighting, and what is removed.
-        rule: has the density.
-        net: dense; on the device of the calibration.
-        task: the task whose loss is differentiated.
-        data: gives the examples.
-        shared: True if every process of the default group has batches of its own.
-
-    Returns:
-        The rule for what is left, and the estimate of what the removal adds to an example's loss.
-
-    Raises:
-        UserError: so many weights cannot be removed, or the moments are not usable.
-    """
-    if settings.removes == "components":
-        return rule, 0.0
-    moments, device = kronecker_of(net, task, data, [settings], shared), net.device
-    net.to("cpu")  # type: ignore[arg-type]
-    whole = dense_site_params(net)
-    biased = biased_sites(net) if settings.centred else frozenset()
-    damping = (settings.input_damping, settings.gradient_damping)
-
-    def choose() -> tuple[dict[str, Tensor], float]:
-        units = find_units(net, moments, biased, damping, settings.weighting == "kfac")
-        sigma: dict[str, Tensor] = {}
-        if settings.removes == "both":
-            sigma = rule.sigmas(net, weigh(settings, net, {}, moments, Path(), rule.stacks(net)).sigma)
-        return choose_units(units, whole * (1 - rule.density), sigma, rule.prices(net))
-
-    removed, loss = from_first(choose)
-    remove_units(net, moments, removed, biased, settings.input_damping)
-    net.to(device)  # type: ignore[arg-type]
-    if settings.removes == "structures":
-        return replace(rule, density=1.0), loss
-    return replace(rule, density=min(1.0, rule.density * whole / count_params(net).sites)), loss
-
-
 def weigh(
     settings: Weighted,
     net: PreTrainedModel,
@@ -332,66 +268,3 @@ def weigh(
         return WeightedDecomposer(load_row_importance(folder, "scores"), "out", settings.power)
     importance = {name: found.importance(settings.axis) for name, found in fisher.items()}
     return WeightedDecomposer(importance, settings.axis, settings.power)
-
-
-class WeightedRetraining(LowRankRetraining):
-    """Estimate what the weighting needs, factorize, fine-tune again."""
-
-    settings: Weighted
-
-    def check(self, net: PreTrainedModel) -> None:
-        """Also refuse weightings that would fail only after the dense stage."""
-        super().check(net)
-        settings = self.settings
-        if settings.weighting == "importance":
-            raise UserError(
-                "retrain.weighting: importance needs a pruning stage's net, give it to factorize; nearest: fisher"
-            )
-        if self.ranks.allocation == "global" and settings.weighting == "fisher" and settings.axis == "element":
-            raise UserError("retrain.axis: 'element' has no singular values for allocation global; nearest: both")
-
-        check_removal(settings, self.ranks, net)
-
-    def narrow(self, method: StageContext, net: PreTrainedModel) -> RankRule:
-        """Remove heads and neurons, if the settings ask for it."""
-        trainer = method.trainer
-        net.to(trainer.strategy.root_device)
-        shared = trainer.world_size > 1
-        rule, _ = remove_structures(self.settings, self.ranks, net, method.task, trainer.datamodule, shared)
-        net.to("cpu")
-        return rule
-
-    def check_data(self, examples: int) -> None:
-        """Refuse a Fisher pass or a calibration over more examples than there are."""
-        settings = self.settings
-        name = "calibration_examples" if settings.weighting in KRONECKER else "fisher_examples"
-        asked = getattr(settings, name)
-        if asked is not None and asked > examples:
-            raise UserError(f"retrain.{name}: {asked} is more than there are; the largest is {examples}")
-
-    def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> Decomposer:
-        """Return the decomposer with the stage's weighting, after a pass over training data where it needs one."""
-        assert previous is not None
-        settings, trainer = self.settings, method.trainer
-        data, shared = trainer.datamodule, trainer.world_size > 1
-        fisher: dict[str, Fisher] = {}
-        net.to(trainer.strategy.root_device)
-        if settings.weighting == "fisher":
-            batches = data.calibration_dataloader(settings.fisher_examples)
-            fisher = fisher_of(net, method.task, batches, [settings], shared)
-        moments = kronecker_of(net, method.task, data, [settings], shared)
-        net.to("cpu")
-        return weigh(settings, net, fisher, moments, previous, self.ranks.stacks(net))
-
-    def refine(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> None:
-        """Refit the factors block by block, if the settings ask for it."""
-        settings, trainer = self.settings, method.trainer
-        if not settings.refit or settings.weighting not in KRONECKER:
-            return
-        assert previous is not None
-        device, shared = trainer.strategy.root_device, trainer.world_size > 1
-        if shared:
-            send_from_first(net, device)
-        dense = load_net(previous).to(device)
-        refit(settings, dense, net.to(device), method.task, trainer.datamodule, shared)  # type: ignore[arg-type]
-        net.to("cpu")

@@ -90,3 +90,12 @@ def test_other_labels_are_fine_tuned_first(names, model, reviews, tmp_path, caps
 def test_a_file_or_columns_of_ones_own_mean_a_task_of_ones_own(options, task, reviews):
     parsed = CommandLine([str(reviews) if word == "FILE" else word for word in options], "fit")
     assert parsed.config.data.task == task
+
+
+def test_without_a_method_it_is_second_order_compression(model, reviews, tmp_path, capsys):
+    line = ["--model.backbone", str(model), "--data.path", str(reviews), "--data.custom.text", "review"]
+    config = CommandLine([*line, "--data.custom.label", "stars"], "fit").config
+    assert config.model.class_path == "lit_compress.methods.SecondOrder"
+    assert "note: model: SecondOrder, the default" in capsys.readouterr().err
+    assert CommandLine([*line, "--model", "SVD"], "fit").config.model.class_path == "lit_compress.methods.SVD"
+    assert "default" not in capsys.readouterr().err

@@ -13,7 +13,7 @@ from lit_compress.methods.fwsvd import Weighted
 from lit_compress.models.accounting import stored_density
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.surgery import factorize, stacked_weight
-from lit_compress.numerics.kronecker import kronecker_svd
+from lit_compress.numerics.kronecker import estimated_loss, kronecker_svd
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
@@ -111,9 +111,10 @@ def test_sum_of_left_out_components_is_the_estimate(net):
     for gradients in (True, False):
         decomposer = KroneckerDecomposer(moments, gradients, damping=(1e-9, 1e-9))
         left, right = decomposer.factors(name, weight, 4)
-        losses[gradients] = KroneckerDecomposer(moments).loss(name, weight, left @ right)
+        losses[gradients] = estimated_loss(weight, left @ right, moments[name].inputs(), moments[name].gradients()) / 2
         if gradients:
             assert losses[True] == pytest.approx(float(decomposer.sigma(name, weight)[4:].square().sum()) / 2, rel=1e-4)
+            assert losses[True] == pytest.approx(decomposer.estimate({name: 4}), rel=1e-4)
     assert losses[True] < losses[False]
 
 

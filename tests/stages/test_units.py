@@ -16,7 +16,7 @@ from lit_compress.numerics.structures import inverse_moment, remove_inputs
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import choose_units, find_units, least_density, remove_units, unit_inputs
-from lit_compress.stages.weighting import check_removal
+from lit_compress.stages.weighted_retraining import check_removal
 from lit_compress.utils.errors import UserError
 
 DAMPING = (1e-3, 1e-2)
@@ -147,8 +147,10 @@ def test_as_a_stage(fit, dense, removes):
     seen = {}
     retrain = KroneckerWeighted(epochs=1, learning_rate=1e-12, calibration_examples=60, removes=removes)
     method = SecondOrder(backbone="unused", density=0.4, retrain=retrain)
-    fit(method, "retrain", dense, max_steps=1, teacher=dense, look=lambda _, m: seen.setdefault("net", m.net))
+    look = lambda _, m: seen.update(net=m.net, notes=m.stage.notes)  # noqa: E731
+    fit(method, "retrain", dense, max_steps=1, teacher=dense, look=look)
     net = seen["net"]
+    assert seen["notes"]["calibration"]["removes"] == removes and seen["notes"]["calibration"]["estimated_loss"] > 0
     assert 0.3 < stored_density(net) <= 0.4
     again = SecondOrder(backbone="unused", density=0.4, retrain=retrain)
     stage = again.stages()[-1]

@@ -1,0 +1,183 @@
+"""The stage that calibrates, removes heads and neurons, factorizes under a weighting, and trains what is left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lit_compress.calibration.fisher import Fisher
+from lit_compress.models.accounting import count_params, dense_site_params
+from lit_compress.models.storage import load_net
+from lit_compress.stages.base import StageContext
+from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
+from lit_compress.stages.low_rank import Decomposer, LowRankRetraining
+from lit_compress.stages.rank_rule import RankRule
+from lit_compress.stages.units import choose_units, find_units, least_density, remove_units
+from lit_compress.stages.weighting import KRONECKER, Weighted, fisher_of, kronecker_of, refit, weigh
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.sharding import from_first, send_from_first
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.tasks.records import Task
+
+
+def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> None:
+    """Refuse a removal of heads and neurons that ``net`` or the density does not allow; only shapes are read.
+
+    Raises:
+        UserError: its sub-layers cannot be cut, or, as one unit of each stays, the density cannot be reached.
+    """
+    if settings.removes == "components":
+        return
+    if not rule.by_density:
+        raise UserError(f"retrain.removes: '{settings.removes}' needs a density; give model.density")
+    least = least_density(net)
+    if settings.removes == "structures" and rule.density < least:
+        raise UserError(
+            f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves one head "
+            f"and one neuron everywhere; the smallest is {least + 5e-4:.3f}"
+        )
+
+
+def remove_structures(
+    settings: Weighted, rule: RankRule, net: PreTrainedModel, task: Task, data: DataModule, shared: bool = False
+) -> tuple[RankRule, float]:
+    """Remove heads and neurons of ``net`` in place, if ``settings`` ask for it.
+
+    Args:
+        settings: the weighting, and what is removed.
+        rule: has the density.
+        net: dense; on the device of the calibration.
+        task: the task whose loss is differentiated.
+        data: gives the examples.
+        shared: True if every process of the default group has batches of its own.
+
+    Returns:
+        The rule for what is left, and the estimate of what the removal adds to an example's loss.
+
+    Raises:
+        UserError: so many weights cannot be removed, or the moments are not usable.
+    """
+    if settings.removes == "components":
+        return rule, 0.0
+    moments, device = kronecker_of(net, task, data, [settings], shared), net.device
+    net.to("cpu")  # type: ignore[arg-type]
+    whole = dense_site_params(net)
+    biased = biased_sites(net) if settings.centred else frozenset()
+    damping = (settings.input_damping, settings.gradient_damping)
+
+    def choose() -> tuple[dict[str, Tensor], float]:
+        units = find_units(net, moments, biased, damping, settings.weighting == "kfac")
+        sigma: dict[str, Tensor] = {}
+        if settings.removes == "both":
+            sigma = rule.sigmas(net, weigh(settings, net, {}, moments, Path(), rule.stacks(net)).sigma)
+        return choose_units(units, whole * (1 - rule.density), sigma, rule.prices(net))
+
+    removed, loss = from_first(choose)
+    remove_units(net, moments, removed, biased, settings.input_damping)
+    net.to(device)  # type: ignore[arg-type]
+    if settings.removes == "structures":
+        return replace(rule, density=1.0), loss
+    return replace(rule, density=min(1.0, rule.density * whole / count_params(net).sites)), loss
+
+
+def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[str, Any] | None:
+    """Return what the report says of the calibration for ``inputs`` and ``kfac``; None for other weightings.
+
+    ``estimated_loss`` is the estimate of what the compression adds to an example's loss; None for ``inputs``, which
+    measures no loss.
+    """
+    if settings.weighting not in KRONECKER:
+        return None
+    gradients = settings.weighting == "kfac"
+    return {
+        "weighting": settings.weighting,
+        "labels": settings.labels if gradients else None,
+        "examples": settings.examples(data.train_size()),
+        "centred": settings.centred,
+        "damping": {"inputs": settings.input_damping, "gradients": settings.gradient_damping},
+        "stacked": settings.stacked,
+        "removes": settings.removes,
+        "refit": settings.refit,
+        "estimated_loss": loss if gradients else None,
+    }
+
+
+def add_estimate(calibration: dict[str, Any] | None, decomposer: Decomposer, ranks: dict[str, int]) -> None:
+    """Add what factors of these ranks add to an example's loss to ``estimated_loss`` of :func:`calibration_of`."""
+    if calibration and isinstance(decomposer, KroneckerDecomposer) and decomposer.gradients:
+        calibration["estimated_loss"] += decomposer.estimate(ranks)
+
+
+class WeightedRetraining(LowRankRetraining):
+    """Estimate what the weighting needs, factorize, fine-tune again."""
+
+    settings: Weighted
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Also refuse weightings that would fail only after the dense stage."""
+        super().check(net)
+        settings = self.settings
+        if settings.weighting == "importance":
+            raise UserError(
+                "retrain.weighting: importance needs a pruning stage's net, give it to factorize; nearest: fisher"
+            )
+        if self.ranks.allocation == "global" and settings.weighting == "fisher" and settings.axis == "element":
+            raise UserError("retrain.axis: 'element' has no singular values for allocation global; nearest: both")
+        check_removal(settings, self.ranks, net)
+
+    def narrow(self, method: StageContext, net: PreTrainedModel) -> RankRule:
+        """Remove heads and neurons, if the settings ask for it."""
+        trainer = method.trainer
+        net.to(trainer.strategy.root_device)
+        shared = trainer.world_size > 1
+        rule, loss = remove_structures(self.settings, self.ranks, net, method.task, trainer.datamodule, shared)
+        net.to("cpu")
+        if calibration := calibration_of(self.settings, trainer.datamodule, loss):
+            self.notes = {"calibration": calibration}
+        return rule
+
+    def factorized(self, decomposer: Decomposer, ranks: dict[str, int]) -> None:
+        """Add the estimate of what the factors cost to the record of the calibration."""
+        add_estimate(self.notes.get("calibration"), decomposer, ranks)
+
+    def check_data(self, examples: int) -> None:
+        """Refuse a Fisher pass or a calibration over more examples than there are."""
+        settings = self.settings
+        name = "calibration_examples" if settings.weighting in KRONECKER else "fisher_examples"
+        asked = getattr(settings, name)
+        if asked is not None and asked > examples:
+            raise UserError(f"retrain.{name}: {asked} is more than there are; the largest is {examples}")
+
+    def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> Decomposer:
+        """Return the decomposer with the stage's weighting, after a pass over training data where it needs one."""
+        assert previous is not None
+        settings, trainer = self.settings, method.trainer
+        data, shared = trainer.datamodule, trainer.world_size > 1
+        fisher: dict[str, Fisher] = {}
+        net.to(trainer.strategy.root_device)
+        if settings.weighting == "fisher":
+            batches = data.calibration_dataloader(settings.fisher_examples)
+            fisher = fisher_of(net, method.task, batches, [settings], shared)
+        moments = kronecker_of(net, method.task, data, [settings], shared)
+        net.to("cpu")
+        return weigh(settings, net, fisher, moments, previous, self.ranks.stacks(net))
+
+    def refine(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> None:
+        """Refit the factors block by block, if the settings ask for it."""
+        settings, trainer = self.settings, method.trainer
+        if not settings.refit or settings.weighting not in KRONECKER:
+            return
+        assert previous is not None
+        device, shared = trainer.strategy.root_device, trainer.world_size > 1
+        if shared:
+            send_from_first(net, device)
+        dense = load_net(previous).to(device)
+        refit(settings, dense, net.to(device), method.task, trainer.datamodule, shared)  # type: ignore[arg-type]
+        net.to("cpu")
