@@ -21,8 +21,11 @@ from benchmarks.lpaf_vs_svd import tables as lpaf_tables
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
 RESULTS = sorted(HERE.glob("*/results/**/*.json"))
-TRAIN = ["lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "sp3/decoders", "tasks", "architectures"]
+TRAIN = ["lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "sp3/decoders", "tasks", "architectures", "second_order"]
 MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "data", "speed"]
+
+
+WHERE = {"factorize": 5, "analyze": 6}  # word with the folder that a command writes
 
 
 def run(script: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -43,7 +46,7 @@ def listed(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     for line in capsys.readouterr().out.splitlines():
         words = shlex.split(line)
         assert words[:3] == ["python", "-m", "lit_compress"]
-        names.add(Path(words[words.index("--run_dir") + 1] if words[3] == "fit" else words[6]).name)
+        names.add(Path(words[words.index("--run_dir") + 1] if words[3] == "fit" else words[WHERE[words[3]]]).name)
     return names
 
 

@@ -1,0 +1,88 @@
+"""Second-order compression without training: weightings, allocations, and what is removed, at several densities.
+
+    python -m benchmarks.second_order.run --backbone DIR --data DIR [--work DIR] [--teachers DIR] [--threads 1]
+
+One teacher, fine-tuned on SST-2; 2,000 training rows are held out. Every cell is one ``factorize``, which calibrates on
+1,024 of the other training rows, and is scored on the dev set and on the held-out rows.
+
+Writes benchmarks/second_order/results/<cell>.json (the export's report.json, ``held_out`` and ``seconds``); existing ones
+are kept, so the script can be stopped and started again. `python -m benchmarks.tables` makes the tables from them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from benchmarks import common
+
+STUDY = "second_order"
+DENSITIES = (0.5, 0.25, 0.16, 0.1)
+STRUCTURED = (0.5, 0.34, 0.25, 0.16)
+KFAC = ["--weighting", "kfac"]
+CELLS: dict[str, list[str]] = {
+    "kfac": KFAC,
+    "kfac-exact": [*KFAC, "--labels", "exact"],
+    "both": [*KFAC, "--removes", "both"],
+    "structures": [*KFAC, "--removes", "structures"],
+    "none": ["--weighting", "none"],
+    "fisher-in": ["--weighting", "fisher", "--axis", "in"],
+    "fisher-both": ["--weighting", "fisher", "--axis", "both"],
+    "inputs": ["--weighting", "inputs", "--allocation", "uniform"],
+    "inputs-global": ["--weighting", "inputs", "--allocation", "global"],
+    "kfac-separate": [*KFAC, "--stacked", "false"],
+    "kfac-separate-uniform": [*KFAC, "--stacked", "false", "--allocation", "uniform"],
+    "kfac-not-centred": [*KFAC, "--centred", "false"],
+    "kfac-true": [*KFAC, "--labels", "true"],
+    "kfac-refit": [*KFAC, "--refit", "true"],
+    "kfac-damping-0.001": [*KFAC, "--gradient_damping", "0.001"],
+    "kfac-examples-256": [*KFAC, "--calibration_examples", "256"],
+    "kfac-examples-4096": [*KFAC, "--calibration_examples", "4096"],
+    "kfac-seed-1": [*KFAC, "--calibration_seed", "1"],
+    "kfac-seed-2": [*KFAC, "--calibration_seed", "2"],
+}
+
+
+def main() -> None:
+    """Make what is missing, the method itself first, the ablations at one density last."""
+    parser = common.parser(STUDY, __doc__, *common.TRAINED, only=tuple(CELLS), precision="32-true")
+    parser.add_argument("--teacher_examples", default=12000, type=int)
+    options = parser.parse_args()
+    data, held_out = common.hold_out(options, rows=2000)
+    words = common.shared(options, "sst2", data, options.teacher_examples)
+
+    def factorize(cell: str, density: float) -> None:
+        name = f"{cell}-{density}"
+        if cell not in options.only or not common.missing(options, name):
+            return
+        net = common.dense_net(options, "teacher", *words, epochs=2, rate=5e-5)
+        out, start = options.work / name, time.time()
+        line = [net, out, *common.source("sst2", data), "--density", density, *CELLS[cell]]
+        memory = common.command(options, "factorize", *line)
+        if options.list:
+            return
+        seconds = time.time() - start
+        report = shortened(json.loads((out / "report.json").read_text()))
+        made = {"name": name, "cell": cell, "target": density, "memory_mib": memory, "threads": options.threads,
+                "records": []}  # fmt: skip
+        scored = {"held_out": common.metrics_on(out, held_out, options.threads), "seconds": round(seconds, 1)}
+        common.write(options, name, {**made, **scored, **report})
+
+    for cell in CELLS:
+        ablation = cell.startswith("kfac-") and cell not in ("kfac-exact", "kfac-separate")
+        for density in (0.16,) if ablation else STRUCTURED if cell == "structures" else DENSITIES:
+            factorize(cell, density)
+
+
+def shortened(report: dict) -> dict:
+    """Return a report of ``factorize`` without local paths."""
+    for key in ("backbone", "path"):
+        report["config"]["data"][key] = Path(report["config"]["data"][key]).name
+    report["config"]["model"]["init_args"]["backbone"] = "dense"
+    report["config"].pop("run_dir", None)
+    return report
+
+
+if __name__ == "__main__":
+    main()

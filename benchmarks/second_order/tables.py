@@ -1,0 +1,110 @@
+"""The tables of second-order compression without training, from results/*.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.common import Cell, file_density, load, origin, percent, table
+
+STUDY = "second_order"
+TITLE = "Second-order compression, without training"
+ABOUT = "Weightings, allocations and what is removed, from one teacher on SST-2, right after `factorize`."
+KEY = "val/accuracy"
+
+HEAD = """## Right after the factorization: MiniLM-L6-H384 on SST-2
+
+Accuracy in % on the dev set (872 sentences, a standard error about 1.2) / on 2,000 held-out training phrases (0.7). The teacher
+has {dense} on the dev set after 2 epochs of 12,000 phrases. Calibration on 1,024 training phrases, one seed. No training after it.
+"""
+
+ABLATION = """### One choice changed, at density 0.16
+"""
+
+EXPORTS = """### What the exports are
+
+Estimate: what the compression adds to the loss of an example by the second-order estimate. FLOPs and time are those of the
+dense net / the export's, one text, one thread. Seconds and memory are of the whole command, evaluation and export included.
+"""
+
+NAMES = {
+    "kfac": "K-FAC (default)",
+    "kfac-exact": "K-FAC, exact labels",
+    "kfac-separate": "K-FAC, not stacked",
+    "both": "K-FAC, components and structures",
+    "structures": "K-FAC, heads and neurons",
+    "inputs": "inputs, the same share for all",
+    "inputs-global": "inputs, one budget",
+    "fisher-both": "Fisher, both",
+    "fisher-in": "Fisher, in (FWSVD)",
+    "none": "none (SVD)",
+}
+ABLATIONS = {
+    "kfac": "default",
+    "kfac-exact": "exact labels",
+    "kfac-true": "true labels",
+    "kfac-separate": "not stacked",
+    "kfac-separate-uniform": "not stacked, the same share for all",
+    "kfac-not-centred": "not centred",
+    "kfac-refit": "refit",
+    "kfac-damping-0.001": "gradient damping 0.001",
+    "kfac-examples-256": "256 examples",
+    "kfac-examples-4096": "4,096 examples",
+    "kfac-seed-1": "calibration seed 1",
+    "kfac-seed-2": "calibration seed 2",
+}
+
+
+def both(result: dict[str, Any]) -> str:
+    """Return dev and held-out accuracy."""
+    return f"{percent(result['compressed']['metric'])} / {percent(result['held_out'][KEY])}"
+
+
+def sections() -> Iterator[str]:
+    """Yield the tables, if there are results."""
+    found = {(r["cell"], r["target"]): r for r in load(STUDY)}
+    if not found:
+        return
+    first = next(iter(found.values()))
+    yield HEAD.format(dense=percent(first["dense"]["metric"]))
+    densities = sorted({target for _, target in found}, reverse=True)
+    rows = []
+    for cell, name in NAMES.items():
+        if any((cell, target) in found for target in densities):
+            rows.append([name, *(both(found[cell, t]) if (cell, t) in found else "" for t in densities)])
+    yield table(["weighting", *(f"{target:g}" for target in densities)], rows)
+    shown = [
+        [name, both(found[c, 0.16]), estimate(found[c, 0.16])] for c, name in ABLATIONS.items() if (c, 0.16) in found
+    ]
+    if len(shown) > 1:
+        yield ABLATION
+        yield table(["choice", "accuracy", "estimate"], shown)
+    yield EXPORTS
+    rows = []
+    for cell in ("kfac", "both", "structures"):
+        for target in densities:
+            if result := found.get((cell, target)):
+                ratios = result["ratios"]
+                rows.append(
+                    [
+                        NAMES[cell], f"{file_density(result):.3f}", percent(result["compressed"]["metric"]),
+                        estimate(result), f"{1 / ratios['flops']:.2f}x", f"{ratios['speedup']:.2f}x",
+                        f"{ratios['bytes']:.3f}", f"{result['seconds']:.0f}", f"{result['memory_mib']:,.0f} MiB",
+                    ]
+                )  # fmt: skip
+    header = ["removed by", "density", "accuracy", "estimate", "FLOPs", "time", "bytes", "seconds", "memory"]
+    yield table(header, rows)
+    yield origin(first, STUDY, first["threads"])
+
+
+def estimate(result: dict[str, Any]) -> str:
+    """Return the estimated loss of a K-FAC cell."""
+    value = (result.get("calibration") or {}).get("estimated_loss")
+    return "" if value is None else f"{value:.3f}"
+
+
+def overview() -> Iterator[Cell]:
+    """Yield the default at every density, without training."""
+    for result in load(STUDY):
+        if result["cell"] == "kfac" and result["target"] < 0.5:
+            yield Cell("SecondOrder, no training", [result], [result["compressed"]["metric"]])
