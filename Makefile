@@ -19,6 +19,7 @@ $(READY): pyproject.toml constraints.txt
 
 quickstart: $(READY)
 	$(BIN)/python -m lit_compress fit --config quickstart.yaml --ckpt_path last
+	$(BIN)/python -m lit_compress factorize runs/quickstart/dense/net runs/quickstart/second_order --data.task docstrings
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
