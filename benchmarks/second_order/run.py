@@ -5,8 +5,8 @@
 One teacher, fine-tuned on SST-2; 2,000 training rows are held out. Every cell is one ``factorize``, which calibrates on
 1,024 of the other training rows, and is scored on the dev set and on the held-out rows.
 
-Writes benchmarks/second_order/results/<cell>.json (the export's report.json, ``held_out``, ``seconds``); existing ones are
-kept, so the script can be stopped and started again. `python -m benchmarks.tables` makes the tables from them.
+Writes benchmarks/second_order/results/<cell>.json (the export's report.json, ``held_out``, ``seconds``); existing ones
+are kept, so the script can be stopped and started again. `python -m benchmarks.tables` makes the tables from them.
 """
 
 from __future__ import annotations

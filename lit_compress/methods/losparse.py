@@ -32,7 +32,7 @@ from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.stages.low_rank import LowRankRetraining, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
-from lit_compress.utils.errors import require
+from lit_compress.utils.errors import UserError, require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,14 +46,22 @@ class LowRankPlusSparse(RowPruning):
         low_rank: share of the matrices' parameters that the factors get; at a smaller density there are only factors.
         ratio: ``exact`` makes factors and kept rows together meet the density, ``nominal`` gives the rows
             density - low_rank as the authors do, although their ranks are rounded up (5.1 % for 5 % of BERT-base).
+        weighting: ``none`` = the factors of the plain SVD, as the paper has them; ``kfac`` = the best ones under the
+            Kronecker-factored Fisher information (second-order compression), with ``init finetuned``.
     """
 
     low_rank: float = 0.05
     ratio: Literal["exact", "nominal"] = "exact"
+    weighting: Literal["none", "kfac"] = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "prune.low_rank", above=0, high=1)
+        if self.weighting == "kfac" and self.init == "pretrained":
+            raise UserError(
+                "prune.weighting: 'kfac' needs a net that is trained on the task, not prune.init pretrained; nearest: "
+                "prune.init finetuned"
+            )
 
 
 class LoSparse(Method):
@@ -78,7 +86,8 @@ class LoSparse(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        prune = RowSparsePruning(self.prune, self.density, self.prune.low_rank, self.prune.ratio)
+        kfac = self.prune.weighting == "kfac"
+        prune = RowSparsePruning(self.prune, self.density, self.prune.low_rank, self.prune.ratio, kfac)
         return [*self.dense_stage(), prune]
 
 

@@ -39,9 +39,10 @@ from lit_compress.numerics.importance import Weighting
 from lit_compress.numerics.losses import consistency_loss
 from lit_compress.numerics.schedules import linear_decay_to_zero
 from lit_compress.stages.base import Stage, StageContext, Training
-from lit_compress.stages.low_rank import LowRankRetraining, WeightedDecomposer
+from lit_compress.stages.low_rank import Decomposer, LowRankRetraining, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule, choose_rule
 from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
+from lit_compress.stages.weighting import Weighted, kronecker_decomposer
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, require
 
@@ -57,7 +58,8 @@ class MixedRank(Training):
         weighting: what a row's reconstruction error is weighted by (step 2), a sum over the row: ``scores`` = positive
             scores of kept weights, ``scores_all`` = positive scores of all, ``scores_abs`` = absolute scores,
             ``scores_raw`` = scores, ``scores_shifted`` = scores of kept weights, less the last threshold if that is
-            negative, ``mask`` = number of kept weights, ``none`` = plain SVD.
+            negative, ``mask`` = number of kept weights, ``none`` = plain SVD; or ``kfac`` = the Kronecker-factored
+            Fisher information of the sparse net, on 1,024 examples (second-order compression).
         power: exponent on the row importance; 0.5 solves Eq. 7, 1.0 is the literal Eq. 9.
         p_init: first probability that a forward uses the sparse matrix; 0 turns mixing off. None: 0.1, 0.3 or 0.7 for
             density 0.5, 0.25 or 0.16; a rank counts as the density that it leaves.
@@ -68,7 +70,7 @@ class MixedRank(Training):
             with ``trainer.accumulate_grad_batches`` doubled needs the memory of dense fine-tuning, in the same time.
     """
 
-    weighting: Weighting = "scores"
+    weighting: Weighting | Literal["kfac"] = "scores"
     power: float = 0.5
     p_init: float | None = None
     consistency: float = 1.0
@@ -164,9 +166,14 @@ class MixedRankRetraining(LowRankRetraining):
         self.p_init = self._p(self.ranks.density_of(net))
         return net
 
-    def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> WeightedDecomposer:
-        """Return the decomposer of the sparsity-aware SVD (Eqs. 7-11)."""
+    def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> Decomposer:
+        """Return the decomposer of the sparsity-aware SVD (Eqs. 7-11), or that under K-FAC.
+
+        Biases stay, since the sparse matrices that are mixed in have them, too.
+        """
         assert previous is not None
+        if self.settings.weighting == "kfac":
+            return kronecker_decomposer(method, net, Weighted(weighting="kfac", centred=False))
         rows = load_row_importance(previous, self.settings.weighting)
         return WeightedDecomposer(rows, axis="out", power=self.settings.power)
 

@@ -29,13 +29,14 @@ from torch import Tensor, nn
 
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.models.sites import find_sites
-from lit_compress.models.surgery import Structure, factorize
+from lit_compress.models.surgery import Factors, Structure, factorize
 from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.importance import row_sensitivity, update_row_average_
 from lit_compress.numerics.masks import keep_count, select_rows
 from lit_compress.numerics.ranks import break_even_rank, rank_for_density
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.weighting import Weighted, kronecker_decomposer
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import Shards, local
 
@@ -92,6 +93,11 @@ def without_dropout(net: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
+def balanced(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return P sqrt(Sigma), sqrt(Sigma) Q^T of the largest singular values (Eqs. 6-7)."""
+    return decompose(weight, rank, sigma_side="balanced", name=name)
+
+
 class RowSparsePruning(Stage):
     """The stage ``prune``: train, average sensitivities, zero the rows that are not among the top p(t).
 
@@ -101,15 +107,23 @@ class RowSparsePruning(Stage):
         low_rank: share of the parameters that the factors get, at most ``density``; 0 prunes W itself.
         ratio: ``exact``: factors and kept rows together have ``density``; ``nominal``: the rows have
             density - low_rank, although ranks are rounded up.
+        kfac: True to take the factors that are best under the Kronecker-factored Fisher information of the net, on
+            1,024 examples, in place of those of the plain SVD.
     """
 
     settings: RowPruning
 
     def __init__(
-        self, settings: RowPruning, density: float, low_rank: float = 0.0, ratio: Literal["exact", "nominal"] = "exact"
+        self,
+        settings: RowPruning,
+        density: float,
+        low_rank: float = 0.0,
+        ratio: Literal["exact", "nominal"] = "exact",
+        kfac: bool = False,
     ) -> None:
         super().__init__("prune", settings)
         self.density, self.low_rank, self.ratio = density, min(low_rank, density), ratio
+        self.kfac = kfac
         self.from_backbone = settings.init == "pretrained"
         self._final = density - self.low_rank  # until a net gives the exact one
 
@@ -136,17 +150,19 @@ class RowSparsePruning(Stage):
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Decompose every site into factors and a sparse matrix (Eqs. 6-8); at density 1 change nothing."""
         net = super().build(method, previous, structure)
-        self.decompose(net, structure)
+        calibrated = self.kfac and structure is None and self.density < 1
+        factors = kronecker_decomposer(method, net, Weighted(weighting="kfac")).factors if calibrated else balanced
+        self.decompose(net, structure, factors)
         return net
 
-    def decompose(self, net: PreTrainedModel, structure: Structure | None) -> None:
+    def decompose(self, net: PreTrainedModel, structure: Structure | None, factors: Factors = balanced) -> None:
         """Replace the sites of ``net``, in place, by factors and sparse matrices, empty if a structure is given."""
         if not self.settings.dropout:
             without_dropout(net)
         self._plan(net)
         if self.density < 1:
-            factors = None if structure is not None or not self.low_rank else _balanced
-            factorize(net, self.ranks, factors, LowRankSparseLinear)
+            empty = structure is not None or not self.low_rank
+            factorize(net, self.ranks, None if empty else factors, LowRankSparseLinear)
 
     def attach(self, net: PreTrainedModel) -> None:
         """Make the buffers of the score, two float32 numbers per row, sharded like the rows."""
@@ -277,8 +293,3 @@ class RowSparsePruning(Stage):
 def _rank(share: float, out_features: int, in_features: int) -> int:
     """Return ceil(share * out * in / (out + in)), the authors' rule."""
     return ceil(share * break_even_rank(out_features, in_features) - 1e-9)
-
-
-def _balanced(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return P sqrt(Sigma), sqrt(Sigma) Q^T of the largest singular values (Eqs. 6-7)."""
-    return decompose(weight, rank, sigma_side="balanced", name=name)

@@ -16,7 +16,15 @@ from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.low_rank import Decomposer, LowRankRetraining
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import choose_units, find_units, least_density, remove_units
-from lit_compress.stages.weighting import KRONECKER, Weighted, fisher_of, kronecker_of, refit, weigh
+from lit_compress.stages.weighting import (
+    KRONECKER,
+    Weighted,
+    fisher_of,
+    kronecker_decomposer,
+    kronecker_of,
+    refit,
+    weigh,
+)
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import from_first, send_from_first
 
@@ -159,15 +167,15 @@ class WeightedRetraining(LowRankRetraining):
         """Return the decomposer with the stage's weighting, after a pass over training data where it needs one."""
         assert previous is not None
         settings, trainer = self.settings, method.trainer
-        data, shared = trainer.datamodule, trainer.world_size > 1
+        if settings.weighting in KRONECKER:
+            return kronecker_decomposer(method, net, settings, self.ranks.stacks(net))
         fisher: dict[str, Fisher] = {}
-        net.to(trainer.strategy.root_device)
         if settings.weighting == "fisher":
-            batches = data.calibration_dataloader(settings.fisher_examples)
-            fisher = fisher_of(net, method.task, batches, [settings], shared)
-        moments = kronecker_of(net, method.task, data, [settings], shared)
-        net.to("cpu")
-        return weigh(settings, net, fisher, moments, previous, self.ranks.stacks(net))
+            net.to(trainer.strategy.root_device)
+            batches = trainer.datamodule.calibration_dataloader(settings.fisher_examples)
+            fisher = fisher_of(net, method.task, batches, [settings], trainer.world_size > 1)
+            net.to("cpu")
+        return weigh(settings, net, fisher, {}, previous)
 
     def refine(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> None:
         """Refit the factors block by block, if the settings ask for it."""

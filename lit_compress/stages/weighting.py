@@ -22,7 +22,7 @@ from lit_compress.models.storage import load_row_importance
 from lit_compress.numerics.decompose import Axis
 from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING
 from lit_compress.numerics.sampled_labels import Labels
-from lit_compress.stages.base import Training
+from lit_compress.stages.base import StageContext, Training
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.low_rank import Decomposer, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
@@ -231,6 +231,30 @@ def kronecker_of(
         seed=seed_of(first, data),
         reduce=torch.distributed.all_reduce if shared else None,
     )
+
+
+def kronecker_decomposer(
+    method: StageContext,
+    net: PreTrainedModel,
+    settings: Weighted,
+    stacks: Mapping[str, tuple[str, ...]] | None = None,
+) -> Decomposer:
+    """Return the decomposer of ``net`` under ``kfac`` or ``inputs``, after the calibration of a stage.
+
+    Args:
+        method: of the stage; has the task and, through its trainer, data and device.
+        net: on the CPU, as it is afterwards; every rank has the same.
+        settings: the weighting.
+        stacks: first site -> all sites that get one right factor.
+
+    Raises:
+        UserError: the moments are not usable, or there are too few examples.
+    """
+    trainer = method.trainer
+    net.to(trainer.strategy.root_device)
+    moments = kronecker_of(net, method.task, trainer.datamodule, [settings], trainer.world_size > 1)
+    net.to("cpu")  # type: ignore[arg-type]
+    return weigh(settings, net, {}, moments, Path(), stacks)
 
 
 def weigh(
