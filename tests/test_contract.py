@@ -166,7 +166,8 @@ def test_report_says_how_it_was_calibrated(run):
     _, folder = run
     calibration = json.loads((folder / "report.json").read_text()).get("calibration")
     config = json.loads((folder / "report.json").read_text())["config"]["model"]["init_args"]
-    whole = config.get("retrain", {}).get("weighting") in ("kfac", "inputs")
+    settings = config.get("retrain", {})
+    whole = "calibration_examples" in settings and settings["weighting"] in ("kfac", "inputs")
     assert bool(calibration) == whole
     if whole:
         assert calibration["examples"] > 0 and (calibration["estimated_loss"] or 0) >= 0
