@@ -50,9 +50,9 @@ def fit(args: list[str]) -> None:
     if config.checkpoint_every < 1:
         raise UserError(f"checkpoint_every: {config.checkpoint_every} is below 1, the smallest valid value")
     parts = cli.build()
-    _take_backbone_as_teacher(cli, parts.data.record, args)
     name = type(parts.method).__name__
     run = Run(config.run_dir or f"runs/{name.lower()}-{parts.data.record.name}")
+    _choose_teacher(cli, run, parts.data.record, args)
     _prepare_run(run, cli, config.ckpt_path)
     try:
         run_stages(cli.build, run, config.ckpt_path, config.checkpoint_every)
@@ -62,13 +62,19 @@ def fit(args: list[str]) -> None:
     _report(run, cli)
 
 
-def _take_backbone_as_teacher(cli: CommandLine, task: Task, args: list[str]) -> None:
-    """Make a backbone that is fine-tuned on the labels of the data the teacher, so that no dense stage is trained.
+def _choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> None:
+    """Choose the teacher where none is given: where a run is continued the one that it has, else maybe the backbone.
 
-    A given teacher, or options of the dense stage among ``args``, say otherwise.
+    A backbone that is fine-tuned on the labels of the data is the teacher, so that no dense stage is trained, unless
+    options of the dense stage among ``args`` say otherwise.
     """
     init = cli.config.model.init_args
-    asked = init.get("teacher") or any(arg.startswith(("--model.dense", "--model.teacher")) for arg in args)
+    if init.get("teacher"):
+        return
+    if run.started:
+        init.teacher = run.config()["model"]["init_args"].get("teacher")
+        return
+    asked = any(arg.startswith(("--model.dense", "--model.teacher")) for arg in args)
     if asked or not finetuned_on(init.backbone, task):
         return
     init.teacher = init.backbone
