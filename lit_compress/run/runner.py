@@ -96,13 +96,14 @@ def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
         UserError: its tokenizer or width differs from the backbone's.
     """
     refuse_compressed(f"model.teacher: '{method.teacher}'", Path(str(method.teacher)).expanduser())
-    teacher = load_config(str(method.teacher), method.task)
+    teacher = load_config(str(method.teacher), method.task, "model.teacher")
     if method.distillation.alpha_layers > 0 and teacher.hidden_size != config.hidden_size:
         raise UserError(
             f"model.teacher: '{method.teacher}' is {teacher.hidden_size} wide, the backbone {config.hidden_size}; give "
             "a teacher of the same width, or distillation.alpha_layers 0"
         )
-    vocabularies = [load_tokenizer(name, method.task).get_vocab() for name in (method.teacher, method.backbone)]
+    named = {"model.teacher": method.teacher, "model.backbone": method.backbone}
+    vocabularies = [load_tokenizer(name, method.task, option).get_vocab() for option, name in named.items()]
     if vocabularies[0] != vocabularies[1]:
         raise UserError(
             f"model.teacher: '{method.teacher}' has another tokenizer than the backbone ({len(vocabularies[0])} and "
