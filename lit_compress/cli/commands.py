@@ -266,13 +266,14 @@ def _one_shot(parser: argparse.ArgumentParser, args: list[str], command: str) ->
     parser.epilog = "Further options are those of fit, e.g. --data.path DIR, --data.batch_size 16."
     parser.error = _one_line  # type: ignore[method-assign]
     given, rest = parser.parse_known_args(args)
+    typed = {option[2:] for action in parser._actions for option in action.option_strings if option[:2] == "--"}
     _silence_libraries()
     values = {option: getattr(given, name) for name, (option, _) in _SHORT.items()}
     short = [f"--{option}={value}" for option, value in values.items() if value is not None]
     model = given.model if isinstance(given.model, str) else given.model[0]
     method = _method_of(given, rest) if command == "factorize" else "FWSVD"
     shared = ["--model", method, f"--model.backbone={model}", f"--data.task={given.task}"]
-    return given, CommandLine([*shared, *short, *rest], command)
+    return given, CommandLine([*shared, *short, *rest], command, (name for name in vars(given) if name in typed))
 
 
 def _method_of(given: argparse.Namespace, rest: list[str]) -> str:

@@ -42,8 +42,6 @@ from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.rank_rule import Allocation, choose_rule
 from lit_compress.stages.weighting import Weighted, WeightedRetraining, Weighting
 
-DENSITY = 0.25  # where neither a rank nor a ratio is given
-
 
 @dataclass(frozen=True)
 class KroneckerWeighted(Weighted):
@@ -81,6 +79,8 @@ class SecondOrder(Method):
         distillation: weights of the loss terms with the dense net as teacher.
     """
 
+    usual_density: float = 0.25
+
     def __init__(
         self,
         *,
@@ -93,7 +93,8 @@ class SecondOrder(Method):
         distillation: Distillation = Distillation(alpha_layers=5.0, mask_padding=True),
         **common: Any,
     ) -> None:
-        rule = choose_rule({"density": DENSITY}, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
+        default = {"density": self.usual_density}
+        rule = choose_rule(default, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
         self.ranks = rule
