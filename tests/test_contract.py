@@ -154,8 +154,10 @@ def test_report_has_every_field(run):
         "name": "accuracy",
         "mode": "max",
         "rows": 40,
+        "available": 40,
     }
     for entry in report["stages"].values():
+        assert entry["interval"][0] < entry["metric"] < entry["interval"][1]
         assert {"metric", "density", "params", "flops", "bytes", "latency_ms"} <= entry.keys()
         assert set(entry["params"]) == {"sites", "non_embedding", "total"}
         assert set(entry["latency_ms"]) == {"median", "p10", "p90", "batch", "length", "threads"}

@@ -50,9 +50,9 @@ def fit(args: list[str]) -> None:
     if config.checkpoint_every < 1:
         raise UserError(f"checkpoint_every: {config.checkpoint_every} is below 1, the smallest valid value")
     parts = cli.build()
-    _take_backbone_as_teacher(cli, parts.data.record, args)
     name = type(parts.method).__name__
     run = Run(config.run_dir or f"runs/{name.lower()}-{parts.data.record.name}")
+    _choose_teacher(cli, run, parts.data.record, args)
     _prepare_run(run, cli, config.ckpt_path)
     try:
         run_stages(cli.build, run, config.ckpt_path, config.checkpoint_every)
@@ -62,13 +62,19 @@ def fit(args: list[str]) -> None:
     _report(run, cli)
 
 
-def _take_backbone_as_teacher(cli: CommandLine, task: Task, args: list[str]) -> None:
-    """Make a backbone that is fine-tuned on the labels of the data the teacher, so that no dense stage is trained.
+def _choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> None:
+    """Choose the teacher where none is given: where a run is continued the one that it has, else maybe the backbone.
 
-    A given teacher, or options of the dense stage among ``args``, say otherwise.
+    A backbone that is fine-tuned on the labels of the data is the teacher, so that no dense stage is trained, unless
+    options of the dense stage among ``args`` say otherwise.
     """
     init = cli.config.model.init_args
-    asked = init.get("teacher") or any(arg.startswith(("--model.dense", "--model.teacher")) for arg in args)
+    if init.get("teacher"):
+        return
+    if run.started:
+        init.teacher = run.config()["model"]["init_args"].get("teacher")
+        return
+    asked = any(arg.startswith(("--model.dense", "--model.teacher")) for arg in args)
     if asked or not finetuned_on(init.backbone, task):
         return
     init.teacher = init.backbone
@@ -265,13 +271,14 @@ def _one_shot(parser: argparse.ArgumentParser, args: list[str], command: str) ->
     parser.epilog = "Further options are those of fit, e.g. --data.path DIR, --data.batch_size 16."
     parser.error = _one_line  # type: ignore[method-assign]
     given, rest = parser.parse_known_args(args)
+    typed = {option[2:] for action in parser._actions for option in action.option_strings if option[:2] == "--"}
     _silence_libraries()
     values = {option: getattr(given, name) for name, (option, _) in _SHORT.items()}
     short = [f"--{option}={value}" for option, value in values.items() if value is not None]
     model = given.model if isinstance(given.model, str) else given.model[0]
     method = _method_of(given, rest) if command == "factorize" else "FWSVD"
     shared = ["--model", method, f"--model.backbone={model}", f"--data.task={given.task}"]
-    return given, CommandLine([*shared, *short, *rest], command)
+    return given, CommandLine([*shared, *short, *rest], command, (name for name in vars(given) if name in typed))
 
 
 def _method_of(given: argparse.Namespace, rest: list[str]) -> str:

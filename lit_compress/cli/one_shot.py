@@ -47,9 +47,6 @@ def load_model(name: str, method: OneShot) -> PreTrainedModel:
     Raises:
         UserError: ``name`` is a run, or the net is compressed already or not fine-tuned on the task.
     """
-    folder = Path(name).expanduser()
-    if (folder / "config.yaml").is_file():
-        raise UserError(f"model: '{name}' is a run, not a model; give one of its nets, e.g. {folder / 'dense/net'}")
     return load_finetuned(name, method.task, "model")
 
 

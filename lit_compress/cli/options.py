@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from difflib import SequenceMatcher, get_close_matches
 from importlib import import_module
 from inspect import Parameter, signature
 from itertools import pairwise
@@ -36,6 +38,7 @@ class _Parser(LightningArgumentParser):
     """A parser without abbreviations of options, whose errors are one line."""
 
     method: type[Method] | None = None  # that the command line or its configs name
+    own: tuple[str, ...] = ()  # further options, which the command has taken out already
     explained: list[str] = []  # by the nested parsers of a class, whose errors an outer one wraps in a longer text
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -66,10 +69,17 @@ class _Parser(LightningArgumentParser):
 
 
 class CommandLine(LightningCLI):
-    """The options of every command that needs a method and data; builds both anew for each stage."""
+    """The options of every command that needs a method and data; builds both anew for each stage.
 
-    def __init__(self, args: list[str], command: str) -> None:
+    Args:
+        args: without the command.
+        command: its name.
+        own: options that only this command has; they are no longer among ``args``.
+    """
+
+    def __init__(self, args: list[str], command: str, own: Iterable[str] = ()) -> None:
         self.command = command
+        _Parser.own = tuple(own)
         super().__init__(
             Method,
             DataModule,
@@ -116,10 +126,15 @@ class CommandLine(LightningCLI):
         args = _with_default_method(list(args))
         given, resolved = {arg.partition("=")[0] for arg in args}, _resolve_configs(args)
         _Parser.method = _chosen_method(resolved)
+        for config in (value for option, value in pairwise(resolved) if option == "--config"):
+            _check_model(_content(config).get("model"))
         if given & {"-h", "--help"}:
             shown = _Parser.method and f"{_Parser.method.__module__}.{_Parser.method.__qualname__}"
             print(fit_help(parser, self.command, shown, _names(), "trainer" in given))
             raise SystemExit(0)
+        for name in ("--model.task", "--model.init_args.task"):
+            if name in given:
+                raise UserError(f"{name[2:]}: follows from the data; give --data.task")
         if "--print_config" in given and not given & {"--model", "--config", "-c"}:
             raise UserError(_no_method())
         self.config = parser.parse_args(resolved)
@@ -233,6 +248,15 @@ def _method_of(config: str) -> str | None:
     return model.get("class_path") if isinstance(model, dict) else model if isinstance(model, str) else None
 
 
+def _check_model(model: Any) -> None:
+    """Refuse what stands in a config beside the class of a method and its options; the parser blames the class."""
+    if isinstance(model, dict) and "class_path" in model:
+        for key in sorted(model.keys() - {"class_path", "init_args"}):
+            moved = _Parser.method is not None and key in parameters_of(_Parser.method)
+            hint = f"did you mean 'init_args.{key}'?" if moved else nearest(key, ["init_args"])
+            raise UserError(f"config: unknown key 'model.{key}'; {hint}")
+
+
 def _content(config: str) -> dict[str, Any]:
     """Return the values of a config that is given by its path or its text; {} if it cannot be read."""
     with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
@@ -257,11 +281,14 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _keys() -> list[str]:
-    """Return all options of the methods, the data and the trainer, as users type them."""
-    keys = ["run_dir", "ckpt_path", "checkpoint_every", "seed_everything", "config", "print_config"]
-    for name in methods.__all__:
-        for option, parameter in parameters_of(getattr(methods, name)).items():
+_LINKED = {"model.task", "data.backbone", "data.seed"}  # follow from other options, cannot be given
+
+
+def _keys(method: type[Method] | None = None) -> list[str]:
+    """Return all options of a method (None: of all methods), the data and the trainer, as users type them."""
+    keys = ["run_dir", "ckpt_path", "checkpoint_every", "seed_everything", "config", "print_config", "model"]
+    for kind in [method] if method else [getattr(methods, name) for name in methods.__all__]:
+        for option, parameter in parameters_of(kind).items():
             keys.append(f"model.{option}")
             if is_dataclass(parameter.default):
                 keys += [f"model.{option}.{field.name}" for field in fields(parameter.default)]
@@ -270,7 +297,7 @@ def _keys() -> list[str]:
             keys.append(f"{prefix}.{option}")
             if is_dataclass(parameter.default):
                 keys += [f"{prefix}.{option}.{field.name}" for field in fields(parameter.default)]
-    return sorted(set(keys))
+    return sorted(set(keys) - _LINKED)
 
 
 def _explain(text: str) -> str:
@@ -278,8 +305,9 @@ def _explain(text: str) -> str:
     if found := re.search(r"unrecognized arguments: (\S+)", text):
         if found[1].endswith((".yaml", ".yml")):
             return f"'{found[1]}' stands without its option; --config {found[1]}"
-        key = found[1].lstrip("-").partition("=")[0]
-        return _unknown(key)
+        if not found[1].startswith("-"):
+            return f"'{found[1]}' stands without an option; see --help"
+        return _unknown(found[1].lstrip("-").partition("=")[0])
     if found := re.search(r"Group '(\S+)' does not accept option '(\S+)'", text):
         return _unknown(f"{found[1]}.{found[2]}")
     if found := re.search(r"Option '(\S+)' is not accepted", text):
@@ -294,7 +322,13 @@ def _explain(text: str) -> str:
     if found := re.search(r'Parser key "(\S+)": .*?Expected a (.+?)\. Got value: (.*)$', text):
         return f"{_full(found[1])}: '{found[3]}' is not a valid {_type(found[2])}"
     if found := re.search(r'Parser key "(\S+)":.*Given value: (.*)$', text):
-        return f"{_full(found[1])}: '{found[2]}' is not valid; see --help for what it takes"
+        kinds = re.findall(r"- Expected an? (.+?)(?= - Expected | Given value)", text)
+        shown = " or ".join(_type(kind) for kind in kinds)
+        return f"{_full(found[1])}: '{found[2]}' is not a valid {shown or 'value; see --help'}"
+    if found := re.search(r"Parser key \"(\S+)\": Unable to load config '(.*?)'", text):
+        key = _full(found[1])
+        first = next((k for k in _keys(_Parser.method) if k.startswith(f"{key}.")), f"{key}.OPTION")
+        return f"{key}: '{found[2]}' is no value of a group of options; give them one by one, e.g. --{first}"
     if text.endswith("are required: model") or "class_path='lit_compress.methods.Method'" in text:
         return _no_method()
     return text[:400]
@@ -315,14 +349,23 @@ def _full(key: str) -> str:
 
 
 def _unknown(key: str) -> str:
-    known = _keys()
-    if _Parser.method and (line := _not_a_stage(key, _Parser.method)):
+    """Return what is said of an unknown option: the nearest one of the method at hand, the data and the trainer."""
+    method = _Parser.method
+    if method and (line := _not_a_stage(key, method)):
         return line
-    candidates = [key, f"model.{key}"] if key.partition(".")[0] not in ("model", "data", "trainer") else [key]
-    hint = next(
-        (h for h in (nearest(c, known) for c in reversed(candidates)) if h.startswith("did")),
-        nearest(key, known),
-    )
+    known = [*_Parser.own, *_keys(method)]
+    if method and (whole := next((k for k in (key, f"model.{key}") if k in _keys()), None)):
+        group = whole.rpartition(".")[0]
+        own = ", ".join(name for name in known if name.rpartition(".")[0] == group)
+        return f"unknown option '{key}' for {method.__name__}; its options: {own}"
+    same = min((name for name in known if name.endswith(f".{key}")), key=len, default=None)
+    prefixes = ("",) if key.startswith(("model.", "data.", "trainer.")) else ("", "model.", "data.", "trainer.")
+
+    def likeness(prefix: str) -> float:
+        close = get_close_matches(prefix + key, known, n=1)
+        return SequenceMatcher(None, prefix + key, close[0]).ratio() if close else 0.0
+
+    hint = f"did you mean '{same}'?" if same else nearest(max(prefixes, key=likeness) + key, known)
     return f"unknown option '{key}'; {hint}"
 
 
@@ -342,6 +385,10 @@ def as_typed(message: str, args: list[str]) -> str:
 
     Settings know neither the stage they are of nor that they are the method's; ``args`` say which stage was meant.
     """
+    if found := re.match(r"unknown option '(\S+?)'", message):
+        names = (word.partition("=")[0].lstrip("-") for word in args if word.startswith("-"))
+        typed = next((name for name in names if f".{name}".endswith(f".{found[1]}")), found[1])
+        return message.replace(found[1], typed, 1)
     message = _with_stage(message, args)
     option = re.match(r"[a-z_0-9.]+", message)
     known = set(_keys())
@@ -358,4 +405,5 @@ def _with_stage(message: str, args: list[str]) -> str:
 
 
 def _type(text: str) -> str:
-    return text.replace("<class '", "").replace("'>", "").replace("typing.Literal", "value of ")
+    text = text.replace("<class '", "").replace("'>", "").replace("typing.Literal", "value of ")
+    return "null" if text == "NoneType" else text

@@ -56,7 +56,7 @@ class Target:
         if last_value(rest, "--data.task") is None:
             raise UserError(f"{self.what} was not made by a run; name what it was fine-tuned on, e.g. --data.task sst2")
         model = ["--model", "FWSVD", f"--model.backbone={self.folder}"]  # any method; none is run
-        return CommandLine([*model, *self._labels(rest), *rest], command)
+        return CommandLine([*model, *self._labels(rest), *rest], command, own_options(command))
 
     def _labels(self, rest: list[str]) -> list[str]:
         """Return the option that gives the classes of a task of the user's own the names that the model has."""
@@ -113,6 +113,11 @@ def find_target(name: str, command: str) -> Target:
     return Target(what, given, Run(run).config() if made else None)
 
 
+def own_options(command: str) -> tuple[str, ...]:
+    """Return the options that only a command has which evaluates a target."""
+    return ("output",) if command == "predict" else ()
+
+
 def parse_stored(config: dict[str, Any], rest: list[str], command: str) -> CommandLine:
     """Parse a stored config with further options; what is linked is computed, not given."""
     init, data = dict(config["model"]["init_args"]), dict(config["data"])
@@ -124,4 +129,4 @@ def parse_stored(config: dict[str, Any], rest: list[str], command: str) -> Comma
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump({**config, "model": model, "data": data}, file)
         file.flush()
-        return CommandLine(["--config", file.name, *rest], command)
+        return CommandLine(["--config", file.name, *rest], command, own_options(command))

@@ -367,6 +367,11 @@ class DataModule(LightningDataModule):
         split = self._split(self.record.validation[0])
         return len(split.encoded if task_type(self.record).one_text else split.rows)
 
+    def validation_available(self) -> int | None:
+        """Return how many rows that would be without a limit; None where the rows are one text."""
+        self.setup("validate")
+        return None if task_type(self.record).one_text else self._split(self.record.validation[0]).available
+
     def train_size(self) -> int:
         """Return the number of training examples."""
         self.setup("fit")

@@ -36,6 +36,16 @@ def wilson(fraction: float, rows: int) -> Interval:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+def standard_error(interval: Interval) -> float:
+    """Return half the width of an interval in units of the normal distribution: how far a score usually is off.
+
+    >>> round(standard_error(wilson(0.8165, 872)), 4)
+    0.0131
+    """
+    low, high = interval
+    return (high - low) / (2 * Z)
+
+
 def _draws(rows: int) -> int:
     return max(100, min(DRAWS, MOST_VALUES // rows))
 

@@ -14,7 +14,7 @@ from lit_compress.export.fuse import MERGE, compact, fuse, merged
 from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.narrow import pad_widths
 from lit_compress.export.program import Format, check_format, write_program
-from lit_compress.export.report import Measured, build_report
+from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.models.accounting import density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
@@ -85,11 +85,12 @@ def write_export(
         for _ in track([0], "check the export in another process"):
             difference = check_export(net, temporary)
         exported = load_net(temporary)
-        rows = len(data.validation_rows[0])
-        metric = evaluate(exported, data)[f"val/{task.metrics[0]}"]
+        scores, key = evaluate(exported, data, sure=True), f"val/{task.metrics[0]}"
+        metric, ends = scores[key], [scores[end] for end in (f"{key}_low95", f"{key}_high95") if end in scores]
         nets = {**before, "compressed": Measured(exported, temporary, metric, initial, kept, bool(dense))}
         report = build_report(task, method, nets, config)
-        report["metric"]["rows"] = data.validation_size()
+        report["metric"] |= {"rows": data.validation_size(), "available": data.validation_available()}
+        add_intervals(report, ends or None)
         if facts is not None:
             report["data"] = facts
         report["export_difference"] = difference
@@ -103,5 +104,5 @@ def write_export(
         report |= more or {}
         write_json(temporary / "report.json", report)
         factors = any(spec.get("rank") for spec in describe(net).values())
-        (temporary / "README.md").write_text(card(report, task, factors, rows))
+        (temporary / "README.md").write_text(card(report, task, factors))
     return report

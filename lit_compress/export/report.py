@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress import __version__
+from lit_compress.evaluation.intervals import FRACTIONS, Interval, standard_error, wilson
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.models.accounting import dense_site_params, latency, measure
 from lit_compress.utils.progress import track
@@ -144,6 +147,56 @@ def build_report(task: Task, method: str, nets: dict[str, Measured], config: dic
     }  # fmt: skip
 
 
+def add_intervals(report: dict[str, Any], found: Sequence[float] | None) -> None:
+    """Add ``interval``, in which 95 of 100 samples have the metric, to every net; null where it was not computed.
+
+    Args:
+        report: with the number of rows of the metric.
+        found: of the compressed net; None: the metric has none. That of a fraction of rows follows from the fraction.
+    """
+    of_rows = found is not None and report["metric"]["name"] in FRACTIONS
+    for entry in report["stages"].values():
+        entry["interval"] = list(wilson(entry["metric"], report["metric"]["rows"])) if of_rows else None
+    report["compressed"]["interval"] = found and list(found)
+
+
+def counted(report: dict[str, Any]) -> str:
+    """Return how many rows the metric is of, and what the net was trained on where that is not all: text for users.
+
+    >>> counted({"metric": {"rows": 64, "available": 872}, "data": {"splits": [{"rows": 96, "available": 67349}]}})
+    '64 of 872 rows, after 96 of 67,349 training rows'
+    """
+    metric = report["metric"]
+    splits = (report.get("data") or {}).get("splits") or [{"rows": 0, "available": 0}]
+    train, several = splits[0], metric.get("available") is not None
+    text = f"{_part(metric['rows'], metric['available'] if several else metric['rows'])} rows"
+    if train["rows"] < train["available"]:
+        text += f", after {_part(train['rows'], train['available'])} training rows"
+    return text
+
+
+def _part(some: int, all_of_them: int) -> str:
+    return f"{some:,}" if some == all_of_them else f"{some:,} of {all_of_them:,}"
+
+
+def score_line(report: dict[str, Any]) -> str:
+    """Return the metric of the compressed net with its standard error and its number of rows, for the screen."""
+    found, metric = report["compressed"], report["metric"]
+    rows = f" ({counted(report)})" if "rows" in metric else ""  # not in reports of earlier versions
+    return f"dev {metric['name']} {found['metric']:.4f} {_error(found)}".rstrip() + rows
+
+
+def _error(entry: dict[str, Any]) -> str:
+    """Return the standard error of a net's metric; empty where it is not known."""
+    ends: Interval | None = entry.get("interval")
+    return f"± {standard_error(ends):.4f}" if ends else ""
+
+
+def _short(value: float) -> str:
+    """Return three digits: four columns with more would not fit the screen."""
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+
+
 _Show = Callable[[dict[str, Any]], str]
 
 
@@ -161,6 +214,7 @@ def _number(*path: str) -> Callable[[dict[str, Any]], float]:
 # label; how a net's value is shown; what its ratio to the dense net's is made of, None: it has none
 _ROWS: tuple[tuple[str, _Show, Callable[[dict[str, Any]], float] | None], ...] = (
     ("{metric}", lambda e: f"{e['metric']:.4f}", _number("metric")),
+    ("   standard error", _error, None),
     ("   before training", lambda e: "" if e["initial"] is None else f"{e['initial']:.4f}", None),
     ("site density", lambda e: f"{e['density']:.4f}", None),
     ("   kept by the method", lambda e: "" if e.get("kept") in (None, e["density"]) else f"{e['kept']:.4f}", None),
@@ -171,7 +225,7 @@ _ROWS: tuple[tuple[str, _Show, Callable[[dict[str, Any]], float] | None], ...] =
     ("MFLOPs, 1 x {length} tokens", lambda e: f"{e['flops'] / 1e6:,.1f}", _number("flops")),
     ("bytes on disk", lambda e: f"{e['bytes']:,}", _number("bytes")),
     ("CPU latency ms, median", lambda e: f"{e['latency_ms']['median']:.2f}", _number("latency_ms", "median")),
-    ("   p10 - p90", lambda e: f"{e['latency_ms']['p10']:.2f} - {e['latency_ms']['p90']:.2f}", None),
+    ("   p10 - p90", lambda e: " - ".join(_short(e["latency_ms"][key]) for key in ("p10", "p90")), None),
 )
 _SPEED = "CPU latency ms, median"
 
@@ -196,7 +250,7 @@ def _ratio(report: dict[str, Any], label: str, value: Callable[[dict[str, Any]],
 
 
 def table(report: dict[str, Any]) -> Table:
-    """Return the final table for the terminal and for a log: about 100 columns for four nets."""
+    """Return the final table for the terminal and for a log: at most 100 columns for four nets of BERT's size."""
     from rich.table import Table
 
     header, body = rows(report)
@@ -209,11 +263,14 @@ def table(report: dict[str, Any]) -> Table:
 
 
 def print_table(report: dict[str, Any]) -> None:
-    """Print the final table; into a file it is as wide as it needs to be."""
+    """Print the final table and the score; into a file the table is as wide as it needs to be."""
     from rich.console import Console
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # ± where the log is ASCII: no reason to fail at the end of a run
     console = Console(highlight=False)
     (console if console.is_terminal else Console(highlight=False, width=120)).print(table(report))
+    print(score_line(report))
 
 
 def markdown(report: dict[str, Any]) -> str:

@@ -53,10 +53,12 @@ class Method(pl.LightningModule):
     Attributes:
         stores_zeros: True if the exported file keeps removed weights as zeros: the density says what was removed, but
             bytes, stored parameters and FLOPs are those of the dense net.
+        usual_density: density where neither it nor a rank is given; None: the method has another rule.
         former_gates: name of a gate in earlier versions -> its name today; stored checkpoints may have the former.
     """
 
     stores_zeros = False
+    usual_density: float | None = None
     former_gates: Mapping[str, str] = {}
 
     def __init__(

@@ -230,29 +230,29 @@ class MixedRankRetraining(LowRankRetraining):
         return {**super().status(net, step), "p": self.p(step)}
 
 
-DENSITY = 0.25  # where no rank is given
-
-
 class LPAF(Method):
     """Low-rank prune-and-factorize: prune by first-order scores, factorize, retrain with mixed ranks.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
-        rank: the same rank k for every matrix instead.
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; without it and
+            without a rank 0.25.
+        rank: the same rank k for every matrix.
         prune: step 1.
         retrain: steps 2 and 3.
     """
 
+    usual_density: float = 0.25
+
     def __init__(
         self,
         *,
-        density: float = DENSITY,
+        density: float | None = None,
         rank: int | None = None,
         prune: LPAFSettings = LPAFSettings(),
         retrain: MixedRank = MixedRank(),
         **common: Any,
     ) -> None:
-        rule = choose_rule({"density": DENSITY}, density=None if density == DENSITY else density, rank=rank)
+        rule = choose_rule({"density": self.usual_density}, density=density, rank=rank)
         super().__init__(density=rule.density, **common)
         self.rank, self.prune, self.retrain = rank, prune, retrain
 

@@ -46,8 +46,6 @@ from lit_compress.stages.rank_rule import Allocation, choose_rule
 from lit_compress.stages.weighted_retraining import WeightedRetraining
 from lit_compress.stages.weighting import Weighted, Weighting
 
-DENSITY = 0.25  # where neither a rank nor a ratio is given
-
 
 @dataclass(frozen=True)
 class KroneckerWeighted(Weighted):
@@ -85,6 +83,8 @@ class SecondOrder(Method):
         distillation: weights of the loss terms with the dense net as teacher.
     """
 
+    usual_density: float = 0.25
+
     def __init__(
         self,
         *,
@@ -97,7 +97,8 @@ class SecondOrder(Method):
         distillation: Distillation = Distillation(alpha_layers=5.0, mask_padding=True),
         **common: Any,
     ) -> None:
-        rule = choose_rule({"density": DENSITY}, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
+        default = {"density": self.usual_density}
+        rule = choose_rule(default, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
         self.ranks = retrain.rule(rule)

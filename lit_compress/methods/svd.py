@@ -42,33 +42,33 @@ class SVDRetraining(LowRankRetraining):
         return WeightedDecomposer(sigma_side=self.settings.sigma_side)
 
 
-DENSITY = 0.25  # where neither a rank nor a ratio is given
-
-
 class SVD(Method):
     """Factorize a fine-tuned net by truncated SVD, then retrain it.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
-        rank: the same rank k for every matrix instead.
-        rank_ratio: the same fraction of its ranks for every matrix instead, floor(ratio * min(out, in)).
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]. Give one of density,
+            rank and rank_ratio; without any, the density is 0.25.
+        rank: the same rank k for every matrix.
+        rank_ratio: the same fraction of its ranks for every matrix, floor(ratio * min(out, in)).
         allocation: ``uniform``; or ``global``, the same number of parameters in all, spent where the squared singular
             values per parameter are largest.
         retrain: retraining of the factors.
     """
 
+    usual_density: float = 0.25
+
     def __init__(
         self,
         *,
-        density: float = DENSITY,
+        density: float | None = None,
         rank: int | None = None,
         rank_ratio: float | None = None,
         allocation: Allocation = "uniform",
         retrain: Factorized = Factorized(),
         **common: Any,
     ) -> None:
-        given = None if density == DENSITY else density
-        rule = choose_rule({"density": DENSITY}, allocation, density=given, rank=rank, rank_ratio=rank_ratio)
+        default = {"density": self.usual_density}
+        rule = choose_rule(default, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
         super().__init__(density=rule.density, **common)
         self.ranks = rule
         self.retrain = retrain

@@ -29,12 +29,14 @@ def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
     ``option`` is what the user named it by; messages begin with it.
 
     Raises:
-        UserError: the path is not a folder with a ``config.json``.
+        UserError: the path is not a folder with a ``config.json``; for a run the message names the net in it.
     """
     if backbone == EMBEDDED:
         return str(embedded.build_backbone(task))
     path = Path(backbone).expanduser()
     if path.is_dir():
+        if (path / "config.yaml").is_file():
+            raise UserError(f"{option}: '{backbone}' is a run, not a model; give its net, {path / 'dense' / 'net'}")
         if not (path / "config.json").is_file():
             raise UserError(f"{option}: '{backbone}' holds no config.json; give a folder written by save_pretrained")
         return str(path)
@@ -60,7 +62,7 @@ def _one_line(what: str, name: str, option: str = "model.backbone") -> Iterator[
         ) from error
 
 
-def load_tokenizer(backbone: str, task: Task) -> PreTrainedTokenizerBase:
+def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") -> PreTrainedTokenizerBase:
     """Load the fast tokenizer of ``backbone``.
 
     Raises:
@@ -69,14 +71,14 @@ def load_tokenizer(backbone: str, task: Task) -> PreTrainedTokenizerBase:
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    name = resolve(backbone, task)
-    with _one_line("tokenizer", name):
+    name = resolve(backbone, task, option)
+    with _one_line("tokenizer", name, option):
         tokenizer = AutoTokenizer.from_pretrained(name)
-        check_tokenizer(f"model.backbone: '{backbone}'", tokenizer, AutoConfig.from_pretrained(name))
+        check_tokenizer(f"{option}: '{backbone}'", tokenizer, AutoConfig.from_pretrained(name))
     return tokenizer
 
 
-def load_config(backbone: str, task: Task) -> PreTrainedConfig:
+def load_config(backbone: str, task: Task, option: str = "model.backbone") -> PreTrainedConfig:
     """Load the configuration of ``backbone`` with the head of ``task``: label names, problem type, class of the net.
 
     Raises:
@@ -84,13 +86,13 @@ def load_config(backbone: str, task: Task) -> PreTrainedConfig:
     """
     from transformers import AutoConfig
 
-    name, kind = resolve(backbone, task), task_type(task)
-    with _one_line("configuration", name):
+    name, kind = resolve(backbone, task, option), task_type(task)
+    with _one_line("configuration", name, option):
         config = AutoConfig.from_pretrained(name, **kind.head(task))
     classes = _auto_class(kind)._model_mapping
     if type(config) not in classes:
         raise UserError(
-            f"model.backbone: '{backbone}' has architecture {config.model_type}, which has no head for {kind.name}; "
+            f"{option}: '{backbone}' has architecture {config.model_type}, which has no head for {kind.name}; "
             f"task '{task.name}' needs another"
         )
     config.architectures = [classes[type(config)].__name__]

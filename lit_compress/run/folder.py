@@ -96,7 +96,7 @@ class Run:
         Raises:
             UserError: a value that changes the result differs; the message names the first one.
         """
-        old, new = flatten(self.config()), flatten(config)
+        old, new = (flatten(_with_density(found)) for found in (self.config(), config))
         for key in sorted({*old, *new} - _FREE):
             if any(key.startswith(f"{free}.") for free in _FREE):
                 continue
@@ -115,6 +115,15 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return {
         k: v for key, value in config.items() for k, v in flatten(value, f"{prefix}.{key}" if prefix else key).items()
     }
+
+
+def _with_density(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config in which the density is named that nothing says: earlier versions stored it."""
+    model = config["model"]
+    kind, init = getattr(methods, model["class_path"].rpartition(".")[2], None), model["init_args"]
+    if any(init.get(name) is not None for name in ("density", "rank", "rank_ratio")):
+        return config
+    return config | {"model": model | {"init_args": init | {"density": getattr(kind, "usual_density", None)}}}
 
 
 def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:

@@ -96,13 +96,14 @@ def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
         UserError: its tokenizer or width differs from the backbone's.
     """
     refuse_compressed(f"model.teacher: '{method.teacher}'", Path(str(method.teacher)).expanduser())
-    teacher = load_config(str(method.teacher), method.task)
+    teacher = load_config(str(method.teacher), method.task, "model.teacher")
     if method.distillation.alpha_layers > 0 and teacher.hidden_size != config.hidden_size:
         raise UserError(
             f"model.teacher: '{method.teacher}' is {teacher.hidden_size} wide, the backbone {config.hidden_size}; give "
             "a teacher of the same width, or distillation.alpha_layers 0"
         )
-    vocabularies = [load_tokenizer(name, method.task).get_vocab() for name in (method.teacher, method.backbone)]
+    named = {"model.teacher": method.teacher, "model.backbone": method.backbone}
+    vocabularies = [load_tokenizer(name, method.task, option).get_vocab() for option, name in named.items()]
     if vocabularies[0] != vocabularies[1]:
         raise UserError(
             f"model.teacher: '{method.teacher}' has another tokenizer than the backbone ({len(vocabularies[0])} and "
@@ -137,17 +138,15 @@ def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None,
         if stage.distil and parts.method.distillation.on:
             _check_teacher(parts, run)
         previous = _previous(names, number, stage, run)
-        checkpoint = _find_checkpoint(run, parts.method, stage, ckpt_path)
-        mark = read_checkpoint(checkpoint)["lit_compress"] if checkpoint else {}
-        structure = mark.get("structure")
+        checkpoint, mark = _find_checkpoint(run, parts.method, stage, ckpt_path)
+        structure, step = mark.get("structure"), mark.get("step")
         use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
         parts.method.prepare(stage, parts.seed, previous, run.net("dense") if name != "dense" else None, structure)
         start = time.time()
         run.stage(name).mkdir(parents=True, exist_ok=True)
         title = f"{type(parts.method).__name__} {number + 1}/{len(names)} {name}"
-        trainer = _trainer(parts, run, stage, title, checkpoint, every)
-        at = f"continues at step {read_checkpoint(checkpoint)['global_step']}" if checkpoint else "starts"
-        rank_zero_info(f"{title}: {at}")
+        trainer = _trainer(parts, run, stage, title, step, every)
+        rank_zero_info(f"{title}: {'starts' if step is None else f'continues at step {step}'}")
         try:
             trainer.fit(parts.method, parts.data, ckpt_path=checkpoint)
         except SIGTERMException:
@@ -163,15 +162,17 @@ def _previous(names: list[str], number: int, stage: Stage, run: Run) -> Path | N
     return run.net(names[number - 1]) if number and not stage.from_backbone else None
 
 
-def _trainer(parts: Components, run: Run, stage: Stage, title: str, checkpoint: Path | None, every: int) -> Trainer:
-    """Build the Trainer of one stage from the user's arguments and the stage's own."""
+def _trainer(parts: Components, run: Run, stage: Stage, title: str, step: int | None, every: int) -> Trainer:
+    """Build the Trainer of one stage from the user's arguments and the stage's own.
+
+    ``step`` is the stage's at which it continues; None where it starts.
+    """
     offset = sum(record["steps"] for record in run.finished().values())
     arguments = dict(parts.trainer)
     callbacks: list[Callback] = [Checkpoints(run.stage(stage.name), every), EpochLines(title)]
     if arguments.get("enable_progress_bar") is not False:
         callbacks.append(StageBar(title))
     if arguments.get("logger") in (None, True):
-        step = torch.load(checkpoint, weights_only=True, mmap=True)["global_step"] if checkpoint else None
         arguments["logger"] = RunLogger(run.folder, stage.name, offset, None if step is None else offset + step + 1)
     arguments["callbacks"] = [*(arguments.get("callbacks") or []), *callbacks]
     own = {
@@ -193,17 +194,21 @@ def make_trainer(**arguments: Any) -> Trainer:
     try:
         return Trainer(**arguments)
     except (TypeError, ValueError, MisconfigurationException) as error:
-        raise UserError(f"trainer: {error}") from error
+        named = next((name for name in arguments if f"`{name}`" in str(error)), None)
+        option = f"trainer.{named}: '{arguments[named]}'" if named else "trainer"
+        raise UserError(f"{option}: {error}") from error
 
 
-def _find_checkpoint(run: Run, method: Method, stage: Stage, ckpt_path: str | None) -> Path | None:
-    """Return the checked checkpoint from which ``stage`` continues; None to start the stage.
+def _find_checkpoint(
+    run: Run, method: Method, stage: Stage, ckpt_path: str | None
+) -> tuple[Path | None, dict[str, Any]]:
+    """Return the checked checkpoint from which ``stage`` continues, with its mark and its ``step``; None to start it.
 
     Raises:
         UserError: the checkpoint is missing, corrupt, or of another run, method or stage.
     """
     if ckpt_path is None:
-        return None
+        return None, {}
     path = run.stage(stage.name) / "last.ckpt"
     if ckpt_path != "last":
         given = Path(ckpt_path).expanduser().resolve()
@@ -213,12 +218,12 @@ def _find_checkpoint(run: Run, method: Method, stage: Stage, ckpt_path: str | No
             mark = read_checkpoint(given).get("lit_compress") or {}
             if not mark or given.parent.parent != run.folder:
                 raise UserError(f"ckpt_path: '{ckpt_path}' is not a checkpoint of this run; give `last`")
-            return None  # of a stage that is finished already
+            return None, {}  # of a stage that is finished already
         path = given
     if not path.is_file():
-        return None
-    check_mark(read_checkpoint(path), type(method).__name__, stage.name)
-    return path
+        return None, {}
+    saved = read_checkpoint(path)
+    return path, check_mark(saved, type(method).__name__, stage.name) | {"step": saved["global_step"]}
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

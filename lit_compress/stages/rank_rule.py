@@ -161,5 +161,5 @@ def choose_rule(default: Mapping[str, float], allocation: Allocation = "uniform"
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if len(chosen) > 1:
         names = ", ".join(f"model.{name} {value}" for name, value in chosen.items())
-        raise UserError(f"{names}: only one of them can decide the ranks; leave the others at their defaults")
+        raise UserError(f"{names}: only one of them can decide the ranks; set the others to null")
     return RankRule(allocation=allocation, **chosen or default)

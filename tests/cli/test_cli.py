@@ -15,6 +15,7 @@ import torch
 
 from lit_compress.__main__ import main
 from lit_compress.cli.recipes import FOLDER, find_config, shipped
+from lit_compress.run.callbacks import Checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
         (("fit", "--model.density", "0.3"), "no method given"),
         ((*CONFIG, "--data.task", "sst3"), "data.task: unknown task 'sst3'; did you mean 'sst2'?"),
         ((*CONFIG, "--model", "LPAFF"), "unknown method 'LPAFF'; did you mean 'LPAF'?"),
-        ((*CONFIG, "--model.densty", "0.3"), "unknown option 'densty'; did you mean 'model.density'?"),
+        ((*CONFIG, "--model.densty", "0.3"), "unknown option 'model.densty'; did you mean 'model.density'?"),
         ((*CONFIG, "--model.prune.scor", "signed"), "did you mean 'model.prune.score'?"),
         ((*CONFIG, "--model.prune.score", "sign"), "model.prune.score: 'sign' is not a valid value of"),
         ((*CONFIG, "--data.pth", "x"), "unknown option 'data.pth'; did you mean 'data.path'?"),
@@ -116,7 +117,7 @@ def fit(short_run, folder, *extra):
 
 
 def test_no_saving_rank_is_refused_before_training(capsys, short_run, tmp_path):
-    line = fails(capsys, *fit(short_run, tmp_path / "run", "--model.density", "0.25", "--model.rank", "22"))
+    line = fails(capsys, *fit(short_run, tmp_path / "run", "--model.density", "null", "--model.rank", "22"))
     assert "model.rank: 22 makes no matrix smaller; the largest rank that does is 21" in line
     assert not (tmp_path / "run").exists()
 
@@ -159,7 +160,7 @@ def test_bad_data_is_one_line_and_writes_nothing(capsys, short_run, tmp_path):
 
 
 def test_trainer_refusal_is_one_line(capsys, short_run, tmp_path):
-    assert "trainer: " in fails(capsys, *fit(short_run, tmp_path / "run", "--trainer.devices", "foo"))
+    assert "trainer.devices: 'foo': " in fails(capsys, *fit(short_run, tmp_path / "run", "--trainer.devices", "foo"))
 
 
 def test_an_existing_run_is_not_overwritten(run, capsys, short_run):
@@ -239,6 +240,26 @@ def test_a_changed_length_is_refused(run, stopped, capsys, short_run, tmp_path, 
     (data / "train.jsonl").write_text("\n".join(lines) + "\n")  # as many rows, another text
     line = fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))
     assert "the data is not what the stage was begun with" in line
+
+
+def test_a_checkpoint_is_read_once(run, stopped, short_run, monkeypatch):
+    from lit_compress.run import runner
+
+    read, save, found = runner.read_checkpoint, Checkpoints._save, []
+
+    def stop(self, trainer, name, weights_only=False):
+        save(self, trainer, name, weights_only)
+        raise RuntimeError("stopped")
+
+    args = [*fit(short_run, stopped), "--checkpoint_every", "2", "--ckpt_path", "last"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_save", stop)
+        with pytest.raises(RuntimeError, match="stopped"):
+            main(args)
+    monkeypatch.setattr(runner, "read_checkpoint", lambda path: found.append(path.name) or read(path))
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    main(args)
+    assert found == ["last.ckpt", "best.ckpt"]
 
 
 def test_validate_run_and_export_agree_with_the_report(run, capsys):

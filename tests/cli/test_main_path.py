@@ -7,6 +7,7 @@ import json
 import random
 
 import pytest
+import yaml
 from conftest import WORDS
 from tiny import make_net
 from transformers import AutoTokenizer
@@ -14,9 +15,16 @@ from transformers import AutoTokenizer
 from lit_compress.__main__ import main
 from lit_compress.cli.options import CommandLine
 from lit_compress.data.sources import CUSTOM
+from lit_compress.run.callbacks import Checkpoints
 
 QUICK = ["--data.batch_size", "8", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false",
          "--trainer.logger", "false", "--model.prune.epochs", "1", "--model.retrain.epochs", "1"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _exports_are_not_opened(monkeypatch):
+    """In another process, which takes seconds: tests of the export do it."""
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
 
 
 @pytest.fixture
@@ -63,6 +71,39 @@ def test_options_of_the_dense_stage_fine_tune_it_first(model, reviews, tmp_path,
     main(command(model, reviews, tmp_path / "run", "--model.dense.epochs", "1"))
     assert "it is the teacher" not in capsys.readouterr().err
     assert json.loads((tmp_path / "run" / "stages.json").read_text())[0]["steps"] > 0
+
+
+def test_a_resumed_run_keeps_the_dense_stage_that_it_began(model, reviews, tmp_path, capsys, monkeypatch):
+    """Earlier versions fine-tuned such a model first: a run that one of them stopped there goes on as it was begun."""
+    save, args = Checkpoints._save, command(model, reviews, tmp_path / "run", "--checkpoint_every", "2")
+
+    def stop(self, trainer, name, weights_only=False):
+        save(self, trainer, name, weights_only)
+        raise RuntimeError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lit_compress.cli.commands.finetuned_on", lambda backbone, task: False)
+        patch.setattr(Checkpoints, "_save", stop)
+        with pytest.raises(RuntimeError, match="stopped"):
+            main(args)
+    main([*args, "--ckpt_path", "last"])
+    assert "it is the teacher" not in capsys.readouterr().err
+    record = json.loads((tmp_path / "run" / "stages.json").read_text())[0]
+    assert record["name"] == "dense" and record["steps"] > 0 and "teacher" not in record
+
+
+def test_a_resumed_run_keeps_its_teacher(model, reviews, tmp_path, capsys):
+    """Also where the model has gone: it was copied into the run."""
+    args = command(model, reviews, tmp_path / "run")
+    main(args)
+    (tmp_path / "run" / "report.json").unlink()
+    records = json.loads((tmp_path / "run" / "stages.json").read_text())
+    (tmp_path / "run" / "stages.json").write_text(json.dumps(records[:1]))
+    capsys.readouterr()
+    main([*args, "--ckpt_path", "last"])
+    assert "it is the teacher" not in capsys.readouterr().err  # was said when the run began
+    assert json.loads((tmp_path / "run" / "stages.json").read_text())[0] == records[0]
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["init_args"]["teacher"] == str(model)
 
 
 @pytest.mark.parametrize("names", [{0: "GOOD", 1: "BAD"}, {0: "LABEL_0", 1: "LABEL_1"}])

@@ -148,3 +148,18 @@ def test_unwritable_places_are_refused_before_the_work(run, model, data, short_r
         line = fails(capsys, "predict", run, "--output", place)
         assert all(word in line for word in words), line
     assert (tmp_path / "file").read_text() == "mine" and len(list((tmp_path / "mine").iterdir())) == 1
+
+
+@pytest.mark.parametrize("option", ["model.teacher", "model.backbone"])
+def test_a_run_in_place_of_a_model_is_one_line_that_names_its_net(option, run, short_run, capsys, tmp_path):
+    args = ["fit", "--model", "SVD", *short_run, "--run_dir", tmp_path / "new", f"--{option}", run]
+    line = fails(capsys, *args)
+    assert line == f"error: {option}: '{run}' is a run, not a model; give its net, {run / 'dense' / 'net'}"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_teacher_that_is_no_model_is_named_as_what_it_is(short_run, capsys, tmp_path):
+    """Not as the backbone, whose loader it goes through."""
+    args = ["fit", "--model", "SVD", *short_run, "--run_dir", tmp_path / "new", "--model.teacher"]
+    assert f"model.teacher: '{tmp_path}' holds no config.json" in fails(capsys, *args, tmp_path)
+    assert "model.teacher: no folder '/nowhere'" in fails(capsys, *args, "/nowhere")

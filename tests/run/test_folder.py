@@ -66,3 +66,21 @@ def test_unreadable_config_is_one_line(tmp_path):
     with pytest.raises(UserError, match="is not readable YAML") as error:
         Run(tmp_path).config()
     assert "\n" not in str(error.value)
+
+
+def of_lpaf(**init):
+    return CONFIG | {"model": {"class_path": "lit_compress.methods.LPAF", "init_args": {"rank": None, **init}}}
+
+
+def test_a_density_that_an_earlier_version_stored_is_the_usual_one(tmp_path):
+    """It stored 0.25 where none was given."""
+    run = Run(tmp_path)
+    run.begin(of_lpaf(density=0.25))
+    run.check_same(of_lpaf(density=None))
+    run.check_same(of_lpaf(density=0.25))
+    with pytest.raises(UserError, match=r"model.density was 0.25, now 0.5"):
+        run.check_same(of_lpaf(density=0.5))
+    run.begin(of_lpaf(density=0.25, rank=30))
+    run.check_same(of_lpaf(density=None, rank=30))
+    with pytest.raises(UserError, match=r"model.density was None, now 0.25"):
+        run.check_same(of_lpaf(density=0.25))

@@ -1,0 +1,212 @@
+"""A hundred mistakes: typos of every class of options, wrong values, folders and files. Each is one line, exit code 2.
+
+The line names the option as it was typed, and what is nearest to it among the options of the method at hand.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from inspect import signature
+
+import pytest
+from test_cli import fails
+
+from lit_compress import methods
+from lit_compress.cli.commands import _SHORT
+from lit_compress.cli.options import parameters_of
+from lit_compress.cli.targets import Target
+from lit_compress.data.custom import Custom
+from lit_compress.data.datamodule import DataModule
+
+TOP = ("run_dir", "ckpt_path", "checkpoint_every", "seed_everything", "print_config")
+DATA = sorted(signature(DataModule).parameters.keys() - {"backbone", "seed"})
+TRAINER = ("accelerator", "devices", "precision", "max_steps", "callbacks", "accumulate_grad_batches")
+METHODS = [name for name in methods.__all__ if name != "Method"]
+
+
+def misspelt(option: str) -> str:
+    """The option without the letter in the middle of its last word."""
+    group, dot, name = option.rpartition(".")
+    middle = len(name) // 2
+    return f"{group}{dot}{name[:middle]}{name[middle + 1 :]}"
+
+
+def own_options(name: str) -> list[str]:
+    """An option of the method and one of each of its stages, all of its own where it has some."""
+    common, found = signature(methods.Method).parameters, []
+    parameters = parameters_of(getattr(methods, name))
+    plain = [key for key, p in parameters.items() if not is_dataclass(p.default) and key not in ("task", "backbone")]
+    found.append(f"model.{([key for key in plain if key not in common] or ['density'])[0]}")
+    for key, parameter in parameters.items():
+        if is_dataclass(parameter.default) and key not in common:
+            found.append(f"model.{key}.{fields(parameter.default)[-1].name}")
+    return found
+
+
+SVD = ("fit", "--model", "SVD")
+ONE_SHOT = ("factorize", "MODEL", "OUT", "--data.task", "sst2")
+TYPOS = [
+    *(("fit", "--model", name, f"--{misspelt(option)}", "1") for name in METHODS for option in own_options(name)),
+    *((*SVD, f"--{misspelt(option)}", "1") for option in TOP),
+    *((*SVD, f"--{misspelt(f'data.{option}')}=1") for option in DATA),
+    *((*SVD, f"--{misspelt(f'data.custom.{field.name}')}", "1") for field in fields(Custom)),
+    *((*SVD, f"--{misspelt(f'trainer.{option}')}", "1") for option in TRAINER),
+    *((*SVD, f"--{misspelt(f'model.{option}')}", "1") for option in ("backbone", "teacher", "dense.epochs")),
+    *((*SVD, f"--{misspelt(f'model.distillation.{option}')}", "1") for option in ("alpha", "temperature")),
+    *((*ONE_SHOT, f"--{misspelt(option)}", "1") for option in _SHORT),
+    ("predict", "MODEL", "--data.task=sst2", "--ouput", "x"),
+    ("export", "RUN", "OUT", "--frmat", "onnx"),
+    ("export", "RUN", "OUT", "--round_o", "8"),
+    ("analyze", "sweep", "MODEL", "OUT", "--data.task", "sst2", "--ratos", "0.5"),
+    ("clean", "RUN", "--al"),
+]
+
+
+def typo_of(args: tuple[str, ...]) -> str:
+    return next(word for word in reversed(args) if word.startswith("--")).lstrip("-").partition("=")[0]
+
+
+@pytest.mark.parametrize("args", TYPOS, ids=lambda args: f"{args[2] if args[0] == 'fit' else args[0]}-{typo_of(args)}")
+def test_an_option_that_is_misspelt(args, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lit_compress.cli.commands.find_target", lambda *_: Target("", tmp_path, None))
+    line = fails(capsys, *args)
+    assert typo_of(args) in line
+    if args[0] == "predict":
+        assert "did you mean 'output'?" in line
+
+
+def test_the_nearest_is_the_option_that_was_meant(capsys, tmp_path, monkeypatch):
+    """For nearly all: where the middle letter is half of the word another may be as near."""
+    monkeypatch.chdir(tmp_path)
+    for option in ("model.retrain.sigma_side", "data.batch_size", "data.custom.label", "trainer.devices", "run_dir"):
+        assert f"did you mean '{option}'?" in fails(capsys, *SVD, f"--{misspelt(option)}", "1")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("FirstOrder", "--model.prune.scoer", "signed"), "'model.prune.scoer'; did you mean 'model.prune.score'?"),
+        (("FirstOrder", "--model.prune.beta2", "1"), "'model.prune.beta2' for FirstOrder; its options: model.prune."),
+        (("FirstOrder", "--model.rank", "1"), "'model.rank' for FirstOrder; its options: model.backbone, model.dense,"),
+        (("FirstOrder", "--model.gates", "1"), "'model.gates'; "),
+        (("SVD", "--epochs", "3"), "unknown option 'epochs'; did you mean 'model.dense.epochs'?"),
+        (("SVD", "--task", "sst2"), "unknown option 'task'; did you mean 'data.task'?"),
+        (("SVD", "--run_dr", "x"), "unknown option 'run_dr'; did you mean 'run_dir'?"),
+    ],
+)
+def test_hints_are_of_the_method_at_hand(args, words, capsys):
+    line = fails(capsys, "fit", "--model", *args)
+    assert words in line
+    own = {f"model.{name}" for name in parameters_of(getattr(methods, args[0]))} | {"model.dense.epochs"}
+    named = {word.strip("';?,:") for word in line.split() if word.strip("';?,:").startswith("model.")}
+    assert {".".join(name.split(".")[:2]) for name in named if name != args[1][2:]} <= own
+
+
+WRONG = [
+    (*SVD, "--model.density", "x"),
+    (*SVD, "--model.rank", "1.5"),
+    (*SVD, "--model.rank_ratio", "2"),
+    (*SVD, "--model.allocation", "globl"),
+    (*SVD, "--model.dense", "3"),
+    (*SVD, "--model.dense.epochs", "-1"),
+    (*SVD, "--model.dense.learning_rate", "fast"),
+    (*SVD, "--model.distillation.alpha", "7"),
+    (*SVD, "--model.task=sst2"),
+    (*SVD, "--data.task", "sts2"),
+    (*SVD, "--data.batch_size", "many"),
+    (*SVD, "--data.num_workers", "-1"),
+    (*SVD, "--data.max_length", "0"),
+    (*SVD, "--data.custom", "reviews"),
+    (*SVD, "--trainer.precision", "8"),
+    (*SVD, "--trainer.max_steps", "x"),
+    (*SVD, "--seed_everything", "-1"),
+    (*SVD, "--seed_everything", "x"),
+    (*SVD, "--checkpoint_every", "0"),
+    (*SVD, "--config", "nowhere.yaml"),
+    (*SVD, "--model.backbone", "EMPTY"),
+    (*SVD, "--model.backbone", "FILE"),
+    (*SVD, "--model.backbone", "./nowhere"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "./nowhere"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "EMPTY"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "FILE"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--model.teacher", "EMPTY"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--model.teacher", "./nowhere"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--run_dir", "FILE"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--run_dir", "FULL"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--data.train_examples", "1000"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--data.validation_examples", "1000"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--data.max_length", "1000"),
+    (*SVD, "--model.backbone", "TINY", "--data.path", "DATA", "--trainer.devices", "x"),
+    ("predict", "MODEL", "--data.task", "sst2", "--output", "EMPTY"),
+    ("factorize", "MODEL", "OUT", "--data.task", "sst2", "--density", "x"),
+    ("factorize", "MODEL", "OUT", "--data.task", "sst3"),
+    ("factorize", "MODEL", "FULL", "--data.task", "sst2"),
+    ("factorize", "./nowhere", "OUT", "--data.task", "sst2"),
+    ("analyze", "sweeep", "MODEL", "OUT", "--data.task", "sst2"),
+    ("analyze", "sweep", "MODEL", "OUT", "--data.task", "sst2", "--ratios", "x"),
+    ("analyze", "allocation", "./nowhere", "OUT"),
+    ("export", "EMPTY", "OUT"),
+    ("export", "RUN", "OUT", "--format", "onx"),
+    ("export", "RUN", "OUT", "--round_to", "x"),
+    ("clean", "./nowhere"),
+    ("clean", "FILE"),
+    ("validate", "EMPTY"),
+    ("test", "./nowhere"),
+    ("predict", "FILE"),
+]
+
+
+GIVEN_BEFORE = ("sweeep", "EMPTY", "./nowhere", "FULL")  # where options follow that are right
+
+
+@pytest.fixture
+def place(tmp_path, tiny_backbone, tiny_data, monkeypatch):
+    """Folders and files by the names that stand for them."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "full"):
+        (tmp_path / name).mkdir()
+    for name in ("file.bin", "full/thesis.txt"):
+        (tmp_path / name).write_bytes(b"\x00\xff not a table")
+    return {"EMPTY": "empty", "FULL": "full", "FILE": "file.bin", "TINY": str(tiny_backbone), "DATA": str(tiny_data),
+            "MODEL": str(tiny_backbone)}  # fmt: skip
+
+
+@pytest.mark.parametrize("args", WRONG, ids=lambda args: " ".join(args))
+def test_a_wrong_value_folder_or_file(args, capsys, place, tmp_path):
+    """The line has what was given, and the option or the command that it was given to."""
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    line = fails(capsys, *(place.get(word, word) for word in args))
+    position = args.index(next((word for word in args if word in GIVEN_BEFORE), args[-1]))
+    wrong = args[position]
+    said = place.get(wrong, wrong).removeprefix("./").removeprefix("--").removesuffix("=sst2")
+    assert said in line or args[position - 1] in ("--config", "--model.dense.epochs")
+    if args[position - 1].startswith("--"):
+        assert args[position - 1].lstrip("-") in line
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+CONFIGS = {
+    "model.init_args.densiy": {"model": {"init_args": {"densiy": 0.5}}},
+    "model.init_args.retrain.epchs": {"model": {"init_args": {"retrain": {"epchs": 3}}}},
+    "model.init_arg": {"model": {"init_arg": {}}},
+    "model.density": {"model": {"density": 0.5}},
+    "data.pth": {"data": {"pth": "x"}},
+    "data.custom.txt": {"data": {"custom": {"txt": "x"}}},
+    "trainer.devics": {"trainer": {"devics": 1}},
+    "sed_everything": {"sed_everything": 1},
+}
+
+
+@pytest.mark.parametrize("key", CONFIGS)
+def test_a_misspelt_key_of_a_config(key, capsys, tmp_path):
+    config = CONFIGS[key]
+    config["model"] = {"class_path": "lit_compress.methods.SVD", **config.get("model", {})}
+    (tmp_path / "mine.yaml").write_text(json.dumps(config))
+    line = fails(capsys, "fit", "--config", tmp_path / "mine.yaml")
+    assert key.rpartition(".")[2] in line and "did you mean" in line
+
+
+def test_there_are_a_hundred():
+    assert len(TYPOS) + len(WRONG) + len(CONFIGS) >= 100

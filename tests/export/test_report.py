@@ -1,0 +1,81 @@
+"""The final table: how sure the metric is and of how many rows; narrow enough for a terminal, plain in a log."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from lit_compress.evaluation.intervals import standard_error, wilson
+from lit_compress.export.report import add_intervals, markdown, print_table, score_line
+
+PARAMS = {"sites": 85_054_464, "non_embedding": 85_648_130, "total": 109_483_778}
+TIMES = {"median": 112.48, "p10": 110.22, "p90": 131.94, "batch": 1, "length": 128, "threads": 1}
+
+
+def entry(metric, **values):
+    return {"metric": metric, "initial": 0.5, "density": 0.2461, "kept": 0.25, "stored": 0.9999, "params": PARAMS,
+            "flops": 22_354_000_000, "bytes": 437_958_648, "latency_ms": TIMES} | values  # fmt: skip
+
+
+def report(name="accuracy", **values):
+    """Of four nets of the size of BERT."""
+    stages = {stage: entry(metric) for stage, metric in
+              (("dense", 0.92), ("prune", 0.9), ("retrain", 0.81), ("compressed", 0.8165))}  # fmt: skip
+    return {
+        "task": "sst2", "method": "CoFiLoSparse", "stages": stages, "dense": stages["dense"],
+        "compressed": stages["compressed"], "metric": {"name": name, "rows": 872, "available": 872}, **values,
+    }  # fmt: skip
+
+
+def splits(rows, available):
+    return {"splits": [{"rows": rows, "available": available}]}
+
+
+@pytest.mark.parametrize(
+    ("values", "rows"),
+    [
+        ({}, "872 rows"),
+        ({"metric": {"name": "accuracy", "rows": 64, "available": 872}}, "64 of 872 rows"),
+        ({"metric": {"name": "accuracy", "rows": 5_463, "available": None}}, "5,463 rows"),
+        ({"data": splits(67_349, 67_349)}, "872 rows"),
+        ({"data": splits(96, 67_349)}, "872 rows, after 96 of 67,349 training rows"),
+    ],
+)
+def test_the_metric_has_its_number_of_rows_and_its_standard_error(values, rows):
+    made = report(**values)
+    add_intervals(made, wilson(0.8165, made["metric"]["rows"]))
+    error = (0.8165 * 0.1835 / made["metric"]["rows"]) ** 0.5
+    assert standard_error(made["compressed"]["interval"]) == pytest.approx(error, rel=0.03)
+    shown = f"{standard_error(made['compressed']['interval']):.4f}"
+    assert score_line(made) == f"dev accuracy 0.8165 ± {shown} ({rows})"
+    assert f"| ± {shown} |" in markdown(made)
+    assert made["dense"]["interval"] == list(wilson(0.92, made["metric"]["rows"]))
+
+
+def test_only_what_was_drawn_is_known_of_other_metrics():
+    made = report("matthews")
+    add_intervals(made, (0.80, 0.84))
+    assert made["dense"]["interval"] is None and made["compressed"]["interval"] == [0.80, 0.84]
+    assert score_line(made) == "dev matthews 0.8165 ± 0.0102 (872 rows)"
+    add_intervals(made, None)
+    assert score_line(made) == "dev matthews 0.8165 (872 rows)" and "standard error" not in markdown(made)
+
+
+def test_a_report_of_an_earlier_version_is_shown():
+    made = report(metric={"name": "accuracy", "mode": "max"})
+    assert score_line(made) == "dev accuracy 0.8165" and "0.8165" in markdown(made)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_log_is_plain_and_no_wider_than_a_screen(encoding, monkeypatch):
+    """Also where it cannot hold every character."""
+    made = report(data=splits(96, 67_349))
+    add_intervals(made, wilson(0.8165, 872))
+    log = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(log, encoding=encoding, write_through=True))
+    print_table(made)
+    lines = log.getvalue().decode(encoding).splitlines()
+    assert "\x1b" not in "".join(lines) and max(map(len, lines)) <= 100
+    assert any("0.8165" in line and "872 rows" in line for line in lines)
