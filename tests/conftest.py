@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from quick import quick_runs
 from reloads import Reloader
 from stage_fixtures import dense, fit  # noqa: F401
 from tiny import WORDS, make_net
@@ -38,10 +39,10 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _quick_reloads() -> Iterator[None]:
-    """Load exports in forks of one process, see reloads.py."""
+def _quick() -> Iterator[None]:
+    """Load exports in forks of one process (reloads.py); draw and time little (quick.py)."""
     reloader = Reloader()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, quick_runs():
         patch.setattr("lit_compress.export.check.subprocess", reloader)
         yield
     reloader.close()

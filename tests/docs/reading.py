@@ -6,8 +6,6 @@ Commands get what makes them tiny: a net of two layers, a few rows, an epoch.
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import inspect
 import io
 import re
@@ -224,13 +222,7 @@ def run_python(item: Item) -> str:
 
 @contextlib.contextmanager
 def quick():
-    """Leave out what takes seconds and is tested elsewhere: the reload in another process, timings, fine pictures."""
-    import matplotlib
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    with pytest.MonkeyPatch.context() as patch, matplotlib.rc_context({"figure.dpi": 20, "savefig.dpi": 20}):
-        patch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: None)
+    """Leave out the reload in another process, which takes seconds and is tested elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
-        report = importlib.import_module("lit_compress.export.report")
-        patch.setattr(report, "latency", functools.partial(report.latency, repeats=10))
         yield
