@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -11,6 +12,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from quick import quick_runs
+from reloads import Reloader
 from stage_fixtures import dense, fit  # noqa: F401
 from tiny import WORDS, make_net
 
@@ -33,6 +36,16 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["LIT_COMPRESS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick() -> Iterator[None]:
+    """Load exports in forks of one process (reloads.py); draw and time little (quick.py)."""
+    reloader = Reloader()
+    with pytest.MonkeyPatch.context() as patch, quick_runs():
+        patch.setattr("lit_compress.export.check.subprocess", reloader)
+        yield
+    reloader.close()
 
 
 @pytest.fixture(scope="session")

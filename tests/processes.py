@@ -20,12 +20,14 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from quick import quick_runs
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
         "lit_compress.cli.commands",
         "lit_compress.methods",
+        "processes",
         "transformers.models.bert.modeling_bert",
         "torch.distributed.fsdp",
     ]
@@ -63,7 +65,8 @@ def _run(args: list[str], errors: Path, environment: dict[str, str]) -> None:
         rank_zero_only.rank = int(environment["KNOWN_RANK"])
     torch.set_num_threads(1)
     folder.check_export = lambda net, path: 0.0
-    main(args)
+    with quick_runs():
+        main(args)
 
 
 def finish(process: subprocess.Popen | BaseProcess, errors: Path) -> None:

@@ -9,7 +9,7 @@ This is the only file that knows Lightning's order inside an optimizer step: clo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import ceil, inf
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -24,9 +24,9 @@ from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure, describe
 from lit_compress.numerics.losses import task_loss
-from lit_compress.numerics.schedules import linear_warmup_decay
 from lit_compress.stages.base import Stage, Training, count_steps
 from lit_compress.stages.distillation import Distillation, check_widths, distillation_terms, hidden_states
+from lit_compress.stages.optimizer import build_adamw, build_schedule
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
@@ -155,43 +155,19 @@ class Method(pl.LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:
         """Return AdamW, and a schedule of linear warm-up and decay that depends on the optimizer step only."""
         assert self.stage is not None and self.net is not None
-        settings = self.stage.settings
         trainer = self.trainer
         batches = trainer.datamodule.batches_per_epoch(trainer.world_size)  # type: ignore[attr-defined]
         self.stage.set_total_steps(
             count_steps(
                 batches,
-                settings.epochs,
+                self.stage.settings.epochs,
                 trainer.accumulate_grad_batches,
                 trainer.limit_train_batches,
                 trainer.max_steps,
             )
         )
-        own = self.stage.param_groups(self.net)
-        named = {id(parameter) for group in own for parameter in group["params"]}
-        decay, plain = [], []
-        for parameter in self.net.parameters():
-            if parameter.requires_grad and id(parameter) not in named:
-                (decay if parameter.ndim > 1 else plain).append(parameter)
-        optimizer = torch.optim.AdamW(
-            [
-                {"params": decay, "weight_decay": settings.weight_decay},
-                {"params": plain, "weight_decay": 0.0},
-                *own,
-            ],
-            lr=settings.learning_rate,
-            # A fused optimizer unscales float16 gradients itself, so that scores would be read scaled.
-            fused=None if self.trainer.precision == "16-mixed" else True,
-        )
-        if self.trainer.precision == "bf16-mixed":
-            optimizer._step_supports_amp_scaling = False  # nothing is scaled: Lightning may clip
-        total, warmup = self.stage.total_steps, ceil(settings.warmup * self.stage.total_steps)
-
-        def scheduled(step: int) -> float:
-            return linear_warmup_decay(step, total, warmup)
-
-        factors = [(lambda step: 1.0) if group.get("constant") else scheduled for group in optimizer.param_groups]
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
+        optimizer = build_adamw(self.stage, self.net, trainer.precision)
+        schedule = build_schedule(self.stage, optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     # ---------------------------------------------------------------- loss

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from test_cli import fails
+from mistakes import fails
 
 from lit_compress.__main__ import main
 from lit_compress.cli.recipes import FOLDER, find_config, merge_row, recipes, resolve_config, shipped

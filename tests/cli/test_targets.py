@@ -6,19 +6,11 @@ import json
 import shutil
 
 import pytest
+from mistakes import fails
 from safetensors.torch import load_file, save_file
-from test_cli import fails
 
 from lit_compress.__main__ import main
 from lit_compress.utils import progress
-
-
-@pytest.fixture(scope="module")
-def run(short_run, tmp_path_factory):
-    """A finished SVD run."""
-    folder = tmp_path_factory.mktemp("targets") / "run"
-    main(["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir", str(folder)])
-    return folder
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,18 @@ def exported(family, folder):
     return fused
 
 
+@pytest.fixture
+def new_process(monkeypatch):
+    """Reload in a process that is started anew, as users do, not in a fork (reloads.py)."""
+    monkeypatch.setattr("lit_compress.export.check.subprocess", subprocess)
+
+
 @pytest.mark.parametrize("family", TINY)
 def test_every_family_loads_alone_with_the_same_logits(family, tmp_path):
     assert check_export(exported(family, tmp_path), tmp_path) <= 1e-6
 
 
-def test_a_folder_may_be_given_from_here(tmp_path, monkeypatch):
+def test_a_folder_may_be_given_from_here(tmp_path, monkeypatch, new_process):
     monkeypatch.chdir(tmp_path)
     folder = Path("out")
     folder.mkdir()
@@ -54,7 +61,10 @@ def test_other_weights_are_refused(tmp_path):
         check_export(net, tmp_path)
 
 
-def test_a_file_that_needs_the_package_is_refused(tmp_path):
+@pytest.mark.parametrize("process", ["fork", "new_process"])
+def test_a_file_that_needs_the_package_is_refused(process, tmp_path, request):
+    if process == "new_process":
+        request.getfixturevalue(process)
     net = exported("bert", tmp_path)
     source = tmp_path / "modeling_compressed.py"
     source.write_text(source.read_text().replace("import torch\n", "import torch\nimport lit_compress\n", 1))

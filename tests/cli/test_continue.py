@@ -1,0 +1,132 @@
+"""Runs that are there already: not overwritten, continued only with what they were begun with, never half exported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+
+import processes
+import pytest
+import torch
+from mistakes import fails, fit
+
+from lit_compress.__main__ import main
+from lit_compress.run.callbacks import Checkpoints
+
+
+def test_an_existing_run_is_not_overwritten(run, capsys, short_run):
+    assert "exists already; continue it with --ckpt_path last" in fails(capsys, *fit(short_run, run))
+
+
+def test_a_run_of_another_config_is_refused(run, capsys, short_run):
+    line = fails(capsys, *fit(short_run, run, "--model.retrain.learning_rate", "0.5", "--ckpt_path", "last"))
+    assert "model.retrain.learning_rate was 0.001, now 0.5" in line
+
+
+def test_a_finished_run_shows_its_table_again(run, capsys, short_run):
+    before = (run / "export" / "model.safetensors").stat().st_mtime_ns
+    main(fit(short_run, run, "--ckpt_path", "last"))
+    assert "site density" in capsys.readouterr().out
+    assert (run / "export" / "model.safetensors").stat().st_mtime_ns == before
+
+
+@pytest.fixture
+def stopped(run, tmp_path):
+    """The run as it stood in the middle of its last stage."""
+    folder = tmp_path / "stopped"
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("export", "report.json", "net"))
+    shutil.copytree(run / "dense" / "net", folder / "dense" / "net")
+    records = json.loads((folder / "stages.json").read_text())[:1]
+    (folder / "stages.json").write_text(json.dumps(records))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x00\x01broken", "is not a readable checkpoint"),
+        (b"", "is not a readable checkpoint"),
+        ({"state_dict": {}}, "was not written by lit_compress"),
+        ({"lit_compress": {"method": "LPAF", "stage": "retrain"}}, "is of LPAF, stage retrain, not of SVD"),
+    ],
+)
+def test_corrupt_or_foreign_checkpoint_is_one_line(stopped, content, words, capsys, short_run):
+    path = stopped / "retrain" / "last.ckpt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    kept = path.read_bytes()
+    assert words in fails(capsys, *fit(short_run, stopped, "--ckpt_path", "last"))
+    assert path.read_bytes() == kept
+
+
+def test_checkpoint_of_elsewhere_is_refused(run, stopped, capsys, short_run):
+    for path in (run / "retrain" / "best.ckpt", stopped / "nothing.ckpt"):
+        assert "ckpt_path: " in fails(capsys, *fit(short_run, stopped, "--ckpt_path", path))
+
+
+def test_a_changed_length_is_refused(run, stopped, capsys, short_run, tmp_path, tiny_data):
+    """The schedules would move: other data under the same config."""
+    checkpoint = torch.load(run / "retrain" / "best.ckpt", weights_only=True)
+    assert checkpoint["lit_compress"]["total_steps"] == 26
+    data = tmp_path / "less"
+    shutil.copytree(tiny_data, data)
+    lines = (data / "train.jsonl").read_text().splitlines()
+    (data / "train.jsonl").write_text("\n".join(lines[:50]) + "\n")
+    args = fit(short_run, stopped, "--checkpoint_every", "2")
+    with pytest.MonkeyPatch.context() as patch:  # stop after the first checkpoint
+        from lit_compress.run.callbacks import Checkpoints
+
+        save = Checkpoints._save
+
+        def once(self, trainer, name, weights_only=False):
+            save(self, trainer, name, weights_only)
+            if name == "last.ckpt":
+                raise RuntimeError("stopped")
+
+        patch.setattr(Checkpoints, "_save", once)
+        with pytest.raises(RuntimeError, match="stopped"):
+            main([*args, "--ckpt_path", "last"])
+    line = fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))
+    assert "begun with 26 optimizer steps, this config makes 14" in line
+    lines[0] = lines[0].replace("a film", "dull film").replace('"sentence": "', '"sentence": "very ')
+    (data / "train.jsonl").write_text("\n".join(lines) + "\n")  # as many rows, another text
+    line = fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))
+    assert "the data is not what the stage was begun with" in line
+
+
+def test_unfinished_run_is_not_exported(stopped, tmp_path, capsys):
+    assert "stage retrain of" in fails(capsys, "export", stopped, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_terminated_run_does_not_end_as_if_it_were_done(short_run, tmp_path):
+    args = ["fit", "--model", "SVD", *short_run, "--run_dir", str(tmp_path / "run"), "--checkpoint_every", "1"]
+    process = processes.fork(args, tmp_path / "errors")
+    while not (tmp_path / "run" / "dense" / "last.ckpt").exists():
+        assert process.exitcode is None, (tmp_path / "errors").read_text()
+        time.sleep(0.005)
+    process.terminate()
+    process.join()
+    assert process.exitcode == 143
+    assert "--ckpt_path last continues" in (tmp_path / "errors").read_text()
+
+
+def test_a_checkpoint_is_read_once(run, stopped, short_run, monkeypatch):
+    from lit_compress.run import runner
+
+    read, save, found = runner.read_checkpoint, Checkpoints._save, []
+
+    def stop(self, trainer, name, weights_only=False):
+        save(self, trainer, name, weights_only)
+        raise RuntimeError("stopped")
+
+    args = [*fit(short_run, stopped), "--checkpoint_every", "2", "--ckpt_path", "last"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_save", stop)
+        with pytest.raises(RuntimeError, match="stopped"):
+            main(args)
+    monkeypatch.setattr(runner, "read_checkpoint", lambda path: found.append(path.name) or read(path))
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    main(args)
+    assert found == ["last.ckpt", "best.ckpt"]

@@ -1,0 +1,130 @@
+"""validate, test, predict and export on a run and its export: they agree, and nothing of the user's is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from mistakes import fails
+
+from lit_compress.__main__ import main
+
+
+def test_validate_run_and_export_agree_with_the_report(run, capsys):
+    report = json.loads((run / "report.json").read_text())
+    for target in (run, run / "export"):
+        capsys.readouterr()
+        main(["validate", str(target)])
+        said = dict(line.split() for line in capsys.readouterr().out.splitlines())
+        assert list(said) == ["val/accuracy", "val/rows", "val/accuracy_low95", "val/accuracy_high95"]
+        assert float(said["val/accuracy"]) == pytest.approx(report["compressed"]["metric"], abs=1e-6)
+        assert said["val/rows"] == "40"
+        assert float(said["val/accuracy_low95"]) < float(said["val/accuracy"]) < float(said["val/accuracy_high95"])
+
+
+def test_test_needs_labels(run, capsys, tmp_path, tiny_data):
+    data = tmp_path / "data"
+    shutil.copytree(tiny_data, data)
+    shutil.copy(data / "validation.jsonl", data / "test.jsonl")
+    main(["test", str(run), "--data.path", str(data)])
+    assert capsys.readouterr().out.startswith("test/accuracy ")
+    (data / "test.jsonl").write_text('{"sentence": "a film", "label": -1}\n')
+    assert "labels" in fails(capsys, "test", run, "--data.path", data)
+
+
+@pytest.mark.parametrize("target", ["", "export"])
+def test_predict_writes_text_label_probability(run, target, tmp_path, tiny_data):
+    out = tmp_path / "p.jsonl"
+    main(["predict", str(run / target), "--output", str(out)])
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = [json.loads(line) for line in (tiny_data / "validation.jsonl").read_text().splitlines()]
+    assert [line["sentence"] for line in lines] == [row["sentence"] for row in rows]
+    assert all(line["label"] in ("negative", "positive") and 0.5 <= line["probability"] <= 1 for line in lines)
+
+
+def test_a_limit_on_validation_examples_is_no_limit_on_predictions(run, tmp_path, capsys, tiny_data):
+    """What fit was given holds for validate, not for predict, which takes it when it is given to itself."""
+    folder, out = tmp_path / "export", tmp_path / "p.jsonl"
+    shutil.copytree(run / "export", folder)
+    report = json.loads((folder / "report.json").read_text())
+    report["config"]["data"]["validation_examples"] = 7
+    (folder / "report.json").write_text(json.dumps(report))
+
+    def said(command, *args):
+        main([command, str(folder), *args])
+        return capsys.readouterr().out
+
+    assert said("predict", "--output", str(out)).startswith("40 predictions")
+    every = out.read_text().splitlines()
+    assert said("predict", "--output", str(out), "--data.validation_examples", "6").startswith("6 predictions")
+    assert set(out.read_text().splitlines()) < set(every)
+    stored = said("validate")
+    assert float(stored.split()[1]) * 7 == pytest.approx(round(float(stored.split()[1]) * 7), abs=1e-5)
+    assert stored != said("validate", "--data.validation_examples", "null")
+    words = "data.validation_examples: 41 is more than there are; the largest is 40"
+    assert words in fails(capsys, "validate", folder, "--data.validation_examples", "41")
+
+
+def test_predict_needs_no_labels(run, tmp_path):
+    (tmp_path / "test.csv").write_text("sentence\na great film\n")
+    main(["predict", str(run), "--data.path", str(tmp_path), "--output", str(tmp_path / "p.jsonl")])
+    (line,) = (tmp_path / "p.jsonl").read_text().splitlines()
+    assert json.loads(line)["sentence"] == "a great film"
+
+
+def test_predict_keeps_ids_and_given_labels(run, tmp_path):
+    """Also labels that are no classes: nothing is scored."""
+    rows = ["id,sentence,label", "7,a great film,1", "x,a dull film,unknown", ",a warm film,"]
+    (tmp_path / "test.csv").write_text("\n".join(rows) + "\n")
+    main(["predict", str(run), "--data.path", str(tmp_path / "test.csv"), "--output", str(tmp_path / "p.jsonl")])
+    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert list(lines[0]) == ["id", "sentence", "given", "label", "probability"]
+    assert [(line.get("id"), line["sentence"], line.get("given")) for line in lines] == [
+        ("7", "a great film", "positive"), ("x", "a dull film", "unknown"), (None, "a warm film", None)
+    ]  # fmt: skip
+
+
+def test_output_may_stand_anywhere_and_is_checked_before_the_work(run, tmp_path, capsys, monkeypatch, tiny_data):
+    for args in (
+        ["--output", "OUT", "RUN"],
+        ["RUN", "--output=OUT"],
+        ["RUN", "--data.batch_size", "8", "--output", "OUT"],
+    ):
+        out = tmp_path / "new" / "folder" / "p.jsonl"
+        main(["predict", *(arg.replace("OUT", str(out)).replace("RUN", str(run)) for arg in args)])
+        assert len(out.read_text().splitlines()) == 40
+        out.unlink()
+    monkeypatch.setattr("lit_compress.cli.targets.load_net", None)  # nothing is loaded
+    (tmp_path / "file").write_text("")
+    assert "is a folder; give a file" in fails(capsys, "predict", "--output", tmp_path, run)
+    assert f"'{tmp_path}/file' is a file" in fails(capsys, "predict", run, "--output", tmp_path / "file" / "p.jsonl")
+    data = tmp_path / "mine.jsonl"
+    shutil.copy(tiny_data / "validation.jsonl", data)
+    line = fails(capsys, "predict", run, "--output", data, "--data.path", data)
+    assert "is the file that is read; give another" in line and len(data.read_text().splitlines()) == 40
+
+
+def test_validate_and_test_read_all_of_a_file_that_fit_has_not_seen(run, tmp_path, capsys, tiny_data):
+    shutil.copy(tiny_data / "validation.jsonl", tmp_path / "mine.jsonl")
+    for command, prefix in (("validate", "val"), ("test", "test")):
+        main([command, str(run), "--data.path", str(tmp_path / "mine.jsonl")])
+        assert f"{prefix}/rows 40\n" in capsys.readouterr().out
+
+
+def test_export_again_gives_the_same_net(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["export", str(run), "out", "--format", "torch"])
+    assert "model.pt2: its logits differ by 0.0e+00" in capsys.readouterr().out
+    program = json.loads((tmp_path / "out" / "report.json").read_text())["program"]
+    assert program["file"] == "model.pt2" and (tmp_path / "out" / "model.pt2").stat().st_size == program["bytes"]
+    assert program["inputs"] == ["input_ids", "attention_mask", "token_type_ids"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'torch.export.load("model.pt2").module()(**inputs)' in card
+    assert "model.pt2" not in (run / "export" / "README.md").read_text()
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (run / "export" / "model.safetensors").read_bytes()
+    assert "--round_to 8 is for nets with narrow" in fails(capsys, "export", run, tmp_path / "x", "--round_to", "8")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("do not lose me")
+    assert "holds something that is not an export" in fails(capsys, "export", run, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").exists()

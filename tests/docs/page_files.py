@@ -1,0 +1,57 @@
+"""The data files that the pages name, of a few words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tiny import WORDS
+
+from lit_compress.data.datamodule import DataModule
+
+
+def rows_of(task: str, number: int) -> list[dict[str, Any]]:
+    """Return rows of a task as the hub has them, of a few words."""
+    record = DataModule(task).record
+    found = []
+    for i in range(number):
+        words = [WORDS[(i * 7 + j * 3) % len(WORDS)] for j in range(3 + i % 5)]
+        row: dict[str, Any] = {name: " ".join(words) for name in record.text}
+        if record.kind == "tagging":
+            row = {record.text[0]: words, record.label: [(i + j) % len(record.labels) for j in range(len(words))]}
+        elif record.kind == "span_qa":
+            start = len(words[0]) + 1
+            row |= {"id": str(i), record.label: {"text": [words[1]], "answer_start": [start]}}
+        elif record.kind == "summarization":
+            row[record.label] = " ".join(words[:2])
+        elif record.kind != "language_modelling":
+            row[record.label] = i % len(record.labels) if record.labels else float(i % 6)
+        found.append(row)
+    return found
+
+
+def write_rows(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> None:
+    """Write JSON lines, a file per split."""
+    folder.mkdir(parents=True)
+    for split, some in rows.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+
+
+def custom_files(place: Path) -> None:
+    """Write the single files of the page on data."""
+    rows = [" ".join(WORDS[(i + j) % len(WORDS)] for j in range(4 + i % 3)) for i in range(60)]
+
+    def csv(name: str, header: str, lines: list[str]) -> None:
+        (place / name).write_text("\n".join([header, *lines]) + "\n")
+
+    csv("reviews.csv", "review,stars", [f"{text},{1 + i % 3}" for i, text in enumerate(rows)])
+    csv("new_reviews.csv", "review", rows[:5])
+    csv("scores.csv", "left,right,score", [f"{text},{rows[0]},{i % 7}" for i, text in enumerate(rows)])
+    custom = {
+        "tagged": [{"tokens": text, "tags": " ".join("OX"[j % 2] for j in range(len(text.split())))} for text in rows],
+        "questions": [{"question": "the", "context": f"0 {text}", "answers": "0"} for text in rows],
+        "articles": [{"article": text, "headline": text[:5]} for text in rows],
+    }  # fmt: skip
+    for name, some in custom.items():
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))

@@ -1,0 +1,228 @@
+"""A page is run as a reader would: from its first command to its last, in a folder with the files it names.
+
+Commands get what makes them tiny: a net of two layers, a few rows, an epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import ROOT, Item, lit_compress_words
+
+from lit_compress import methods
+from lit_compress.__main__ import main
+from lit_compress.data.datamodule import DataModule
+
+CLASSES = {
+    "lpaf": "LPAF", "svd": "SVD", "fwsvd": "FWSVD", "losparse": "LoSparse", "losparse_bert": "LoSparse",
+    "low_rank_1": "LowRankI", "low_rank_2": "LowRankII", "itp": "ITP", "movement": "Movement", "cofi": "CoFi",
+    "cofi_losparse": "CoFiLoSparse", "sp3": "SP3", "magnitude": "Magnitude", "first_order": "FirstOrder",
+    "platon": "PLATON", "quickstart": "LPAF", "second_order": "SecondOrder",
+}  # fmt: skip
+STAGES = ("dense", "distil", "prune", "retrain")
+SHORT = {  # a schedule for a few steps
+    **{
+        name: {"start": "0.1", "end": "0.3", "interval": "1"}
+        for name in ("LoSparse", "LowRankII", "ITP", "CoFiLoSparse")
+    },
+    "Movement": {"start": "0.1", "end": "0.3"},
+    "PLATON": {"interval": "2", "start": "0.4", "end": "0.3"},
+}
+OF_TINY = {"5M": "8K", "8000": "48", "60": "6"}  # values for which the tiny net is too small
+LIKE_TINY = ["--data.batch_size", "8", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+
+
+def given(words: list[str], option: str) -> str | None:
+    """Return the last value of an option."""
+    return next((words[i + 1] for i in reversed(range(len(words) - 1)) if words[i] == option), None)
+
+
+def options_of(kind: type) -> dict[str, Any]:
+    """Return the options of a class with their defaults, those it hands on to its bases too."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if base.__module__.startswith(("lit_compress", "lightning")) and "__init__" in vars(base):
+            for name, parameter in inspect.signature(base.__init__).parameters.items():
+                if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) and name != "self":
+                    found[name] = parameter.default
+    return found
+
+
+def method_and_task(words: list[str]) -> tuple[str, str]:
+    """Return the class and the task of ``fit WORDS``; a recipe has both in its name."""
+    recipe = (given(words, "--config") or "").removesuffix(".yaml")
+    stem = max((name for name in CLASSES if recipe == name or recipe.startswith(f"{name}_")), key=len, default="")
+    named = "docstrings" if recipe == "quickstart" else recipe.removeprefix(f"{stem}_") or "sst2"
+    if any(word.startswith("--data.custom.") for word in words):
+        named = "custom"
+    return given(words, "--model") or CLASSES[stem], given(words, "--data.task") or named
+
+
+def tiny_fit(words: list[str], place: Path, teacher: Path) -> list[str]:
+    """Return ``fit WORDS`` for a tiny net and little data on one process.
+
+    Args:
+        words: after ``fit``, too.
+        place: the folder of the files.
+        teacher: a tiny net fine-tuned on SST-2; where it is there, only the first command makes one of its own.
+    """
+    method, task = method_and_task(words)
+    kind = given(words, "--data.custom.kind") if task == "custom" else DataModule(task).record.kind
+    backbone = {"summarization": "bart", "language_modelling": "opt"}.get(kind or "", "my_model")
+    words = [OF_TINY.get(word, word) for word in words]
+    extra = {"--model.backbone": str(place / backbone), "--data.path": str(place / "data" / task)}
+    if kind == "summarization":  # writing takes long
+        words += ["--data.target_length", "6", "--data.num_beams", "2"]
+    if task == "sst2" and teacher.exists():
+        extra["--data.train_examples"] = "48"
+        if given(words, "--model.backbone") is None:
+            extra["--model.teacher"] = str(teacher)
+    for name in options_of(getattr(methods, method)):
+        if name in STAGES:
+            extra |= {
+                f"--model.{name}.epochs": "2" if name == "dense" else "1",
+                f"--model.{name}.learning_rate": "3e-3",
+            }
+    extra |= {f"--model.prune.{name}": value for name, value in SHORT.get(method, {}).items()}
+    if "interval" in SHORT.get(method, {}):  # scores of rows need a few optimizer steps
+        extra["--trainer.accumulate_grad_batches"] = "1"
+    if method == "SP3":
+        extra["--model.params"] = "null" if given(words, "--model.density") else OF_TINY["5M"]
+    for name, value in extra.items():
+        if given(words, name) is None:
+            words += [name, value]
+    log = ["--trainer.logger", "false"] if teacher.exists() else []  # the first run shows what TensorBoard has
+    return [*words, *LIKE_TINY, *one_process(words), *log]
+
+
+def one_process(words: list[str]) -> list[str]:
+    """Return what brings a command for several devices to one."""
+    return ["--trainer.devices", "1", "--trainer.strategy", "auto"] if given(words, "--trainer.devices") else []
+
+
+def tiny(words: list[str], place: Path, teacher: Path) -> list[str]:
+    """Return the arguments that are run for a documented command."""
+    if {"--help", "--print_config"} & set(words):
+        return words
+    if words[0] == "fit":
+        return tiny_fit(words, place, teacher)
+    if words[0] in ("factorize", "analyze") and "--data.task" in words:
+        path = [] if given(words, "--data.path") else ["--data.path", str(place / "data" / "sst2")]
+        return [*words, *path, "--data.batch_size", "8"]
+    return words
+
+
+def run_command(words: list[str]) -> str:
+    """Run a command as `python -m lit_compress` does and return all it says."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            main(words)
+        except SystemExit as stop:
+            if stop.code not in (0, 2, None) or (stop.code == 2 and "error: " not in said.getvalue()):
+                raise
+    return said.getvalue()
+
+
+def skeleton(line: str, folders: tuple[str, ...] = ()) -> str:
+    """Return a line of output without numbers, borders and the folders of this machine."""
+    for folder in folders:
+        line = line.replace(f"{folder}/", "")
+    line = re.sub(r"[\u2500-\u257f]", " ", line)
+    return " ".join(re.sub(r"\d[\d,.]*(?:e[+-]\d+)?", "#", line).split())
+
+
+class Reader:
+    """Runs pages: each in a folder of its own, with the files of ``place`` and what was run before it once for all.
+
+    Args:
+        place: what pages name.
+        base: folder of the runs that several pages go on from.
+    """
+
+    def __init__(self, place: Path, base: Path) -> None:
+        self.place, self.base = place, base
+        self.known: dict[tuple[str, ...], str] = {}  # command -> what it said
+
+    def make(self, *texts: str) -> None:
+        """Run the commands that leave the shared runs."""
+        with contextlib.chdir(self.base):
+            for text in texts:
+                words = lit_compress_words(text)
+                assert words is not None
+                self.known[tuple(words)] = run_command(self.arguments(words))
+
+    def arguments(self, words: list[str]) -> list[str]:
+        """Return what is run for a documented command."""
+        return tiny(words, self.place, self.base / "runs" / "lpaf-sst2" / "dense" / "net")
+
+    def folder(self, target: Path) -> Path:
+        """Lay out the folder a page is read in."""
+        target.mkdir()
+        for path in self.place.iterdir():
+            (target / path.name).symlink_to(path)
+        (target / "runs").mkdir()
+        for path in (*self.base.glob("runs/*"), *self.base.glob("small_*")):
+            (target / path.relative_to(self.base)).symlink_to(path)
+        return target
+
+    def run(self, item: Item) -> str:
+        """Run one item in the present folder and return what it said."""
+        if item.language == "python":
+            return run_python(item)
+        words = lit_compress_words(item.text)
+        if words is None:
+            return check_other(shlex.split(item.text), Path.cwd())
+        return self.known.get(tuple(words)) or run_command(self.arguments(words))
+
+    def check(self, item: Item) -> None:
+        """Run one item; it must end well and say what the page shows."""
+        said = self.run(item)
+        shown = [skeleton(line) for line in item.output]
+        if item.language == "bash" and not any(line.startswith("error: ") for line in shown):
+            assert "error: " not in said, f"{item.where}: `{item.text}` fails: {said[said.index('error: ') :]}"
+        here = tuple(str(path.resolve()) for path in (Path.cwd(), self.base))
+        lines = {skeleton(line, here) for line in said.splitlines()}
+        for line in shown:
+            assert line in lines, f"{item.where}: `{item.text}` does not say `{line}` but\n" + "\n".join(sorted(lines))
+
+
+def check_other(words: list[str], here: Path) -> str:
+    """Check a command that is not of lit_compress without running it."""
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.M)
+        assert set(words[1:]) <= set(targets), f"Makefile has no {words[1:]}"
+    elif words[:2] == ["pip", "install"]:
+        extra = re.search(r"\[(\w+)\]", words[2])
+        assert words[2] == "." or extra, words
+        assert not extra or re.search(rf"^{extra[1]} = \[", (ROOT / "pyproject.toml").read_text(), flags=re.M), words
+    elif words[0] == "tensorboard":
+        assert words[1] == "--logdir" and (here / words[2]).is_dir(), words
+    else:
+        raise AssertionError(f"nobody knows how to run {words}")
+    return ""
+
+
+def run_python(item: Item) -> str:
+    """Run a block that uses an export; blocks of the pages on extending have tests of their own."""
+    if "from_pretrained" in item.text or "torch.export" in item.text:
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(item.text, item.where, "exec"), {})
+    else:
+        assert item.where.startswith("add_a"), f"{item.where}: nobody runs this code"
+    return ""
+
+
+@contextlib.contextmanager
+def quick():
+    """Leave out the reload in another process, which takes seconds and is tested elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+        yield

@@ -1,0 +1,128 @@
+"""README.md and docs/: every command runs, and outputs.md names every file and field.
+
+A command that nobody knows how to run is a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_files import custom_files, rows_of, write_rows
+from pages import PAGES, ROOT, items, lit_compress_words, python_blocks
+from reading import LIKE_TINY, Reader, quick, run_command, skeleton
+from tiny import WORDS, write_backbone
+
+from lit_compress.__main__ import main
+
+TASKS = ("wnli", "mrpc", "stsb", "squad", "squad_v2", "conll2003", "xsum", "docstrings")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_backbone: Path, tiny_data: Path) -> Path:
+    """The folder with all that pages name but do not make."""
+    folder = tmp_path_factory.mktemp("docs")
+    for name in ("my_model", "finetuned"):
+        shutil.copytree(tiny_backbone, folder / name)
+    write_backbone(folder / "opt", "opt", "wikitext2")
+    write_backbone(folder / "bart", "bart", "xsum")
+    for name in ("my_data", "data/sst2"):
+        shutil.copytree(tiny_data, folder / name)
+    write_rows(folder / "labelled_test", {"test": rows_of("sst2", 12)})
+    for task in TASKS:
+        write_rows(folder / "data" / task, {"train": rows_of(task, 48), "validation": rows_of(task, 16)})
+    text = "\n".join(" ".join(WORDS[(i * j) % len(WORDS)] for j in range(9)) for i in range(200)) + "\n"
+    for name, endings in (("my_texts", "txt"), ("data/wikitext2", "txt")):
+        (folder / name).mkdir(parents=True)
+        for split in ("train", "validation"):
+            (folder / name / f"{split}.{endings}").write_text(text)
+    custom_files(folder)
+    return folder
+
+
+SHARED = (
+    "python -m lit_compress fit --config quickstart.yaml",
+    "python -m lit_compress fit --config lpaf_sst2.yaml",
+    "python -m lit_compress export runs/lpaf-sst2 small_torch --format torch",
+)
+
+
+@pytest.fixture(scope="module")
+def reader(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    """A reader who has made what several pages go on from."""
+    found = Reader(place, tmp_path_factory.mktemp("base"))
+    with quick():
+        found.make(*SHARED)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if items(page)], ids=lambda page: page.stem)
+def test_every_command_of_a_page_runs(page, reader, tmp_path, monkeypatch):
+    monkeypatch.chdir(reader.folder(tmp_path / "here"))
+    for item in items(page):
+        with quick():
+            reader.check(item)
+
+
+@pytest.mark.slow
+def test_tables_have_the_rows_that_are_printed(reader):
+    said = reader.known[tuple(lit_compress_words(SHARED[0]) or ())]
+    printed = {skeleton(line) for line in said.splitlines()}
+    for page in PAGES:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if line.startswith(("│", "┃")):
+                assert skeleton(line) in printed, f"{page.name}: {line}"
+
+
+def field_names(value: Any, without: tuple[str, ...]) -> set[str]:
+    """Return the keys of nested dicts, but what is below the keys ``without``."""
+    if not isinstance(value, dict):
+        return set()
+    below = (field_names(child, without) for key, child in value.items() if key not in without)
+    return set(value).union(*below)
+
+
+@pytest.mark.slow
+def test_outputs_names_every_field_and_file(reader):
+    text = (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"[\w.]+", text))
+    run, out = reader.base / "runs" / "lpaf-sst2", reader.base / "small_torch"
+    main(["predict", str(out)])
+    report = json.loads((out / "report.json").read_text())
+    names = field_names(report, ("config", "matrices"))  # one has the options, the other names of matrices
+    assert {"program", "kept", "merged", "ratios"} <= names
+    assert not names - words
+    records = json.loads((run / "stages.json").read_text())
+    assert not set().union(*records) - words
+    for folder in (run, out):
+        for path in folder.rglob("*"):
+            name = path.name.partition(".")[0] if "tfevents" in path.name else path.name
+            assert name in words or path.is_dir(), f"docs/outputs.md does not name {path.relative_to(folder)}"
+
+
+@pytest.mark.slow
+def test_the_method_of_the_docs_works(tiny_backbone, tiny_data, tmp_path, monkeypatch):
+    """Its file, its test, and a whole run of it."""
+    method, test = python_blocks("add_a_method")
+    for code in (method, test):
+        compile(code, "add_a_method.md", "exec")
+    if not (ROOT / "lit_compress" / "stages" / "unstructured.py").is_file():
+        return  # the page is of the layout with rooms
+    (tmp_path / "increase.py").write_text(method)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    namespace: dict[str, Any] = {}
+    exec(test.replace("lit_compress.methods.increase", "increase"), namespace)
+    namespace["test_the_score_is_what_the_paper_says"]()
+    words = ["fit", "--model", "increase.Increase", "--data.task", "sst2", "--data.path", str(tiny_data), *LIKE_TINY,
+             "--model.backbone", str(tiny_backbone), "--model.dense.epochs", "1", "--model.prune.epochs", "1",
+             "--run_dir", str(tmp_path / "run")]  # fmt: skip
+    with quick():
+        said = run_command(words)
+    assert "Increase on sst2" in said, said
+    assert os.path.exists(tmp_path / "run" / "export" / "model.safetensors")
