@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.layers import GatedLinear, GatedNorm, Removed, SizedEmbedding, SizedNorm
-from lit_compress.methods.cofi.gates import KINDS, close_empty_sublayers
+from lit_compress.methods.cofi.gates import SUBLAYER_GATES, close_empty_sublayers
 from lit_compress.models.architectures import get_architecture, parts_of
 from lit_compress.models.sites import (
     SubLayer,
@@ -52,7 +52,7 @@ def cut_closed(net: PreTrainedModel, z: dict[str, Tensor]) -> None:
     parts = sublayers(net)
     hidden = z["hidden"][0] if "hidden" in z else None
     for kind, cut in (("attention", _cut_attention), ("ffn", _cut_ffn)):
-        gate, unit = KINDS[kind]
+        gate, unit = SUBLAYER_GATES[kind]
         for group, part in enumerate(of_kind(parts, kind)):
             layer = z[gate][group] if gate in z else None
             units = z[unit][group] if unit in z else None
