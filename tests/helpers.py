@@ -66,7 +66,7 @@ def random_bases(net, group=1, seed=0):
 
     mixes = [torch.eye(d // heads).double() + 0.2 * draw(heads, d // heads, d // heads) for _ in range(count)]
     return Bases(
-        [torch.linalg.qr(draw(d, d))[0] for _ in range(len(stream.turnable))],
+        [torch.linalg.qr(draw(d, d))[0] for _ in range(len(stream.rotatable))],
         mixes,
         [torch.linalg.inv(mix).mT for mix in mixes],
         [torch.linalg.qr(draw(heads, d // heads, d // heads))[0] for _ in range(count)],

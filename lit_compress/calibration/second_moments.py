@@ -152,7 +152,7 @@ class _Sums:
         heads, d, wide = net.config.num_attention_heads, net.config.hidden_size, head_width(net, "encoder")
         self.attentions = self.stream.attentions if has_head_projections(net) else []
         options: dict[str, Any] = {"dtype": torch.float64, "device": net.device}
-        self.sites = torch.zeros(len(self.stream.turnable), d, d, **options)
+        self.sites = torch.zeros(len(self.stream.rotatable), d, d, **options)
         self.heads = torch.zeros(len(self.attentions), 3, heads, wide, wide, **options)
 
     def begin(self, chosen: list[Tensor]) -> None:
@@ -180,7 +180,7 @@ class _Sums:
         modes = [(module, module.training) for module in self.net.modules()]
         self.net.eval()
         handles = []
-        for i, place in enumerate(self.stream.turnable):
+        for i, place in enumerate(self.stream.rotatable):
             for name in place.norms:
                 norm = self.net.get_submodule(name)
                 handles.append(norm.register_forward_pre_hook(lambda _, args, i=i: self._site(i, args[0])))

@@ -29,7 +29,7 @@ def as_ordinary(net: PreTrainedModel) -> PreTrainedModel | None:
     too, so queries and keys grow with its square root.
     """
     norms = [module for module in net.modules() if isinstance(module, NarrowNorm)]
-    if not get_architecture(net).narrows or not norms or residual_stream(net, group_of(net)).ends:
+    if not get_architecture(net).narrows or not norms or residual_stream(net, group_of(net)).group_ends:
         return None
     stream = residual_stream(net)
     neurons = {net.get_submodule(sublayer.linears["down"]).in_features for sublayer in stream.networks}
@@ -82,7 +82,7 @@ def pad_widths(net: PreTrainedModel, multiple: int) -> PreTrainedModel:
     widths = [own[0].features for own in norms]
     more = [-width % multiple for width in widths]
     scales = [1.0 if n.padded else (w / (w + m)) ** 0.5 for (n, *_), w, m in zip(norms, widths, more, strict=True)]
-    written = {sublayer.writes: sublayer.reads for sublayer in stream.sublayers if not stream.before}
+    written = {sublayer.writes: sublayer.reads for sublayer in stream.sublayers if not stream.pre_norm}
 
     def widen(name: str, rows: int = 0, columns: int = 0, scale: float = 1.0) -> nn.Module:
         """Pad a matrix with zeros, and its bias by the new rows."""
@@ -109,8 +109,8 @@ def pad_widths(net: PreTrainedModel, multiple: int) -> PreTrainedModel:
         for role, read in sublayer.roles.items():
             widen(sublayer.linears[role], neurons, more[read], scales[read])
         widen(sublayer.linears[sublayer.last], more[sublayer.writes], neurons)
-        last.lead += 0 if stream.before else more[sublayer.reads]
-    for sublayer in stream.ends:
+        last.lead += 0 if stream.pre_norm else more[sublayer.reads]
+    for sublayer in stream.group_ends:
         widen(sublayer.junction, more[sublayer.writes], more[sublayer.reads])
     widen(stream.reader, columns=more[-1], scale=scales[-1])
     return net

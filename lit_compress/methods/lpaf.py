@@ -112,9 +112,9 @@ class LPAFPruning(UnstructuredPruning):
 
     def __init__(self, settings: LPAFSettings, ranks: RankRule) -> None:
         super().__init__(settings, 1.0)
-        self.ranks, self.density = ranks, self._v(ranks.density)
+        self.ranks, self.density = ranks, self._choose_v(ranks.density)
 
-    def _v(self, density: float) -> float:
+    def _choose_v(self, density: float) -> float:
         if density == 1:
             return 1.0
         return by_density(density, 0.50, 0.25, 0.10) if self.settings.density is None else self.settings.density
@@ -122,12 +122,12 @@ class LPAFPruning(UnstructuredPruning):
     def check(self, net: PreTrainedModel) -> None:
         """Choose v; where a rank is given, by the density that it leaves of ``net``."""
         super().check(net)
-        self.density = self._v(self.ranks.density_of(net))
+        self.density = self._choose_v(self.ranks.density_of(net))
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Load the net and choose v."""
         net = super().build(method, previous, structure)
-        self.density = self._v(self.ranks.density_of(net))
+        self.density = self._choose_v(self.ranks.density_of(net))
         return net
 
 
@@ -145,15 +145,15 @@ class MixedRankRetraining(LowRankRetraining):
 
     def __init__(self, settings: MixedRank, density: float, rank: int | None) -> None:
         super().__init__(settings, RankRule(density, rank))
-        self.p_init = self._p(density)
+        self.p_init = self._choose_p_init(density)
 
-    def _p(self, density: float) -> float:
+    def _choose_p_init(self, density: float) -> float:
         return by_density(density, 0.1, 0.3, 0.7) if self.settings.p_init is None else self.settings.p_init
 
     def check(self, net: PreTrainedModel) -> None:
         """Also refuse ``concat`` where a matrix has inputs without a batch axis (DeBERTa's relative positions)."""
         super().check(net)
-        self.p_init = self._p(self.ranks.density_of(net))
+        self.p_init = self._choose_p_init(self.ranks.density_of(net))
         if self.settings.double_forward == "concat" and getattr(net.config, "share_att_key", False):
             raise UserError(
                 f"retrain.double_forward: concat does not work with {net.config.model_type}, whose query and key also "
@@ -163,7 +163,7 @@ class MixedRankRetraining(LowRankRetraining):
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Factorize the net and choose p_init."""
         net = super().build(method, previous, structure)
-        self.p_init = self._p(self.ranks.density_of(net))
+        self.p_init = self._choose_p_init(self.ranks.density_of(net))
         return net
 
     def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> Decomposer:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # type of sub-layer: its own gate, the gate of its units
-KINDS = {"attention": ("attention_layer", "heads"), "ffn": ("ffn_layer", "neurons")}
+SUBLAYER_GATES = {"attention": ("attention_layer", "heads"), "ffn": ("ffn_layer", "neurons")}
 _ROWS, _COLUMNS = ("weight", "left", "sparse", "bias"), ("weight", "right", "sparse")
 
 
@@ -46,7 +46,7 @@ def close_empty_sublayers(z: dict[str, Tensor]) -> dict[str, Tensor]:
         z: name of a gate -> values [groups, size].
     """
     z = dict(z)
-    for layer, unit in KINDS.values():
+    for layer, unit in SUBLAYER_GATES.values():
         if layer in z and unit in z:
             z[layer] = z[layer] * (z[unit] > 0).any(1, keepdim=True)
             z[unit] = z[unit] * (z[layer] > 0)
@@ -70,7 +70,7 @@ def cut_closed(net: PreTrainedModel, z: dict[str, Tensor]) -> None:
     parts = sublayers(net)
     hidden = z["hidden"][0] if "hidden" in z else None
     for kind, cut in (("attention", _cut_attention), ("ffn", _cut_ffn)):
-        gate, unit = KINDS[kind]
+        gate, unit = SUBLAYER_GATES[kind]
         for group, part in enumerate(of_kind(parts, kind)):
             layer = z[gate][group] if gate in z else None
             units = z[unit][group] if unit in z else None

@@ -79,18 +79,18 @@ class ResidualStream:
         sites: in forward order.
         sublayers: in forward order.
         reader: name of the Linear that reads the last hidden states.
-        before: True in pre-norm nets: the norms stand before the sub-layers.
+        pre_norm: True in pre-norm nets: the norms stand before the sub-layers.
         fixed: the reason why hidden states must keep their basis; empty if they need not.
     """
 
     sites: list[StreamSite]
     sublayers: list[StreamSubLayer]
     reader: str
-    before: bool
+    pre_norm: bool
     fixed: str
 
     @property
-    def turnable(self) -> list[StreamSite]:
+    def rotatable(self) -> list[StreamSite]:
         """The sites whose basis can be changed: all or none."""
         return [] if self.fixed else self.sites
 
@@ -100,9 +100,9 @@ class ResidualStream:
         return [sublayer for sublayer in self.sublayers if sublayer.kind != "ffn"]
 
     @property
-    def ends(self) -> list[StreamSubLayer]:
+    def group_ends(self) -> list[StreamSubLayer]:
         """The last sub-layers of groups that share a basis, after which the basis changes."""
-        return [sublayer for sublayer in self.sublayers if self.before and sublayer.reads != sublayer.writes]
+        return [sublayer for sublayer in self.sublayers if self.pre_norm and sublayer.reads != sublayer.writes]
 
     @property
     def networks(self) -> list[StreamSubLayer]:
@@ -119,7 +119,7 @@ def has_head_projections(net: PreTrainedModel) -> bool:
 def group_of(net: PreTrainedModel) -> int:
     """Return how many sub-layers share a basis in a net with SP3's layers: those up to the first change of basis."""
     stream = residual_stream(net)
-    if not stream.before:
+    if not stream.pre_norm:
         return 1
     return next(
         (i for i, sublayer in enumerate(stream.sublayers, 1) if has(net, sublayer.junction)), len(stream.sublayers)

@@ -108,10 +108,10 @@ class GatedStage(Stage):
         with torch.no_grad():
             self.initial = float(size.density(self.log_alphas))
 
-    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], settled: bool = False) -> None:
+    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
         """Give ``net`` the gates' values z, by name, [groups, size] each, for its next forwards.
 
-        ``settled`` says that they are deterministic, those of the exported net, not samples.
+        ``deterministic`` says that they are those of the exported net, not samples.
         """
         raise NotImplementedError
 
@@ -187,7 +187,7 @@ class GatedStage(Stage):
         """Give ``net`` the gates' deterministic values and return them by name."""
         masks = self.kept_masks(step)
         z = {name: gate.deterministic(masks[name]) for name, gate in self.gates.items()}
-        self.set_gates(net, z, settled=True)
+        self.set_gates(net, z, deterministic=True)
         return z
 
     def before_validation(self, net: PreTrainedModel, step: int) -> None:

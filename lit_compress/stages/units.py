@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.calibration.kronecker import KroneckerFactors
-from lit_compress.models.cut import KINDS, cut_closed
+from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
 from lit_compress.models.sites import SubLayer, of_kind, sublayers
 from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.ranks import Price
@@ -176,9 +176,9 @@ def remove_units(
         biased: sites whose bias takes over the mean of the inputs.
         damping: of the inputs' moments.
     """
-    open_units: dict[str, list[Tensor]] = {unit: [] for _, unit in KINDS.values()}
+    open_units: dict[str, list[Tensor]] = {unit: [] for _, unit in SUBLAYER_GATES.values()}
     parts = sublayers(net)
-    for kind, (_, unit) in KINDS.items():
+    for kind, (_, unit) in SUBLAYER_GATES.items():
         for part in of_kind(parts, kind):
             name, groups = part.sites[LAST[kind]], unit_inputs(net, part)
             gone = removed[name]

@@ -59,7 +59,7 @@ def test_grams_by_hand(family, group):
         if not (uses and family.startswith("deberta")):  # then its positions
             uses.append(x.flatten(0, -2)[real])
 
-    norms = [name for place in stream.turnable for name in place.norms]
+    norms = [name for place in stream.rotatable for name in place.norms]
     handles = [net.get_submodule(n).register_forward_pre_hook(lambda _, a, n=n: note(n, a[0])) for n in norms]
     handles += [net.get_submodule(b.linears[r]).register_forward_hook(lambda _, a, y, n=b.linears[r]: note(n, y))
                 for b in attentions for r in "qkv"]  # fmt: skip
@@ -71,8 +71,8 @@ def test_grams_by_hand(family, group):
     assert net.training and grams.tokens == int(real.sum())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
     assert torch.equal(net.eval()(**{n: whole[n] for n in ("input_ids", "attention_mask")}).logits, logits_before)
-    assert len(grams.sites) == len(stream.turnable)
-    for i, place in enumerate(stream.turnable):
+    assert len(grams.sites) == len(stream.rotatable)
+    for i, place in enumerate(stream.rotatable):
         x = torch.cat([use for name in place.norms for use in inputs[name]])
         assert torch.allclose(grams.sites[i], x.T @ x, rtol=1e-9, atol=1e-9)
     assert len(grams.heads) == len(attentions)

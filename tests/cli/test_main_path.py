@@ -8,8 +8,7 @@ import random
 
 import pytest
 import yaml
-from conftest import WORDS
-from tiny import make_net
+from tiny import WORDS, make_net
 from transformers import AutoTokenizer
 
 from lit_compress.__main__ import main

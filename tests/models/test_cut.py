@@ -15,9 +15,9 @@ from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import GatedNorm, LowRankSparseLinear, Removed
 from lit_compress.methods.cofi.gates import (
-    counted,
     gate_net,
     gate_shapes,
+    gated_size,
     least_units,
     possible_gates,
     set_gates,
@@ -88,12 +88,12 @@ CUTS = [(*case, gates) for case in CASES for gates in SETS if gates != ("hidden"
 def test_gated_is_cut_is_exported_is_reloaded(family, settings, gates, tmp_path):
     net = net_of(family, **settings)
     gates = gates or possible_gates(net)
-    before, z, size = logits(net), random_z(net, gates), counted(net, gates)
+    before, z, size = logits(net), random_z(net, gates), gated_size(net, gates)
     gate_net(net, gates)
     assert torch.equal(logits(net), before)  # no values yet
-    set_gates(net, {name: torch.ones_like(value) for name, value in z.items()}, settled=True)
+    set_gates(net, {name: torch.ones_like(value) for name, value in z.items()}, deterministic=True)
     assert torch.allclose(logits(net), before, atol=1e-6)
-    set_gates(net, z, settled=True)
+    set_gates(net, z, deterministic=True)
     expected = logits(net)
     assert not torch.allclose(expected, before, atol=1e-3)
     cut_closed(net, z)
@@ -115,14 +115,14 @@ def test_counted_with_everything_open_is_every_weight():
     for family in FAMILIES:
         net = net_of(family)
         for gates in (possible_gates(net), ("heads",)):
-            assert counted(net, gates).total == budget.dense_site_params(net)
+            assert gated_size(net, gates).total == budget.dense_site_params(net)
 
 
 def test_expected_size_against_draws_of_bert():
     """Monte-Carlo of the weights that are left in a tiny BERT, heads, neurons, sub-layers and stream drawn."""
     net = net_of("bert")
     gates = possible_gates(net)
-    size, shapes = counted(net, gates), gate_shapes(net, gates)
+    size, shapes = gated_size(net, gates), gate_shapes(net, gates)
     generator = torch.Generator().manual_seed(0)
     a = {name: 1.5 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     p = {name: torch.sigmoid(value + 1.59859) for name, value in a.items()}
@@ -216,7 +216,7 @@ def test_factors_and_kept_rows_are_cut_too():
                 module.sparse[::2] = 0
     z = random_z(net, gates)
     gate_net(net, gates)
-    set_gates(net, z, settled=True)
+    set_gates(net, z, deterministic=True)
     expected = logits(net)
     cut_closed(net, z)
     assert torch.allclose(logits(net), expected, atol=1e-5)

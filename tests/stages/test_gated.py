@@ -22,7 +22,7 @@ SHAPES = {"heads": (2, 4), "neurons": (2, 30)}
 class Toy(GatedStage):
     finest, clamp = "neurons", (-4.6, 4.6)
 
-    def set_gates(self, net, z, settled=False):
+    def set_gates(self, net, z, deterministic=False):
         self.z = z
 
 

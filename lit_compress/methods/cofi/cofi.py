@@ -41,14 +41,14 @@ from lit_compress.methods.cofi.distillation import CoFiDistillation, MatchedLaye
 from lit_compress.methods.cofi.gates import (
     FORMER_GATES,
     GATES,
-    counted,
     gate_net,
     gate_shapes,
+    gated_size,
     least_units,
     possible_gates,
     set_gates,
 )
-from lit_compress.models.cut import KINDS, close_empty_sublayers, cut_closed
+from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers, cut_closed
 from lit_compress.models.sites import embedding_params, of_kind, stream_width, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.gate_budget import Size
@@ -205,7 +205,7 @@ class GatedPruning(MatchedStage, GatedStage):
         if self.density == 1:
             return
         names = self.names(net)
-        low, high = reachable(counted(net, names))
+        low, high = reachable(gated_size(net, names))
         if not low <= self.density <= high:
             raise UserError(
                 f"model.density: {self.density:g} cannot be reached with the gates {', '.join(names)}; "
@@ -217,7 +217,7 @@ class GatedPruning(MatchedStage, GatedStage):
         net = super().build(method, previous, structure)
         if self.density < 1:
             names, least = self.names(net), least_units(self.names(net))
-            size = counted(net, names)
+            size = gated_size(net, names)
             self.finest = next((name for name in ("neurons", "heads", "hidden") if name in names), None)
             gates = {
                 name: HardConcrete(*shape, 0.0 if name == "neurons" else _START, least[name], seed)
@@ -232,10 +232,10 @@ class GatedPruning(MatchedStage, GatedStage):
         """Replace modules of ``net`` by gated layers."""
         gate_net(net, names)
 
-    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], settled: bool = False) -> None:
+    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
         """Give the gated layers their values; layers whose sub-layers are all closed are not matched."""
-        z = close_empty_sublayers(z) if settled else z
-        set_gates(net, z, settled)
+        z = close_empty_sublayers(z) if deterministic else z
+        set_gates(net, z, deterministic)
         if self.matching is not None:
             self.matching.exists = open_layers(net, z)
 
@@ -268,7 +268,7 @@ def open_layers(net: PreTrainedModel, z: dict[str, Tensor]) -> Tensor:
     """Return which layers have an open sub-layer, bool [layers]."""
     parts = sublayers(net)
     found = torch.zeros(1 + parts[-1].layer, dtype=torch.bool, device=next(iter(z.values())).device)
-    for kind, (gate, _) in KINDS.items():
+    for kind, (gate, _) in SUBLAYER_GATES.items():
         layers = torch.tensor([part.layer for part in of_kind(parts, kind)], device=found.device)
         found[layers] |= (z[gate] > 0).flatten() if gate in z else True
     return found

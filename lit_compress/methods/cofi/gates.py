@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lit_compress.layers import GatedLinear, GatedNorm
-from lit_compress.models.cut import KINDS
+from lit_compress.models.cut import SUBLAYER_GATES
 from lit_compress.models.sites import get_removable, of_kind, stream_norm, sublayers
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size, Weights
@@ -48,11 +48,11 @@ def gate_shapes(net: PreTrainedModel, gates: Collection[str]) -> dict[str, tuple
     return {name: shape for name, shape in shapes.items() if name in gates}
 
 
-def counted(net: PreTrainedModel, gates: Collection[str]) -> Size:
+def gated_size(net: PreTrainedModel, gates: Collection[str]) -> Size:
     """Return the numbers of site weights of the dense ``net`` that depend on each gate, without biases."""
     shapes, weights = gate_shapes(net, gates), []
     parts, width = sublayers(net), net.config.hidden_size
-    for kind, (layer, unit) in KINDS.items():
+    for kind, (layer, unit) in SUBLAYER_GATES.items():
         for group, part in enumerate(of_kind(parts, kind)):
             number = sum(net.get_submodule(name).weight.numel() for name in part.sites.values())
             factors = []
@@ -67,7 +67,7 @@ def counted(net: PreTrainedModel, gates: Collection[str]) -> Size:
 
 def least_units(gates: Collection[str]) -> dict[str, int]:
     """Return by gate how many units always stay open: 1 in a sub-layer without a gate, 1 hidden dimension, else 0."""
-    needed = {unit: layer not in gates for layer, unit in KINDS.values()}
+    needed = {unit: layer not in gates for layer, unit in SUBLAYER_GATES.values()}
     return {name: int(needed.get(name, name == "hidden")) for name in gates}
 
 
@@ -75,7 +75,7 @@ def gate_net(net: PreTrainedModel, gates: Collection[str]) -> None:
     """Replace the modules that ``gates`` multiply by gated layers, in place; :func:`set_gates` gives them values."""
     for part in sublayers(net):
         last = part.sites["o" if part.kind == "attention" else "down"]
-        layer, unit = KINDS[part.kind]
+        layer, unit = SUBLAYER_GATES[part.kind]
         if {layer, unit, "hidden"} & set(gates):
             replace(net, last, GatedLinear(net.get_submodule(last)))
         if part.norm and {layer, "hidden"} & set(gates):
@@ -85,18 +85,18 @@ def gate_net(net: PreTrainedModel, gates: Collection[str]) -> None:
         replace(net, name, GatedNorm(net.get_submodule(name), first=True))  # type: ignore[arg-type]
 
 
-def set_gates(net: PreTrainedModel, z: dict[str, Tensor], settled: bool = False) -> None:
+def set_gates(net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
     """Give the gated layers of ``net`` their values for the next forwards.
 
     Args:
         net: with the layers of :func:`gate_net`.
         z: name of a gate -> values [groups, size].
-        settled: the values are deterministic, those that :func:`~lit_compress.models.cut.cut_closed` would use.
+        deterministic: the values are those that :func:`~lit_compress.models.cut.cut_closed` would use.
     """
     parts = sublayers(net)
     hidden = z["hidden"][0] if "hidden" in z else None
-    share = float((hidden > 0).float().mean()) if settled and hidden is not None else 1.0
-    for kind, (name, unit) in KINDS.items():
+    share = float((hidden > 0).float().mean()) if deterministic and hidden is not None else 1.0
+    for kind, (name, unit) in SUBLAYER_GATES.items():
         for group, part in enumerate(of_kind(parts, kind)):
             last: Any = net.get_submodule(part.sites["o" if kind == "attention" else "down"])
             if not isinstance(last, GatedLinear):

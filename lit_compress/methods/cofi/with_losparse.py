@@ -32,7 +32,7 @@ from lit_compress.methods.cofi.cofi import CoFi, CoFiPruning, GatedPruning
 from lit_compress.methods.cofi.distillation import CoFiDistillation
 from lit_compress.methods.cofi.gates import gate_net
 from lit_compress.models.architectures import parts_of
-from lit_compress.models.cut import KINDS, close_empty_sublayers
+from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers
 from lit_compress.models.sites import find_sites, of_kind, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.masks import keep_count, select_rows
@@ -154,7 +154,7 @@ class OpenRows(RowSparsePruning):
                 for role, name in part.sites.items():
                     i = self._sites.index(name)
                     rows, columns = self._sizes[i]
-                    layer = KINDS[kind][0]
+                    layer = SUBLAYER_GATES[kind][0]
                     open_ = torch.full((rows,), bool(gates[layer][group]) if layer in gates else True)
                     if kind == "attention" and "heads" in gates:
                         units = gates["heads"][group]

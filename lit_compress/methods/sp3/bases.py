@@ -83,4 +83,4 @@ def identity_bases(net: PreTrainedModel, group: int = 1) -> Bases:
     stream, heads = residual_stream(net, group), net.config.num_attention_heads
     one, small = (torch.eye(size).double() for size in (net.config.hidden_size, head_width(net, "encoder")))
     count = len(stream.attentions) * has_head_projections(net)
-    return Bases([one] * len(stream.turnable), *([small.expand(heads, -1, -1)] * count for _ in range(3)))
+    return Bases([one] * len(stream.rotatable), *([small.expand(heads, -1, -1)] * count for _ in range(3)))

@@ -98,7 +98,7 @@ def fold_projections(net: PreTrainedModel) -> PreTrainedModel:
         sites = [_Site(one, zero, one, zero, 0.0)] * len(stream.sites)
     relative = _take_positions(net)
     for sublayer in stream.sublayers:
-        lead = 0 if stream.before or not isinstance(first, ProjectedNorm) else sites[sublayer.reads].width
+        lead = 0 if stream.pre_norm or not isinstance(first, ProjectedNorm) else sites[sublayer.reads].width
         if sublayer.kind == "ffn":
             _fuse_ffn(net, sublayer, sites, lead)
         elif has_head_projections(net):
@@ -121,8 +121,8 @@ def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site
     written = {sublayer.writes: sites[sublayer.reads] for sublayer in stream.sublayers}
     for i, (place, site) in enumerate(zip(stream.sites, sites, strict=True)):
         after = stream.sites[i + 1] if i + 1 < len(sites) else None
-        room = sites[i + 1].width if after and after.stack == place.stack and not stream.before else 0
-        before = written.get(i) if not stream.before else None
+        room = sites[i + 1].width if after and after.stack == place.stack and not stream.pre_norm else 0
+        before = written.get(i) if not stream.pre_norm else None
         for name in place.norms:
             new = NarrowNorm(before.width if before else 0, site.width, room, site.eps, site.padded)
             if before:
@@ -130,7 +130,7 @@ def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site
             replace(net, name, new)
         for number, name in enumerate(place.tables):
             _fuse_table(net, name, site, site.shift if number == 0 else torch.zeros_like(site.shift))
-    for sublayer in stream.ends:
+    for sublayer in stream.group_ends:
         weight = net.get_submodule(sublayer.junction).weight.double()  # type: ignore[operator]
         kept = sites[sublayer.reads].write.ne(0).any(0)
         replace(

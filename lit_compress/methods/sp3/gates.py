@@ -70,7 +70,7 @@ class ProjectionSpec:
             raise UserError(
                 f"prune.skip_sites: {self.skip} of {len(stream.sites)} sites; valid: 0 to {len(stream.sites) - 1}"
             )
-        if self.norm != "rms" and stream.before:
+        if self.norm != "rms" and stream.pre_norm:
             raise UserError(
                 f"prune.norm: {self.norm} is for norms after the residual sum, those of {net.config.model_type} stand "
                 "before the sub-layers; valid: rms"
@@ -148,7 +148,7 @@ class GateSlots:
         stream = form.residual_stream(net)
         self.sites: list[list[nn.Module]] = []
         for i, place in enumerate(stream.sites[form.skip :] if "hidden" in form.gates else (), form.skip):
-            ends = [sublayer for sublayer in stream.ends if sublayer.reads == i]
+            ends = [sublayer for sublayer in stream.group_ends if sublayer.reads == i]
             self.sites.append(
                 [net.get_submodule(name) for name in (*place.norms, *(sublayer.junction for sublayer in ends))]
             )

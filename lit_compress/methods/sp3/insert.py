@@ -55,7 +55,7 @@ def insert_projections(net: PreTrainedModel, bases: Bases, form: ProjectionSpec 
     stream, heads, dtype, named = form.residual_stream(net), net.config.num_attention_heads, net.dtype, form.gates
     if "hidden" in form.gates:
         axes = [u if i >= form.skip else torch.eye(len(u)).double() for i, u in enumerate(bases.sites)]
-        _turn(net, stream, axes) if stream.before else _project_norms(net, stream, axes, form)
+        _turn(net, stream, axes) if stream.pre_norm else _project_norms(net, stream, axes, form)
     if has_head_projections(net):
         for sublayer, *projections in zip(stream.attentions, bases.query, bases.key, bases.value, strict=True):
             d = net.get_submodule(sublayer.linears["q"]).out_features
@@ -111,7 +111,7 @@ def _turn(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor]) 
         )
         if sublayer.kind == "attention":
             StreamBlock.adopt(net.get_submodule(sublayer.host))
-    for sublayer in stream.ends:
+    for sublayer in stream.group_ends:
         junction = BasisChange(net.config.hidden_size)
         fill(junction, weight=axes[sublayer.writes].mT @ axes[sublayer.reads])
         replace(net, sublayer.junction, junction)

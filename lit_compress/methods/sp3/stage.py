@@ -173,8 +173,8 @@ class ProjectedStage(GatedStage):
         if self.density >= 1:
             return net
         stream, d = self.form.residual_stream(net), net.config.hidden_size
-        shares = torch.zeros(len(stream.turnable), d)
-        listens = stream.before and "hidden" in settings.gates and method.distillation.alpha_layers > 0
+        shares = torch.zeros(len(stream.rotatable), d)
+        listens = stream.pre_norm and "hidden" in settings.gates and method.distillation.alpha_layers > 0
         axes = torch.eye(d).repeat(len(stream.sites) if listens else 0, 1, 1)
         if structure is not None:
             rebuild(net, structure)
@@ -235,7 +235,7 @@ class ProjectedStage(GatedStage):
             firsts = {sublayer.host: sublayer for sublayer in sublayers}.values()
             self._entries = [(sublayer.reads, net.get_submodule(sublayer.norm)) for sublayer in reversed(firsts)]
 
-    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], settled: bool = False) -> None:
+    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
         """Give the layers the values of the gates."""
         self._slots.set(z)
 
@@ -347,7 +347,7 @@ class ProjectedStage(GatedStage):
         """Give ``net`` the gates' deterministic values and return them; gates not trained yet are open."""
         masks, active = self.kept_masks(step), self.active(max(step - 1, 0))
         z = {n: gate.deterministic(masks[n]) if n in active else self._open(gate) for n, gate in self.gates.items()}
-        self.set_gates(net, z, settled=True)
+        self.set_gates(net, z, deterministic=True)
         if self.settings.exact_target and step == self.total_steps:
             expected = float(self.size.density(self.log_alphas).detach())
             if expected - self.density > 0.01:
@@ -386,7 +386,7 @@ class ProjectedStage(GatedStage):
 
 def _freeze(net: PreTrainedModel, stream: ResidualStream) -> None:
     """Freeze the embeddings and, in post-norm nets, the original matrices (in pre-norm nets they hold projections)."""
-    for sublayer in () if stream.before else stream.sublayers:
+    for sublayer in () if stream.pre_norm else stream.sublayers:
         for name in sublayer.linears.values():
             layer = net.get_submodule(name)
             for parameter in (layer.weight, layer.bias):
