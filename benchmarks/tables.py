@@ -12,7 +12,9 @@ from typing import Any
 
 from benchmarks.common import HERE, Cell, file_density, load, mean_and_deviation, percent, table, updates
 
-STUDIES = ("second_order", "lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "tasks", "architectures", "data", "speed")
+STUDIES = (
+    "second_order", "lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "tasks", "architectures", "data", "speed", "threads",
+)  # fmt: skip
 DENSITIES = (0.25, 0.16, 0.10, 0.06)
 
 HEAD = """# Benchmarks

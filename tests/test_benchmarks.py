@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
 RESULTS = sorted(HERE.glob("*/results/**/*.json"))
 TRAIN = ["lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "sp3/decoders", "tasks", "architectures", "second_order"]
-MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "data", "speed"]
+MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "data", "speed",
+           "threads"]  # fmt: skip
 
 
 WHERE = {"factorize": 5, "analyze": 6}  # word with the folder that a command writes

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from tiny import WORDS
 
 from lit_compress.data.datamodule import DataModule
@@ -38,6 +40,15 @@ def write_rows(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> None:
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
 
 
+def real_reviews(count: int) -> list[tuple[str, int]]:
+    """Return sentences of film reviews and their stars from the real data, if LIT_COMPRESS_SHARED names it; else []."""
+    file = Path(os.environ.get("LIT_COMPRESS_SHARED", "/nowhere")) / "data" / "glue" / "sst2" / "validation.parquet"
+    if not file.is_file():
+        return []
+    table = pq.read_table(file, columns=["sentence", "label"]).slice(0, count).to_pylist()
+    return [(row["sentence"].strip().replace('"', '""'), 5 if row["label"] else 1) for row in table]
+
+
 def custom_files(place: Path) -> None:
     """Write the single files of the page on data."""
     rows = [" ".join(WORDS[(i + j) % len(WORDS)] for j in range(4 + i % 3)) for i in range(60)]
@@ -45,8 +56,10 @@ def custom_files(place: Path) -> None:
     def csv(name: str, header: str, lines: list[str]) -> None:
         (place / name).write_text("\n".join([header, *lines]) + "\n")
 
-    csv("reviews.csv", "review,stars", [f"{text},{1 + i % 3}" for i, text in enumerate(rows)])
-    csv("new_reviews.csv", "review", rows[:5])
+    made_up = [(text, 1 + i % 3) for i, text in enumerate(rows)]
+    reviews = [(f'"{text}"', stars) for text, stars in real_reviews(60) or made_up]
+    csv("reviews.csv", "review,stars", [f"{text},{stars}" for text, stars in reviews])
+    csv("new_reviews.csv", "review", [text for text, _ in reviews[:5]])
     csv("scores.csv", "left,right,score", [f"{text},{rows[0]},{i % 7}" for i, text in enumerate(rows)])
     custom = {
         "tagged": [{"tokens": text, "tags": " ".join("OX"[j % 2] for j in range(len(text.split())))} for text in rows],
