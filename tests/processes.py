@@ -36,10 +36,11 @@ _CONTEXT.set_forkserver_preload(
 
 def start(args: list[str], errors: Path) -> subprocess.Popen:
     """Start ``python -m lit_compress ARGS``; what it writes to stderr goes to the file ``errors``."""
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]  # callbacks of this file
     with errors.open("w") as stderr:
         return subprocess.Popen(
             [sys.executable, "-m", "lit_compress", *args], stdout=subprocess.DEVNULL, stderr=stderr,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
         )  # fmt: skip
 
 
