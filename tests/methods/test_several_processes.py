@@ -17,15 +17,18 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import from_first
 
 # method -> its options beside the teacher; what differs between ranks without dropout are examples only
-SP3 = ["--model.prune.start", "0.2", "--model.prune.target_warmup", "0.3", "--model.prune.structure_start", "0.5",
-       "--model.prune.tokens", "200"]  # fmt: skip
+PRUNE = ["--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-4"]
+FINETUNED = [*PRUNE, "--model.prune.init", "finetuned"]
+SP3 = [*PRUNE, "--model.prune.start", "0.2", "--model.prune.target_warmup", "0.3",
+       "--model.prune.structure_start", "0.5", "--model.prune.tokens", "200"]  # fmt: skip
 CASES = {
     "SP3": SP3,
     "SP3-opt": [*SP3, "--model.prune.train_originals", "true"],  # the stream turns: its bases are in the loss, too
-    "CoFi": ["--model.prune.init", "finetuned", "--model.retrain.epochs", "1"],
-    "CoFiLoSparse": ["--model.prune.init", "finetuned", "--model.retrain.epochs", "1"],
-    "LPAF": ["--model.retrain.epochs", "1"],
-    "LoSparse": ["--model.prune.init", "finetuned"],
+    "CoFi": [*FINETUNED, "--model.retrain.epochs", "1"],
+    "CoFiLoSparse": [*FINETUNED, "--model.retrain.epochs", "1"],
+    "LPAF": [*PRUNE, "--model.retrain.epochs", "1"],
+    "LoSparse": FINETUNED,
+    "SecondOrder": ["--model.retrain.epochs", "1", "--model.retrain.removes", "both"],  # moments of all ranks' examples
 }
 
 
@@ -53,7 +56,7 @@ def options(case: tuple[str, list[str]], texts: Path, batch_size: int) -> list[s
     method, own = case
     return [
         "fit", "--model", method, "--model.density", "0.5", "--model.distillation.alpha_layers", "1",
-        "--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-4", *own, "--data.task", "sst2",
+        *own, "--data.task", "sst2",
         "--data.path", str(texts), "--data.batch_size", str(batch_size), "--trainer.accelerator", "cpu",
         "--trainer.enable_progress_bar", "false", "--trainer.callbacks+=processes.KeepSteps",
     ]  # fmt: skip
