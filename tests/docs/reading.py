@@ -18,6 +18,7 @@ from pages import ROOT, Item, lit_compress_words
 
 from lit_compress import methods
 from lit_compress.__main__ import main
+from lit_compress.cli.options import DEFAULT_METHOD
 from lit_compress.data.datamodule import DataModule
 
 CLASSES = {
@@ -62,7 +63,7 @@ def method_and_task(words: list[str]) -> tuple[str, str]:
     named = "docstrings" if recipe == "quickstart" else recipe.removeprefix(f"{stem}_") or "sst2"
     if any(word.startswith("--data.custom.") for word in words):
         named = "custom"
-    return given(words, "--model") or CLASSES[stem], given(words, "--data.task") or named
+    return given(words, "--model") or CLASSES.get(stem, DEFAULT_METHOD), given(words, "--data.task") or named
 
 
 def tiny_fit(words: list[str], place: Path, teacher: Path) -> list[str]:
