@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 HERE = Path(__file__).resolve().parent
 BENCHMARKS = HERE.parents[1] / "benchmarks"
 STUDIES = {
+    "second_order": "no training, 1,024 examples",
     "pruning": "250 updates, batch 32",
     "cofi": "750 updates, batch 16",
     "sp3": "1,000 updates (CoFi 1,500), batch 16",
@@ -35,6 +36,14 @@ STYLES = {
     "pca": ("SP3", "#d62728", "D"),
     "identity": ("SP3 without PCA", "#f7a6a6", "D"),
 }
+CELLS = {  # of the study of second-order compression
+    "kfac": ("second-order (K-FAC)", "#000000", "o"),
+    "both": ("+ heads, neurons", "#d62728", "P"),
+    "structures": ("heads, neurons only", "#2ca02c", "^"),
+    "inputs-global": ("inputs (DRONE, SVD-LLM)", "#1f77b4", "s"),
+    "fisher-both": ("diagonal Fisher", "#ff7f0e", "v"),
+    "none": ("SVD", "#7f7f7f", "<"),
+}
 LEFT_OUT = ("labels", "hidden")  # CoFi with another loss; gates of hidden states only
 
 
@@ -52,6 +61,8 @@ def smaller(result: dict[str, Any]) -> bool:
 
 def read(study: str) -> dict[str, dict[float, dict[str, Any]]]:
     """Return style -> density asked for -> the best result of a study on SST-2."""
+    if study == "second_order":
+        return cells_of(study)
     folders = [BENCHMARKS / "results" / study, BENCHMARKS / study / "results"]
     found: dict[str, dict[float, dict[str, Any]]] = {}
     for path in sorted(path for folder in folders for path in folder.glob("sst2-*.json")):
@@ -66,10 +77,20 @@ def read(study: str) -> dict[str, dict[float, dict[str, Any]]]:
     return found
 
 
+def cells_of(study: str) -> dict[str, dict[float, dict[str, Any]]]:
+    """Return cell -> density asked for -> result of the study of second-order compression."""
+    found: dict[str, dict[float, dict[str, Any]]] = {}
+    for path in sorted((BENCHMARKS / study / "results").glob("*.json")):
+        result = json.loads(path.read_text())
+        if result["cell"] in CELLS:
+            found.setdefault(result["cell"], {})[result["target"]] = result
+    return {cell: found[cell] for cell in CELLS if cell in found}
+
+
 def draw(axes: Axes, found: dict[str, dict[float, dict[str, Any]]]) -> float:
     """Draw a study and return the accuracy of its dense net, in %."""
     for style, cells in found.items():
-        _, colour, marker = STYLES[style]
+        _, colour, marker = (STYLES | CELLS)[style]
         points = sorted((100 * density(r), 100 * r["compressed"]["metric"], smaller(r)) for r in cells.values())
         face = colour if all(small for *_, small in points) else "white"
         axes.plot(
@@ -83,9 +104,9 @@ def draw(axes: Axes, found: dict[str, dict[float, dict[str, Any]]]) -> float:
 
 
 def main() -> None:
-    """Draw the three studies side by side."""
-    figure = Figure(figsize=(12, 6.6), layout="constrained", facecolor="white")
-    panels = figure.subplots(1, 3, sharey=True)
+    """Draw the four studies side by side."""
+    figure = Figure(figsize=(14, 7), layout="constrained", facecolor="white")
+    panels = figure.subplots(1, 4, sharey=True)
     shown: list[str] = []
     for axes, (study, title) in zip(panels, STUDIES.items(), strict=True):
         found = read(study)
@@ -99,15 +120,15 @@ def main() -> None:
     panels[0].set(ylabel="dev accuracy, %", ylim=(74.5, 88.8))
     handles = [
         Line2D([], [], color=colour, marker=marker, label=label)
-        for label, colour, marker in (STYLES[style] for style in STYLES if style in shown)
+        for label, colour, marker in (style for name, style in (CELLS | STYLES).items() if name in shown)
     ]
     zeros = "file holds zeros, not smaller"
     handles.append(Line2D([], [], color="black", marker="o", markerfacecolor="white", linestyle="", label=zeros))
     figure.legend(handles=handles, loc="outside lower center", ncols=7, frameon=False)
     figure.suptitle(
-        "SST-2, MiniLM-L6-H384, from one fine-tuned net, 4,000 training examples, one seed\n"
-        "Learning rates, rates of gates, and the epoch that is kept were chosen on this dev set. "
-        "Compare within a panel.",
+        "SST-2, MiniLM-L6-H384, from one fine-tuned net per panel, one seed; with training: 4,000 examples, and\n"
+        "learning rates, rates of gates and the epoch kept were chosen on this dev set. Compare within a panel. "
+        "What is not shown is below.",
         fontsize=10.5,
     )
     figure.savefig(HERE / "accuracy_vs_size.png", dpi=110)

@@ -150,15 +150,15 @@ def test_an_ordinary_export_is_measured_against_the_dense_net(texts, tmp_path):
             ["--model.prune.epochs", "1", "--model.retrain.epochs", "1", "--model.distillation.alpha_layers", "1"],
         ),
         ("FWSVD", ["--model.retrain.epochs", "1", "--model.retrain.axis", "both"]),
-        ("LoSparse", ["--model.prune.epochs", "2", "--model.prune.start", "0.1"]),
-        ("ITP", ["--model.prune.epochs", "2", "--model.prune.start", "0.1"]),
+        ("LoSparse", ["--model.prune.epochs", "2", "--model.prune.start", "0.1", "--model.prune.interval", "2"]),
+        ("ITP", ["--model.prune.epochs", "2", "--model.prune.start", "0.1", "--model.prune.interval", "2"]),
         (
             "SP3",
             [
                 "--model.prune.epochs",
                 "2",
                 "--model.prune.gates",
-                "[hidden, ffn]",
+                "[hidden, neurons]",
                 "--model.prune.group",
                 "2",
                 "--model.prune.learning_rate",

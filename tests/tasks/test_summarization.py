@@ -123,8 +123,9 @@ def test_other_heads_are_refused(tmp_path, texts):
 RUNS = {
     "LPAF": ["--model.prune.epochs", "1", "--model.retrain.epochs", "1", "--model.distillation.alpha_layers", "1"],
     "FWSVD": ["--model.retrain.epochs", "1", "--model.retrain.axis", "both"],
-    "LoSparse": ["--model.prune.epochs", "2", "--model.prune.start", "0.1"],
-    "ITP": ["--model.prune.epochs", "2", "--model.prune.start", "0.1", "--model.density", "0.3"],
+    "LoSparse": ["--model.prune.epochs", "2", "--model.prune.start", "0.1", "--model.prune.interval", "2"],
+    "ITP": ["--model.prune.epochs", "2", "--model.prune.start", "0.1", "--model.prune.interval", "2",
+            "--model.density", "0.3"],
     "SP3": ["--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3"],
     "CoFi": ["--model.prune.epochs", "2", "--model.distil.epochs", "1", "--model.retrain.epochs", "1",
              "--model.distillation.alpha_layers", "0"],
@@ -153,7 +154,7 @@ def test_methods_on_summaries(method, backbone, texts, tmp_path, capsys):
     main(short(backbone, texts, folder, method))
     report = json.loads((folder / "report.json").read_text())
     record = json.loads((folder / "stages.json").read_text())[-1]
-    assert report["metric"] == {"name": "rougeL", "mode": "max"}
+    assert report["metric"] == {"name": "rougeL", "mode": "max", "rows": 10, "available": 10}
     assert {"val/rouge1", "val/rouge2", "val/rougeL", "val/rougeLsum"} <= record["metric"].keys()
     assert report["compressed"]["metric"] == pytest.approx(record["metric"]["val/rougeL"], abs=1e-5)
     assert report["compressed"]["kept"] <= 0.5 and report["export_difference"] <= 1e-5
