@@ -62,8 +62,8 @@ def _run(args: list[str], errors: Path, environment: dict[str, str]) -> None:
     from lit_compress.__main__ import main
     from lit_compress.export import folder
 
-    if "KNOWN_RANK" in environment:
-        rank_zero_only.rank = int(environment["KNOWN_RANK"])
+    if "RANK" in environment:
+        rank_zero_only.rank = int(environment["RANK"])
     torch.set_num_threads(1)
     folder.check_export = lambda net, path: 0.0
     with quick_runs():
@@ -76,11 +76,11 @@ def finish(process: subprocess.Popen | BaseProcess, errors: Path) -> None:
     assert code == 0, errors.read_text()[-3000:]
 
 
-def fork_ranks(args: list[str], errors: Path, ranks: int = 2, known: bool = False) -> None:
+def fork_ranks(args: list[str], errors: Path, ranks: int = 2) -> None:
     """Run the command on several processes, told of each other as torchrun does.
 
-    Lightning reads a process's rank when it is imported, so in a forked one it is 0 until a Trainer sets it: ``known``
-    sets it at once, as in a process that was started.
+    Lightning reads a process's rank when it is imported. A forked one has imported it before it has a rank, so it is
+    set here, as in a process that was started.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -91,7 +91,7 @@ def fork_ranks(args: list[str], errors: Path, ranks: int = 2, known: bool = Fals
         told = {
             "RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test",
-        } | ({"KNOWN_RANK": rank} if known else {})  # fmt: skip
+        }  # fmt: skip
         processes.append(fork(args, file, {name: str(value) for name, value in told.items()}))
     while any(process.is_alive() for process in processes):
         if any(process.exitcode for process in processes):  # the others would wait for it

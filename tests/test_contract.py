@@ -286,7 +286,10 @@ def test_two_processes_listen_to_the_layers(strategy, short_run, tmp_path):
     args = [*options("LPAF", short_run), "--model.distillation.alpha_layers", "5", "--run_dir", str(tmp_path / "run"),
             "--trainer.strategy", strategy, "--trainer.devices", "2",
             "--trainer.callbacks+=processes.KeepBest"]  # fmt: skip
-    processes.finish(processes.start(["fit", *args], tmp_path / "errors"), tmp_path / "errors")  # Lightning's launcher
+    if strategy == "ddp":  # by Lightning's launcher
+        processes.finish(processes.start(["fit", *args], tmp_path / "errors"), tmp_path / "errors")
+    else:
+        processes.fork_ranks(["fit", *args], tmp_path / "errors")
     checkpoint = torch.load(tmp_path / "run" / "retrain" / "kept.ckpt", weights_only=True)
     saved = {name for name in checkpoint["state_dict"] if not name.startswith("val_metrics.")}
     assert saved == {f"net.{name}" for name in load_file(tmp_path / "run" / "export" / "model.safetensors")}

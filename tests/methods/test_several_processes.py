@@ -72,7 +72,7 @@ def test_two_processes_make_the_steps_of_one(case, texts, tmp_path, monkeypatch)
     assert stages
     for strategy in ("ddp", "fsdp2"):
         more = ["--trainer.strategy", strategy, "--trainer.devices", "2", "--run_dir", str(tmp_path / strategy)]
-        processes.fork_ranks([*options(case, texts, 10), *more], tmp_path / "errors", known=True)
+        processes.fork_ranks([*options(case, texts, 10), *more], tmp_path / "errors")
         for stage in stages:
             one, *ranks = (
                 torch.load(tmp_path / run / stage / f"steps{rank}.pt", weights_only=True)
