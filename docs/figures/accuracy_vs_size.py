@@ -112,8 +112,8 @@ def main() -> None:
         found = read(study)
         draw(axes, found)
         shown += [style for style in found if style not in shown]
-        axes.set(xlabel="density of the exported file, %", title=title, xlim=(0, 44))
-        axes.set_xticks([6, 12, 20, 30, 40] if study == "sp3" else [10, 20, 30, 40])
+        axes.set(xlabel="density of the exported file, %", title=title, xlim=(0, 54 if study == "second_order" else 44))
+        axes.set_xticks({"sp3": [6, 12, 20, 30, 40], "second_order": [10, 16, 25, 50]}.get(study, [10, 20, 30, 40]))
         axes.errorbar([40], [77], yerr=[STANDARD_ERROR], color="gray", capsize=4)
         axes.text(38.7, 77, "± one standard error", color="gray", fontsize=9, ha="right", va="center")
         axes.grid(alpha=0.25)
