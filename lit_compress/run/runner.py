@@ -143,7 +143,8 @@ def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None,
         use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
         parts.method.prepare(stage, parts.seed, previous, run.net("dense") if name != "dense" else None, structure)
         start = time.time()
-        run.stage(name).mkdir(parents=True, exist_ok=True)
+        if rank_zero_only.rank == 0:  # the others can be ahead of its check that the run folder is new
+            run.stage(name).mkdir(parents=True, exist_ok=True)
         title = f"{type(parts.method).__name__} {number + 1}/{len(names)} {name}"
         trainer = _trainer(parts, run, stage, title, step, every)
         rank_zero_info(f"{title}: {'starts' if step is None else f'continues at step {step}'}")
