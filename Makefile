@@ -22,8 +22,7 @@ quickstart: $(READY)
 	$(BIN)/python -m lit_compress factorize runs/quickstart/dense/net runs/quickstart/second_order --data.task docstrings
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -25,11 +25,15 @@ from quick import quick_runs
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
+        "datasets",
         "lit_compress.cli.commands",
         "lit_compress.methods",
         "processes",
-        "transformers.models.bert.modeling_bert",
         "torch.distributed.fsdp",
+        "torch.utils.flop_counter",
+        "torch.utils.tensorboard",
+        "transformers.models.auto.modeling_auto",
+        "transformers.models.bert.modeling_bert",
     ]
 )
 

@@ -13,7 +13,7 @@ from lit_compress.__main__ import main
 def part_of(folder, out):
     """Write the first rows of a task's real files to ``out``; return it."""
     out.mkdir()
-    for split, rows in (("train", 320), ("validation", 200)):
+    for split, rows in (("train", 64), ("validation", 64)):
         pq.write_table(pq.read_table(folder / f"{split}.parquet").slice(0, rows), out / f"{split}.parquet")
     return str(out)
 
@@ -48,7 +48,7 @@ def test_fwsvd_on_minilm_and_mrpc(shared, tmp_path):
         "--data.path",
         part_of(shared / "data" / "glue" / "mrpc", tmp_path / "data"),
         "--data.train_examples",
-        "160",
+        "64",
     ]
     backbone = ["--model.backbone", str(shared / "models" / "minilm-l6-h384")]
     epochs = ["--model.dense.epochs", "1", "--model.dense.learning_rate", "1e-4", "--model.retrain.epochs", "1"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import Site, embedding_params, find_sites
 
 if TYPE_CHECKING:
@@ -72,8 +75,13 @@ def dense_sites(net: PreTrainedModel) -> list[Site]:
 
 
 def _dense(net: PreTrainedModel) -> PreTrainedModel:
-    with torch.device("meta"):
-        return type(net)(net.config)  # type: ignore[call-arg]
+    return _built(type(net), net.config.to_json_string(use_diff=False))
+
+
+@lru_cache(maxsize=2)
+def _built(kind: type[PreTrainedModel], config: str) -> PreTrainedModel:
+    with without_values():
+        return kind(kind.config_class.from_dict(json.loads(config)))  # type: ignore[call-arg, union-attr]
 
 
 def count_params(net: PreTrainedModel) -> Params:

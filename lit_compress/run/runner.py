@@ -23,6 +23,7 @@ from lit_compress.methods.base import Method, check_mark
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import empty_net, load_config, load_finetuned, load_tokenizer
 from lit_compress.models.checks import refuse_compressed
+from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_net
 from lit_compress.run.callbacks import Checkpoints, EpochLines, StageBar
@@ -63,7 +64,7 @@ def check_stages(parts: Components) -> Plan:
     method, data, trainer = parts.method, parts.data, parts.trainer
     refuse_compressed(f"model.backbone: '{method.backbone}'", Path(method.backbone).expanduser())
     config = load_config(method.backbone, method.task)
-    with torch.device("meta"):
+    with without_values():
         net = empty_net(config)
     find_sites(net)
     if method.teacher:
@@ -128,7 +129,7 @@ def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None,
     if parts.method.teacher and "dense" not in run.finished():
         _adopt_teacher(build(), run)
     names = ["dense", *(s.name for s in stages)] if parts.method.teacher else [s.name for s in stages]
-    with torch.device("meta"):
+    with without_values():
         weights = dense_site_params(empty_net(load_config(parts.method.backbone, parts.method.task)))
     for number, name in enumerate(names):
         if name in run.finished() or name not in [s.name for s in stages]:
