@@ -1,9 +1,10 @@
-"""Second-order compression without training: weightings, allocations, and what is removed, at several densities.
+"""Second-order compression: weightings, allocations, and what is removed, at several densities; then with training.
 
     python -m benchmarks.second_order.run --backbone DIR --data DIR [--work DIR] [--teachers DIR] [--threads 1]
 
 One teacher, fine-tuned on SST-2; 2,000 training rows are held out. Every cell is one ``factorize``, which calibrates on
-1,024 of the other training rows, and is scored on the dev set and on the held-out rows.
+1,024 of the other training rows, and is scored on the dev set and on the held-out rows. The cells ``trained`` are
+runs of ``fit`` with updates, data, teacher and learning rates of benchmarks/lpaf_vs_svd, whose rows stand beside them.
 
 Writes benchmarks/second_order/results/<cell>.json (the export's report.json, ``held_out``, ``seconds``); existing ones
 are kept, so the script can be stopped and started again. `python -m benchmarks.tables` makes the tables from them.
@@ -19,6 +20,9 @@ from benchmarks import common
 
 STUDY = "second_order"
 DENSITIES = (0.5, 0.25, 0.16, 0.1)
+RATES = (3e-4, 1e-4)
+EXAMPLES, EPOCHS = 8000, 4  # 1,000 updates: what LPAF spends on pruning and retraining there
+TRAINED_DENSITIES = (0.16, 0.25)
 STRUCTURED = (0.5, 0.34, 0.25, 0.16)
 KFAC = ["--weighting", "kfac"]
 CELLS: dict[str, list[str]] = {
@@ -42,22 +46,28 @@ CELLS: dict[str, list[str]] = {
     "kfac-seed-1": [*KFAC, "--calibration_seed", "1"],
     "kfac-seed-2": [*KFAC, "--calibration_seed", "2"],
 }
+TRAINED = {  # distillation of logits as in lpaf_vs_svd, and of hidden states too, as is the default
+    "trained-logits": ["--model.distillation.alpha_layers", 0],
+    "trained-hidden": [],
+}
 
 
 def main() -> None:
     """Make what is missing, the method itself first, the ablations at one density last."""
-    parser = common.parser(STUDY, __doc__, *common.TRAINED, only=tuple(CELLS), precision="32-true")
+    parser = common.parser(STUDY, __doc__, *common.TRAINED, only=(*CELLS, *TRAINED), precision="32-true")
     parser.add_argument("--teacher_examples", default=12000, type=int)
     options = parser.parse_args()
     data, held_out = common.hold_out(options, rows=2000)
     words = common.shared(options, "sst2", data, options.teacher_examples)
 
+    def dense() -> Path:
+        return common.dense_net(options, "teacher", *words, epochs=2, rate=5e-5)
+
     def factorize(cell: str, density: float) -> None:
         name = f"{cell}-{density}"
         if cell not in options.only or not common.missing(options, name):
             return
-        net = common.dense_net(options, "teacher", *words, epochs=2, rate=5e-5)
-        out, start = options.work / name, time.time()
+        net, out, start = dense(), options.work / name, time.time()
         line = [net, out, *common.source("sst2", data), "--density", density, *CELLS[cell]]
         memory = common.command(options, "factorize", *line)
         if options.list:
@@ -73,6 +83,16 @@ def main() -> None:
         ablation = cell.startswith("kfac-") and cell not in ("kfac-exact", "kfac-separate")
         for density in (0.16,) if ablation else STRUCTURED if cell == "structures" else DENSITIES:
             factorize(cell, density)
+    for density, rate, cell in ((d, r, c) for d in TRAINED_DENSITIES for r in RATES for c in TRAINED):
+        if cell in options.only:
+            common.fit(
+                options, f"{cell}-{density}-{rate:g}", *common.shared(options, "sst2", data, EXAMPLES),
+                "--model", "SecondOrder", "--model.density", density, *TRAINED[cell],
+                "--model.retrain.epochs", EPOCHS, "--model.retrain.learning_rate", rate, teacher=dense,
+                more=lambda made, cell=cell, density=density: {
+                    "cell": cell, "target": density, "held_out": common.metrics_on(made, held_out, options.threads),
+                },
+            )  # fmt: skip
 
 
 def shortened(report: dict) -> dict:

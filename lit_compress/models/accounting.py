@@ -80,8 +80,8 @@ def _dense(net: PreTrainedModel) -> PreTrainedModel:
 
 @lru_cache(maxsize=2)
 def _built(kind: type[PreTrainedModel], config: str) -> PreTrainedModel:
-    with without_values():
-        return kind(kind.config_class.from_dict(json.loads(config)))  # type: ignore[call-arg, union-attr]
+    own = kind.config_class.from_dict(json.loads(config))  # type: ignore[union-attr]
+    return without_values(lambda: kind(own))  # type: ignore[call-arg]
 
 
 def count_params(net: PreTrainedModel) -> Params:

@@ -64,8 +64,7 @@ def check_stages(parts: Components) -> Plan:
     method, data, trainer = parts.method, parts.data, parts.trainer
     refuse_compressed(f"model.backbone: '{method.backbone}'", Path(method.backbone).expanduser())
     config = load_config(method.backbone, method.task)
-    with without_values():
-        net = empty_net(config)
+    net = without_values(lambda: empty_net(config))
     find_sites(net)
     if method.teacher:
         _check_given_teacher(method, config)
@@ -129,8 +128,8 @@ def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None,
     if parts.method.teacher and "dense" not in run.finished():
         _adopt_teacher(build(), run)
     names = ["dense", *(s.name for s in stages)] if parts.method.teacher else [s.name for s in stages]
-    with without_values():
-        weights = dense_site_params(empty_net(load_config(parts.method.backbone, parts.method.task)))
+    config = load_config(parts.method.backbone, parts.method.task)
+    weights = dense_site_params(without_values(lambda: empty_net(config)))
     for number, name in enumerate(names):
         if name in run.finished() or name not in [s.name for s in stages]:
             continue
