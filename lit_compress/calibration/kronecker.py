@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.fisher import _frozen
+from lit_compress.calibration.grams import Counts, Gram
 from lit_compress.models.sites import Site, find_sites, shared_inputs
 from lit_compress.numerics.sampled_labels import Labels, fisher_losses
 from lit_compress.tasks import KINDS, TaskType
@@ -38,46 +39,13 @@ if TYPE_CHECKING:
 Rows = dict[str, Tensor]
 Uses = dict[str, set[int]]  # site -> numbers of its uses in a forward
 
-BLOCK = 512  # rows of a block of the lower triangle; smaller ones save more products, larger ones are faster each
-
-
-class Gram:
-    """The sum of v v^T over vectors v [n], of which the block-wise lower triangle is kept.
-
-    Args:
-        size: n.
-        dtype: of the sum.
-        device: where it is.
-    """
-
-    def __init__(self, size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
-        self.size, self.ends = size, [min(start + BLOCK, size) for start in range(0, size, BLOCK)]
-        heights = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
-        numbers = [height * end for height, end in zip(heights, self.ends, strict=True)]
-        self.flat = torch.zeros(sum(numbers), dtype=dtype, device=device)  # one tensor, so that one reduction serves
-        self.strips = [part.view(-1, end) for part, end in zip(self.flat.split(numbers), self.ends, strict=True)]
-
-    def add(self, rows: Tensor) -> None:
-        """Add ``rows`` [tokens, n]; the products are in their dtype."""
-        for strip, end in zip(self.strips, self.ends, strict=True):
-            strip += (rows[:, end - len(strip) : end].mT @ rows[:, :end]).to(strip)
-
-    def whole(self, scale: float = 1.0) -> Tensor:
-        """Return the sum times ``scale``, symmetric float64 [n, n] on the CPU."""
-        matrix = torch.zeros(self.size, self.size, dtype=torch.float64)
-        for strip, end in zip(self.strips, self.ends, strict=True):
-            start, wide = end - len(strip), strip.to(matrix)
-            matrix[start:end, :start], matrix[:start, start:end] = wide[:, :start], wide[:, :start].T
-            matrix[start:end, start:end] = (wide[:, start:] + wide[:, start:].T) / 2
-        return matrix.mul_(scale)
-
 
 @dataclass(frozen=True)
 class KroneckerFactors:
-    """The moments of one site. Those of sites that read the same input share the sum of A.
+    """The moments of one site, or of a table. Those of sites that read the same input share the sum of A.
 
     Attributes:
-        mean: m [in], float64, on the CPU.
+        mean: m [in], float64, on the CPU; empty for a table.
         tokens: how many inputs were summed, over all examples and uses.
         examples: how many examples.
     """
@@ -85,11 +53,11 @@ class KroneckerFactors:
     mean: Tensor
     tokens: int
     examples: int
-    _inputs: Gram
+    _inputs: Gram | Counts
     _gradients: Gram | None
 
     def inputs(self) -> Tensor:
-        """Return A = E_token[x x^T], float64 [in, in], made anew at every call."""
+        """Return A = E_token[x x^T], float64 [in, in], for a table its diagonal [in]; made anew at every call."""
         return self._inputs.whole(1 / self.tokens)
 
     def gradients(self) -> Tensor:
@@ -108,6 +76,7 @@ def collect_kronecker(
     seed: int = 0,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    table: str | None = None,
     reduce: Callable[[Tensor], object] | None = None,
 ) -> dict[str, KroneckerFactors]:
     """Return the Kronecker factors of the Fisher information of every site, on the examples of ``batches``.
@@ -127,6 +96,7 @@ def collect_kronecker(
         seed: of the draws, which depend on it and on an example's index.
         dtype: of the sums; None for the net's.
         device: where the sums are.
+        table: name of the table of token embeddings, to collect its factors as those of a matrix [width, tokens].
         reduce: in-place all-reduce (SUM) over ranks with other examples; called at the end, for every sum.
 
     Raises:
@@ -137,7 +107,7 @@ def collect_kronecker(
     """
     chosen = _named(net, sites)
     assert net.dtype in (torch.float32, torch.float64), net.dtype
-    sums = _Sums(net, chosen, dtype or net.dtype, device, labels is not None)
+    sums = _Sums(net, chosen, dtype or net.dtype, device, labels is not None, table)
     task, loose = KINDS[kind], None
     with _frozen(net), torch.set_grad_enabled(labels is not None), torch.autocast(net.device.type, enabled=False):
         for batch in batches:
@@ -147,10 +117,11 @@ def collect_kronecker(
             loose = _loose_uses(net, task, rows, chosen) if loose is None else loose
             sums.examples += len(rows["index"])
             single = {} if len(rows["index"]) == 1 else {name: site for name, site in chosen.items() if loose[name]}
-            _add(net, task, rows, {n: s for n, s in chosen.items() if n not in single}, sums, loose, labels, seed)
+            joint = [*filter(None, [table]), *(name for name in chosen if name not in single)]
+            _add(net, task, rows, joint, sums, loose, labels, seed)
             for i in range(len(rows["index"])) if single else ():
                 row = {name: column[i : i + 1] for name, column in rows.items()}
-                _add(net, task, row, single, sums, loose, labels, seed)
+                _add(net, task, row, list(single), sums, loose, labels, seed)
     if reduce is not None:
         sums.reduce(reduce)
     return sums.result()
@@ -185,6 +156,7 @@ class _Sums:
         dtype: of the sums.
         device: where they are.
         gradients: whether those are summed, too.
+        table: name of a table of embeddings, or None.
     """
 
     def __init__(
@@ -194,8 +166,11 @@ class _Sums:
         dtype: torch.dtype,
         device: torch.device | str,
         gradients: bool,
+        table: str | None = None,
     ) -> None:
-        self.examples, self.grams, self.outer = 0, {}, {}  # type: ignore[var-annotated]
+        self.sites, self.table, self.examples = sites, table, 0
+        self.grams: dict[str, Gram | Counts] = {}
+        self.outer: dict[str, Gram] = {}
         self.leader = {name: name for name in sites}  # the site whose A a site shares
         for group in shared_inputs(net):
             inside = [name for name in group if name in sites]
@@ -208,13 +183,20 @@ class _Sums:
                 self.means[name] = torch.zeros(module.in_features + 1, dtype=torch.float64)
             if gradients:
                 self.outer[name] = Gram(module.out_features, dtype, device)
+        if table:
+            module = net.get_submodule(table)
+            self.leader[table], self.grams[table] = table, Counts(module.num_embeddings, device)
+            self.means[table] = torch.zeros(1, dtype=torch.float64)  # only the number of tokens
+            if gradients:
+                self.outer[table] = Gram(module.embedding_dim, dtype, device)
         self.device = net.device
 
     def add_inputs(self, name: str, x: Tensor) -> None:
         """Add the inputs [tokens, in] of a use of site ``name``, unless another site does."""
         if self.leader[name] == name:
             self.grams[name].add(x)
-            self.means[name][:-1] += x.double().sum(0).cpu()
+            if name != self.table:
+                self.means[name][:-1] += x.double().sum(0).cpu()
             self.means[name][-1] += len(x)
 
     def reduce(self, reduce: Callable[[Tensor], object]) -> None:
@@ -246,7 +228,7 @@ class _Sums:
                 raise UserError(f"calibration: {what} at '{name}' are inf or NaN; give a net with a finite loss")
         if gradients is not None and not gradients.flat.any():
             raise UserError(f"calibration: no gradient reaches '{name}'; leave it out, or give other examples")
-        if factors.tokens < size and self.leader[name] == name:
+        if factors.tokens < size and self.leader[name] == name != self.table:
             note(
                 f"calibration: {factors.tokens} tokens are fewer than the {size} inputs of '{name}'; "
                 "directions without any count only by the damping"
@@ -257,35 +239,39 @@ def _add(
     net: PreTrainedModel,
     task: TaskType,
     rows: Rows,
-    sites: dict[str, Site],
+    names: Sequence[str],
     sums: _Sums,
     loose: Uses,
     labels: Labels | None,
     seed: int,
 ) -> None:
-    """Put ``rows`` through ``net`` and back, and add inputs and gradients of ``sites`` at their tokens.
+    """Put ``rows`` through ``net`` and back, and add inputs and gradients of the sites ``names`` at their tokens.
 
     Args:
         net: frozen; the graph begins at the outputs of the first sites.
         task: gives inputs, logits and masks.
         rows: a batch, or one row of it.
-        sites: by name.
-        sums: where they go.
+        names: of sites, and of the table.
+        sums: where they go; has the sites.
         loose: uses whose inputs belong to no row; all their rows count.
         labels: which; None for inputs only.
         seed: of the draws.
     """
     masks = [mask.bool() for mask in task.masks(rows)]
-    number = dict.fromkeys(sites, 0)
+    number = dict.fromkeys(names, 0)
 
     def on_forward(name: str, x: Tensor, output: Tensor) -> None:
-        mask = None if number[name] in loose[name] else _mask_of(sites[name], masks)
+        mask: Tensor | None = masks[0]  # of a table
+        if name == sums.table:
+            x = x[..., None]
+        else:
+            mask = None if number[name] in loose[name] else _mask_of(sums.sites[name], masks)
         number[name] += 1
         sums.add_inputs(name, _tokens(x.detach(), mask))
         if labels is not None:
             output.requires_grad_().register_hook(lambda gradient: sums.outer[name].add(_tokens(gradient, mask)))
 
-    with _hooked(net, sites, on_forward):
+    with _hooked(net, names, on_forward):
         output = net(**task.inputs(net, rows))
         if labels is None:
             return

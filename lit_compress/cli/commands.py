@@ -174,6 +174,10 @@ _SHORT = {
         "model.allocation",
         "global: one budget for all, where energy is most (default for kfac), or uniform (default for the others)",
     ),
+    "scope": (
+        "model.scope",
+        "inputs, kfac: the density is of the blocks' matrices (blocks, default), or of the whole model (all)",
+    ),
     "weighting": (
         "model.retrain.weighting",
         "kfac (default of factorize: Fisher information, Kronecker-factored), inputs (second moments of the inputs), "

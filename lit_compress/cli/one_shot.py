@@ -63,7 +63,7 @@ def decomposers(
     if any(s.weighting == "fisher" for s in settings):
         batches = data.calibration_dataloader(method.retrain.fisher_examples)
         fisher = fisher_of(net, method.task, batches, settings)
-    moments = kronecker_of(net, method.task, data, settings)
+    moments = kronecker_of(net, method.task, data, settings, table=method.ranks.table(net))
     net.to("cpu")
     folder = Path(method.backbone).expanduser()
     return [weigh(s, net, fisher, moments, folder, s.rule(method.ranks).stacks(net)) for s in settings]

@@ -16,7 +16,8 @@ With W [out, in], x the input of a token and d the gradient of an example's loss
     b' = b + (W - X) m,  m = E[x],  A replaced by A - m m^T                     the bias takes over the mean       (C)
 
 Matrices that read the same input (query, key, value; gate, up) are stacked by rows and share one right factor. Heads
-and neurons can go instead of components, or with them, by their costs under (M): numerics/structures.py.
+and neurons can go instead of components, or with them, by their costs under (M): numerics/structures.py. The table of
+token embeddings is a matrix that reads one-hot vectors: its A is diagonal, how often every token occurs.
 
 The loss is the negative log-likelihood of labels drawn from the net itself, so that its gradients do not vanish where
 the net fits its training data. The stages are dense -> retrain: 1,024 training examples calibrate, one threshold on
@@ -34,7 +35,7 @@ Choices where the sources differ or are silent:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -42,7 +43,7 @@ from torch import Tensor
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.numerics.losses import relative_layer_loss
 from lit_compress.stages.base import Stage, Training
-from lit_compress.stages.rank_rule import Allocation, choose_rule
+from lit_compress.stages.rank_rule import Allocation, Scope, choose_rule
 from lit_compress.stages.weighted_retraining import WeightedRetraining
 from lit_compress.stages.weighting import Weighted, Weighting
 
@@ -79,6 +80,8 @@ class SecondOrder(Method):
         rank_ratio: the same fraction of its ranks for every matrix, floor(ratio * min(out, in)).
         allocation: ``global``: the number of parameters of that rule, spent where the estimated loss per parameter is
             largest (R); ``uniform`` applies the rule to every matrix.
+        scope: ``blocks``: the density is that of the transformer blocks' matrices. ``all``: it is that of all weights
+            of the net, and the table of token embeddings is factorized with the matrices, by the same rule (R).
         retrain: the weighting, and training of the factors.
         distillation: weights of the loss terms with the dense net as teacher.
     """
@@ -92,6 +95,7 @@ class SecondOrder(Method):
         rank: int | None = None,
         rank_ratio: float | None = None,
         allocation: Allocation = "global",
+        scope: Scope = "blocks",
         dense: Training = Training(),
         retrain: KroneckerWeighted = KroneckerWeighted(),
         distillation: Distillation = Distillation(alpha_layers=5.0, mask_padding=True),
@@ -101,7 +105,7 @@ class SecondOrder(Method):
         rule = choose_rule(default, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
-        self.ranks = retrain.rule(rule)
+        self.ranks = retrain.rule(replace(rule, scope=scope))
         self.retrain = retrain
 
     def stages(self) -> list[Stage]:

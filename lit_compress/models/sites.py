@@ -186,6 +186,15 @@ def embedding_params(net: PreTrainedModel) -> list[nn.Parameter]:
     return [p for name, p in net.base_model.named_parameters() if name.startswith(starts)]
 
 
+def token_table(net: PreTrainedModel) -> str | None:
+    """Return the name of the table of token embeddings; None if it is no plain one or its tensor has other uses."""
+    table = net.get_input_embeddings()
+    uses = [name for name, p in net.named_parameters(remove_duplicate=False) if p is getattr(table, "weight", None)]
+    if type(table) is not nn.Embedding or len(uses) != 1:
+        return None
+    return uses[0].removesuffix(".weight")
+
+
 def has(net: nn.Module, name: str) -> bool:
     """Say whether ``net`` has a submodule ``name``."""
     module: Any = net

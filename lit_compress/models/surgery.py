@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lit_compress.layers import (
     LAYERS,
+    LowRankEmbedding,
     LowRankLinear,
     LowRankSparseLinear,
     SizedLinear,
@@ -66,11 +67,11 @@ def factorize(
     bias_change: BiasChange | None = None,
     stacks: Mapping[str, tuple[str, ...]] | None = None,
 ) -> PreTrainedModel:
-    """Replace the Linears named in ``ranks`` by ``layer``, and stacks of them by StackedLowRankLinears.
+    """Replace the Linears named in ``ranks`` by ``layer``, stacks of them by StackedLowRankLinears, tables by factors.
 
     Args:
         net: changed in place.
-        ranks: site name -> rank.
+        ranks: name of a site, or of a table of embeddings, -> rank.
         factors: function of name, weight [out, in] and rank that returns left [out, rank] and right [rank, in]; None
             for zeros, where a checkpoint will be loaded.
         layer: class of the layer that replaces a Linear.
@@ -90,6 +91,10 @@ def factorize(
             if change is not None:
                 for site, part in zip(names, change.split(_heights(net, names)), strict=True):
                     net.get_submodule(site).bias.data += part
+        if isinstance(table := net.get_submodule(name), nn.Embedding):
+            factors_of = (right.T.contiguous(), left.T.contiguous())
+            replace(net, name, LowRankEmbedding.from_factors(table, *factors_of))
+            continue
         if len(names) == 1:
             replace(net, name, layer.from_factors(_linear(net, name), left, right))  # type: ignore[arg-type]
             continue
@@ -112,7 +117,12 @@ def _heights(net: nn.Module, names: Sequence[str]) -> list[int]:
 
 
 def stacked_weight(net: nn.Module, names: Sequence[str]) -> Tensor:
-    """Return the weight [out, in] of one Linear of ``net``, or the rows of several that read the same input."""
+    """Return the weight [out, in] of one Linear of ``net``, or the rows of several that read the same input.
+
+    A table of embeddings is the matrix [width, tokens] that reads one-hot vectors.
+    """
+    if isinstance(table := net.get_submodule(names[0]), nn.Embedding):
+        return table.weight.detach().T
     weights = [_linear(net, name).weight.detach() for name in names]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 

@@ -36,8 +36,9 @@ class Plan:
         stages: in order.
         sites: weights of the dense net's sites.
         total: all weights of the dense net.
-        density: fraction of the weights of the sites that is asked for.
+        density: fraction of the weights of the sites that is asked for; with ``whole`` of all weights.
         stores_zeros: the removed weights stay in the exported file.
+        whole: the density is that of the whole net.
     """
 
     method: str
@@ -46,6 +47,7 @@ class Plan:
     total: int
     density: float
     stores_zeros: bool
+    whole: bool = False
 
     @property
     def sites_after(self) -> int:
@@ -55,13 +57,15 @@ class Plan:
     @property
     def total_after(self) -> int:
         """All weights that are left."""
+        if self.whole:
+            return round(self.density * self.total)
         return self.total - self.sites + self.sites_after
 
 
 def target_density(method: Method, net: PreTrainedModel) -> float:
     """Return the fraction of the weights of the sites of ``net`` that the last stage of ``method`` is to leave.
 
-    The stages must have been checked: some find their density in the net.
+    With scope ``all`` it is that of all weights. The stages must have been checked: some find their density in the net.
     """
     last = method.stages()[-1]
     last.check(net)
@@ -73,6 +77,12 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     """Yield the lines that say what will be done."""
     stages = ", ".join(f"{s.name} {s.epochs} epochs = {s.steps:,} steps" for s in plan.stages)
     yield f"{plan.method}: {stages}"
+    if plan.whole:
+        yield (
+            f"weights of the net {plan.total:,} -> about {plan.total_after:,} (density {plan.density:.4g}), "
+            "embeddings included"
+        )
+        return
     yield (
         f"weights of the sites {plan.sites:,} -> about {plan.sites_after:,} (density {plan.density:.4g}), "
         f"of the net {plan.total:,} -> about {plan.total_after:,}"

@@ -86,7 +86,8 @@ def check_stages(parts: Components) -> Plan:
         planned.append(StagePlan(stage.name, stage.settings.epochs, steps))
     sites, total = dense_site_params(net), sum(weight.numel() for weight in net.parameters())
     density = target_density(method, net)
-    return Plan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros)
+    whole = getattr(getattr(method.stages()[-1], "ranks", None), "scope", "blocks") == "all"
+    return Plan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, whole)
 
 
 def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from lit_compress.layers import LowRankLinear
-from lit_compress.models.accounting import stored_density
 from lit_compress.models.surgery import Structure, factorize, rebuild
 from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, WeightedSVD, decompose, weighted_svd
 from lit_compress.stages.base import Stage, StageContext, Training
@@ -146,7 +145,7 @@ class LowRankRetraining(Stage):
         elif not self.ranks.keeps_all:
             self._factorize(method, net, self.narrow(method, net), previous)
             self.refine(method, net, previous)
-        self.achieved = stored_density(net)
+        self.achieved = self.ranks.left_of(net)
         return net
 
     def _factorize(self, method: StageContext, net: PreTrainedModel, rule: RankRule, previous: Path | None) -> None:

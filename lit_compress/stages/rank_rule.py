@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from lit_compress.models.accounting import dense_layers
-from lit_compress.models.sites import find_sites, stacks
+from lit_compress.models.accounting import count_params, dense_layers, stored_density, whole_density
+from lit_compress.models.sites import find_sites, stacks, token_table
 from lit_compress.models.surgery import stacked_weight
 from lit_compress.numerics.ranks import (
     Price,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 Allocation = Literal["uniform", "global"]
+Scope = Literal["blocks", "all"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class RankRule:
         allocation: ``uniform`` as above; ``global`` gives the same number of parameters in all to the components
             with the most energy (squared singular value) per parameter, wherever they are.
         stacked: matrices that read the same input count as one, the rows of all, with one rank.
+        scope: ``blocks``: the density is that of the matrices of the transformer blocks. ``all``: it is that of all
+            weights of the net, and the table of token embeddings is factorized with the matrices.
     """
 
     density: float = 1.0
@@ -50,10 +53,16 @@ class RankRule:
     rank_ratio: float | None = None
     allocation: Allocation = "uniform"
     stacked: bool = False
+    scope: Scope = "blocks"
 
     def __post_init__(self) -> None:
         require(self, "model.rank", low=1)
         require(self, "model.rank_ratio", above=0, high=1)
+        if self.scope == "all" and not self.by_density:
+            raise UserError("model.scope: 'all' needs a density, of the whole net; give model.density")
+        if self.scope == "all" and self.allocation != "global":
+            raise UserError(f"model.scope: 'all' needs one budget for all; model.allocation is '{self.allocation}', "
+                            "nearest: global")  # fmt: skip
 
     @property
     def by_density(self) -> bool:
@@ -66,8 +75,27 @@ class RankRule:
         return self.density == 1 if self.by_density else self.rank is None and self.rank_ratio == 1
 
     def check(self, net: PreTrainedModel) -> None:
-        """Refuse a rank or a ratio that makes no matrix of ``net`` smaller; only shapes are read."""
-        replace(self, allocation="uniform").allocate(net)
+        """Refuse a rank or a ratio that makes no matrix of ``net`` smaller; only shapes are read.
+
+        With scope ``all`` also refuse a table that is no matrix of its own, and a density that leaves too little.
+
+        Raises:
+            UserError: as said.
+        """
+        replace(self, allocation="uniform", scope="blocks").allocate(net)
+        if self.scope == "all" and not self.keeps_all:
+            if token_table(net) is None:
+                raise UserError(
+                    f"model.scope: the token embeddings of '{net.config.model_type}' have other uses, too (an output "
+                    "layer); nearest: blocks"
+                )
+            prices, total = self.prices(net).values(), count_params(net).total
+            least = (total - sum(price.dense - price.component for price in prices)) / total
+            if self.density < least:
+                raise UserError(
+                    f"model.density: {self.density} of the whole net cannot be reached with scope all; what is not "
+                    f"factorized and one component of each matrix are {least + 5e-4:.3f}"
+                )
 
     def allocate(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor] | None = None) -> dict[str, int]:
         """Return {site: rank} of the Linears to factorize; a stack is called by its first site.
@@ -94,8 +122,11 @@ class RankRule:
             return kept
         assert sigma is not None
         budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
-        if self.by_density:
-            budget = floor(self.density * sum(out * inner for out, inner in shapes.values()))
+        whole = sum(out * inner for out, inner in shapes.values())
+        if self.scope == "all":
+            budget = floor(self.density * (total := count_params(net).total)) - (total - whole)
+        elif self.by_density:
+            budget = floor(self.density * whole)
         return allocate_globally(self.sigmas(net, sigma), shapes, budget)
 
     def sigmas(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
@@ -113,6 +144,8 @@ class RankRule:
     def density_of(self, net: PreTrainedModel) -> float:
         """Return the density that these ranks leave; ``density`` itself where the ranks follow from it.
 
+        It is that of the scope: of the blocks' matrices, or of all weights.
+
         Args:
             net: dense or factorized; only shapes are read.
         """
@@ -123,15 +156,24 @@ class RankRule:
         left = sum(stored(*shape, self._uniform(*shape)) for shape in shapes)
         return left / sum(out * inner for out, inner in shapes)
 
+    def left_of(self, net: PreTrainedModel) -> float:
+        """Return the density of ``net`` as it is, in this rule's scope."""
+        return whole_density(net) if self.scope == "all" else stored_density(net)
+
+    def table(self, net: PreTrainedModel) -> str | None:
+        """Return the name of the table that is factorized with the matrices; None without one."""
+        return token_table(net) if self.scope == "all" else None
+
     def stacks(self, net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
         """Return {first site: names of all} of the matrices that get one right factor; {} if they are not stacked."""
         return stacks(net) if self.stacked else {}
 
     def _members(self, net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
-        """Return {name: sites} in forward order: stacks, and every other site by itself."""
+        """Return {name: sites} in forward order: the table, stacks, and every other site by itself."""
         stacked = self.stacks(net)
         inside = {name for names in stacked.values() for name in names[1:]}
-        return {s.name: stacked.get(s.name, (s.name,)) for s in find_sites(net) if s.name not in inside}
+        names = [*filter(None, [self.table(net)]), *(s.name for s in find_sites(net))]
+        return {name: stacked.get(name, (name,)) for name in names if name not in inside}
 
     def _uniform(self, out: int, inner: int) -> int:
         if self.rank is not None:
@@ -142,9 +184,11 @@ class RankRule:
 
 
 def _shapes(layers: Mapping[str, Any], members: Mapping[str, tuple[str, ...]]) -> dict[str, Shape]:
-    """Return (out of all sites, in) by name of ``members``."""
+    """Return (out of all sites, in) by name of ``members``; a table reads as many inputs as it has rows."""
     return {
-        name: (sum(layers[site].out_features for site in sites), layers[name].in_features)
+        name: (layers[name].embedding_dim, layers[name].num_embeddings)
+        if hasattr(layers[name], "num_embeddings")
+        else (sum(layers[site].out_features for site in sites), layers[name].in_features)
         for name, sites in members.items()
     }
 

@@ -36,13 +36,24 @@ if TYPE_CHECKING:
 
 
 def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> None:
-    """Refuse a removal of heads and neurons that ``net`` or the density does not allow; only shapes are read.
+    """Refuse a scope that the weighting does not allow, and a removal that ``net`` or the density does not allow.
+
+    Only shapes are read.
 
     Raises:
-        UserError: its sub-layers cannot be cut, or, as one unit of each stays, the density cannot be reached.
+        UserError: the table of embeddings cannot be factorized under this weighting or with this removal; sub-layers
+            cannot be cut; or, as one unit of each stays, the density cannot be reached.
     """
+    if rule.scope == "all" and settings.weighting not in KRONECKER:
+        raise UserError(
+            f"model.scope: 'all' needs whole second moments, which weighting '{settings.weighting}' has not; nearest: "
+            "blocks"
+        )
     if settings.removes == "components":
         return
+    if rule.scope == "all":
+        raise UserError(f"retrain.removes: '{settings.removes}' counts the blocks' matrices; nearest with scope all: "
+                        "components")  # fmt: skip
     if not rule.by_density:
         raise UserError(f"retrain.removes: '{settings.removes}' needs a density; give model.density")
     least = least_density(net)
@@ -168,7 +179,7 @@ class WeightedRetraining(LowRankRetraining):
         assert previous is not None
         settings, trainer = self.settings, method.trainer
         if settings.weighting in KRONECKER:
-            return kronecker_decomposer(method, net, settings, self.ranks.stacks(net))
+            return kronecker_decomposer(method, net, settings, self.ranks.stacks(net), self.ranks.table(net))
         fisher: dict[str, Fisher] = {}
         if settings.weighting == "fisher":
             net.to(trainer.strategy.root_device)

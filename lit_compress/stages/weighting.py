@@ -204,7 +204,12 @@ def refit(
 
 
 def kronecker_of(
-    net: PreTrainedModel, task: Task, data: DataModule, settings: Sequence[Weighted], shared: bool = False
+    net: PreTrainedModel,
+    task: Task,
+    data: DataModule,
+    settings: Sequence[Weighted],
+    shared: bool = False,
+    table: str | None = None,
 ) -> dict[str, KroneckerFactors]:
     """Return the Kronecker factors by site, from one pass over calibration examples; {} if no setting asks for them.
 
@@ -214,6 +219,7 @@ def kronecker_of(
         data: gives the examples.
         settings: one or several weightings with the same calibration.
         shared: True if every process of the default group has batches of its own.
+        table: name of a table of embeddings whose factors are collected, too.
 
     Raises:
         UserError: the moments are not usable, or there are too few examples.
@@ -229,6 +235,7 @@ def kronecker_of(
         task.kind,
         labels=first.labels if any(s.weighting == "kfac" for s in asked) else None,
         seed=seed_of(first, data),
+        table=table,
         reduce=torch.distributed.all_reduce if shared else None,
     )
 
@@ -238,6 +245,7 @@ def kronecker_decomposer(
     net: PreTrainedModel,
     settings: Weighted,
     stacks: Mapping[str, tuple[str, ...]] | None = None,
+    table: str | None = None,
 ) -> Decomposer:
     """Return the decomposer of ``net`` under ``kfac`` or ``inputs``, after the calibration of a stage.
 
@@ -246,13 +254,14 @@ def kronecker_decomposer(
         net: on the CPU, as it is afterwards; every rank has the same.
         settings: the weighting.
         stacks: first site -> all sites that get one right factor.
+        table: name of a table of embeddings that is decomposed, too.
 
     Raises:
         UserError: the moments are not usable, or there are too few examples.
     """
     trainer = method.trainer
     net.to(trainer.strategy.root_device)
-    moments = kronecker_of(net, method.task, trainer.datamodule, [settings], trainer.world_size > 1)
+    moments = kronecker_of(net, method.task, trainer.datamodule, [settings], trainer.world_size > 1, table)
     net.to("cpu")  # type: ignore[arg-type]
     return weigh(settings, net, {}, moments, Path(), stacks)
 

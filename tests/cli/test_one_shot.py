@@ -99,6 +99,16 @@ def test_heads_and_neurons_go(words, run, tmp_path, removes):
     assert (removes == "both") == any("rank" in layer for layer in layers)
 
 
+def test_a_density_of_the_whole_model(words, tmp_path):
+    """``--scope all``: the export has that share of the model's weights, embeddings included, and loads elsewhere."""
+    model, data = words
+    main(["factorize", *model, str(tmp_path / "out"), *data, "--density", "0.25", "--scope", "all"])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert 0.22 < report["ratios"]["params"]["total"] <= 0.25 and report["export_difference"] <= 1e-5
+    kinds = {layer["kind"] for layer in json.loads((tmp_path / "out" / "structure.json").read_text()).values()}
+    assert "low_rank_embedding" in kinds and len(kinds) > 1
+
+
 def test_a_factorized_model_is_evaluated_like_a_run(words, tmp_path, capsys):
     model, data = words
     main(["factorize", *model, str(tmp_path / "out"), *data])

@@ -8,7 +8,9 @@ from lit_compress.models.backbones import empty_net
 from lit_compress.models.shapes import without_values
 
 
-@pytest.mark.parametrize(("family", "task"), [("bert", "sst2"), ("albert", "sst2"), ("t5", "xsum"), ("opt", "wikitext2")])
+@pytest.mark.parametrize(
+    ("family", "task"), [("bert", "sst2"), ("albert", "sst2"), ("t5", "xsum"), ("opt", "wikitext2")]
+)
 def test_they_are_those_of_nets_with_values(family, task):
     config = make_net(family, task).config
     net, empty = empty_net(config), without_values(lambda: empty_net(config))

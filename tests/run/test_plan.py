@@ -68,6 +68,13 @@ def test_the_target_is_that_of_the_last_stage(name, options, density):
     assert target_density(method, make_net("bert")) == pytest.approx(density)
 
 
+def test_a_density_of_the_whole_net():
+    plan = Plan("SecondOrder", (StagePlan("retrain", 1, 10),), 1000, 1500, 0.3, False, whole=True)
+    assert list(plan_lines(plan))[1] == "weights of the net 1,500 -> about 450 (density 0.3), embeddings included"
+    method = methods.SecondOrder(task="sst2", density=0.4, scope="all")
+    assert target_density(method, make_net("bert")) == 0.4
+
+
 def test_the_target_of_a_rank_and_of_a_number_of_weights():
     net = make_net("bert")
     rank = target_density(methods.SVD(task="sst2", rank=4), net)
