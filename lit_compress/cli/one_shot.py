@@ -85,6 +85,7 @@ def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[s
     Raises:
         UserError: the model, the data or ``out`` cannot be used.
     """
+    data.reads_labels = method.retrain.reads_labels(method.kind)
     dense = load_model(method.backbone, method)
     method.ranks.check(dense)
     check_removal(method.retrain, method.ranks, dense)

@@ -47,16 +47,17 @@ class Source:
     seed: int = 0
 
 
-def checked(task: Task, source: Source, labelled: bool) -> Dataset:
+def checked(task: Task, source: Source, labelled: bool, optional: bool = False) -> Dataset:
     """Return the checked rows of a split from the cache, which is written once for the same content.
 
     Args:
         task: has the names of the columns.
         source: of the rows.
         labelled: True if the rows must have labels; else labels are not checked, and kept with the ids in ``KEPT``.
+        optional: True if they may also have none at all, for what reads only the texts.
 
     Raises:
-        UserError: a row is not usable, or labels are missing although ``labelled``.
+        UserError: a row is not usable, or labels are missing although ``labelled`` and not ``optional``.
     """
     import datasets
 
@@ -71,12 +72,14 @@ def checked(task: Task, source: Source, labelled: bool) -> Dataset:
         note(f"{source.where}: '{column}' is empty in {count} of {len(rows)} rows, first in row {first}; they are kept")
     if source.part is not None:
         rows = _part(rows, source)
-    if labelled and task.label not in rows.column_names:
+    if labelled and not optional and task.label not in rows.column_names:
         names = facts["names"]
         missing = f"no labels (all are {UNLABELLED})"
         if task.label not in names:
             missing = f"no column '{task.label}' ({nearest(task.label, names)})"
-        raise UserError(f"{source.where} has {missing}; only predict reads rows without labels")
+        raise UserError(
+            f"{source.where} has {missing}; only predict, and factorize with drawn labels, read rows without labels"
+        )
     return rows
 
 

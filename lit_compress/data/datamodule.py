@@ -170,6 +170,7 @@ class DataModule(LightningDataModule):
         self.num_workers = num_workers
         self.seed = seed
         self.encoding = encoding
+        self.reads_labels = True  # False: the training rows may have none, as only their texts are read
         self.whole_file = False  # a single file is not split, every split is all of it
         self._asked_length = max_length
         # (name, must have labels) -> split; None: a second validation split that does not exist
@@ -230,7 +231,10 @@ class DataModule(LightningDataModule):
         if not names:
             return
         max_length = self.max_length  # checked before anything is read
-        loaded = load_split_files(self.record, self.path, names, labelled, self.seed, self.encoding, self.whole_file)
+        optional = () if self.reads_labels else ("train",)
+        loaded = load_split_files(
+            self.record, self.path, names, labelled, self.seed, self.encoding, self.whole_file, optional
+        )
         for name in names:
             rows = loaded.get(name)
             if rows is None:

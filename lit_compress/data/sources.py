@@ -8,7 +8,7 @@ They are read in chunks and written to the cache folder, so that memory does not
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,7 @@ def load_split_files(
     seed: int = 0,
     encoding: str | None = None,
     whole: bool = False,
+    optional: Collection[str] = (),
 ) -> dict[str, Dataset]:
     """Read splits of ``task`` from ``path``; without one from the hub, or from the package.
 
@@ -93,6 +94,7 @@ def load_split_files(
         seed: decides the splits if all rows are in one file.
         encoding: of text files; None: UTF-8.
         whole: every split is all rows of a single file.
+        optional: splits that may have no labels although the others must.
 
     Returns:
         The splits by name; those of ``task.validation`` after the first only if they exist.
@@ -114,7 +116,7 @@ def load_split_files(
     loaded = {}
     for split in wanted:
         if split in sources:
-            loaded[split] = checked(task, sources[split], labelled)
+            loaded[split] = checked(task, sources[split], labelled, split in optional)
         elif split not in task.validation[1:]:
             raise UserError(f"data.task: '{task.name}' has no split '{split}'; {nearest(split, sources)}")
     return loaded

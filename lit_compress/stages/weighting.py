@@ -119,6 +119,13 @@ class Weighted(Training):
                 f"retrain.labels: 'exact' needs one distribution per example, {kind.name} has more; nearest: drawn"
             )
 
+    def reads_labels(self, kind: TaskType) -> bool:
+        """Say whether the calibration needs the labels of the data: not if they are drawn from the net."""
+        drawn = self.weighting in ("none", "importance", "inputs") or (
+            self.weighting == "kfac" and self.labels != "true"
+        )
+        return kind.reads_labels or not drawn
+
     def rule(self, ranks: RankRule) -> RankRule:
         """Return the rule with stacks, if this weighting has them."""
         return replace(ranks, stacked=self.stacked and self.weighting in KRONECKER)

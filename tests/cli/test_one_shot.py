@@ -99,6 +99,24 @@ def test_heads_and_neurons_go(words, run, tmp_path, removes):
     assert (removes == "both") == any("rank" in layer for layer in layers)
 
 
+def test_unlabelled_texts_are_enough(words, tiny_data, tmp_path, capsys):
+    """Labels are drawn from the net: without those of the training rows comes the same export; `true` needs them."""
+    model, data = words
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    rows = [json.loads(line) for line in (tiny_data / "train.jsonl").read_text().splitlines()]
+    (folder / "train.jsonl").write_text("".join(json.dumps({"sentence": row["sentence"]}) + "\n" for row in rows))
+    (folder / "validation.jsonl").write_text((tiny_data / "validation.jsonl").read_text())
+    unlabelled = [str(folder) if word == str(tiny_data) else word for word in data]
+    for name, source in (("a", data), ("b", unlabelled)):
+        main(["factorize", *model, str(tmp_path / name), *source, "--density", "0.5"])
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
+    assert first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+    for options in (["--labels", "true"], ["--weighting", "fisher"]):
+        line = fails(capsys, "factorize", *model, tmp_path / "c", *unlabelled, *options)
+        assert "train.jsonl has no column 'label'" in line and "factorize with drawn labels" in line
+
+
 def test_a_density_of_the_whole_model(words, tmp_path):
     """``--scope all``: the export has that share of the model's weights, embeddings included, and loads elsewhere."""
     model, data = words

@@ -135,7 +135,7 @@ def test_predict_prefers_test_and_needs_no_labels(make, sst2):
         "the film",
         "good",
     ]
-    with pytest.raises(UserError, match="only predict reads rows without labels"):
+    with pytest.raises(UserError, match="only predict, and factorize with drawn labels, read rows without labels"):
         dm.test_dataloader()
 
 
