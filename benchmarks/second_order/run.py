@@ -23,6 +23,7 @@ DENSITIES = (0.5, 0.25, 0.16, 0.1)
 RATES = (3e-4, 1e-4)
 EXAMPLES, EPOCHS = 8000, 4  # 1,000 updates: what LPAF spends on pruning and retraining there
 TRAINED_DENSITIES = (0.16, 0.25)
+WHOLE = (0.5, 0.3, 0.2)  # of all weights of the model
 STRUCTURED = (0.5, 0.34, 0.25, 0.16)
 KFAC = ["--weighting", "kfac"]
 CELLS: dict[str, list[str]] = {
@@ -30,6 +31,7 @@ CELLS: dict[str, list[str]] = {
     "kfac-exact": [*KFAC, "--labels", "exact"],
     "both": [*KFAC, "--removes", "both"],
     "structures": [*KFAC, "--removes", "structures"],
+    "whole": [*KFAC, "--scope", "all"],
     "none": ["--weighting", "none"],
     "fisher-in": ["--weighting", "fisher", "--axis", "in", "--fisher_examples", "1024"],
     "fisher-both": ["--weighting", "fisher", "--axis", "both", "--fisher_examples", "1024"],
@@ -73,15 +75,17 @@ def main() -> None:
         if options.list:
             return
         seconds = time.time() - start
+        structure = json.loads((out / "structure.json").read_text())
+        tables = [layer["rank"] for layer in structure.values() if layer["kind"] == "low_rank_embedding"]
         report = shortened(json.loads((out / "report.json").read_text()))
         made = {"name": name, "cell": cell, "target": density, "memory_mib": memory, "threads": options.threads,
-                "records": []}  # fmt: skip
+                "records": [], "table_rank": tables[0] if tables else None}  # fmt: skip
         scored = {"held_out": common.metrics_on(out, held_out, options.threads), "seconds": round(seconds, 1)}
         common.write(options, name, {**made, **scored, **report})
 
     for cell in CELLS:
         ablation = cell.startswith("kfac-") and cell not in ("kfac-exact", "kfac-separate")
-        for density in (0.16,) if ablation else STRUCTURED if cell == "structures" else DENSITIES:
+        for density in (0.16,) if ablation else {"structures": STRUCTURED, "whole": WHOLE}.get(cell, DENSITIES):
             factorize(cell, density)
     for density, rate, cell in ((d, r, c) for d in TRAINED_DENSITIES for r in RATES for c in TRAINED):
         if cell in options.only:
