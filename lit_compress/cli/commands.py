@@ -178,6 +178,10 @@ _SHORT = {
         "model.scope",
         "inputs, kfac: the density is of the blocks' matrices (blocks, default), or of the whole model (all)",
     ),
+    "price": (
+        "model.price",
+        "what the density is a share of: parameters (default), flops, or milliseconds measured on this machine",
+    ),
     "weighting": (
         "model.retrain.weighting",
         "kfac (default of factorize: Fisher information, Kronecker-factored), inputs (second moments of the inputs), "

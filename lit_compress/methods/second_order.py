@@ -41,6 +41,7 @@ from typing import Any
 from torch import Tensor
 
 from lit_compress.methods.base import Distillation, Method
+from lit_compress.models.prices import Unit
 from lit_compress.numerics.losses import relative_layer_loss
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.rank_rule import Allocation, Scope, choose_rule
@@ -82,6 +83,8 @@ class SecondOrder(Method):
             largest (R); ``uniform`` applies the rule to every matrix.
         scope: ``blocks``: the density is that of the transformer blocks' matrices. ``all``: it is that of all weights
             of the net, and the table of token embeddings is factorized with the matrices, by the same rule (R).
+        price: what the budget counts: ``parameters``; ``flops`` of a forward; or ``milliseconds``, measured on this
+            machine with one thread and a text of the task's length. The density is then the share of these that stays.
         retrain: the weighting, and training of the factors.
         distillation: weights of the loss terms with the dense net as teacher.
     """
@@ -96,6 +99,7 @@ class SecondOrder(Method):
         rank_ratio: float | None = None,
         allocation: Allocation = "global",
         scope: Scope = "blocks",
+        price: Unit = "parameters",
         dense: Training = Training(),
         retrain: KroneckerWeighted = KroneckerWeighted(),
         distillation: Distillation = Distillation(alpha_layers=5.0, mask_padding=True),
@@ -105,7 +109,7 @@ class SecondOrder(Method):
         rule = choose_rule(default, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
-        self.ranks = retrain.rule(replace(rule, scope=scope))
+        self.ranks = retrain.rule(replace(rule, scope=scope, price=price, tokens=self.task.length))
         self.retrain = retrain
 
     def stages(self) -> list[Stage]:

@@ -124,6 +124,19 @@ def find_sites(net: PreTrainedModel) -> list[Site]:
     return sites
 
 
+def tokens_read(net: PreTrainedModel, length: int) -> dict[str, int]:
+    """Return how many tokens every site reads in a forward of one text of ``length`` tokens.
+
+    A decoder over an encoder's states is taken to write a quarter as many, as for the FLOPs of the report.
+    """
+    written = max(1, length // 4) if net.config.is_encoder_decoder else length
+    found = {}
+    for site in find_sites(net):
+        of_encoder = site.stack == "encoder" or (site.cross and site.role in ("k", "v"))
+        found[site.name] = length if of_encoder else written
+    return found
+
+
 def shared_inputs(net: PreTrainedModel) -> list[tuple[str, ...]]:
     """Return the names of the sites of ``net`` in groups that read the same input, in forward order.
 

@@ -80,23 +80,6 @@ class Price:
         return self.fixed + rank * self.component < self.dense
 
 
-def allocate_globally(sigma: dict[str, Tensor], shapes: dict[str, Shape], parameters: int) -> dict[str, int]:
-    """Return the ranks that keep the components with the most energy per parameter, within one budget.
-
-    The j-th component of a matrix has the energy sigma_j ** 2 and out + in parameters; matrices that are stacked on one
-    right factor count as one, with the sum of their outs. The rule is that of :func:`allocate`.
-
-    Args:
-        sigma: singular values by matrix, falling.
-        shapes: (out, in) by matrix.
-        parameters: the budget; exceeded only if one component of each matrix is already more.
-
-    Returns:
-        The rank by matrix; a matrix whose factors would not be smaller is left out and stays dense.
-    """
-    return allocate(sigma, {name: Price(sum(shape), shape[0] * shape[1]) for name, shape in shapes.items()}, parameters)
-
-
 def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: float) -> dict[str, int]:
     """Spend a budget on the components of all matrices that are worth most for their price.
 
@@ -105,7 +88,7 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
     second-order estimate of the loss it costs (second-order compression, section 3).
 
     Args:
-        sigma: singular values by matrix, falling.
+        sigma: singular values by matrix, falling; matrices that are stacked on one right factor count as one.
         prices: by matrix.
         budget: not exceeded, unless one component each is more.
 

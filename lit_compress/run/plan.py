@@ -36,9 +36,9 @@ class Plan:
         stages: in order.
         sites: weights of the dense net's sites.
         total: all weights of the dense net.
-        density: fraction of the weights of the sites that is asked for; with ``whole`` of all weights.
+        density: fraction of the weights of the sites that is asked for, or of what ``of`` says.
         stores_zeros: the removed weights stay in the exported file.
-        whole: the density is that of the whole net.
+        of: what the density counts: ``sites``, ``net`` (all weights), ``flops`` or ``milliseconds`` of the sites.
     """
 
     method: str
@@ -47,7 +47,7 @@ class Plan:
     total: int
     density: float
     stores_zeros: bool
-    whole: bool = False
+    of: str = "sites"
 
     @property
     def sites_after(self) -> int:
@@ -57,7 +57,7 @@ class Plan:
     @property
     def total_after(self) -> int:
         """All weights that are left."""
-        if self.whole:
+        if self.of == "net":
             return round(self.density * self.total)
         return self.total - self.sites + self.sites_after
 
@@ -65,7 +65,8 @@ class Plan:
 def target_density(method: Method, net: PreTrainedModel) -> float:
     """Return the fraction of the weights of the sites of ``net`` that the last stage of ``method`` is to leave.
 
-    With scope ``all`` it is that of all weights. The stages must have been checked: some find their density in the net.
+    With scope ``all`` it is that of all weights, with a price that of the price. The stages must have been checked:
+    some find their density in the net.
     """
     last = method.stages()[-1]
     last.check(net)
@@ -77,16 +78,21 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     """Yield the lines that say what will be done."""
     stages = ", ".join(f"{s.name} {s.epochs} epochs = {s.steps:,} steps" for s in plan.stages)
     yield f"{plan.method}: {stages}"
-    if plan.whole:
+    if plan.of == "net":
         yield (
             f"weights of the net {plan.total:,} -> about {plan.total_after:,} (density {plan.density:.4g}), "
             "embeddings included"
         )
-        return
-    yield (
-        f"weights of the sites {plan.sites:,} -> about {plan.sites_after:,} (density {plan.density:.4g}), "
-        f"of the net {plan.total:,} -> about {plan.total_after:,}"
-    )
+    elif plan.of == "sites":
+        yield (
+            f"weights of the sites {plan.sites:,} -> about {plan.sites_after:,} (density {plan.density:.4g}), "
+            f"of the net {plan.total:,} -> about {plan.total_after:,}"
+        )
+    else:
+        yield (
+            f"the sites keep {plan.density:.4g} of their {plan.of}; of their {plan.sites:,} weights as many as that "
+            "allows"
+        )
     if plan.stores_zeros:
         yield "the file keeps its size: the removed weights are stored as zeros"
 

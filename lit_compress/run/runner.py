@@ -33,6 +33,7 @@ from lit_compress.run.plan import Plan, StagePlan, target_density
 from lit_compress.run.tensorboard import RunLogger, log_structure, log_widths
 from lit_compress.run.threads import use_threads
 from lit_compress.stages.base import Stage, count_steps
+from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder
 
@@ -86,8 +87,9 @@ def check_stages(parts: Components) -> Plan:
         planned.append(StagePlan(stage.name, stage.settings.epochs, steps))
     sites, total = dense_site_params(net), sum(weight.numel() for weight in net.parameters())
     density = target_density(method, net)
-    whole = getattr(getattr(method.stages()[-1], "ranks", None), "scope", "blocks") == "all"
-    return Plan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, whole)
+    rule = getattr(method.stages()[-1], "ranks", None)
+    of = rule.counted if isinstance(rule, RankRule) else "sites"
+    return Plan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of)
 
 
 def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:

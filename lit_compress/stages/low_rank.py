@@ -161,4 +161,5 @@ class LowRankRetraining(Stage):
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""
-        return {"density": self.achieved, "target": self.ranks.density if self.ranks.by_density else self.achieved}
+        asked = self.ranks.by_density and self.ranks.price == "parameters"
+        return {"density": self.achieved, "target": self.ranks.density if asked else self.achieved}

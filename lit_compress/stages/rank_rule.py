@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from lit_compress.models.accounting import count_params, dense_layers, stored_density, whole_density
-from lit_compress.models.sites import find_sites, stacks, token_table
+from lit_compress.models.prices import Unit, prices_of, unit_price
+from lit_compress.models.sites import find_sites, stacks, token_table, tokens_read
 from lit_compress.models.surgery import stacked_weight
 from lit_compress.numerics.ranks import (
     Price,
     Shape,
-    allocate_globally,
+    allocate,
     largest_rank,
     rank_for_density,
     rank_for_ratio,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lit_compress.models.sites import SubLayer
 
 Allocation = Literal["uniform", "global"]
 Scope = Literal["blocks", "all"]
@@ -46,6 +48,9 @@ class RankRule:
         stacked: matrices that read the same input count as one, the rows of all, with one rank.
         scope: ``blocks``: the density is that of the matrices of the transformer blocks. ``all``: it is that of all
             weights of the net, and the table of token embeddings is factorized with the matrices.
+        price: what the budget of ``global`` counts: ``parameters``, ``flops`` of a forward, or ``milliseconds``,
+            measured on this machine with one thread. The density is then that of the price.
+        tokens: of a text, for FLOPs and milliseconds.
     """
 
     density: float = 1.0
@@ -54,20 +59,35 @@ class RankRule:
     allocation: Allocation = "uniform"
     stacked: bool = False
     scope: Scope = "blocks"
+    price: Unit = "parameters"
+    tokens: int = 128
 
     def __post_init__(self) -> None:
         require(self, "model.rank", low=1)
         require(self, "model.rank_ratio", above=0, high=1)
-        if self.scope == "all" and not self.by_density:
-            raise UserError("model.scope: 'all' needs a density, of the whole net; give model.density")
-        if self.scope == "all" and self.allocation != "global":
-            raise UserError(f"model.scope: 'all' needs one budget for all; model.allocation is '{self.allocation}', "
-                            "nearest: global")  # fmt: skip
+        for name, usual in (("scope", "blocks"), ("price", "parameters")):
+            if (value := getattr(self, name)) == usual:
+                continue
+            if not self.by_density:
+                raise UserError(f"model.{name}: '{value}' needs a density; give model.density")
+            if self.allocation != "global":
+                raise UserError(
+                    f"model.{name}: '{value}' needs one budget for all; model.allocation is '{self.allocation}', "
+                    "nearest: global"
+                )
+        if self.scope == "all" and self.price != "parameters":
+            raise UserError(f"model.price: a table of embeddings costs no {self.price}; nearest with scope all: "
+                            "parameters")  # fmt: skip
 
     @property
     def by_density(self) -> bool:
         """Whether the ranks follow from the density."""
         return self.rank is None and self.rank_ratio is None
+
+    @property
+    def counted(self) -> str:
+        """What the density is of: weights of the ``sites`` or of the ``net``, or the price."""
+        return self.price if self.price != "parameters" else "net" if self.scope == "all" else "sites"
 
     @property
     def keeps_all(self) -> bool:
@@ -77,25 +97,21 @@ class RankRule:
     def check(self, net: PreTrainedModel) -> None:
         """Refuse a rank or a ratio that makes no matrix of ``net`` smaller; only shapes are read.
 
-        With scope ``all`` also refuse a table that is no matrix of its own, and a density that leaves too little.
+        Also refuse a budget below one component of each matrix, and with scope ``all`` a table with other uses.
 
         Raises:
             UserError: as said.
         """
-        replace(self, allocation="uniform", scope="blocks").allocate(net)
-        if self.scope == "all" and not self.keeps_all:
-            if token_table(net) is None:
-                raise UserError(
-                    f"model.scope: the token embeddings of '{net.config.model_type}' have other uses, too (an output "
-                    "layer); nearest: blocks"
-                )
-            prices, total = self.prices(net).values(), count_params(net).total
-            least = (total - sum(price.dense - price.component for price in prices)) / total
-            if self.density < least:
-                raise UserError(
-                    f"model.density: {self.density} of the whole net cannot be reached with scope all; what is not "
-                    f"factorized and one component of each matrix are {least + 5e-4:.3f}"
-                )
+        replace(self, allocation="uniform", scope="blocks", price="parameters").allocate(net)
+        if self.keeps_all:
+            return
+        if self.scope == "all" and token_table(net) is None:
+            raise UserError(
+                f"model.scope: the token embeddings of '{net.config.model_type}' have other uses, too (an output "
+                "layer); nearest: blocks"
+            )
+        if self.allocation == "global" and self.by_density:
+            self._budget(net, self.prices(net))
 
     def allocate(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor] | None = None) -> dict[str, int]:
         """Return {site: rank} of the Linears to factorize; a stack is called by its first site.
@@ -106,7 +122,7 @@ class RankRule:
                 ``global``. For a stack it gets the rows of all matrices.
 
         Raises:
-            UserError: the rank or the ratio makes no matrix smaller.
+            UserError: the rank or the ratio makes no matrix smaller, or the budget is below one component of each.
         """
         if self.keeps_all:
             return {}
@@ -121,13 +137,30 @@ class RankRule:
         if self.allocation == "uniform":
             return kept
         assert sigma is not None
-        budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
-        whole = sum(out * inner for out, inner in shapes.values())
-        if self.scope == "all":
-            budget = floor(self.density * (total := count_params(net).total)) - (total - whole)
-        elif self.by_density:
-            budget = floor(self.density * whole)
-        return allocate_globally(self.sigmas(net, sigma), shapes, budget)
+        prices = self.prices(net)
+        if self.by_density:
+            budget = self._budget(net, prices)
+        else:
+            budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
+        found = allocate(self.sigmas(net, sigma), prices, budget)
+        return {name: min(rank, largest_rank(*shapes[name])) for name, rank in found.items()}
+
+    def _budget(self, net: PreTrainedModel, prices: Mapping[str, Price]) -> float:
+        """Return what the matrices, and with scope ``all`` the table, may cost together.
+
+        Raises:
+            UserError: that is less than one component of each.
+        """
+        whole = sum(price.dense for price in prices.values())
+        total = count_params(net).total if self.scope == "all" else whole
+        least = total - whole + sum(price.at(1) for price in prices.values())
+        if self.density * total < least:
+            raise UserError(
+                f"model.density: {self.density} of the {self.counted} cannot be reached with allocation global; one "
+                f"component of each matrix{' and what is not factorized' if self.scope == 'all' else ''} make "
+                f"{least / total + 5e-4:.3f}"
+            )
+        return (floor(self.density * total) if self.price == "parameters" else self.density * total) - (total - whole)
 
     def sigmas(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
         """Return the singular values of every matrix or stack, by ``sigma`` as for :meth:`allocate`."""
@@ -136,10 +169,20 @@ class RankRule:
         return {name: sigma(name, stacked_weight(net, names)) for name, names in todo}
 
     def prices(self, net: PreTrainedModel) -> dict[str, Price]:
-        """Return what every matrix or stack costs, in parameters."""
+        """Return what every matrix or stack costs, in the units of ``price``."""
         members = self._members(net)
-        shapes = _shapes({name: net.get_submodule(name) for names in members.values() for name in names}, members)
-        return {name: Price(sum(shape), shape[0] * shape[1]) for name, shape in shapes.items()}
+        sizes = {site: _size(net.get_submodule(site)) for names in members.values() for site in names}
+        shapes = {name: (tuple(sizes[site][0] for site in names), sizes[name][1]) for name, names in members.items()}
+        return prices_of(shapes, tokens_read(net, self.tokens), self.price)
+
+    def unit_price(self, net: PreTrainedModel, part: SubLayer, units: int) -> float:
+        """Return what one head or neuron of a sub-layer costs, in the units of ``price``."""
+        read = tokens_read(net, self.tokens)
+        return unit_price([(*_size(net.get_submodule(s)), read[s]) for s in part.sites.values()], units, self.price)
+
+    def total(self, net: PreTrainedModel) -> float:
+        """Return what all matrices of ``net`` cost dense, in the units of ``price``."""
+        return sum(price.dense for price in self.prices(net).values())
 
     def density_of(self, net: PreTrainedModel) -> float:
         """Return the density that these ranks leave; ``density`` itself where the ranks follow from it.
@@ -186,11 +229,15 @@ class RankRule:
 def _shapes(layers: Mapping[str, Any], members: Mapping[str, tuple[str, ...]]) -> dict[str, Shape]:
     """Return (out of all sites, in) by name of ``members``; a table reads as many inputs as it has rows."""
     return {
-        name: (layers[name].embedding_dim, layers[name].num_embeddings)
-        if hasattr(layers[name], "num_embeddings")
-        else (sum(layers[site].out_features for site in sites), layers[name].in_features)
-        for name, sites in members.items()
+        name: (sum(_size(layers[site])[0] for site in sites), _size(layers[name])[1]) for name, sites in members.items()
     }
+
+
+def _size(layer: Any) -> Shape:
+    """Return (out, in) of a Linear, (width, rows) of a table."""
+    if hasattr(layer, "num_embeddings"):
+        return layer.embedding_dim, layer.num_embeddings
+    return layer.out_features, layer.in_features
 
 
 def choose_rule(default: Mapping[str, float], allocation: Allocation = "uniform", **given: float | None) -> RankRule:

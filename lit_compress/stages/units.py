@@ -8,7 +8,7 @@ compression, section 5). What is left are ordinary, narrower Linears.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +44,12 @@ class Units:
     Attributes:
         part: the sub-layer.
         path: the steps, with their costs.
-        price: weights that disappear with one unit, in all matrices of the sub-layer.
+        price: what disappears with one unit, in all matrices of the sub-layer: weights, FLOPs or milliseconds.
     """
 
     part: SubLayer
     path: RemovalPath
-    price: int
+    price: float
 
     @property
     def name(self) -> str:
@@ -82,6 +82,7 @@ def find_units(
     biased: frozenset[str],
     damping: tuple[float, float],
     gradients: bool = True,
+    price: Callable[[SubLayer, int], float] | None = None,
 ) -> dict[str, Units]:
     """Return by last matrix the units of every sub-layer of the dense ``net``; one of each stays.
 
@@ -91,6 +92,7 @@ def find_units(
         biased: sites whose bias takes over the mean of the inputs.
         damping: of the moments, as shares of the means of their diagonals.
         gradients: False to weigh all outputs alike.
+        price: function of a sub-layer and its number of units that returns what one costs; None for its weights.
 
     Raises:
         UserError: sub-layers of its architecture cannot be cut, or a moment is not usable.
@@ -107,7 +109,7 @@ def find_units(
             damping=damping, name=name,
         )  # fmt: skip
         weights = sum(net.get_submodule(site).weight.numel() for site in part.sites.values())  # type: ignore
-        found[name] = Units(part, path, weights // len(groups))
+        found[name] = Units(part, path, price(part, len(groups)) if price else weights // len(groups))
     return found
 
 
@@ -125,7 +127,7 @@ def choose_units(
 
     Args:
         units: as :func:`find_units` returns them.
-        saving: weights to save.
+        saving: what to save in all, in the units of the prices.
         sigma: singular values of the decomposed matrices (or stacks), falling; {} to remove units only.
         prices: of these matrices.
 

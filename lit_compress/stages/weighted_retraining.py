@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from lit_compress.calibration.fisher import Fisher
-from lit_compress.models.accounting import count_params, dense_site_params
 from lit_compress.models.storage import load_net
 from lit_compress.stages.base import StageContext
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
@@ -87,12 +87,13 @@ def remove_structures(
         return rule, 0.0
     moments, device = kronecker_of(net, task, data, [settings], shared), net.device
     net.to("cpu")  # type: ignore[arg-type]
-    whole = dense_site_params(net)
+    whole = rule.total(net)
     biased = biased_sites(net) if settings.centred else frozenset()
     damping = (settings.input_damping, settings.gradient_damping)
 
     def choose() -> tuple[dict[str, Tensor], float]:
-        units = find_units(net, moments, biased, damping, settings.weighting == "kfac")
+        gradients = settings.weighting == "kfac"
+        units = find_units(net, moments, biased, damping, gradients, partial(rule.unit_price, net))
         sigma: dict[str, Tensor] = {}
         if settings.removes == "both":
             sigma = rule.sigmas(net, weigh(settings, net, {}, moments, Path(), rule.stacks(net)).sigma)
@@ -103,7 +104,7 @@ def remove_structures(
     net.to(device)  # type: ignore[arg-type]
     if settings.removes == "structures":
         return replace(rule, density=1.0), loss
-    return replace(rule, density=min(1.0, rule.density * whole / count_params(net).sites)), loss
+    return replace(rule, density=min(1.0, rule.density * whole / rule.total(net))), loss
 
 
 def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from lit_compress.__main__ import main
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
+from lit_compress.numerics.ranks import Price
 
 
 @pytest.fixture
@@ -97,6 +98,23 @@ def test_heads_and_neurons_go(words, run, tmp_path, removes):
     layers = json.loads((tmp_path / "out" / "structure.json").read_text()).values()
     assert any({layer["in_features"], layer["out_features"]} - {32, 64} for layer in layers)
     assert (removes == "both") == any("rank" in layer for layer in layers)
+
+
+@pytest.mark.parametrize("price", ["flops", "milliseconds"])
+def test_a_density_of_another_price(words, tmp_path, price, monkeypatch):
+    """Of an encoder's FLOPs the matrices keep what they keep of their weights; milliseconds are the machine's."""
+    monkeypatch.setattr("lit_compress.models.prices.measured", lambda *_: Price(1.0, 40.0, 5.0))
+    model, data = words
+    main(["factorize", *model, str(tmp_path / "out"), *data, "--density", "0.5", "--price", price])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["config"]["model"]["init_args"]["price"] == price
+    if price == "flops":
+        assert 0.45 < report["compressed"]["density"] <= 0.5
+    else:
+        structure = json.loads((tmp_path / "out" / "structure.json").read_text())
+        ranks = [layer["rank"] for layer in structure.values() if not layer.get("first")]
+        dense = 8 - len(ranks)  # of two layers of four; q, k and v count once
+        assert 5 <= len(ranks) and sum(ranks) + 5 * len(ranks) + 40 * dense <= 0.5 * 8 * 40
 
 
 def test_unlabelled_texts_are_enough(words, tiny_data, tmp_path, capsys):

@@ -10,12 +10,12 @@ import torch
 from tiny import make_net
 
 from lit_compress.models.accounting import stored_density
+from lit_compress.models.prices import prices_of
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.ranks import (
     Price,
     allocate,
-    allocate_globally,
     break_even_rank,
     largest_rank,
     rank_for_density,
@@ -24,6 +24,11 @@ from lit_compress.numerics.ranks import (
 )
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
+
+
+def allocate_globally(sigma, shapes, parameters):
+    """The ranks that a number of parameters allows."""
+    return allocate(sigma, prices_of({n: ((out,), i) for n, (out, i) in shapes.items()}, {}, "parameters"), parameters)
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +149,8 @@ def test_stacked_matrices_are_one_shape():
     sigma = {"qkv": torch.tensor([4.0, 3.0, 2.0, 1.0]), "o": torch.tensor([3.9, 2.9, 1.9, 0.9])}
     shapes = {"qkv": (30, 10), "o": (10, 10)}
     ranks = allocate_globally(sigma, shapes, 40 * 2 + 20 * 3)
+    parts = {"qkv": ((10, 10, 10), 10), "o": ((10,), 10)}
+    assert ranks == allocate(sigma, prices_of(parts, {}, "parameters"), 140)
     assert ranks == {"qkv": 2, "o": 3}  # 16, 9 | 4, 1 over 40 beside 15.21, 8.41, 3.61 | 0.81 over 20
     assert ranks == allocate(sigma, {"qkv": Price(40, 300), "o": Price(20, 100)}, 140)
 

@@ -1,0 +1,121 @@
+"""What matrices cost at every rank: parameters, FLOPs of a forward, or milliseconds measured on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from statistics import median
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_compress.numerics.ranks import Price, largest_rank
+
+Unit = Literal["parameters", "flops", "milliseconds"]
+Shape = tuple[tuple[int, ...], int]  # outs of the stacked matrices, in
+
+REPEATS = 40  # of every timing; the variants take turns
+RANKS = (0.25, 0.5, 0.75, 1.0)  # shares of the largest rank that makes a matrix smaller, at which factors are timed
+
+
+def prices_of(shapes: Mapping[str, Shape], tokens: Mapping[str, int], unit: Unit) -> dict[str, Price]:
+    """Return the price of every matrix or stack.
+
+    Args:
+        shapes: by name.
+        tokens: how many tokens each reads in a forward.
+        unit: what is counted. ``flops``: 2 per multiply-add. ``milliseconds``: those of one thread, measured.
+    """
+    if unit == "milliseconds":
+        return {name: measured(outs, inner, tokens[name]) for name, (outs, inner) in shapes.items()}
+    each = {name: 1 if unit == "parameters" else 2 * tokens[name] for name in shapes}
+    return {
+        name: Price(each[name] * (sum(outs) + inner), each[name] * sum(outs) * inner)
+        for name, (outs, inner) in shapes.items()
+    }
+
+
+@lru_cache(maxsize=256)
+def measured(outs: tuple[int, ...], inner: int, tokens: int) -> Price:
+    """Time dense matrices and factors of several ranks in turns, and lay a line through the times of the factors.
+
+    Args:
+        outs: outputs of each of the matrices that read the same input; they share the right factor.
+        inner: inputs.
+        tokens: rows of the input.
+
+    Returns:
+        In milliseconds of one thread.
+    """
+    most = max(1, largest_rank(sum(outs), inner))
+    ranks = sorted({max(1, round(share * most)) for share in RANKS})
+    x, dense = torch.randn(tokens, inner), [torch.randn(out, inner) for out in outs]
+    factors = {rank: (torch.randn(rank, inner), [torch.randn(out, rank) for out in outs]) for rank in ranks}
+
+    def factorized(right: Tensor, left: Sequence[Tensor]) -> None:
+        narrow = F.linear(x, right)
+        for matrix in left:
+            F.linear(narrow, matrix)
+
+    variants: list[Callable[[], object]] = [lambda: [F.linear(x, matrix) for matrix in dense]]
+    variants += [lambda pair=pair: factorized(*pair) for pair in factors.values()]  # type: ignore[misc]
+    whole, *times = timed(variants)
+    return line(ranks, times, whole)
+
+
+def line(ranks: Sequence[int], times: Sequence[float], dense: float) -> Price:
+    """Return the price whose line over the ranks is closest to ``times`` (least squares), rising and not negative."""
+    n, x, y = len(ranks), sum(ranks), sum(times)
+    spread = n * sum(rank * rank for rank in ranks) - x * x
+    slope = (n * sum(r * t for r, t in zip(ranks, times, strict=True)) - x * y) / spread if spread else 0.0
+    slope = max(slope, 1e-3 * dense / max(ranks))  # noise may turn it round; more ranks are never cheaper
+    return Price(slope, dense, max(0.0, (y - slope * x) / n))
+
+
+def timed(variants: Sequence[Callable[[], object]]) -> list[float]:
+    """Return the median milliseconds of every function; they take turns, with one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    times: list[list[float]] = [[] for _ in variants]
+    try:
+        with torch.inference_mode():
+            for repeat in range(REPEATS + 5):
+                for variant, record in zip(variants, times, strict=True):
+                    start = time.perf_counter()
+                    variant()
+                    if repeat >= 5:  # the first rounds warm caches up
+                        record.append(1000 * (time.perf_counter() - start))
+    finally:
+        torch.set_num_threads(threads)
+    return [median(record) for record in times]
+
+
+def unit_price(sizes: Sequence[tuple[int, int, int]], units: int, unit: Unit) -> float:
+    """Return what one head or neuron costs in all matrices of its sub-layer.
+
+    In milliseconds it is the difference of the matrices with all and with half of their units, per unit; the products
+    of an attention's scores and values do not count.
+
+    Args:
+        sizes: (out, in, tokens read) of every matrix, with all units.
+        units: their number; every matrix has outputs or inputs for each.
+        unit: what is counted.
+    """
+    if unit == "milliseconds":
+        return _measured_unit(tuple(sizes), units)
+    return sum(out * inner * (1 if unit == "parameters" else 2 * tokens) for out, inner, tokens in sizes) // units
+
+
+@lru_cache(maxsize=256)
+def _measured_unit(sizes: tuple[tuple[int, int, int], ...], units: int) -> float:
+    def products(share: int) -> Callable[[], object]:  # half of the inputs: as many as with half of the outputs
+        pairs = [
+            (torch.randn(tokens, inner // share), torch.randn(out, inner // share)) for out, inner, tokens in sizes
+        ]
+        return lambda: [F.linear(*pair) for pair in pairs]
+
+    whole, half = timed([products(1), products(2)])
+    return max(whole - half, 1e-3 * whole) / (units / 2)

@@ -1,0 +1,98 @@
+"""Prices of matrices: parameters and FLOPs by hand counts, milliseconds by a clock that the test sets."""
+
+import pytest
+import torch
+from tiny import make_net
+
+from lit_compress.models import prices
+from lit_compress.models.accounting import flops
+from lit_compress.models.prices import line, measured, prices_of, unit_price
+from lit_compress.models.sites import find_sites, stacks, sublayers, tokens_read
+from lit_compress.numerics.ranks import Price
+from lit_compress.stages.rank_rule import RankRule
+from lit_compress.utils.errors import UserError
+
+
+def test_parameters_and_flops():
+    shapes = {"qkv": ((8, 8, 8), 10), "k": ((8,), 10)}
+    assert prices_of(shapes, {}, "parameters") == {"qkv": Price(34, 240), "k": Price(18, 80)}
+    assert prices_of(shapes, {"qkv": 5, "k": 2}, "flops") == {"qkv": Price(340, 2400), "k": Price(72, 320)}
+
+
+@pytest.mark.parametrize(("family", "task"), [("bert", "sst2"), ("bart", "xsum")])
+def test_flops_are_those_of_the_net(family, task):
+    """The sum over the sites is what a forward counts without its other products."""
+    net = make_net(family, task).eval()
+    others = make_net(family, task).eval()
+    for site in find_sites(others):
+        others.get_submodule(site.name).forward = lambda x, out=others.get_submodule(site.name).out_features: (
+            x.new_zeros(*x.shape[:-1], out)
+        )
+    total = RankRule(0.5, allocation="global", price="flops", tokens=24).total(net)
+    assert total == flops(net, 24) - flops(others, 24)
+
+
+def test_a_decoder_reads_fewer_tokens():
+    net = make_net("bart", "xsum")
+    read = tokens_read(net, 40)
+    for site in find_sites(net):
+        of_encoder = site.stack == "encoder" or (site.cross and site.role in "kv")
+        assert read[site.name] == (40 if of_encoder else 10)
+
+
+def test_a_line_through_the_times():
+    assert line([1, 2, 4], [3.0, 5.0, 9.0], 12.0) == Price(2.0, 12.0, 1.0)
+    falling = line([1, 2, 4], [9.0, 5.0, 3.0], 12.0)
+    assert falling.component > 0 and falling.fixed > 0
+    through = line([1, 2], [0.5, 2.0], 9.0)
+    assert through.fixed == 0  # never negative
+
+
+def test_measured_times_rise_with_the_sizes():
+    small, large = measured((16,), 16, 8), measured((512, 512), 512, 64)
+    assert 0 < small.dense < large.dense and small.component > 0 and large.component > 0
+    assert torch.get_num_threads() == 1
+
+
+def test_ranks_by_milliseconds(monkeypatch):
+    """Where two products take longer than one matrix, it stays dense; the budget is that of the times."""
+    net = make_net("bert")
+    clock = lambda outs, inner, tokens: Price(1.0, 40.0, 5.0) if inner == 32 else Price(1.0, 3.0, 5.0)  # noqa: E731
+    monkeypatch.setattr(prices, "measured", clock)
+    rule = RankRule(0.5, allocation="global", stacked=True, price="milliseconds")
+    sigma = lambda name, weight: torch.linspace(2, 1, min(weight.shape), dtype=torch.float64)  # noqa: E731
+    ranks = rule.allocate(net, sigma)
+    down = [site.name for site in find_sites(net) if site.role == "down"]
+    assert down and not set(down) & ranks.keys()
+    found = rule.prices(net)
+    spent = sum(found[name].at(ranks.get(name, 10**6)) for name in found)
+    assert len(found) == len(find_sites(net)) - 2 * len(stacks(net))
+    assert spent <= 0.5 * rule.total(net) < spent + 4 * len(found)
+
+
+def test_a_unit_costs_its_share(monkeypatch):
+    net = make_net("bert")
+    part = next(p for p in sublayers(net) if p.kind == "attention")
+    rule = RankRule(0.5, allocation="global")
+    assert rule.unit_price(net, part, 4) == 4 * 32 * 32 / 4
+    assert RankRule(0.5, allocation="global", price="flops", tokens=10).unit_price(net, part, 4) == 20 * 32 * 32
+    monkeypatch.setattr(prices, "timed", lambda variants: [9.0, 5.0])
+    assert unit_price([(7, 3, 2)], 8, "milliseconds") == 1.0
+
+
+def test_one_component_of_each_is_the_least():
+    net = make_net("bert")
+    rule = RankRule(0.02, allocation="global")
+    least = sum(price.component for price in rule.prices(net).values()) / rule.total(net)
+    with pytest.raises(UserError, match=rf"model\.density: 0\.02 of the sites .* make {least + 5e-4:.3f}"):
+        rule.check(net)
+    RankRule(least + 1e-3, allocation="global").check(net)
+
+
+def test_what_a_price_needs():
+    with pytest.raises(UserError, match=r"model\.price: 'flops' needs a density; give model\.density"):
+        RankRule(rank=3, price="flops")
+    with pytest.raises(UserError, match=r"model\.price: 'milliseconds' needs one budget .* nearest: global"):
+        RankRule(0.5, price="milliseconds")
+    with pytest.raises(UserError, match=r"model\.price: a table of embeddings costs no flops; .* parameters"):
+        RankRule(0.5, allocation="global", price="flops", scope="all")
