@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
-from importlib import import_module
 from inspect import Parameter, signature
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
-import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress import methods
+from lit_compress.cli.arguments import chosen_method, content_of, resolve_configs, with_default_method
 from lit_compress.cli.help import fit_help
-from lit_compress.cli.recipes import resolve_config
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.sources import CUSTOM
 from lit_compress.methods import Method
@@ -30,8 +24,6 @@ from lit_compress.run.strategies import FSDP2Strategy  # noqa: F401  registers -
 from lit_compress.stages.base import Training
 from lit_compress.tasks.records import task_name
 from lit_compress.utils.errors import UserError, nearest
-
-DEFAULT_METHOD = "SecondOrder"
 
 
 class _Parser(LightningArgumentParser):
@@ -123,11 +115,11 @@ class CommandLine(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse ``args``; configs are found by path or among the shipped recipes."""
-        args = _with_default_method(list(args))
-        given, resolved = {arg.partition("=")[0] for arg in args}, _resolve_configs(args)
-        _Parser.method = _chosen_method(resolved)
+        args = with_default_method(list(args))
+        given, resolved = {arg.partition("=")[0] for arg in args}, resolve_configs(args)
+        _Parser.method = chosen_method(resolved)
         for config in (value for option, value in pairwise(resolved) if option == "--config"):
-            _check_model(_content(config).get("model"))
+            _check_model(content_of(config).get("model"))
         if given & {"-h", "--help"}:
             shown = _Parser.method and f"{_Parser.method.__module__}.{_Parser.method.__qualname__}"
             print(fit_help(parser, self.command, shown, _names(), "trainer" in given))
@@ -186,68 +178,6 @@ def parameters_of(kind: type[Method]) -> dict[str, Parameter]:
     return {name: found[name] for name in sorted(found, key=place)}
 
 
-def _with_default_method(args: list[str]) -> list[str]:
-    """Return ``args`` with the default method, if they name a backbone, but neither a method nor a config."""
-    given = {arg.partition("=")[0] for arg in args}
-    if "--model.backbone" not in given or given & {"--model", "--model.class_path", "--config", "-c"}:
-        return args
-    _say(f"note: model: {DEFAULT_METHOD}, the default; --model NAME takes another")
-    return [f"--model={DEFAULT_METHOD}", *args]
-
-
-def _resolve_configs(args: list[str]) -> list[str]:
-    """Put the configs first, in their order, so that options of the command line override them wherever they stand.
-
-    Every name after --config is replaced by its file or config; --data.task chooses the row of a recipe.
-    """
-    configs, options, task = [], [], last_value(args, "--data.task")
-    if task is None and any(arg.startswith("--data.custom.") for arg in args):
-        task = CUSTOM  # only this task has columns and labels of the user's
-        options.append(f"--data.task={task}")
-    words = iter(args)
-    for word in words:
-        option, equals, name = word.partition("=")
-        if option not in ("--config", "-c"):
-            options.append(word)
-            continue
-        if not (name := name if equals else next(words, "")):
-            raise UserError("config: no file or shipped config is named after --config; e.g. --config lpaf_sst2.yaml")
-        config, note = resolve_config(name, task)
-        configs += ["--config", config]
-        if note:
-            _say(f"note: {note}")
-    path = last_value(args, "--data.path")
-    if task is None and path and Path(path).expanduser().is_file() and not any(map(_names_task, configs[1::2])):
-        options.append(f"--data.task={CUSTOM}")
-    return [*configs, *options]
-
-
-def _names_task(config: str) -> bool:
-    """Say whether a config, given by its path or its text, names a task."""
-    data = _content(config).get("data")
-    return isinstance(data, dict) and bool(data.get("task"))
-
-
-def _chosen_method(args: list[str]) -> type[Method] | None:
-    """Return the method that options or configs name last; None if they name none that can be imported."""
-    chosen = None
-    for option, value in pairwise(args):
-        if option == "--config":
-            chosen = _method_of(value) or chosen
-    chosen = last_value(args, "--model") or last_value(args, "--model.class_path") or chosen
-    package, _, name = (chosen or "").rpartition(".")
-    with suppress(ImportError, ValueError):
-        found = getattr(import_module(package) if package else methods, name, None)
-        return found if isinstance(found, type) and issubclass(found, Method) and found is not Method else None
-    return None
-
-
-def _method_of(config: str) -> str | None:
-    """Return the method that a config, given by its path or its text, names; None if it names none."""
-    model = _content(config).get("model")
-    return model.get("class_path") if isinstance(model, dict) else model if isinstance(model, str) else None
-
-
 def _check_model(model: Any) -> None:
     """Refuse what stands in a config beside the class of a method and its options; the parser blames the class."""
     if isinstance(model, dict) and "class_path" in model:
@@ -255,30 +185,6 @@ def _check_model(model: Any) -> None:
             moved = _Parser.method is not None and key in parameters_of(_Parser.method)
             hint = f"did you mean 'init_args.{key}'?" if moved else nearest(key, ["init_args"])
             raise UserError(f"config: unknown key 'model.{key}'; {hint}")
-
-
-def _content(config: str) -> dict[str, Any]:
-    """Return the values of a config that is given by its path or its text; {} if it cannot be read."""
-    with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
-        content = yaml.safe_load(Path(config).read_text() if config.endswith((".yaml", ".yml")) else config)
-        return content if isinstance(content, dict) else {}
-    return {}
-
-
-def last_value(args: list[str], option: str) -> str | None:
-    """Return the last value of an option, given as ``option value`` or ``option=value``; None if it is not given."""
-    value = None
-    for i, arg in enumerate(args):
-        if arg == option and i + 1 < len(args):
-            value = args[i + 1]
-        elif arg.startswith(f"{option}="):
-            value = arg.partition("=")[2]
-    return value
-
-
-@rank_zero_only
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 _LINKED = {"model.task", "data.backbone", "data.seed"}  # follow from other options, cannot be given

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lit_compress.cli.options import CommandLine, last_value
+from lit_compress.cli.arguments import last_value
+from lit_compress.cli.options import CommandLine
 from lit_compress.data.sources import CUSTOM
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import check_head

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from moments import draw
 from tiny import ALL, make_net
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_compress.calibration import grams
-from lit_compress.calibration.grams import Gram
 from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
@@ -227,32 +225,6 @@ def test_inputs_only(variant):
             found[name].gradients()
 
 
-def test_the_table_is_a_matrix_that_reads_one_hot_vectors():
-    """By plain autograd, one example after the other: how often every token occurs, and the gradients of its rows."""
-    net, name = make(), "bert.embeddings.word_embeddings"
-    batch, table = batch_of(net), net.bert.embeddings.word_embeddings
-    counts, outer = torch.zeros(table.num_embeddings, dtype=torch.float64), 0.0
-    for row in cut(batch, *[1] * 4):
-        outputs = []
-        handle = table.register_forward_hook(lambda _, args, y, seen=outputs: seen.append((args[0], y)))
-        logits = net(input_ids=row["input_ids"], attention_mask=row["attention_mask"]).logits
-        handle.remove()
-        ((ids, y),) = outputs
-        counts += torch.bincount(ids.flatten(), minlength=len(counts))
-        for weight, loss in losses_of(KINDS["classification"], logits, row, "exact", 0):
-            (d,) = torch.autograd.grad(loss, y, retain_graph=True)
-            outer = outer + weight * torch.einsum("...i,...j->ij", d, d)
-    found = collect_kronecker(net, cut(batch, 3, 1), "classification", labels="exact", table=name)
-    plain = collect_kronecker(net, [batch], "classification", labels="exact")
-    tokens = int(counts.sum())
-    torch.testing.assert_close(found[name].inputs(), (counts + grams.UNSEEN) / tokens)
-    torch.testing.assert_close(found[name].gradients(), outer / 4)
-    assert found[name].tokens == tokens and not found[name].mean.numel()
-    assert found.keys() - plain.keys() == {name}
-    for site in plain:
-        torch.testing.assert_close(found[site].gradients(), plain[site].gradients())
-
-
 def test_shared_inputs_are_summed_once():
     net = make()
     names = [site.name for site in find_sites(net)][:4]
@@ -413,14 +385,3 @@ def test_few_tokens_are_said(capsys):
     assert "tokens are fewer than the 64 inputs of" in capsys.readouterr().err
     collect_kronecker(net, [batch_of(net, size=30, length=9, seed=5)], "classification", [name])
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("size", [5, 24, 25, 60])
-def test_gram(size):
-    gram, rows = Gram(size, torch.float64), draw(20, size)
-    gram.add(rows[:7])
-    gram.add(rows[7:])
-    torch.testing.assert_close(gram.whole(0.5), rows.T @ rows / 2)
-    assert torch.equal(gram.whole(), gram.whole().T)
-    if size == 60:
-        assert gram.flat.numel() == 24 * 24 + 24 * 48 + 12 * 60

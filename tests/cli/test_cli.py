@@ -9,7 +9,9 @@ import sys
 import pytest
 from mistakes import fails, fit
 
+from lit_compress import methods
 from lit_compress.__main__ import main
+from lit_compress.cli.options import CommandLine
 from lit_compress.cli.recipes import FOLDER, find_config, shipped
 
 CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
@@ -149,11 +151,17 @@ def test_config_names_are_found_from_anywhere(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_config_parses(name):
-    from lit_compress.cli.options import CommandLine
-
     parts = CommandLine(["--config", name], "fit").build()
     assert parts.method.task.name == parts.data.record.name
     assert (parts.method.stages()[0].name == "dense") == (parts.method.teacher is None)
+
+
+@pytest.mark.parametrize("method", [name for name in methods.__all__ if name != "Method"])
+def test_options_of_a_method_may_stand_before_it(method, tiny_backbone):
+    """The defaults are the method's, wherever it is named."""
+    options, name = ["--model.backbone", str(tiny_backbone), "--data.task", "sst2"], ["--model", method]
+    first, last = (CommandLine(args, "fit").dump() for args in ([*name, *options], [*options, *name]))
+    assert first == last and first["model"]["class_path"].endswith(method)
 
 
 @pytest.mark.slow
@@ -188,7 +196,5 @@ def test_quickstart_starts_from_nothing(tmp_path, monkeypatch):
 
 def test_options_hold_wherever_they_stand():
     """A config that comes later does not undo them."""
-    from lit_compress.cli.options import CommandLine
-
     parts = CommandLine(["--model.density", "0.1", "--config", "lpaf_sst2.yaml", "--data.batch_size=8"], "fit").build()
     assert (parts.method.density, parts.data.batch_size) == (0.1, 8)

@@ -18,7 +18,7 @@ from pages import ROOT, Item, lit_compress_words
 
 from lit_compress import methods
 from lit_compress.__main__ import main
-from lit_compress.cli.options import DEFAULT_METHOD
+from lit_compress.cli.arguments import DEFAULT_METHOD
 from lit_compress.data.datamodule import DataModule
 
 CLASSES = {

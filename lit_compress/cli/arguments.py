@@ -1,0 +1,113 @@
+"""The command line before it is parsed: configs by name, the method, and what the data implies."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from importlib import import_module
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from lit_compress import methods
+from lit_compress.cli.recipes import resolve_config
+from lit_compress.data.sources import CUSTOM
+from lit_compress.methods import Method
+from lit_compress.utils.errors import UserError
+
+DEFAULT_METHOD = "SecondOrder"
+_METHOD = ("--model", "--model.class_path")
+
+
+def with_default_method(args: list[str]) -> list[str]:
+    """Return ``args`` with the default method, if they name a backbone, but neither a method nor a config."""
+    given = {arg.partition("=")[0] for arg in args}
+    if "--model.backbone" not in given or given & {"--model", "--model.class_path", "--config", "-c"}:
+        return args
+    _say(f"note: model: {DEFAULT_METHOD}, the default; --model NAME takes another")
+    return [f"--model={DEFAULT_METHOD}", *args]
+
+
+def resolve_configs(args: list[str]) -> list[str]:
+    """Put the configs first, in their order, and then the method, so that options override them wherever they stand.
+
+    The parser would take options that stand before ``--model`` as those of any method, and keep the defaults of any
+    method when it reads which one is meant. Every name after ``--config`` is replaced by its file or config;
+    ``--data.task`` chooses the row of a recipe.
+    """
+    configs, chosen, options, task = [], [], [], last_value(args, "--data.task")
+    if task is None and any(arg.startswith("--data.custom.") for arg in args):
+        task = CUSTOM  # only this task has columns and labels of the user's
+        options.append(f"--data.task={task}")
+    words = iter(args)
+    for word in words:
+        option, equals, name = word.partition("=")
+        if option in _METHOD:
+            chosen += [word] if equals else [word, *islice(words, 1)]
+            continue
+        if option not in ("--config", "-c"):
+            options.append(word)
+            continue
+        if not (name := name if equals else next(words, "")):
+            raise UserError("config: no file or shipped config is named after --config; e.g. --config lpaf_sst2.yaml")
+        config, note = resolve_config(name, task)
+        configs += ["--config", config]
+        if note:
+            _say(f"note: {note}")
+    path = last_value(args, "--data.path")
+    if task is None and path and Path(path).expanduser().is_file() and not any(map(_names_task, configs[1::2])):
+        options.append(f"--data.task={CUSTOM}")
+    return [*configs, *chosen, *options]
+
+
+def _names_task(config: str) -> bool:
+    """Say whether a config, given by its path or its text, names a task."""
+    data = content_of(config).get("data")
+    return isinstance(data, dict) and bool(data.get("task"))
+
+
+def chosen_method(args: list[str]) -> type[Method] | None:
+    """Return the method that options or configs name last; None if they name none that can be imported."""
+    chosen = None
+    for option, value in pairwise(args):
+        if option == "--config":
+            chosen = _method_of(value) or chosen
+    chosen = last_value(args, "--model") or last_value(args, "--model.class_path") or chosen
+    package, _, name = (chosen or "").rpartition(".")
+    with suppress(ImportError, ValueError):
+        found = getattr(import_module(package) if package else methods, name, None)
+        return found if isinstance(found, type) and issubclass(found, Method) and found is not Method else None
+    return None
+
+
+def _method_of(config: str) -> str | None:
+    """Return the method that a config, given by its path or its text, names; None if it names none."""
+    model = content_of(config).get("model")
+    return model.get("class_path") if isinstance(model, dict) else model if isinstance(model, str) else None
+
+
+def content_of(config: str) -> dict[str, Any]:
+    """Return the values of a config that is given by its path or its text; {} if it cannot be read."""
+    with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
+        content = yaml.safe_load(Path(config).read_text() if config.endswith((".yaml", ".yml")) else config)
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def last_value(args: list[str], option: str) -> str | None:
+    """Return the last value of an option, given as ``option value`` or ``option=value``; None if it is not given."""
+    value = None
+    for i, arg in enumerate(args):
+        if arg == option and i + 1 < len(args):
+            value = args[i + 1]
+        elif arg.startswith(f"{option}="):
+            value = arg.partition("=")[2]
+    return value
+
+
+@rank_zero_only
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
