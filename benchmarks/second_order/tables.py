@@ -127,8 +127,8 @@ def sections() -> Iterator[str]:
 
 def trained_rows(trained: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Yield a row per density and method, with a column per learning rate."""
-    beside = {r["name"]: r for r in load("lpaf_vs_svd")}
-    mine = {r["name"]: r for r in trained}
+    beside = {r["file"]: r for r in load("lpaf_vs_svd")}
+    mine = {r["file"]: r for r in trained}
     for density in sorted({r["target"] for r in trained}, reverse=True):
         for label, name, source in (
             ("SVD", "svd", beside), ("LPAF", "lpaf", beside), ("SecondOrder, logits", "trained-logits", mine),
