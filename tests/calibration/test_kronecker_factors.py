@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_compress.calibration import grams
 from lit_compress.calibration.kronecker import collect_kronecker
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import find_sites, token_table
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.kronecker import corrected_bias, estimated_loss, kronecker_svd
 from lit_compress.numerics.sampled_labels import draw_labels
@@ -323,6 +323,13 @@ def _rank(rank, folder):
         mine = batches[:2] if rank == 0 else batches[2:]  # uneven in batches and in examples
         reduce = torch.distributed.all_reduce
         check(collect_kronecker(net, mine, "classification", reduce=reduce), expected)
+        table = token_table(net)
+        both, one = (
+            collect_kronecker(net, part, "classification", table=table, reduce=how)[table]
+            for part, how in ((mine, reduce), (batches, None))
+        )
+        torch.testing.assert_close(both.inputs(), one.inputs())
+        torch.testing.assert_close(both.gradients(), one.gradients())
         mine = batches if rank == 0 else []
         check(collect_kronecker(net, mine, "classification", reduce=reduce), expected)
     with pytest.raises(UserError, match="no examples"):
