@@ -23,8 +23,10 @@ DENSITIES = (0.5, 0.25, 0.16, 0.1)
 RATES = (3e-4, 1e-4)
 EXAMPLES, EPOCHS = 8000, 4  # 1,000 updates: what LPAF spends on pruning and retraining there
 TRAINED_DENSITIES = (0.16, 0.25)
+MILLISECONDS = (0.4, 0.3)  # of the time of the matrices
 WHOLE = (0.5, 0.3, 0.2)  # of all weights of the model
 STRUCTURED = (0.5, 0.34, 0.25, 0.16)
+TARGETS = {"structures": STRUCTURED, "whole": WHOLE, "milliseconds": MILLISECONDS}
 KFAC = ["--weighting", "kfac"]
 CELLS: dict[str, list[str]] = {
     "kfac": KFAC,
@@ -32,6 +34,7 @@ CELLS: dict[str, list[str]] = {
     "both": [*KFAC, "--removes", "both"],
     "structures": [*KFAC, "--removes", "structures"],
     "whole": [*KFAC, "--scope", "all"],
+    "milliseconds": [*KFAC, "--price", "milliseconds"],
     "none": ["--weighting", "none"],
     "fisher-in": ["--weighting", "fisher", "--axis", "in", "--fisher_examples", "1024"],
     "fisher-both": ["--weighting", "fisher", "--axis", "both", "--fisher_examples", "1024"],
@@ -85,7 +88,7 @@ def main() -> None:
 
     for cell in CELLS:
         ablation = cell.startswith("kfac-") and cell not in ("kfac-exact", "kfac-separate")
-        for density in (0.16,) if ablation else {"structures": STRUCTURED, "whole": WHOLE}.get(cell, DENSITIES):
+        for density in (0.16,) if ablation else TARGETS.get(cell, DENSITIES):
             factorize(cell, density)
     for density, rate, cell in ((d, r, c) for d in TRAINED_DENSITIES for r in RATES for c in TRAINED):
         if cell in options.only:

@@ -33,6 +33,11 @@ The density is of all weights; the table of token embeddings (52 % of them) is f
 of dense. Rank: of the table, of 384.
 """
 
+MILLISECONDS = """### By milliseconds: `--price milliseconds`
+
+The budget is a share of the time of the matrices, one thread and a text of the task's length, measured on this machine.
+"""
+
 TRAINED = """## After 1,000 updates, beside LPAF and SVD
 
 One teacher, batches of 32, distillation of logits with alpha 0.5; "hidden states" adds them with the default weight. LPAF spends
@@ -75,7 +80,7 @@ def both(result: dict[str, Any]) -> str:
 def sections() -> Iterator[str]:
     """Yield the tables, if there are results."""
     results = list(load(STUDY))
-    found = {(r["cell"], r["target"]): r for r in results if not r["cell"].startswith(("trained", "whole"))}
+    found = {(r["cell"], r["target"]): r for r in results if not r["cell"].startswith(("trained", "whole", "milli"))}
     if not found:
         return
     first = next(iter(found.values()))
@@ -118,6 +123,19 @@ def sections() -> Iterator[str]:
                     f"{1 / r['ratios']['flops']:.2f}x", f"{r['ratios']['speedup']:.2f}x",
                 ]
                 for r in sorted(whole, key=lambda r: -r["target"])
+            ],
+        )  # fmt: skip
+    if timed := [r for r in results if r["cell"] == "milliseconds"]:
+        yield MILLISECONDS
+        near = [*timed, *(found[cell] for cell in (("kfac", 0.25), ("kfac", 0.16)) if cell in found)]
+        yield table(
+            ["budget", "accuracy", "density", "FLOPs", "time"],
+            [
+                [
+                    f"{r['target']:g} of the {'milliseconds' if r in timed else 'weights'}", both(r), f"{file_density(r):.3f}",
+                    f"{1 / r['ratios']['flops']:.2f}x", f"{r['ratios']['speedup']:.2f}x",
+                ]
+                for r in near
             ],
         )  # fmt: skip
     if trained := [r for r in results if r["cell"].startswith("trained")]:
