@@ -81,8 +81,8 @@ def find_units(
     moments: Mapping[str, KroneckerFactors],
     biased: frozenset[str],
     damping: tuple[float, float],
+    price: Callable[[SubLayer, int], float],
     gradients: bool = True,
-    price: Callable[[SubLayer, int], float] | None = None,
 ) -> dict[str, Units]:
     """Return by last matrix the units of every sub-layer of the dense ``net``; one of each stays.
 
@@ -91,8 +91,8 @@ def find_units(
         moments: Kronecker factors by site.
         biased: sites whose bias takes over the mean of the inputs.
         damping: of the moments, as shares of the means of their diagonals.
+        price: function of a sub-layer and its number of units that returns what one costs.
         gradients: False to weigh all outputs alike.
-        price: function of a sub-layer and its number of units that returns what one costs; None for its weights.
 
     Raises:
         UserError: sub-layers of its architecture cannot be cut, or a moment is not usable.
@@ -108,8 +108,7 @@ def find_units(
             mean=moment.mean if name in biased else None, chunk=CHUNK if part.kind == "ffn" else 0.0, keep=1,
             damping=damping, name=name,
         )  # fmt: skip
-        weights = sum(net.get_submodule(site).weight.numel() for site in part.sites.values())  # type: ignore
-        found[name] = Units(part, path, price(part, len(groups)) if price else weights // len(groups))
+        found[name] = Units(part, path, price(part, len(groups)))
     return found
 
 

@@ -87,13 +87,13 @@ def remove_structures(
         return rule, 0.0
     moments, device = kronecker_of(net, task, data, [settings], shared), net.device
     net.to("cpu")  # type: ignore[arg-type]
-    whole = rule.total(net)
+    whole = from_first(lambda: rule.total(net))  # milliseconds differ between processes
     biased = biased_sites(net) if settings.centred else frozenset()
     damping = (settings.input_damping, settings.gradient_damping)
 
     def choose() -> tuple[dict[str, Tensor], float]:
-        gradients = settings.weighting == "kfac"
-        units = find_units(net, moments, biased, damping, gradients, partial(rule.unit_price, net))
+        price, gradients = partial(rule.unit_price, net), settings.weighting == "kfac"
+        units = find_units(net, moments, biased, damping, price, gradients)
         sigma: dict[str, Tensor] = {}
         if settings.removes == "both":
             sigma = rule.sigmas(net, weigh(settings, net, {}, moments, Path(), rule.stacks(net)).sigma)
@@ -104,7 +104,7 @@ def remove_structures(
     net.to(device)  # type: ignore[arg-type]
     if settings.removes == "structures":
         return replace(rule, density=1.0), loss
-    return replace(rule, density=min(1.0, rule.density * whole / rule.total(net))), loss
+    return replace(rule, density=from_first(lambda: min(1.0, rule.density * whole / rule.total(net)))), loss
 
 
 def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[str, Any] | None:

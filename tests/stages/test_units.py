@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from tiny import make_batch, make_net
@@ -45,7 +47,7 @@ def logits(net):
 
 
 def chosen(net, moments, density, sigma=None):
-    units = find_units(net, moments, biased_sites(net), DAMPING)
+    units = find_units(net, moments, biased_sites(net), DAMPING, partial(RankRule().unit_price, net))
     saving = dense_site_params(net) * (1 - density)
     return choose_units(units, saving, sigma or {}, RankRule(stacked=True).prices(net))
 
@@ -114,7 +116,7 @@ def test_cheap_components_are_taken_instead_of_units():
     moments, prices = moments_of(net), RankRule().prices(net)
     sigma = {name: torch.zeros(min(net.get_submodule(name).weight.shape)).index_fill(0, torch.tensor(0), 1e6)
              for name in prices}  # fmt: skip
-    units = find_units(net, moments, biased_sites(net), DAMPING)
+    units = find_units(net, moments, biased_sites(net), DAMPING, partial(RankRule().unit_price, net))
     removed, loss = choose_units(units, dense_site_params(net) * 0.5, sigma, prices)
     assert loss == 0 and not any(map(len, removed.values()))
 
@@ -126,7 +128,7 @@ def test_costs_of_units_and_components_are_on_one_scale():
     part = next(part for part in sublayers(net) if part.kind == "attention")
     name = part.sites["o"]
     weight, found = net.get_submodule(name).weight.detach(), moments[name]
-    path = find_units(net, moments, frozenset(), (1e-9, 1e-9))[name].path
+    path = find_units(net, moments, frozenset(), (1e-9, 1e-9), partial(RankRule().unit_price, net))[name].path
     inverse, _ = inverse_moment(found.inputs(), 1e-9)
     without, _ = remove_inputs(weight, inverse, unit_inputs(net, part)[path.steps[0]].flatten())
     error = weight - without

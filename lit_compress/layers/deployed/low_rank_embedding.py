@@ -50,7 +50,7 @@ class LowRankEmbedding(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Map ids [...] to [..., width]."""
-        return F.linear(F.embedding(ids, self.left, self.padding_idx), self.right.T)
+        return F.embedding(ids, self.left, self.padding_idx) @ self.right
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(net)``."""
