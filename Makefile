@@ -12,9 +12,9 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	{ ! command -v nvidia-smi >/dev/null && $(BIN)/python -m pip install -q "$(TORCH)+cpu" 2>/dev/null; } \
-		|| $(BIN)/python -m pip install -q "$(TORCH)"
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	{ ! command -v nvidia-smi >/dev/null && $(BIN)/python -m pip install -q --no-compile "$(TORCH)+cpu" 2>/dev/null; } \
+		|| $(BIN)/python -m pip install -q --no-compile "$(TORCH)"
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
 quickstart: $(READY)

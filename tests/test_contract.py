@@ -73,10 +73,13 @@ CASES = [
 ]
 
 
+WHOLE = "LPAF"  # goes through the dense stage in every test, and accumulates; both are the same for all methods
+WINDOWS = ["--data.batch_size", "4", "--trainer.accumulate_grad_batches", "2"]
 UNITS = ("CoFi", "CoFiLoSparse")  # heads, neurons, hidden dimensions: the budget is met up to the smallest
 
+STEPS = ["--checkpoint_every", "3"]
 SHORT_PRUNE = ["--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3"]
-LEAN = ["--trainer.logger", "false", "--model.dense.epochs", "1"]  # of runs that look at neither curves nor figures
+LEAN = ["--trainer.logger", "false"]  # of runs that look at neither curves nor figures
 
 
 def options(method: str, short_run: list[str], variant: str = "", density: float = 0.5) -> list[str]:
@@ -89,18 +92,27 @@ def options(method: str, short_run: list[str], variant: str = "", density: float
         if not name.startswith("--model.") or name.split(".")[1] in own
         for word in (name, value)
     ]
-    return ["--model", method, "--model.density", str(density), *kept]
+    return ["--model", method, "--model.density", str(density), *kept, *(WINDOWS if method == WHOLE else [])]
+
+
+@pytest.fixture(scope="module")
+def teacher(short_run, tmp_path_factory):
+    """A net to begin with where the dense stage is not what is looked at."""
+    folder = tmp_path_factory.mktemp("teacher") / "run"
+    main(["fit", *options("SVD", short_run), *LEAN, "--model.retrain.epochs", "0", "--run_dir", str(folder)])
+    return folder / "dense" / "net"
 
 
 @pytest.fixture(scope="module", params=CASES)
 def run(request, short_run, tmp_path_factory):
-    """One finished run of a method at density 0.5: its name and its folder."""
+    """One finished run of a method at density 0.5: its name and its folder. Variants begin with the teacher."""
     method, variant = request.param
     folder, args = tmp_path_factory.mktemp(method) / "run", options(method, short_run, variant)
-    (folder.parent / "options.json").write_text(json.dumps(args))
+    if variant:
+        args += ["--model.teacher", str(request.getfixturevalue("teacher"))]
     with pytest.MonkeyPatch.context() as patch:  # best.ckpt is compared with the export
         patch.setattr("lit_compress.run.runner.remove_checkpoints", lambda run, stage: None)
-        main(["fit", *args, "--run_dir", str(folder), "--checkpoint_every", "5"])
+        main(["fit", *args, *STEPS, "--run_dir", str(folder)])
     return method, folder
 
 
@@ -111,8 +123,12 @@ def test_every_method_is_found():
 
 def test_stages_are_finished_and_finite(run):
     _, folder = run
-    for record in json.loads((folder / "stages.json").read_text()):
+    records = json.loads((folder / "stages.json").read_text())
+    assert len(records) > 1
+    for record in records:
         assert 0.3 <= record["metric"]["val/accuracy"] <= 1
+        if record["name"] == "dense" and not (folder / "dense" / "best.ckpt").exists():
+            continue  # a variant's
         checkpoint = torch.load(folder / record["name"] / "best.ckpt", weights_only=True)
         assert all(t.isfinite().all() or (t == -torch.inf).any() for t in checkpoint["state_dict"].values())
         assert checkpoint["lit_compress"]["stage"] == record["name"]
@@ -223,40 +239,29 @@ def test_export_loads_without_the_package(run, tmp_path):
     assert "import lit_compress" not in source and "from lit_compress" not in source
 
 
-def test_teacher_takes_the_place_of_the_dense_stage(run, tmp_path, monkeypatch):
-    _, folder = run
-    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)  # the first run's is checked
-    args = json.loads((folder.parent / "options.json").read_text())
-    again = ["--model.teacher", str(folder / "dense" / "net"), "--run_dir", str(tmp_path / "again")]
-    main(["fit", *args, *again, "--trainer.logger", "false"])
-    assert not (tmp_path / "again" / "dense" / "best.ckpt").exists()
-    first, second = (load_file(f / "export" / "model.safetensors") for f in (folder, tmp_path / "again"))
-    assert all(torch.equal(first[k], second[k]) for k in first)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_killed_and_continued_equals_uninterrupted(method, short_run, tmp_path):
-    """kill -9 in mid-epoch and between stages, through the command line; the exports are bit for bit the same."""
-    args = [*options(method, short_run), "--checkpoint_every", "3", "--trainer.accumulate_grad_batches", "2"]
-    straight, killed, errors = tmp_path / "straight", tmp_path / "killed", tmp_path / "errors"
-    new = method == "LPAF"
-    args += [] if new else LEAN
+@pytest.mark.parametrize("run", [case for case in CASES if not case.values[0][1]], indirect=True)
+def test_killed_and_continued_equals_uninterrupted(run, short_run, tmp_path):
+    """kill -9 in mid-epoch and between stages, through the command line; the exports are bit for bit the same.
 
-    def fit(folder, begin=processes.fork):
-        return begin(["fit", *args, "--run_dir", str(folder), "--ckpt_path", "last"], errors)
-
-    # once in a new process: it has another hash seed than the forks
-    processes.finish(fit(straight, processes.start if new else processes.fork), errors)
+    A teacher takes the place of the dense stage, with the same export; one method goes through that stage, too.
+    """
+    method, straight = run
+    killed, errors = tmp_path / "killed", tmp_path / "errors"
+    args = ["fit", *options(method, short_run), *STEPS, "--run_dir", str(killed), "--ckpt_path", "last"]
+    args += [] if method == WHOLE else [*LEAN, "--model.teacher", str(straight / "dense" / "net")]
     names = [s["name"] for s in json.loads((straight / "stages.json").read_text())]
-    processes.kill_when(fit(killed), errors, killed / "dense" / "last.ckpt")  # in mid-epoch
-    assert not (killed / "stages.json").exists()
-    processes.kill_when(fit(killed), errors, killed / "stages.json")  # between stages
-    processes.kill_when(fit(killed), errors, killed / names[-1] / "last.ckpt")  # in mid-epoch of the last stage
-    assert len(json.loads((killed / "stages.json").read_text())) == len(names) - 1
-    processes.finish(fit(killed), errors)
-    for name in ("straight", "killed"):
-        assert not list((tmp_path / name).rglob("*.tmp"))
+    if method == WHOLE:
+        processes.kill_when(processes.fork(args, errors), errors, killed / "dense" / "last.ckpt")
+        assert not (killed / "stages.json").exists()
+        processes.kill_when(processes.fork(args, errors), errors, killed / "stages.json")  # between stages
+    for number, name in enumerate(names[1:], start=1):
+        processes.kill_when(processes.fork(args, errors), errors, killed / name / "last.ckpt")  # in mid-epoch
+        assert len(json.loads((killed / "stages.json").read_text())) == number
+    # once in a new process: it has another hash seed than the forks
+    processes.finish((processes.start if method == WHOLE else processes.fork)(args, errors), errors)
+    assert (straight / "dense" / "best.ckpt").exists()
+    assert not list(tmp_path.rglob("*.tmp"))
     first, second = (load_file(f / "export" / "model.safetensors") for f in (straight, killed))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[k], second[k]) for k in first)
@@ -267,10 +272,11 @@ def test_killed_and_continued_equals_uninterrupted(method, short_run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("method", METHODS)
-def test_two_processes(method, strategy, short_run, tmp_path):
+def test_two_processes(method, strategy, teacher, short_run, tmp_path):
     """DDP and FSDP2 on two processes, as torchrun starts them: the whole job, budget met exactly."""
-    args = [*options(method, short_run), "--run_dir", str(tmp_path / "run"), "--trainer.strategy", strategy,
-            "--trainer.devices", "2", *(LEAN if strategy == "fsdp2" else LEAN[2:])]  # fmt: skip
+    args = [*options(method, [*short_run, "--model.retrain.epochs", "1"]), "--run_dir", str(tmp_path / "run"),
+            "--trainer.strategy", strategy, "--trainer.devices", "2"]  # fmt: skip
+    args += [] if method == WHOLE else [*LEAN, "--model.teacher", str(teacher)]
     processes.fork_ranks(["fit", *args], tmp_path / "errors")
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert 0.40 < report["compressed"]["kept"] <= 0.5

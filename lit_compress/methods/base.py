@@ -9,6 +9,7 @@ This is the only file that knows Lightning's order inside an optimizer step: clo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -214,7 +215,8 @@ class Method(pl.LightningModule):
         assert self.stage is not None
         soft = distillation_terms(
             self.distillation, self.kind.loss, logits, self.kind.logits(target, batch), self.kind.counted(batch),
-            passes, hidden_states(target) if passes else [], self.kind.masks(batch), self.stage.layer_loss,
+            passes, hidden_states(target) if passes else [], self.kind.masks(batch),
+            partial(self.stage.layer_loss, settings=self.distillation),
         )  # fmt: skip
         return {"task": self.distillation.label_weight * hard, **soft}
 

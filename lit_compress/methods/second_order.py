@@ -34,15 +34,11 @@ Choices where the sources differ or are silent:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.prices import Unit
-from lit_compress.numerics.losses import relative_layer_loss
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.rank_rule import Allocation, Scope, choose_rule
 from lit_compress.stages.weighted_retraining import WeightedRetraining
@@ -61,14 +57,6 @@ class KroneckerWeighted(Weighted):
 
     learning_rate: float = 3e-4
     weighting: Weighting = "kfac"
-
-
-class SecondOrderRetraining(WeightedRetraining):
-    """Calibrate, factorize under (M), train; hidden states are compared relative to their variance."""
-
-    def layer_loss(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
-        """Return the sum over the hidden states of MSE / variance of the teacher's."""
-        return relative_layer_loss(student, teacher, mask)
 
 
 class SecondOrder(Method):
@@ -102,7 +90,7 @@ class SecondOrder(Method):
         price: Unit = "parameters",
         dense: Training = Training(),
         retrain: KroneckerWeighted = KroneckerWeighted(),
-        distillation: Distillation = Distillation(alpha_layers=5.0, mask_padding=True),
+        distillation: Distillation = Distillation(alpha_layers=5.0, mask_padding=True, relative=True),
         **common: Any,
     ) -> None:
         default = {"density": self.usual_density}
@@ -114,4 +102,4 @@ class SecondOrder(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), retrain."""
-        return [*self.dense_stage(), SecondOrderRetraining(self.retrain, self.ranks)]
+        return [*self.dense_stage(), WeightedRetraining(self.retrain, self.ranks)]

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, nn
 
 from lit_compress.models import backbones
-from lit_compress.numerics.losses import layer_distillation_loss
 from lit_compress.utils.errors import require
 
 if TYPE_CHECKING:
@@ -144,9 +143,11 @@ class Stage(nn.Module):
         """Return the loss terms by name, whose sum is minimised; each is logged as ``train/<name>``."""
         return method.objective(method.logits(batch), batch, distil=self.distil)
 
-    def layer_loss(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    def layer_loss(
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation
+    ) -> Tensor:
         """Return the distance between hidden states of student and teacher in one forward, embeddings first."""
-        return layer_distillation_loss(student, teacher, mask)
+        return settings.layer_loss(student, teacher, mask)
 
     def before_step(self, net: PreTrainedModel) -> None:
         """Read the gradients of one optimizer step: accumulated, reduced, unscaled, not clipped."""

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.losses import LossKind, distillation_loss, layer_distillation_loss
+from lit_compress.numerics.losses import LossKind, distillation_loss, layer_distillation_loss, relative_layer_loss
 from lit_compress.utils.errors import UserError, require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+LayerLoss = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,15 @@ class Distillation:
         temperature: temperature of both distributions; the term is scaled by its square.
         alpha_layers: weight of the hidden states; 0 turns their distillation off.
         mask_padding: compare hidden states of real tokens only; LoSparse's program compares padding too.
+        relative: divide the error of every hidden state by the variance of the teacher's, so that one ``alpha_layers``
+            serves nets whose states have different scales.
     """
 
     alpha: float = 0.5
     temperature: float = 2.0
     alpha_layers: float = 0.0
     mask_padding: bool = False
+    relative: bool = False
 
     def __post_init__(self) -> None:
         require(self, "distillation.alpha", low=0, high=1)
@@ -52,6 +58,10 @@ class Distillation:
     def label_weight(self) -> float:
         """Weight of the loss on the labels."""
         return 1 - self.alpha
+
+    def layer_loss(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+        """Return the distance between hidden states of student and teacher in one stack, embeddings first."""
+        return (relative_layer_loss if self.relative else layer_distillation_loss)(student, teacher, mask)
 
     def logits_weight(self, kind: LossKind) -> float:
         """Return the factor on the logits' term; for classes the term already has the square of the temperature."""
@@ -88,7 +98,7 @@ def distillation_terms(
     passes: Sequence[Sequence[Sequence[Tensor]]] | None,
     hidden: Sequence[Sequence[Tensor]],
     masks: Sequence[Tensor],
-    layer_loss: Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], Tensor] = layer_distillation_loss,
+    layer_loss: LayerLoss,
 ) -> dict[str, Tensor]:
     """Return the weighted loss terms of distillation: ``distillation`` (logits), ``layers`` (hidden states), or both.
 

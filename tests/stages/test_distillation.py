@@ -13,10 +13,12 @@ from torch import nn
 from lit_compress.evaluation.evaluate import constant_score
 from lit_compress.methods import LPAF, SVD, Magnitude
 from lit_compress.methods.base import Distillation
+from lit_compress.methods.cofi.distillation import CoFiDistillation
 from lit_compress.methods.lpaf import MixedRank
 from lit_compress.methods.magnitude import MagnitudeSettings
+from lit_compress.methods.sp3.distillation import SP3Distillation
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.numerics.losses import distillation_loss, layer_distillation_loss, task_loss
+from lit_compress.numerics.losses import distillation_loss, layer_distillation_loss, relative_layer_loss, task_loss
 from lit_compress.run import runner as stages
 from lit_compress.run.folder import Run
 from lit_compress.utils.errors import UserError
@@ -38,11 +40,19 @@ def make(folder, teacher, family="bert", **distillation):
 
 
 @pytest.mark.parametrize("family", TINY)
-@pytest.mark.parametrize("mask_padding", [False, True])
-def test_terms_are_the_formula(family, mask_padding, tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "layer_loss"),
+    [
+        ({}, layer_distillation_loss),
+        ({"mask_padding": True}, layer_distillation_loss),
+        ({"mask_padding": True, "relative": True}, relative_layer_loss),
+    ],
+    ids=["", "mask_padding", "relative"],
+)
+def test_terms_are_the_formula(family, settings, layer_loss, tmp_path):
     """(1 - alpha) task + alpha logits + alpha_layers sum of MSE over embeddings and every layer, padding in or out."""
     method, batch = (
-        make(tmp_path, make_net(family, seed=1), family, alpha=0.3, alpha_layers=15.0, mask_padding=mask_padding),
+        make(tmp_path, make_net(family, seed=1), family, alpha=0.3, alpha_layers=15.0, **settings),
         make_batch(),
     )
     loss, terms = step(method, batch)
@@ -50,11 +60,11 @@ def test_terms_are_the_formula(family, mask_padding, tmp_path):
     student, teacher = (n(**inputs, output_hidden_states=True) for n in (method.net, method._teacher[0]))
     names = ["encoder_hidden_states", "decoder_hidden_states"] if family in ("bart", "t5") else ["hidden_states"]
     assert all(len(student[name]) == 1 + method.net.config.num_hidden_layers for name in names)
-    mask = batch["attention_mask"] if mask_padding else None
+    mask = batch["attention_mask"] if settings else None
     expected = {
         "task": 0.7 * task_loss(student.logits, batch["labels"], "classification"),
         "distillation": 0.3 * distillation_loss(student.logits, teacher.logits, "classification"),
-        "layers": 15 * sum(layer_distillation_loss(student[name], teacher[name], mask) for name in names),
+        "layers": 15 * sum(layer_loss(student[name], teacher[name], mask) for name in names),
     }
     assert terms.keys() == expected.keys()
     assert all(torch.allclose(terms[name], expected[name], rtol=1e-5) for name in terms)
@@ -240,3 +250,8 @@ def test_teacher_that_knows_nothing(teacher, metric, alpha, finding, tmp_path, r
 def test_bad_settings_are_one_line():
     with pytest.raises(UserError, match=r"distillation.alpha_layers: -1.0 is below 0"):
         Distillation(alpha_layers=-1.0)
+    for own in (CoFiDistillation, SP3Distillation):
+        with pytest.raises(
+            UserError, match=r"distillation.relative: True is not for layers that a learned map compares"
+        ):
+            own(relative=True)

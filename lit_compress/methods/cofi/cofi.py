@@ -60,6 +60,8 @@ from lit_compress.utils.sharding import Shards
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lit_compress.stages.distillation import Distillation
+
 _CLAMP = (-4.6051702, 4.6051702)  # log of 1/100 and 100
 _START = 10.0  # of log_alpha: open; neurons start at 0, open with probability 0.83
 
@@ -133,7 +135,9 @@ class MatchedStage(Stage):
             return groups
         return [*groups, {"params": list(self.matching.parameters()), "weight_decay": 0.0, "clip": False}]
 
-    def layer_loss(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    def layer_loss(
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation
+    ) -> Tensor:
         """Return the distance between matched layers of student and teacher."""
         assert self.matching is not None
         return self.matching(student, teacher, mask)

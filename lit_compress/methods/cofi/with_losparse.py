@@ -186,14 +186,17 @@ class OpenRows(RowSparsePruning):
         goal = keep_count(self.whole, self._total) if self.arrived(step) else round(self.density * sum(dense))
         left = cubic(step, self.total_steps, self._start, self._end, 0.0)
         budget = round(left * sum(dense) + (1 - left) * max(0, goal - sum(factors)))
-        keep = self._select(budget, costs, open_)
+        keep = tried = self._select(budget, costs, open_)
+        most = 0
         for _ in range(8 if left == 0 else 0):  # a matrix is stored whole where that is less than factors and rows
-            rows_kept = self._count(keep, open_)
+            rows_kept = self._count(tried, open_)
             stored = sum(min(f + k * c, d) for f, k, c, d in zip(factors, rows_kept, costs, dense, strict=True))
-            if goal - stored < max(costs) or rows_kept == counts:
+            if most < stored <= goal:
+                keep, most = tried, stored
+            if 0 <= goal - stored < max(costs) or rows_kept == counts:
                 break
             budget += goal - stored
-            keep = self._select(budget, costs, open_)
+            tried = self._select(budget, costs, open_)
         for weight, kept, rows in zip(self._weights, keep, open_, strict=True):
             local(weight).masked_fill_((~kept & self._mine(rows))[:, None], 0.0)
 

@@ -34,6 +34,8 @@ class SP3Distillation(Distillation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.relative:
+            raise UserError("distillation.relative: True is not for layers that a learned map compares; False is valid")
         require(self, "distillation.alpha_labels", low=0)
         if not self.on and not self.alpha_labels:
             raise UserError(

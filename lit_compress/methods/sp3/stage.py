@@ -46,6 +46,8 @@ from lit_compress.utils.sharding import sum_over_ranks
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lit_compress.stages.distillation import Distillation
+
 
 @dataclass(frozen=True)
 class ProjectedPruning(GatedTraining):
@@ -294,14 +296,16 @@ class ProjectedStage(GatedStage):
         groups, units = gate.log_alpha.shape
         return gate.log_alpha.new_ones(groups, units * gate.copies)
 
-    def layer_loss(self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    def layer_loss(
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation
+    ) -> Tensor:
         """Return the distance of mapped hidden states from the nearest teacher states at or above their layer.
 
         In pre-norm nets states are compared in the original basis, without their mean where norms remove it, and
         without the last states, which follow a norm.
         """
         if self.map is None:
-            return super().layer_loss(student, teacher, mask)
+            return super().layer_loss(student, teacher, mask, settings)
         states = student if self.settings.match_last else student[:-1]
         if len(self.axes):
             states = [

@@ -93,6 +93,28 @@ def test_factors_and_rows_meet_the_density(density):
     assert torch.allclose(small(**inputs).logits, net(**inputs).logits, atol=1e-5)
 
 
+def test_what_whole_matrices_save_goes_to_other_rows():
+    """Up to the budget and never above it, where scores fill some matrices and leave others empty."""
+    gates = {
+        "attention_layer": torch.tensor([[True], [True]]),
+        "heads": torch.tensor([[True, True, True, False], [True] * 4]),
+        "ffn_layer": torch.tensor([[True], [False]]),
+    }
+    total, missing = budget.dense_site_params(make_net("bert")), []
+    for density in (0.40, 0.43, 0.45, 0.46, 0.48, 0.5, 0.55, 0.57):
+        rows = rows_of(make_net("bert").eval(), gates, density)
+        for i, score in enumerate(rows.scores):
+            score.add_(0.7 * i)
+        rows.prune(100)
+        stored = 0
+        for weight, open_, columns, name in zip(rows._weights, rows.open, rows.columns, rows._sites, strict=True):
+            kept, count = int((weight.ne(0).any(1) & open_).sum()), int(open_.sum())
+            factors = rows.ranks[name] * (count + columns) if count else 0
+            stored += min(factors + kept * columns, count * columns)
+        missing.append(round(density * total) - stored)
+    assert min(missing) >= 0 and max(missing) <= 64
+
+
 def test_before_the_gates_arrive_the_share_is_of_what_is_open():
     net = net_of()
     rows = rows_of(net, GATES, 0.01, arrived=False)

@@ -164,12 +164,12 @@ def test_a_turned_stream_is_compared_where_the_teacher_is(tmp_path, monkeypatch,
     with torch.no_grad():
         own, theirs = (n(**batch, output_hidden_states=True).hidden_states for n in (net, teacher))
         assert float((own[0] - theirs[0]).abs().max()) > 1e-2
-        assert float(stage.layer_loss(own, theirs, batch["attention_mask"])) < 1e-10
+        assert float(stage.layer_loss(own, theirs, batch["attention_mask"], SP3Distillation())) < 1e-10
         z = {n: torch.ones(len(g.log_alpha), g.log_alpha.shape[1] * g.copies) for n, g in stage.gates.items()}
         z["hidden"] = torch.rand(z["hidden"].shape, generator=torch.Generator().manual_seed(2))
         stage.set_gates(net, z)
         own = net(**batch, output_hidden_states=True).hidden_states
-        found = float(stage.layer_loss(own, theirs, batch["attention_mask"]))
+        found = float(stage.layer_loss(own, theirs, batch["attention_mask"], SP3Distillation()))
         sites = (0, 2) if group == 1 else (0, 0)  # of the blocks that begin a layer
         bases = random_bases(teacher, group).sites
         own = [(z["hidden"][site] * h) @ bases[site].T.float() for site, h in zip(sites, own, strict=False)]
@@ -231,13 +231,14 @@ def test_regression_hears_the_teacher():
 
     target = torch.tensor([[1.0], [2.0]])
     student = torch.tensor([[0.5], [2.0]], requires_grad=True)
-    terms = distillation_terms(SP3Distillation(), "regression", student, target, None, None, [], [])
+    settings = SP3Distillation()
+    terms = distillation_terms(settings, "regression", student, target, None, None, [], [], settings.layer_loss)
     assert float(terms["distillation"]) == pytest.approx(0.3 * 0.125)
     terms["distillation"].backward()
     assert student.grad.abs().sum() > 0
     student = torch.tensor([[0.5, 1.0]])
     target = torch.tensor([[2.0, -1.0]])
-    terms = distillation_terms(SP3Distillation(), "classification", student, target, None, None, [], [])
+    terms = distillation_terms(settings, "classification", student, target, None, None, [], [], settings.layer_loss)
     p, q = (x / 2 for x in (target, student))
     divergence = (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum()
     assert float(terms["distillation"]) == pytest.approx(0.3 * float(divergence))
