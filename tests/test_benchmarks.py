@@ -21,7 +21,8 @@ from benchmarks.lpaf_vs_svd import tables as lpaf_tables
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
 RESULTS = sorted(HERE.glob("*/results/**/*.json"))
-TRAIN = ["lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "sp3/decoders", "tasks", "architectures", "second_order"]
+TRAIN = ["lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "sp3/decoders", "tasks", "architectures", "second_order",
+         "second_order/trained"]  # fmt: skip
 MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "data", "speed",
            "threads"]  # fmt: skip
 
