@@ -223,6 +223,8 @@ def factorize(args: list[str]) -> None:
     parts = cli.build()
     report = factorize_model(out, parts.method, parts.data, cli.dump())
     print_table(report)
+    if (loss := report["calibration"]) and loss["estimated_loss"] is not None:
+        print(f"loss added: {loss['estimated_loss']:.2g} estimated, {loss['measured_loss']:.2g} measured on dev rows")
     print(f"export: {given.out}")
 
 

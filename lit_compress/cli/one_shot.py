@@ -15,6 +15,7 @@ import torch
 from lit_compress.analysis import pruning, truncation
 from lit_compress.analysis.plots import write_rows
 from lit_compress.analysis.truncation import Rows
+from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.folder import write_export
 from lit_compress.export.report import Measured
@@ -99,6 +100,8 @@ def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[s
         refit(method.retrain, dense, net, method.task, data)
         add_estimate(made, decomposer, ranks)
     net.cpu()
+    if made is not None:
+        made["measured_loss"] = divergence(net, dense, data)
     metric = evaluate(dense, data)[f"val/{data.record.metrics[0]}"]
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))

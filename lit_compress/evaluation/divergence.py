@@ -1,0 +1,52 @@
+"""How far a compressed net's answers are from those of the dense net: the loss that a second-order estimate predicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lit_compress.numerics.losses import distillation_loss
+from lit_compress.tasks import task_type
+from lit_compress.utils.progress import track
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+
+ROWS = 512  # enough for two digits
+
+
+def divergence(net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, rows: int = ROWS) -> float:
+    """Return the mean over examples of KL(dense || net), summed over an example's distributions (tokens, start and end).
+
+    That is what ``net`` adds to the loss of labels drawn from ``dense``. For regression, half of the squared difference
+    of the outputs: the KL of normal distributions of variance 1 around them.
+
+    Args:
+        net: the compressed net, in evaluation mode; on the CPU afterwards, like ``dense``.
+        dense: the net before the compression.
+        data: its first validation split is read.
+        rows: at most so many examples, the first ones.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    net, dense = net.to(device).eval(), dense.to(device).eval()
+    kind, total, seen = task_type(data.record), 0.0, 0
+    loader = data.val_dataloader()[0]
+    for batch in track(loader, "compare", min(len(loader), -(-rows // (loader.batch_size or 1)))):
+        batch = {name: column[: rows - seen].to(device) for name, column in batch.items()}
+        with torch.inference_mode():
+            ours, theirs = (kind.logits(n(**kind.inputs(n, batch)), batch) for n in (net, dense))
+            counted = kind.counted(batch)
+            mean = float(distillation_loss(ours, theirs, kind.loss, temperature=1.0, counted=counted))
+        if kind.loss == "regression":
+            total += mean * ours.numel() / 2
+        else:
+            total += mean * (theirs[..., 0].numel() if counted is None else int(counted.sum()))
+        seen += len(theirs)
+        if seen >= rows:
+            break
+    net.to("cpu")
+    dense.to("cpu")
+    return total / seen
