@@ -1,4 +1,4 @@
-"""How far a compressed net's answers are from those of the dense net: the loss that a second-order estimate predicts."""
+"""How far a compressed net's answers are from the dense net's: the loss that a second-order estimate predicts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ROWS = 512  # enough for two digits
 
 
 def divergence(net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, rows: int = ROWS) -> float:
-    """Return the mean over examples of KL(dense || net), summed over an example's distributions (tokens, start and end).
+    """Return the mean over examples of KL(dense || net), summed over the distributions of an example (e.g. tokens).
 
-    That is what ``net`` adds to the loss of labels drawn from ``dense``. For regression, half of the squared difference
+    That is what ``net`` adds to the loss of labels drawn from ``dense``. For regression, half the squared difference
     of the outputs: the KL of normal distributions of variance 1 around them.
 
     Args:
