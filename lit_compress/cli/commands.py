@@ -202,7 +202,7 @@ _SHORT = {
     "stacked": ("model.retrain.stacked", "inputs, kfac: query, key and value share one right factor (default true)"),
     "removes": (
         "model.retrain.removes",
-        "inputs, kfac: components of matrices (default), structures (heads, neurons), or both",
+        "inputs, kfac: components of matrices (default), structures (heads, neurons, whole sub-layers), or both",
     ),
     "refit": (
         "model.retrain.refit",

@@ -100,6 +100,16 @@ def test_heads_and_neurons_go(words, run, tmp_path, removes):
     assert (removes == "both") == any("rank" in layer for layer in layers)
 
 
+def test_whole_sublayers_go(words, tmp_path):
+    """At a small density attentions or feed-forward networks go; the folder still answers as the net did."""
+    model, data = words
+    main(["factorize", *model, str(tmp_path / "out"), *data, "--density", "0.1", "--removes", "structures"])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    layers = json.loads((tmp_path / "out" / "structure.json").read_text()).values()
+    assert any(layer["kind"] == "nothing" and layer.get("features") for layer in layers)
+    assert 0 < report["compressed"]["density"] <= 0.1 and report["export_difference"] <= 1e-5
+
+
 def test_factors_in_pivot_form(words, tmp_path, capsys):
     """The same answers with rank^2 parameters fewer for every product; what has no factors is refused at once."""
     model, data = words
