@@ -172,6 +172,21 @@ def test_the_cost_of_a_sublayer_by_brute_force(kind):
     assert torch.allclose(logits(net), logits(reference), atol=1e-8)
 
 
+@pytest.mark.parametrize("family", ["bert", "modernbert", "opt", "bart"])
+def test_what_is_left_is_trained(family):
+    """Every parameter that got a gradient before still does: the norm of an input that nothing reads is gone, too."""
+
+    def untrained(net):
+        net(**{key: value for key, value in rows(net).items() if key != "index"}).loss.backward()
+        return {name for name, p in net.named_parameters() if p.grad is None}
+
+    net, dense = make(family), make(family)
+    moments = moments_of(net)
+    gone = {last(p): torch.arange(len(unit_inputs(net, p)) * (p.layer == 1)) for p in sublayers(net)}
+    remove_units(net, moments, gone, biased_sites(net), DAMPING[0])
+    assert untrained(net) <= untrained(dense)
+
+
 def test_the_cache_of_a_decoder_keeps_its_count():
     """Its first self-attention keeps a head; generation with the cache is that without, whatever else has gone."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -243,18 +258,19 @@ def test_costs_of_units_and_components_are_on_one_scale():
     assert float(lost) == pytest.approx(float(svd.sigma[31].square()), rel=1e-3)
 
 
-@pytest.mark.parametrize("removes", ["structures", "both"])
-def test_as_a_stage(fit, dense, removes):
+@pytest.mark.parametrize(("removes", "density"), [("structures", 0.4), ("both", 0.4), ("structures", 0.1)])
+def test_as_a_stage(fit, dense, removes, density):
     """The net that is trained has the density; a checkpoint's structure gives its shapes back."""
     seen = {}
     retrain = KroneckerWeighted(epochs=1, learning_rate=1e-12, calibration_examples=60, removes=removes)
-    method = SecondOrder(backbone="unused", density=0.4, retrain=retrain)
+    method = SecondOrder(backbone="unused", density=density, retrain=retrain)
     look = lambda _, m: seen.update(net=m.net, notes=m.stage.notes)  # noqa: E731
     fit(method, "retrain", dense, max_steps=1, teacher=dense, look=look)
     net = seen["net"]
     assert seen["notes"]["calibration"]["removes"] == removes and seen["notes"]["calibration"]["estimated_loss"] > 0
-    assert 0.3 < stored_density(net) <= 0.4
-    again = SecondOrder(backbone="unused", density=0.4, retrain=retrain)
+    assert density - 0.1 < stored_density(net) <= density
+    assert (density == 0.1) == any(spec["kind"] == "nothing" for spec in describe(net).values())
+    again = SecondOrder(backbone="unused", density=density, retrain=retrain)
     stage = again.stages()[-1]
     other = stage.build(again, dense, describe(net))
     assert {k: v.shape for k, v in other.state_dict().items()} == {k: v.shape for k, v in net.state_dict().items()}
