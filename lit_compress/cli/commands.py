@@ -24,7 +24,7 @@ from lit_compress.data.facts import DataFacts
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.evaluation.predict import write_predictions
 from lit_compress.export.folder import check_out
-from lit_compress.export.report import print_table
+from lit_compress.export.report import pivot_line, print_table
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.run.clean import clean as remove_leftovers
 from lit_compress.run.finish import export_run
@@ -139,6 +139,9 @@ def clean(args: list[str]) -> None:
     print(f"{sum(removed.values()):,} bytes are free; the nets of all stages, the export and the curves are kept")
 
 
+_PIVOT = "store low-rank matrices in pivot form: the same outputs, k * k parameters fewer at rank k (default: factors)"
+
+
 def export(args: list[str]) -> None:
     """Write a finished run as a folder that loads without this package."""
     parser = argparse.ArgumentParser(prog="python -m lit_compress export", description=export.__doc__)
@@ -152,14 +155,17 @@ def export(args: list[str]) -> None:
         "--round_to", type=int, metavar="N",
         help="SP3: pad widths with zeros to multiples of N; 8 is faster in PyTorch with many tokens (default: none)",
     )  # fmt: skip
+    parser.add_argument("--pivot", action="store_true", help=_PIVOT)
     parser.error = _one_line  # type: ignore[method-assign]
     given = parser.parse_args(args)
     _silence_libraries()
     run, out = Run(given.run), Path(given.out).expanduser()
     check_out(out)
     parts = parse_stored(run.config(), [], "export").build()
-    report = export_run(run, out, parts.method, parts.data, given.format, given.round_to)
+    report = export_run(run, out, parts.method, parts.data, given.format, given.round_to, given.pivot)
     print(f"exported {given.out}: density {report['compressed']['density']:.4f}")
+    if given.pivot:
+        print(pivot_line(report))
     print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
     if "program" in report:
         print(f"{report['program']['file']}: its logits differ by {report['program']['difference']:.1e}")
@@ -196,7 +202,7 @@ _SHORT = {
     "stacked": ("model.retrain.stacked", "inputs, kfac: query, key and value share one right factor (default true)"),
     "removes": (
         "model.retrain.removes",
-        "inputs, kfac: components of matrices (default), structures (heads, neurons), or both",
+        "inputs, kfac: components of matrices (default), structures (heads, neurons, whole sub-layers), or both",
     ),
     "refit": (
         "model.retrain.refit",
@@ -217,11 +223,12 @@ def factorize(args: list[str]) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="folder or hub name of a model fine-tuned on the task")
     parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
+    parser.add_argument("--pivot", action="store_true", help=_PIVOT)
     given, cli = _one_shot(parser, args, "factorize")
     out = Path(given.out).expanduser()
     check_out(out)
     parts = cli.build()
-    report = factorize_model(out, parts.method, parts.data, cli.dump())
+    report = factorize_model(out, parts.method, parts.data, cli.dump(), given.pivot)
     print_table(report)
     if (loss := report["calibration"]) and loss["estimated_loss"] is not None:
         print(f"loss added: {loss['estimated_loss']:.2g} estimated, {loss['measured_loss']:.2g} measured on dev rows")

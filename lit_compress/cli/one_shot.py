@@ -74,7 +74,9 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[str, Any]) -> dict[str, Any]:
+def factorize_model(
+    out: Path, method: OneShot, data: DataModule, config: dict[str, Any], pivot: bool = False
+) -> dict[str, Any]:
     """Factorize the method's backbone, export it to ``out`` and return the report.
 
     Args:
@@ -82,10 +84,13 @@ def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[s
         method: has the model (``backbone``), the task, the weighting and the ranks.
         data: training data for a weighting that needs them, validation data for the report.
         config: of the command.
+        pivot: the factors are stored in pivot form.
 
     Raises:
-        UserError: the model, the data or ``out`` cannot be used.
+        UserError: the model, the data or ``out`` cannot be used; nothing would be factorized for ``pivot``.
     """
+    if pivot and method.retrain.removes == "structures":
+        raise UserError("factorize: --pivot is for factors, and retrain.removes structures makes none; nearest: both")
     data.reads_labels = method.retrain.reads_labels(method.kind)
     dense = load_model(method.backbone, method)
     method.ranks.check(dense)
@@ -106,7 +111,9 @@ def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[s
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), metric)}
-        return write_export(out, net, before, type(method).__name__, data, config, more={"calibration": made})
+        return write_export(
+            out, net, before, type(method).__name__, data, config, pivot=pivot, more={"calibration": made}
+        )
 
 
 SEVERAL = ("ranks", "neurons", "pattern")  # analyses that take more than one model

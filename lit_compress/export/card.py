@@ -55,6 +55,10 @@ _FILES = """`structure.json` names the modules that were replaced, by what and o
 
 _FACTORS = ", e.g. `<site>.left` [out, rank] and `<site>.right` [rank, in]"
 
+_PIVOT = """. A matrix in pivot form has
+`<site>.right`, some of its rows (those of several matrices that read the same input stand in one), `<site>.rest`
+[rest, rank], so that rest @ right are its other rows, and `<site>.order`, where in [right; rest @ right] each row is"""
+
 _UNCHANGED = "Those of any model: nothing was replaced"
 
 _REFUSAL = """
@@ -157,7 +161,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
     """
     kind, backbone = task_type(task), report["config"]["model"]["init_args"]["backbone"]
     name = model_name(backbone)
-    files = _FILES + (_FACTORS if factors else "")
+    files = _FILES + (_PIVOT if report.get("pivot") else _FACTORS if factors else "")
     found, merged = report["compressed"], report["merged"]
     note = ""
     if merged["matrices"]:

@@ -13,6 +13,7 @@ from lit_compress.export.check import check_export
 from lit_compress.export.fuse import MERGE, compact, fuse, merged
 from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.narrow import pad_widths
+from lit_compress.export.pivot import check_pivot, to_pivot_form
 from lit_compress.export.program import Format, check_format, write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.models.accounting import density
@@ -51,6 +52,7 @@ def write_export(
     form: Format = "hf",
     round_to: int | None = None,
     facts: dict[str, Any] | None = None,
+    pivot: bool = False,
     more: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write ``net``, fused, as a folder that loads without this package; write and return its report.
@@ -67,17 +69,21 @@ def write_export(
         round_to: widths of hidden states and feed-forward networks are padded with zeros to multiples of this number
             (SP3); None for no padding.
         facts: what was found in the data, if that is known.
+        pivot: low-rank matrices are stored in pivot form (pivot.py).
         more: further fields of the report.
 
     Raises:
         UserError: ``out`` has other files; a check fails; packages of ``form`` are missing; ``net`` has no widths to
-            pad.
+            pad, or no matrices in factors for ``pivot``.
     """
     check_format(form)
     check_out(out)
     task = replace(data.record, length=min(data.record.length, data.max_length))  # nothing longer is ever read
     with atomic_folder(out) as temporary:
         small = compact(net)
+        if pivot:
+            check_pivot(small)
+        saved = to_pivot_form(small) if pivot else {}
         kept, dense = density(small), merged(small)
         net = fuse(small)
         write_model(net if round_to is None else pad_widths(copy.deepcopy(net), round_to), temporary)
@@ -95,6 +101,7 @@ def write_export(
             report["data"] = facts
         report["export_difference"] = difference
         report["round_to"] = round_to
+        report["pivot"] = {name: count for name, count in saved.items() if name not in dense} if pivot else None
         report["ordinary"] = not (temporary / f"{MODULE}.py").exists()
         report["refuses"] = bool(getattr(net.config, "structure", None))
         report["merged"] = {"above": MERGE, "sites": len(find_sites(net)), "matrices": dense}

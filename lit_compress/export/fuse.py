@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from lit_compress.layers import LAYERS, LowRankRowsLinear, SizedLinear
+from lit_compress.layers import LAYERS, LowRankRowsLinear, PivotLinear, SizedLinear
 from lit_compress.models.accounting import dense_sizes, weights
 from lit_compress.models.slicing import remove_constant_units
 from lit_compress.models.surgery import replace
@@ -40,11 +40,14 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
 
 
 def merged(net: PreTrainedModel) -> dict[str, float]:
-    """Return the layers with rows that may be slower than dense ones: {name: share of the matrix's parameters}."""
+    """Return the layers with rows that may be slower than dense ones: {name: share of the matrix's parameters}.
+
+    In pivot form (pivot.py) a matrix has fewer parameters, and may be below the limit that it is above as factors.
+    """
     shares = {
         name: sum(weight.numel() for weight in weights(module)) / (module.in_features * module.out_features)
         for name, module in net.named_modules()
-        if isinstance(module, LowRankRowsLinear) and module.rows
+        if isinstance(module, LowRankRowsLinear | PivotLinear) and module.rows
     }
     return {name: share for name, share in shares.items() if share > MERGE}
 

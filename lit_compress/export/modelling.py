@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from torch import nn
 
 from lit_compress.export.narrow import as_ordinary
 from lit_compress.layers import LAYERS
@@ -94,7 +97,7 @@ def write_model(net: PreTrainedModel, folder: Path) -> None:
     kinds = {spec["kind"] for spec in net.config.structure.values()} - {"attributes"}
     if net.config.structure:
         _refuse_other_classes(net.config, folder / "config.json")
-    layers = [LAYERS[kind] for kind in sorted(kinds)]
+    layers = _with_bases([LAYERS[kind] for kind in sorted(kinds)])
     source = _TEMPLATE.format(
         base=base,
         activations=ACTIVATIONS,
@@ -103,6 +106,11 @@ def write_model(net: PreTrainedModel, folder: Path) -> None:
         names=", ".join(layer.__name__ for layer in layers),
     )
     (folder / f"{MODULE}.py").write_text(source)
+
+
+def _with_bases(layers: Sequence[type[nn.Module]]) -> list[type[nn.Module]]:
+    """Return ``layers``, each after those that it extends."""
+    return list(dict.fromkeys(base for layer in layers for base in reversed(layer.__mro__) if "kind" in vars(base)))
 
 
 def _refuse_other_classes(config: PreTrainedConfig, path: Path) -> None:

@@ -186,6 +186,12 @@ def score_line(report: dict[str, Any]) -> str:
     return f"dev {metric['name']} {found['metric']:.4f} {_error(found)}".rstrip() + rows
 
 
+def pivot_line(report: dict[str, Any]) -> str:
+    """Return what the pivot form has saved, for the screen."""
+    saved = report["pivot"]
+    return f"pivot form: {len(saved)} products of factors have {sum(saved.values()):,} parameters fewer"
+
+
 def _error(entry: dict[str, Any]) -> str:
     """Return the standard error of a net's metric; empty where it is not known."""
     ends: Interval | None = entry.get("interval")
@@ -263,13 +269,15 @@ def table(report: dict[str, Any]) -> Table:
 
 
 def print_table(report: dict[str, Any]) -> None:
-    """Print the final table and the score; into a file the table is as wide as it needs to be."""
+    """Print the final table, what the pivot form saved, and the score; into a file the table is as wide as need be."""
     from rich.console import Console
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # ± where the log is ASCII: no reason to fail at the end of a run
     console = Console(highlight=False)
     (console if console.is_terminal else Console(highlight=False, width=120)).print(table(report))
+    if report.get("pivot") is not None:
+        print(pivot_line(report))
     print(score_line(report))
 
 

@@ -15,6 +15,7 @@ from lit_compress.layers.deployed.low_rank import LowRankLinear
 from lit_compress.layers.deployed.low_rank_embedding import LowRankEmbedding
 from lit_compress.layers.deployed.low_rank_rows import LowRankRowsLinear
 from lit_compress.layers.deployed.narrow import NarrowLinear, NarrowNorm
+from lit_compress.layers.deployed.pivot import PivotLinear
 from lit_compress.layers.deployed.removed import Removed
 from lit_compress.layers.deployed.sized import SizedLinear
 from lit_compress.layers.deployed.sized_stream import SizedEmbedding, SizedNorm
@@ -30,8 +31,8 @@ from lit_compress.layers.training.stream import BasisChange, StreamNorm
 
 _KINDS = (
     BasisChange, LowRankEmbedding, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, NarrowEmbedding,
-    NarrowLinear, NarrowNorm, ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding, SizedLinear, SizedNorm,
-    StackedLowRankLinear, StreamBlock, StreamNorm,
+    NarrowLinear, NarrowNorm, PivotLinear, ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding, SizedLinear,
+    SizedNorm, StackedLowRankLinear, StreamBlock, StreamNorm,
 )  # fmt: skip
 LAYERS: dict[str, type[nn.Module]] = {layer.kind: layer for layer in _KINDS}
 
@@ -51,6 +52,7 @@ __all__ = [
     "NarrowEmbedding",
     "NarrowLinear",
     "NarrowNorm",
+    "PivotLinear",
     "ProjectedLinear",
     "ProjectedNorm",
     "Removed",

@@ -64,7 +64,7 @@ class SubLayerSpec:
         norm: path of its norm, which stands after the residual sum or, in a pre-norm architecture, before the
             sub-layer. None where the directions of the residual stream cannot be projected.
         when_removed: path of a module -> what its placeholder returns when the sub-layer is removed; None where it
-            cannot be removed. A norm after the residual sum is removed too, and not named again.
+            cannot be removed. Its norm is removed too, and not named again.
         module: path of the attention, whose attributes may have to be set to the number of heads left.
         also: paths of further Linears whose outputs are divided into heads.
     """
@@ -87,7 +87,7 @@ class Architecture:
         sublayers: sub-layers of a block, in forward order; those that a block lacks are left out.
         embeddings: paths of modules, relative to the base model, whose parameters count as embeddings, besides those
             of the stacks.
-        pre_norm: the norms stand before the sub-layers and stay when one is removed.
+        pre_norm: the norms stand before the sub-layers.
         rms: the norms take no mean away.
         rotary: positions turn queries and keys, so that no projection may come before.
         head_norms: the queries and keys of every head are normalised, with the epsilon of all norms and one weight for

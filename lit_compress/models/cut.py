@@ -54,13 +54,16 @@ def close_empty_sublayers(z: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def cut_closed(net: PreTrainedModel, z: dict[str, Tensor]) -> None:
+def cut_closed(net: PreTrainedModel, z: dict[str, Tensor], constant: bool = False) -> None:
     """Remove what the gates closed from ``net``, in place; its outputs are those of the gated net in evaluation mode.
 
     Args:
         net: with or without the layers of :func:`~lit_compress.methods.cofi.gates.gate_net`.
         z: name of a gate -> deterministic values [groups, size].
+        constant: a closed sub-layer is one without units, which still adds its last bias, with the norm after it;
+            False: it adds nothing, and its norm goes, too. Not with gates of the residual stream.
     """
+    assert not (constant and "hidden" in z)
     z = {name: value.detach() for name, value in close_empty_sublayers(z).items()}
     for name, module in list(net.named_modules()):
         if isinstance(module, GatedLinear):
@@ -75,14 +78,25 @@ def cut_closed(net: PreTrainedModel, z: dict[str, Tensor]) -> None:
             layer = z[gate][group] if gate in z else None
             units = z[unit][group] if unit in z else None
             if layer is not None and layer == 0:
-                for name, returns in part.stubs.items():
-                    replace(net, name, Removed(returns))
+                _take_out(net, part, constant)
                 continue
             cut(net, part, units, layer, hidden)
     if hidden is not None:
         _cut_stream(net, parts, hidden)
     if get_architecture(net).cached:
         _renumber(net, of_kind(parts, "attention"))
+
+
+def _take_out(net: PreTrainedModel, part: SubLayer, constant: bool) -> None:
+    """Replace a sub-layer by placeholders, which return its last bias if it goes on adding a constant."""
+    bias = net.get_submodule(part.sites["o" if part.kind == "attention" else "down"]).bias if constant else None
+    stubs = {name: returns for name, returns in part.stubs.items() if not (constant and name == part.norm)}
+    holder = next(name for kind in ("zero", "pair") for name, returns in stubs.items() if returns == kind)
+    for name, returns in stubs.items():
+        stub = Removed(returns)
+        if name == holder:
+            stub.bias = None if bias is None else nn.Parameter(bias.detach())  # type: ignore[arg-type]
+        replace(net, name, stub)
 
 
 def _cut_attention(

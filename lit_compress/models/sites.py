@@ -254,8 +254,8 @@ def sublayers(net: PreTrainedModel) -> list[SubLayer]:
                 continue
             stubs = {f"{block}.{path}": returns for path, returns in (spec.when_removed or {}).items()}
             norm = f"{block}.{spec.norm}" if spec.norm and not architecture.pre_norm else None
-            if norm:
-                stubs[norm] = "input"
+            if spec.norm:  # also one before it, which nothing else reads: DDP refuses parameters without gradients
+                stubs[f"{block}.{spec.norm}"] = "input"
             found.append(
                 SubLayer(
                     kind="ffn" if spec.kind == "ffn" else "attention",

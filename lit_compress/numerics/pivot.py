@@ -64,9 +64,8 @@ def pivot_form(left: Tensor, right: Tensor, name: str = "weight") -> PivotForm:
     wide = left.detach().to("cpu", torch.float64)
     if not wide.isfinite().all():
         raise UserError(f"{name}: its left factor holds inf or NaN; valid: finite weights")
-    basis, mix = torch.linalg.qr(wide)
-    lengths = mix.diagonal().abs()
-    if bool((lengths <= RELATIVE_RANK * lengths.max()).any()):
+    basis, independent = _basis(wide)
+    if not independent:
         raise UserError(f"{name}: its left factor of rank {rank} has dependent columns; give a smaller rank")
     pivots = independent_rows(basis)
     others = torch.ones(out, dtype=torch.bool).index_fill(0, pivots, False).nonzero()[:, 0]
@@ -74,6 +73,19 @@ def pivot_form(left: Tensor, right: Tensor, name: str = "weight") -> PivotForm:
     product = wide[pivots] @ right.detach().to("cpu", torch.float64)
     new_right, new_rest = (part.to(left.device, left.dtype).contiguous() for part in (product, rest))
     return PivotForm(new_right, new_rest, torch.cat([pivots, others]).to(left.device))
+
+
+def has_pivots(left: Tensor) -> bool:
+    """Say whether ``left`` [out, k] is finite and has k independent rows, as :func:`pivot_form` needs."""
+    wide = left.detach().to("cpu", torch.float64)
+    return left.shape[0] >= left.shape[1] > 0 and bool(wide.isfinite().all()) and _basis(wide)[1]
+
+
+def _basis(left: Tensor) -> tuple[Tensor, bool]:
+    """Return an orthonormal basis [out, k] of the columns of ``left``, and whether they are independent."""
+    basis, mix = torch.linalg.qr(left)
+    lengths = mix.diagonal().abs()
+    return basis, not bool((lengths <= RELATIVE_RANK * lengths.max()).any())
 
 
 def independent_rows(basis: Tensor) -> Tensor:

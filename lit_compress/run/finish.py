@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 def export_run(
-    run: Run, out: Path, method: Method, data: DataModule, form: Format = "hf", round_to: int | None = None
+    run: Run,
+    out: Path,
+    method: Method,
+    data: DataModule,
+    form: Format = "hf",
+    round_to: int | None = None,
+    pivot: bool = False,
 ) -> dict[str, Any]:
     """Export the net of the last stage of ``run`` to ``out``; write and return the report.
 
@@ -29,7 +35,7 @@ def export_run(
         out: folder to write; an earlier export there is replaced.
         method: the method of the run.
         data: for the dev metric of the exported net.
-        form, round_to: as :func:`write_export`.
+        form, round_to, pivot: as :func:`write_export`.
 
     Raises:
         UserError: a stage is not finished; ``out`` has other files; a check fails.
@@ -51,4 +57,4 @@ def export_run(
     nets = dict(zip(stages, before, strict=False))
     name, facts = type(method).__name__, run.facts()
     more = {"calibration": done[stages[-1]]["calibration"]} if "calibration" in done[stages[-1]] else None
-    return write_export(out, last.net, nets, name, data, run.config(), last.initial, form, round_to, facts, more)
+    return write_export(out, last.net, nets, name, data, run.config(), last.initial, form, round_to, facts, pivot, more)

@@ -3,12 +3,13 @@
 The equations are in numerics/structures.py: what a unit's removal costs after the best update of what stays (C), and
 this update (U). Costs are on the scale of the squared singular values of a K-FAC decomposition, so that units and
 components of matrices stand in one queue: what costs least per parameter that it saves goes first (second-order
-compression, section 5). What is left are ordinary, narrower Linears.
+compression, section 5). What is left are ordinary, narrower Linears. A sub-layer that loses all of its units goes as a
+whole: it adds the mean of its outputs, which the last bias carries, and its matrices are gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from lit_compress.numerics.structures import (
     removal_path,
     remove_inputs,
 )
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -45,11 +47,13 @@ class Units:
         part: the sub-layer.
         path: the steps, with their costs.
         price: what disappears with one unit, in all matrices of the sub-layer: weights, FLOPs or milliseconds.
+        count: number of units.
     """
 
     part: SubLayer
     path: RemovalPath
     price: float
+    count: int
 
     @property
     def name(self) -> str:
@@ -63,17 +67,22 @@ def unit_inputs(net: PreTrainedModel, part: SubLayer) -> Tensor:
     return torch.arange(inputs).view(part.heads if part.kind == "attention" else inputs, -1)
 
 
+def held_part(parts: Sequence[SubLayer]) -> SubLayer | None:
+    """Return the sub-layer that keeps one unit: a decoder's first self-attention, by which its cache counts tokens."""
+    return next((part for part in parts if part.cached), None)
+
+
 def least_density(net: PreTrainedModel) -> float:
-    """Return the density of ``net`` with one unit left in every sub-layer; only shapes are read.
+    """Return the least density that leaves ``net`` a head or a neuron; only shapes are read.
 
     Raises:
         UserError: sub-layers of its architecture cannot be cut.
     """
-    left = whole = 0
-    for part in sublayers(net):
-        weights = sum(net.get_submodule(site).weight.numel() for site in part.sites.values())  # type: ignore
-        left, whole = left + weights // len(unit_inputs(net, part)), whole + weights
-    return left / whole
+    parts = sublayers(net)
+    sizes = [sum(net.get_submodule(site).weight.numel() for site in part.sites.values()) for part in parts]  # type: ignore
+    units = [size // len(unit_inputs(net, part)) for size, part in zip(sizes, parts, strict=True)]
+    held = held_part(parts)
+    return (min(units) if held is None else units[parts.index(held)]) / sum(sizes)
 
 
 def find_units(
@@ -84,7 +93,7 @@ def find_units(
     price: Callable[[SubLayer, int], float],
     gradients: bool = True,
 ) -> dict[str, Units]:
-    """Return by last matrix the units of every sub-layer of the dense ``net``; one of each stays.
+    """Return by last matrix the units of every sub-layer of the dense ``net``, of :func:`held_part` all but one.
 
     Args:
         net: dense.
@@ -99,16 +108,17 @@ def find_units(
     """
     found = {}
     parts = sublayers(net)
+    held = held_part(parts)
     for part in track(parts, "heads and neurons", len(parts)):
         name, groups = part.sites[LAST[part.kind]], unit_inputs(net, part)
         layer: Any = net.get_submodule(name)
         moment = moments[name]
         path = removal_path(
             layer.weight, moment.inputs(), moment.gradients() if gradients else None, groups,
-            mean=moment.mean if name in biased else None, chunk=CHUNK if part.kind == "ffn" else 0.0, keep=1,
-            damping=damping, name=name,
+            mean=moment.mean if name in biased else None, chunk=CHUNK if part.kind == "ffn" else 0.0,
+            keep=int(part is held), damping=damping, name=name,
         )  # fmt: skip
-        found[name] = Units(part, path, price(part, len(groups)))
+        found[name] = Units(part, path, price(part, len(groups)), len(groups))
     return found
 
 
@@ -134,7 +144,7 @@ def choose_units(
         The units by last matrix, int64 [units], and the estimate of what their removal adds to an example's loss.
 
     Raises:
-        UserError: so much cannot be saved.
+        UserError: so much cannot be saved, or no head and no neuron would be left.
     """
     costs = {name: unit.path.costs for name, unit in units.items()}
     saved = {name: unit.path.sizes() * unit.price for name, unit in units.items()}
@@ -143,8 +153,10 @@ def choose_units(
     hulls = {name: convex_path(costs[name], saved[name]) for name in costs}
     taken = cheapest_first({n: h.costs for n, h in hulls.items()}, {n: h.prices for n, h in hulls.items()}, saving)
     steps = {name: hulls[name].steps_until(count) for name, count in taken.items() if name in units}
-    loss = sum(float(units[name].path.costs[:count].sum()) for name, count in steps.items()) / 2
-    return {name: units[name].path.removed(count) for name, count in steps.items()}, loss
+    removed = {name: units[name].path.removed(count) for name, count in steps.items()}
+    if all(len(gone) == units[name].count for name, gone in removed.items()):
+        raise UserError("model.density: so small a budget leaves no head and no neuron; give a larger one")
+    return removed, sum(float(units[name].path.costs[:count].sum()) for name, count in steps.items()) / 2
 
 
 def component_path(sigma: Tensor, price: Price) -> tuple[Tensor, Tensor]:
@@ -168,7 +180,7 @@ def remove_units(
     biased: frozenset[str],
     damping: float,
 ) -> None:
-    """Remove heads and neurons of the dense ``net`` in place, and update what stays, equation (U).
+    """Remove heads, neurons and sub-layers of the dense ``net`` in place, and update what stays, equation (U).
 
     Args:
         net: dense.
@@ -177,17 +189,18 @@ def remove_units(
         biased: sites whose bias takes over the mean of the inputs.
         damping: of the inputs' moments.
     """
-    open_units: dict[str, list[Tensor]] = {unit: [] for _, unit in SUBLAYER_GATES.values()}
+    open_units: dict[str, list[Tensor]] = {}
     parts = sublayers(net)
-    for kind, (_, unit) in SUBLAYER_GATES.items():
+    for kind, (layer, unit) in SUBLAYER_GATES.items():
         for part in of_kind(parts, kind):
             name, groups = part.sites[LAST[kind]], unit_inputs(net, part)
             gone = removed[name]
-            open_units[unit].append(torch.ones(len(groups)).index_fill(0, gone, 0.0))
+            open_units.setdefault(layer, []).append(torch.ones(1))  # closes with the last of its units
+            open_units.setdefault(unit, []).append(torch.ones(len(groups)).index_fill(0, gone, 0.0))
             if len(gone):
                 mean = moments[name].mean if name in biased else None
                 _update(net.get_submodule(name), moments[name], groups[gone].flatten(), mean, damping, name)
-    cut_closed(net, {unit: torch.stack(values) for unit, values in open_units.items() if values})
+    cut_closed(net, {gate: torch.stack(values) for gate, values in open_units.items()}, constant=True)
 
 
 def _update(

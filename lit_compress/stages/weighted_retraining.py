@@ -1,4 +1,4 @@
-"""The stage that calibrates, removes heads and neurons, factorizes under a weighting, and trains what is left."""
+"""The stage that calibrates, removes heads, neurons and sub-layers, factorizes, and trains what is left."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> N
 
     Raises:
         UserError: the table of embeddings cannot be factorized under this weighting or with this removal; sub-layers
-            cannot be cut; or, as one unit of each stays, the density cannot be reached.
+            cannot be cut; or, as at least one unit stays, the density cannot be reached.
     """
     if rule.scope == "all" and settings.weighting not in KRONECKER:
         raise UserError(
@@ -59,15 +59,15 @@ def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> N
     least = least_density(net)
     if settings.removes == "structures" and rule.density < least:
         raise UserError(
-            f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves one head "
-            f"and one neuron everywhere; the smallest is {least + 5e-4:.3f}"
+            f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves at least "
+            f"one head or neuron; the smallest is {least + 5e-4:.3f}"
         )
 
 
 def remove_structures(
     settings: Weighted, rule: RankRule, net: PreTrainedModel, task: Task, data: DataModule, shared: bool = False
 ) -> tuple[RankRule, float]:
-    """Remove heads and neurons of ``net`` in place, if ``settings`` ask for it.
+    """Remove heads, neurons and sub-layers of ``net`` in place, if ``settings`` ask for it.
 
     Args:
         settings: the weighting, and what is removed.
@@ -153,7 +153,7 @@ class WeightedRetraining(LowRankRetraining):
         check_removal(settings, self.ranks, net)
 
     def narrow(self, method: StageContext, net: PreTrainedModel) -> RankRule:
-        """Remove heads and neurons, if the settings ask for it."""
+        """Remove heads, neurons and sub-layers, if the settings ask for it."""
         trainer = method.trainer
         net.to(trainer.strategy.root_device)
         shared = trainer.world_size > 1

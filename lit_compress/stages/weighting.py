@@ -66,8 +66,9 @@ class Weighted(Training):
         calibration_seed: seed of the choice of these examples and of drawn labels; None = the data's.
         stacked: ``inputs`` and ``kfac``: matrices that read the same input (query, key and value; gate and up) get
             one right factor.
-        removes: ``inputs`` and ``kfac``: ``components`` of matrices (low rank); ``structures``, heads and neurons,
-            which leaves ordinary narrower matrices; or ``both``, what costs least per weight first.
+        removes: ``inputs`` and ``kfac``: ``components`` of matrices (low rank); ``structures``, heads, neurons and
+            sub-layers without any, which leaves ordinary narrower matrices; or ``both``, what costs least per weight
+            first.
         refit: ``inputs`` and ``kfac``: fit the left factors and biases, block by block, to the inputs that the
             compressed blocks below give; two forwards of the examples per block.
     """

@@ -100,6 +100,40 @@ def test_heads_and_neurons_go(words, run, tmp_path, removes):
     assert (removes == "both") == any("rank" in layer for layer in layers)
 
 
+def test_whole_sublayers_go(words, tmp_path):
+    """At a small density attentions or feed-forward networks go; the folder still answers as the net did."""
+    model, data = words
+    main(["factorize", *model, str(tmp_path / "out"), *data, "--density", "0.1", "--removes", "structures"])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    layers = json.loads((tmp_path / "out" / "structure.json").read_text()).values()
+    assert any(layer["kind"] == "nothing" and layer.get("features") for layer in layers)
+    assert 0 < report["compressed"]["density"] <= 0.1 and report["export_difference"] <= 1e-5
+
+
+def test_factors_in_pivot_form(words, tmp_path, capsys):
+    """The same answers with rank^2 parameters fewer for every product; what has no factors is refused at once."""
+    model, data = words
+    for out, options in (("plain", []), ("pivot", ["--pivot"])):
+        main(["factorize", *model, str(tmp_path / out), *data, "--density", "0.5", *options])
+    plain, pivot = (json.loads((tmp_path / out / "report.json").read_text()) for out in ("plain", "pivot"))
+    sizes = json.loads((tmp_path / "plain" / "structure.json").read_text())
+    saved = {name: spec["rank"] ** 2 for name, spec in sizes.items() if not spec.get("first")}
+    assert pivot["pivot"] == saved and plain["pivot"] is None
+    total = sum(saved.values())
+    assert f"pivot form: {len(saved)} products of factors have {total:,} parameters fewer\n" in capsys.readouterr().out
+    assert plain["compressed"]["params"]["sites"] - pivot["compressed"]["params"]["sites"] == total
+    assert pivot["compressed"]["density"] < plain["compressed"]["density"] <= 0.5
+    assert pivot["compressed"]["density"] == pivot["compressed"]["kept"] == pivot["compressed"]["stored"]
+    assert "`<site>.rest`" in (tmp_path / "pivot" / "README.md").read_text()
+    main(["predict", str(tmp_path / "plain"), "--output", str(tmp_path / "a")])
+    main(["predict", str(tmp_path / "pivot"), "--output", str(tmp_path / "b")])
+    answers = [[json.loads(row) for row in (tmp_path / out).read_text().splitlines()] for out in "ab"]
+    for one, other in zip(*answers, strict=True):
+        assert one["label"] == other["label"] and one["probability"] == pytest.approx(other["probability"], abs=1e-5)
+    line = fails(capsys, "factorize", *model, tmp_path / "c", *data, "--pivot", "--removes", "structures")
+    assert "--pivot is for factors, and retrain.removes structures makes none; nearest: both" in line
+
+
 @pytest.mark.parametrize("price", ["flops", "milliseconds"])
 def test_a_density_of_another_price(words, tmp_path, price, monkeypatch):
     """Of an encoder's FLOPs the matrices keep what they keep of their weights; milliseconds are the machine's."""

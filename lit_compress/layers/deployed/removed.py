@@ -20,17 +20,20 @@ class Removed(nn.Module):
     Attributes:
         returns: what a call returns: ``input`` the first argument; ``zero`` a zero, to which the residual is added;
             ``pair`` a zero and None, in place of an attention's states and weights.
+        bias: [features], returned in place of the zero where the removed sub-layer leaves its bias; None elsewhere.
     """
 
     kind = "nothing"
 
-    def __init__(self, returns: str) -> None:
+    def __init__(self, returns: str, features: int = 0) -> None:
         super().__init__()
         self.returns = returns
+        self.bias = nn.Parameter(torch.empty(features)) if features else None
 
     def spec(self) -> dict[str, Any]:
         """Return the kind and the arguments of the constructor, as JSON."""
-        return {"kind": self.kind, "returns": self.returns}
+        features = {} if self.bias is None else {"features": len(self.bias)}
+        return {"kind": self.kind, "returns": self.returns, **features}
 
     def fuse(self) -> nn.Module:
         """Return the cheapest layer with the same outputs: itself."""
@@ -41,8 +44,8 @@ class Removed(nn.Module):
         x = args[0] if args else kwargs["hidden_states"]
         if self.returns == "input":
             return x
-        zero = x.new_zeros(1)
-        return zero if self.returns == "zero" else (zero, None)
+        y = x.new_zeros(1) if self.bias is None else self.bias.to(x.dtype)
+        return y if self.returns == "zero" else (y, None)
 
     def extra_repr(self) -> str:
         """Show what it returns in ``print(net)``."""
