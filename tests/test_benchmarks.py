@@ -24,7 +24,7 @@ RESULTS = sorted(HERE.glob("*/results/**/*.json"))
 TRAIN = ["lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "sp3/decoders", "tasks", "architectures", "second_order",
          "second_order/trained"]  # fmt: skip
 MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "data", "speed",
-           "threads"]  # fmt: skip
+           "threads", "second_order/divergence"]  # fmt: skip
 
 
 WHERE = {"factorize": 5, "analyze": 6}  # word with the folder that a command writes

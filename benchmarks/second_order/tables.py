@@ -38,6 +38,12 @@ MILLISECONDS = """### By milliseconds: `--price milliseconds`
 The budget is a share of the time of the matrices, one thread and a text of the task's length, measured on this machine.
 """
 
+DIVERGENCE = """### Estimated and measured loss
+
+Every cell with an estimate: what the compression adds to the loss of an example by the estimate, and as measured: the mean KL
+from the dense net on 512 dev rows. ![figure](figures/divergence.png)
+"""
+
 TRAINED = """## After 1,000 updates, beside LPAF and SVD
 
 One teacher, batches of 32, distillation of logits with alpha 0.5; "hidden states" adds them with the default weight. LPAF spends
@@ -56,6 +62,8 @@ NAMES = {
     "fisher-in": "Fisher, in (FWSVD)",
     "none": "none (SVD)",
 }
+REMOVED = {"kfac": "components", "both": "components, heads, neurons", "structures": "heads, neurons",
+           "whole": "components, embeddings", "milliseconds": "components, by milliseconds"}  # fmt: skip
 ABLATIONS = {
     "kfac": "default",
     "kfac-exact": "exact labels",
@@ -138,6 +146,17 @@ def sections() -> Iterator[str]:
                 for r in near
             ],
         )  # fmt: skip
+    for made in load(f"{STUDY}/divergence"):
+        yield DIVERGENCE
+        rows = sorted(made["cells"].values(), key=lambda cell: cell["estimated"])
+        yield table(
+            ["removed by", "density", "estimated", "measured", "accuracy"],
+            [
+                [cell["cell"], f"{cell['target']:g}", f"{cell['estimated']:.4f}", f"{cell['measured']:.4f}", percent(cell["metric"])]
+                for cell in rows
+            ],
+        )  # fmt: skip
+        yield origin(made, f"{STUDY}/divergence", made["threads"])
     if trained := [r for r in results if r["cell"].startswith("trained")]:
         yield TRAINED
         yield table(["density", "method", "rate 3e-4", "rate 1e-4"], list(trained_rows(trained)))
@@ -166,6 +185,25 @@ def estimate(result: dict[str, Any]) -> str:
     """Return the estimated loss of a K-FAC cell."""
     value = (result.get("calibration") or {}).get("estimated_loss")
     return "" if value is None else f"{value:.3f}"
+
+
+def figures() -> Iterator[tuple[str, Any]]:
+    """Yield name and figure of the estimated and the measured loss."""
+    from matplotlib.figure import Figure
+
+    for made in load(f"{STUDY}/divergence"):
+        figure = Figure(figsize=(6.4, 4.8), layout="constrained", dpi=100)
+        axes, cells = figure.subplots(), list(made["cells"].values())
+        others = [cell for cell in cells if cell["cell"] not in REMOVED]
+        groups = {name: [c for c in cells if c["cell"] == cell] for cell, name in REMOVED.items()}
+        for name, group in {**groups, "one choice changed": others}.items():
+            axes.plot([c["estimated"] for c in group], [c["measured"] for c in group], "o", markersize=5, label=name)
+        ends = [min(c["estimated"] for c in cells), max(c["measured"] for c in cells)]
+        axes.plot(ends, ends, color="grey", linewidth=0.8, label="equal")
+        axes.set(xscale="log", yscale="log", xlabel="estimated loss", ylabel="measured loss: KL from the dense net")
+        axes.grid(alpha=0.3)
+        axes.legend()
+        yield "divergence", figure
 
 
 def overview() -> Iterator[Cell]:
