@@ -103,7 +103,9 @@ def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[s
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), metric)}
-        return write_export(out, net, before, type(method).__name__, data, config, more={"calibration": made})
+        budget = method.budget and (method.budget, method.density)
+        more = {"calibration": made}
+        return write_export(out, net, before, type(method).__name__, data, config, more=more, budget=budget)
 
 
 SEVERAL = ("ranks", "neurons", "pattern")  # analyses that take more than one model

@@ -16,6 +16,7 @@ from lit_compress.export.narrow import pad_widths
 from lit_compress.export.program import Format, check_format, write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.models.accounting import density
+from lit_compress.models.budget import Budget
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import describe
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
+    from lit_compress.tasks.records import Task
 
 
 def check_out(out: Path) -> None:
@@ -38,6 +40,11 @@ def check_out(out: Path) -> None:
     check_folder("export", out)
     if out.exists() and any(out.iterdir()) and not (out / "structure.json").is_file():
         raise UserError(f"export: '{out}' holds something that is not an export; give an empty or new folder")
+
+
+def read_task(data: DataModule) -> Task:
+    """Return the task of ``data`` with the length that is read at most."""
+    return replace(data.record, length=min(data.record.length, data.max_length))
 
 
 def write_export(
@@ -52,6 +59,7 @@ def write_export(
     round_to: int | None = None,
     facts: dict[str, Any] | None = None,
     more: dict[str, Any] | None = None,
+    budget: tuple[Budget, float] | None = None,
 ) -> dict[str, Any]:
     """Write ``net``, fused, as a folder that loads without this package; write and return its report.
 
@@ -68,6 +76,7 @@ def write_export(
             (SP3); None for no padding.
         facts: what was found in the data, if that is known.
         more: further fields of the report.
+        budget: to check the export against, and the density that was to meet it; None for none.
 
     Raises:
         UserError: ``out`` has other files; a check fails; packages of ``form`` are missing; ``net`` has no widths to
@@ -75,7 +84,7 @@ def write_export(
     """
     check_format(form)
     check_out(out)
-    task = replace(data.record, length=min(data.record.length, data.max_length))  # nothing longer is ever read
+    task = read_task(data)
     with atomic_folder(out) as temporary:
         small = compact(net)
         kept, dense = density(small), merged(small)
@@ -101,6 +110,7 @@ def write_export(
         if form != "hf":
             for _ in track([0], f"write and check {form}"):
                 report["program"] = write_program(exported, data.tokenizer, temporary, form)
+        report["budget"] = budget and budget[0].check(report, budget[1])
         report |= more or {}
         write_json(temporary / "report.json", report)
         factors = any(spec.get("rank") for spec in describe(net).values())
