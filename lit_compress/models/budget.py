@@ -3,7 +3,7 @@
 A budget is a limit. ``density=0.25`` is of the matrices (of all weights with scope ``all``), ``params=5M`` and
 ``size=20MB`` are of the whole net, embeddings included, ``flops=0.3`` is a share of a forward of the dense net, and
 ``speedup=3x`` is that of one text on one thread of this machine's CPU. All but the first are turned into a density
-before training (run/budget.py), and checked on the exported net.
+before training (run/solve.py), and checked on the exported net.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Budget:
         beyond = -off if self.kind == "speedup" else off
         return {
             "asked": self.asked, "kind": self.kind, "value": self.value, "reached": reached, "off": off,
-            "met": beyond <= self.tolerance, "density": density,
+            "met": beyond <= self.tolerance + 1e-9, "density": density,
         }  # fmt: skip
 
 
@@ -100,8 +100,8 @@ def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None
     number, unit = float(found[1]), found[2]
     units = {"params": _COUNTS, "size": _SIZES, "speedup": {"": 1, "x": 1}}.get(kind, {"": 1})
     if unit not in units:
-        shown = {"params": "k, M, B", "size": "kB, MB, GB, KiB, MiB, GiB", "speedup": "x"}.get(kind)
-        raise _refusal(asked, kind, f"has the unit '{found[2]}'; {f'valid: {shown}' if shown else 'valid is none'}")
+        shown = {"params": "k, M, B", "size": "kB, MB, GB, KiB, MiB, GiB", "speedup": "x"}.get(kind, "none")
+        raise _refusal(asked, kind, f"has the unit '{value[len(found[1]) :].strip()}'; valid: {shown}")
     number *= units[unit]
     if kind in ("density", "flops") and not 0 < number <= 1:
         raise _refusal(asked, kind, "is not a share in (0, 1]")

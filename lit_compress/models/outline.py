@@ -22,6 +22,7 @@ from lit_compress.models.surgery import replace
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_KINDS = ("attention", "ffn")
 _DTYPES = {torch.float32: "F32", torch.int32: "I32", torch.int64: "I64", torch.bool: "BOOL"}
 
 
@@ -49,17 +50,18 @@ def cut_evenly(net: PreTrainedModel, density: float, units: Collection[str] = ("
         ``net``.
     """
     parts = sublayers(net)
-    sizes = {kind: sum(_weights(net, part.sites.values()) for part in of_kind(parts, kind)) for kind in SUBLAYER_GATES}
-    fixed = sum(size for kind, size in sizes.items() if SUBLAYER_GATES[kind][1] not in units)
-    whole = sum(sizes.values())
-    share = max(0.0, (density * whole - fixed) / max(1, whole - fixed))
-    z = {}
-    for kind, (_, unit) in SUBLAYER_GATES.items():
-        if unit not in units or not (group := of_kind(parts, kind)):
+    left = {kind: _weights(net, [s for part in of_kind(parts, kind) for s in part.sites.values()]) for kind in _KINDS}
+    room, z = density * sum(left.values()), {}
+    for kind in _KINDS:  # heads are coarse: neurons make up for what their rounding leaves
+        unit, group = SUBLAYER_GATES[kind][1], of_kind(parts, kind)
+        if unit not in units or not group:
             continue
+        cut = sum(left[k] for k in _KINDS if SUBLAYER_GATES[k][1] in units and SUBLAYER_GATES[k][1] not in z)
+        share = max(0.0, (room - sum(left.values()) + cut) / cut)
         counts = [part.heads if kind == "attention" else _inputs(net, part.sites["down"]) for part in group]
-        kept = _spread(share, counts)
-        z[unit] = torch.stack([(torch.arange(n) < max(1, k)).float() for n, k in zip(counts, kept, strict=True)])
+        kept = [max(1, k) for k in _spread(share, counts)]
+        z[unit] = torch.stack([(torch.arange(n) < k).float() for n, k in zip(counts, kept, strict=True)])
+        left[kind] = left[kind] * sum(kept) // sum(counts)
     cut_closed(net, z)
     return net
 

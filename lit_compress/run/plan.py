@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_compress.models.budget import Budget, shown
 from lit_compress.models.sites import find_sites
-from lit_compress.run.budget import Outline, cost, dense_milliseconds
+from lit_compress.run.solve import Outline, cost, dense_milliseconds
 from lit_compress.stages.rank_rule import RankRule
 
 if TYPE_CHECKING:
@@ -191,15 +191,19 @@ def layers_table(found: Outline) -> Table:
 
 
 def matrix_shape(layer: Any) -> str:
-    """Return the size of a matrix, out x in, its rank r, and its number of rows beside factors."""
+    """Return the size of a matrix, out x in, its rank r, and + the number of rows that are kept of it."""
     text = f"{layer.out_features}x{layer.in_features}"
     if rank := getattr(layer, "rank", 0):
         text += f" r{rank}"
-    return f"{text} + {layer.rows} rows" if getattr(layer, "rows", 0) else text
+    return f"{text} +{layer.rows}" if getattr(layer, "rows", 0) else text
 
 
 def layer_notes(found: Outline) -> Iterator[str]:
     """Yield what the table of layers does not show: embeddings, and what is known only later."""
+    layers = list(found.net.modules())
+    if any(getattr(layer, "rank", 0) for layer in layers):
+        more = "; +n: n of its rows beside them" if any(getattr(layer, "rows", 0) for layer in layers) else ""
+        yield f"out x in of every matrix; r: rank of its factors{more}"
     table = found.net.get_input_embeddings()
     if rank := getattr(table, "rank", 0):
         yield f"token embeddings: {table.num_embeddings:,} x {table.embedding_dim}, rank {rank}"

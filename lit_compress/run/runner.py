@@ -28,11 +28,11 @@ from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_net
-from lit_compress.run.budget import Outline, outline, solve
 from lit_compress.run.callbacks import Checkpoints, EpochLines, StageBar
 from lit_compress.run.clean import remove_checkpoints
 from lit_compress.run.folder import Run
 from lit_compress.run.plan import Plan, StagePlan, budget_plan, target_density
+from lit_compress.run.solve import Outline, outline, solve
 from lit_compress.run.tensorboard import RunLogger, log_structure, log_widths
 from lit_compress.run.threads import use_threads
 from lit_compress.stages.base import Stage, count_steps

@@ -13,8 +13,8 @@ import pytest
 from test_cli import fails
 
 from lit_compress import methods
-from lit_compress.cli.parsers import SHORT
 from lit_compress.cli.options import parameters_of
+from lit_compress.cli.parsers import SHORT
 from lit_compress.cli.targets import Target
 from lit_compress.data.custom import Custom
 from lit_compress.data.datamodule import DataModule

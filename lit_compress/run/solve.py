@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lit_compress.methods.base import Method
 
 ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached by whatever method and settings
-CLOSE = 5e-4  # share of the budget at which the search ends
+CLOSE = 1e-3  # share of the budget at which the search ends
 
 
 @dataclass(frozen=True)
@@ -165,15 +165,19 @@ def solve(budget: Budget, build: Callable[[float], Method], dense: PreTrainedMod
     if start is None:
         raise errors[0]
     low, high, best, least = 0.0, 1.0, None, start[1]
+    known = {start[0]: start[1], 1.0: most}
     if start[1] <= limit:
         low = best = start[0]
     else:
         high = start[0]
+    turn = True
     while high - low > (1e-4 if best is None else max(1e-3 * low, 1e-6)):
-        middle = (low + high) / 2
+        middle, turn = (low + high) / 2, not turn
+        if not turn and low in known and high in known:  # costs are nearly straight lines
+            middle = low + (high - low) * min(0.95, max(0.05, (limit - known[low]) / (known[high] - known[low]) - 1e-3))
         found = value(middle)
         if found is not None:
-            least = min(least, found)
+            least, known[middle] = min(least, found), found
         if (found is None and best is None) or (found is not None and found <= limit):
             low, best = middle, middle if found is not None else None
             if found is not None and limit - found <= CLOSE * limit:
@@ -198,7 +202,9 @@ def _impossible(budget: Budget, method: Method, dense: PreTrainedModel, least: f
     least = least / most if kind == "flops" else least
     text = f"model.budget: '{budget.asked}' cannot be met by {name}, which"
     if kind == "speedup":
-        near = f"nearest: speedup={0.99 * least:.3g}x" if least > 1.05 else "nearest: params or flops"
+        if least < 1.05:
+            return UserError(f"{text} makes this net no faster on this machine, by measured prices; nearest: flops=0.5")
+        near = f"nearest: speedup={0.99 * least:.3g}x"
         return UserError(f"{text} is expected to reach {shown(kind, least)} on this machine; {near}")
     text += f" leaves at least {shown(kind, least)}"
     if kind == "flops":
