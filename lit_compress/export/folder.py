@@ -87,8 +87,9 @@ def write_export(
     task = read_task(data)
     with atomic_folder(out) as temporary:
         small = compact(net)
-        kept, dense = density(small), merged(small)
-        net = fuse(small)
+        merge = budget is None or budget[0].merges
+        kept, dense = density(small), merged(small) if merge else {}
+        net = fuse(small) if merge else small
         write_model(net if round_to is None else pad_widths(copy.deepcopy(net), round_to), temporary)
         data.tokenizer.save_pretrained(temporary)
         for _ in track([0], "check the export in another process"):

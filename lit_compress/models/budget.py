@@ -38,6 +38,11 @@ class Budget:
     asked: str
 
     @property
+    def merges(self) -> bool:
+        """Whether the export may store a matrix dense that is faster so, although it has more weights then."""
+        return self.kind == "speedup"
+
+    @property
     def tolerance(self) -> float:
         """How far, as a share, a net may be beyond the budget and meet it: latencies are never measured exactly."""
         return 0.1 if self.kind == "speedup" else 0.01

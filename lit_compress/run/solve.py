@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from lit_compress.export.fuse import fuse
+from lit_compress.export.fuse import compact, fuse
 from lit_compress.models.accounting import (
     Params,
     count_params,
@@ -111,7 +111,7 @@ def outline(method: Method, dense: PreTrainedModel, length: int) -> Outline:
     for stage in method.stages():
         stage.check(dense)
         net, about = stage.outline(net), about or stage.decided_by_data
-    small = fuse(net)
+    small = fuse(net) if method.budget is None or method.budget.merges else compact(net)
     same = count_params(small).sites == dense_site_params(dense)
     unknown = same and method.density < 1 and not method.stores_zeros and type(method).__module__.split(".")[0] != _OURS
     return Outline(small, dense, length, about or unknown, method.density if unknown else None)

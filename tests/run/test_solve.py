@@ -128,5 +128,5 @@ def test_every_method_says_what_it_leaves(name, dense):
     if method.stores_zeros:
         assert found.params == count_params(dense)
     else:
-        assert 0.45 <= found.params.sites / 16384 <= (0.7 if name == "CoFiLoSparse" else 0.5)
+        assert 0.45 <= found.params.sites / 16384 <= 0.5
         assert found.flops < flops(dense, LENGTH)
