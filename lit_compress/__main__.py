@@ -7,8 +7,11 @@ import sys
 
 USAGE = """usage: python -m lit_compress COMMAND ...
 
-  fit --config NAME.yaml [--model.density 0.25] [--data.path DIR] [--run_dir DIR] [--ckpt_path last]
+  fit --config NAME.yaml [--model.density 0.25 | --model.budget size=20MB] [--data.path DIR] [--run_dir DIR]
+      [--ckpt_path last]
                          run every stage of a method and export the result; `last` continues a stopped run
+  plan --config NAME.yaml [--model.budget size=20MB]
+                         what fit would build: widths, ranks, sizes, time of the stages; nothing is trained
   validate TARGET        dev metrics of a run, an export or any fine-tuned model (with --data.task NAME)
   test TARGET            metrics on the test split
   predict TARGET         write text, label and probability of every row as JSON lines
@@ -25,7 +28,7 @@ lpaf_sst2.yaml is the row sst2 of the recipe lpaf.yaml (the same as --config lpa
   {configs}
 """
 
-COMMANDS = ("fit", "validate", "test", "predict", "export", "clean", "factorize", "analyze")
+COMMANDS = ("fit", "plan", "validate", "test", "predict", "export", "clean", "factorize", "analyze")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from lit_compress import methods
 from lit_compress.analysis.truncation import Rows, as_matrix
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.importance import row_sensitivity
@@ -97,6 +98,12 @@ def pattern(nets: dict[str, PreTrainedModel], site: str | None = None) -> Rows:
     return rows
 
 
+def _density(report: dict[str, Any]) -> float:
+    """Return the density of a run: that of its config, of its budget, or the usual one of its method."""
+    given = report["config"]["model"]["init_args"].get("density") or (report.get("budget") or {}).get("density")
+    return given or getattr(getattr(methods, report["method"], None), "usual_density", None) or 1.0
+
+
 def allocation(reports: Sequence[dict[str, Any]]) -> Rows:
     """Return the share of the factors and the dev metric of every finished run (LoSparse Figure 6).
 
@@ -109,16 +116,17 @@ def allocation(reports: Sequence[dict[str, Any]]) -> Rows:
     rows: Rows = []
     for report in reports:
         init, method = report["config"]["model"]["init_args"], report["method"]
-        shares = {"LowRankI": init["density"], "LowRankII": init["density"], "ITP": 0.0}
+        density = _density(report)
+        shares = {"LowRankI": density, "LowRankII": density, "ITP": 0.0}
         if method == "LoSparse":
-            share = min(init["prune"]["low_rank"], init["density"])
+            share = min(init["prune"]["low_rank"], density)
         elif method in shares:
             share = shares[method]
         else:
             raise UserError(f"allocation: a run of {method} has no share of factors; give runs of LoSparse")
         rows.append(
             {
-                "task": report["task"], "method": method, "density": init["density"], "low_rank": share,
+                "task": report["task"], "method": method, "density": density, "low_rank": share,
                 "metric": report["compressed"]["metric"], "measured_density": report["compressed"]["density"],
                 "dense_metric": report["dense"]["metric"],
             }

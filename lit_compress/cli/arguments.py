@@ -63,6 +63,14 @@ def resolve_configs(args: list[str]) -> list[str]:
     return [*configs, *chosen, *options]
 
 
+def after_configs(args: list[str], words: list[str]) -> list[str]:
+    """Put ``words`` behind the configs and the method of resolved ``args``, before the options that were typed."""
+    start = 0
+    while start < len(args) and args[start].partition("=")[0] in ("--config", *_METHOD):
+        start += 1 if "=" in args[start].partition("\n")[0] and args[start] != "--config" else 2
+    return [*args[:start], *words, *args[start:]]
+
+
 def _names_task(config: str) -> bool:
     """Say whether a config, given by its path or its text, names a task."""
     data = content_of(config).get("data")

@@ -1,17 +1,16 @@
-"""The commands: fit, validate, test, predict, export, clean, factorize, analyze."""
+"""The commands: fit, plan, validate, test, predict, export, clean, factorize, analyze."""
 
 from __future__ import annotations
 
 import argparse
 import filecmp
 import json
-import logging
-import os
 import signal
 import sys
+import time
 import warnings
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -19,6 +18,7 @@ from rich.console import Console
 
 from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs, factorize_model
 from lit_compress.cli.options import CommandLine
+from lit_compress.cli.parsers import one_line, parse_one_shot, silence_libraries
 from lit_compress.cli.targets import find_target, parse_stored
 from lit_compress.data.facts import DataFacts
 from lit_compress.evaluation.evaluate import evaluate
@@ -26,11 +26,22 @@ from lit_compress.evaluation.predict import write_predictions
 from lit_compress.export.folder import check_out
 from lit_compress.export.report import pivot_line, print_table
 from lit_compress.models.backbones import finetuned_on
+from lit_compress.models.budget import budget_line
 from lit_compress.run.clean import clean as remove_leftovers
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run
-from lit_compress.run.plan import Plan, facts_lines, facts_table, plan_lines
-from lit_compress.run.runner import check_stages, run_stages
+from lit_compress.run.plan import (
+    Plan,
+    facts_lines,
+    facts_table,
+    layer_notes,
+    layers_table,
+    plan_lines,
+    sizes_table,
+    stages_table,
+)
+from lit_compress.run.rehearsal import measure_pace, stage_seconds
+from lit_compress.run.runner import Components, check_stages, outline_of, run_stages, solve_budget
 from lit_compress.run.tensorboard import log_report
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, nearest
@@ -40,7 +51,7 @@ from lit_compress.utils.progress import note
 
 def fit(args: list[str]) -> None:
     """Run or continue all stages of a method, export the net, print the report."""
-    _silence_libraries()
+    silence_libraries()
     cli = CommandLine(args, "fit")
     config = cli.config
     if config.trainer.max_epochs is not None:
@@ -50,9 +61,9 @@ def fit(args: list[str]) -> None:
     if config.checkpoint_every < 1:
         raise UserError(f"checkpoint_every: {config.checkpoint_every} is below 1, the smallest valid value")
     parts = cli.build()
-    name = type(parts.method).__name__
-    run = Run(config.run_dir or f"runs/{name.lower()}-{parts.data.record.name}")
+    run = _run_of(cli, parts)
     _choose_teacher(cli, run, parts.data.record, args)
+    settle_budget(cli, run)
     _prepare_run(run, cli, config.ckpt_path)
     try:
         run_stages(cli.build, run, config.ckpt_path, config.checkpoint_every)
@@ -60,6 +71,30 @@ def fit(args: list[str]) -> None:
         print("stopped by SIGTERM; the same command with --ckpt_path last continues", file=sys.stderr)
         raise SystemExit(128 + signal.SIGTERM) from error
     _report(run, cli)
+
+
+def _run_of(cli: CommandLine, parts: Components) -> Run:
+    """Return the run folder that is asked for, or the usual one."""
+    name = type(parts.method).__name__.lower()
+    return Run(cli.config.run_dir or f"runs/{name}-{parts.data.record.name}")
+
+
+def settle_budget(cli: CommandLine, run: Run | None = None) -> Components:
+    """Find the density that meets the budget, if there is one; a run that is continued keeps the one it began with.
+
+    Milliseconds differ between processes, so all take the density of the first.
+    """
+    parts = cli.build()
+    if (budget := parts.method.budget) is None:
+        return parts
+    if run is not None:
+        while rank_zero_only.rank and budget.kind == "speedup" and run.density(budget.asked) is None:
+            time.sleep(0.2)  # no process group yet to wait in
+        if run.started or (rank_zero_only.rank and budget.kind == "speedup"):
+            cli.density = run.density(budget.asked)
+    if cli.density is None:
+        cli.density = solve_budget(parts, cli.at_density)
+    return cli.build()
 
 
 def _choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> None:
@@ -95,7 +130,8 @@ def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> None:
         parts = cli.build()
         plan, facts = check_stages(parts), parts.data.facts()
         _show_plan(parts.data.record.name, facts, plan)
-        run.begin(config, facts.as_dict())
+        budget = parts.method.budget and {"asked": parts.method.budget.asked, "density": parts.method.density}
+        run.begin(config, facts.as_dict(), budget)
         return
     run.check_same(config)
     if ckpt_path is None:
@@ -123,14 +159,40 @@ def _report(run: Run, cli: CommandLine) -> None:
         write_json(path, report)
         log_report(run, report)
     print_table(report)
+    _warn_missed(report)
     print(f"export: {run.folder / 'export'}\nreport: {path}\ncurves: tensorboard --logdir {run.folder}")
+
+
+def _warn_missed(report: dict[str, Any]) -> None:
+    """Say that the export is beyond its budget; the run is not lost."""
+    if (found := report.get("budget")) and not found["met"]:
+        warnings.warn(f"{budget_line(found)}; ask for {'more' if found['kind'] == 'speedup' else 'less'}", stacklevel=2)
+
+
+def plan(args: list[str]) -> None:
+    """Print what fit would build, its sizes, and how long the stages would take, without training."""
+    silence_libraries()
+    cli = CommandLine(args, "plan")
+    first = cli.build()
+    _choose_teacher(cli, _run_of(cli, first), first.data.record, args)
+    parts = settle_budget(cli)
+    made, facts = check_stages(parts), parts.data.facts()
+    _show_plan(parts.data.record.name, facts, made)
+    found = outline_of(parts)
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=120)
+    console.print(layers_table(found))
+    for line in layer_notes(found):
+        print(line)
+    console.print(sizes_table(found))
+    console.print(stages_table(made, list(stage_seconds(parts, made, measure_pace(parts)))))
 
 
 def clean(args: list[str]) -> None:
     """Remove what nothing needs any more: checkpoints of finished stages, files that killed processes left."""
     parser = argparse.ArgumentParser(prog="python -m lit_compress clean", description=clean.__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a run, finished or not")
-    parser.error = _one_line  # type: ignore[method-assign]
+    parser.error = one_line  # type: ignore[method-assign]
     run = Run(Path(parser.parse_args(args).run).expanduser())
     run.config()  # refuses what is no run
     removed = remove_leftovers(run)
@@ -156,9 +218,9 @@ def export(args: list[str]) -> None:
         help="SP3: pad widths with zeros to multiples of N; 8 is faster in PyTorch with many tokens (default: none)",
     )  # fmt: skip
     parser.add_argument("--pivot", action="store_true", help=_PIVOT)
-    parser.error = _one_line  # type: ignore[method-assign]
+    parser.error = one_line  # type: ignore[method-assign]
     given = parser.parse_args(args)
-    _silence_libraries()
+    silence_libraries()
     run, out = Run(given.run), Path(given.out).expanduser()
     check_out(out)
     parts = parse_stored(run.config(), [], "export").build()
@@ -171,51 +233,6 @@ def export(args: list[str]) -> None:
         print(f"{report['program']['file']}: its logits differ by {report['program']['difference']:.1e}")
 
 
-# short option of `factorize` and `analyze`: option of fit, help
-_SHORT = {
-    "density": ("model.density", "fraction of the matrices that is kept (default 0.25 for kfac); or"),
-    "rank": ("model.rank", "rank of every matrix; or"),
-    "rank_ratio": ("model.rank_ratio", "fraction of the ranks of every matrix (default 0.33 for other weightings)"),
-    "allocation": (
-        "model.allocation",
-        "global: one budget for all, where energy is most (default for kfac), or uniform (default for the others)",
-    ),
-    "scope": (
-        "model.scope",
-        "inputs, kfac: the density is of the blocks' matrices (blocks, default), or of the whole model (all)",
-    ),
-    "price": (
-        "model.price",
-        "what the density is a share of: parameters (default), flops, or milliseconds measured on this machine",
-    ),
-    "weighting": (
-        "model.retrain.weighting",
-        "kfac (default of factorize: Fisher information, Kronecker-factored), inputs (second moments of the inputs), "
-        "fisher (diagonal), none (SVD), or importance: scores of a pruning stage",
-    ),
-    "labels": ("model.retrain.labels", "kfac: drawn from the model (default), exact, or true"),
-    "centred": ("model.retrain.centred", "inputs, kfac: biases take over the mean of the inputs (default true)"),
-    "input_damping": ("model.retrain.input_damping", "inputs, kfac: share of the mean second moment (default 0.001)"),
-    "gradient_damping": ("model.retrain.gradient_damping", "kfac: the same for gradients (default 0.01)"),
-    "calibration_examples": ("model.retrain.calibration_examples", "inputs, kfac: training examples (default 1,024)"),
-    "calibration_seed": ("model.retrain.calibration_seed", "inputs, kfac: of the choice of examples and of labels"),
-    "stacked": ("model.retrain.stacked", "inputs, kfac: query, key and value share one right factor (default true)"),
-    "removes": (
-        "model.retrain.removes",
-        "inputs, kfac: components of matrices (default), structures (heads, neurons, whole sub-layers), or both",
-    ),
-    "refit": (
-        "model.retrain.refit",
-        "inputs, kfac: fit the factors block by block to the inputs as compressed",
-    ),
-    "axis": ("model.retrain.axis", "fisher: which weights share an importance: in (default), out, both, element"),
-    "power": ("model.retrain.power", "fisher, importance: exponent of the importance (default 0.5)"),
-    "estimator": ("model.retrain.estimator", "fisher: per_example (default) or batch"),
-    "fisher_examples": ("model.retrain.fisher_examples", "fisher: number of training examples (default all)"),
-}
-_OF_FISHER = ("axis", "power", "estimator", "fisher_examples")  # without any meaning for the default weighting
-
-
 def factorize(args: list[str]) -> None:
     """Factorize a fine-tuned model at once, without training, and export it."""
     parser = argparse.ArgumentParser(
@@ -224,14 +241,15 @@ def factorize(args: list[str]) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder or hub name of a model fine-tuned on the task")
     parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
     parser.add_argument("--pivot", action="store_true", help=_PIVOT)
-    given, cli = _one_shot(parser, args, "factorize")
+    given, cli = parse_one_shot(parser, args, "factorize")
     out = Path(given.out).expanduser()
     check_out(out)
-    parts = cli.build()
+    parts = settle_budget(cli)
     report = factorize_model(out, parts.method, parts.data, cli.dump(), given.pivot)
     print_table(report)
     if (loss := report["calibration"]) and loss["estimated_loss"] is not None:
         print(f"loss added: {loss['estimated_loss']:.2g} estimated, {loss['measured_loss']:.2g} measured on dev rows")
+    _warn_missed(report)
     print(f"export: {given.out}")
 
 
@@ -256,7 +274,7 @@ def analyze(args: list[str]) -> None:
                         help="none, fisher-in, fisher-out, fisher-both, fisher-element, importance-out")  # fmt: skip
     parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS), help="for sweep: ranks kept / ranks")
     parser.add_argument("--site", help="for pattern: name of the matrix (default the first attention output)")
-    given, cli = _one_shot(parser, args, "analyze")
+    given, cli = parse_one_shot(parser, args, "analyze")
     if given.kind not in KINDS:
         raise UserError(f"analyze: unknown kind '{given.kind}'; {nearest(given.kind, KINDS)}")
     parts, out = cli.build(), Path(given.out).expanduser()
@@ -270,7 +288,7 @@ def _analyze_runs(args: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m lit_compress analyze allocation", allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", nargs="+", help="folder of a finished LoSparse run")
     parser.add_argument("out", metavar="OUT", help="folder to write")
-    parser.error = _one_line  # type: ignore[method-assign]
+    parser.error = one_line  # type: ignore[method-assign]
     given = parser.parse_args(args)
     out = Path(given.out).expanduser()
     _say_rows("allocation", out, len(analyze_runs(out, given.run)))
@@ -278,38 +296,6 @@ def _analyze_runs(args: list[str]) -> None:
 
 def _say_rows(kind: str, out: Path, count: int) -> None:
     print(f"{count} rows: {out / kind}.csv\nfigure: {out / kind}.png")
-
-
-def _one_shot(parser: argparse.ArgumentParser, args: list[str], command: str) -> tuple[argparse.Namespace, CommandLine]:
-    """Parse the arguments of ``parser``, the short options and those of fit, for a method on MODEL."""
-    for short, (_, meaning) in _SHORT.items():
-        parser.add_argument(f"--{short}", help=meaning, metavar="")
-    parser.add_argument("--data.task", dest="task", required=True, help="task of the fine-tuned model, e.g. sst2")
-    parser.epilog = "Further options are those of fit, e.g. --data.path DIR, --data.batch_size 16."
-    parser.error = _one_line  # type: ignore[method-assign]
-    given, rest = parser.parse_known_args(args)
-    typed = {option[2:] for action in parser._actions for option in action.option_strings if option[:2] == "--"}
-    _silence_libraries()
-    values = {option: getattr(given, name) for name, (option, _) in _SHORT.items()}
-    short = [f"--{option}={value}" for option, value in values.items() if value is not None]
-    model = given.model if isinstance(given.model, str) else given.model[0]
-    method = _method_of(given, rest) if command == "factorize" else "FWSVD"
-    shared = ["--model", method, f"--model.backbone={model}", f"--data.task={given.task}"]
-    return given, CommandLine([*shared, *short, *rest], command, (name for name in vars(given) if name in typed))
-
-
-def _method_of(given: argparse.Namespace, rest: list[str]) -> str:
-    """Return the method whose factorization `factorize` does: SecondOrder, unless another weighting is asked for.
-
-    Raises:
-        UserError: an option of another weighting is given, but not the weighting.
-    """
-    if given.weighting or any(word.startswith("--model.retrain.weighting") for word in rest):
-        return "SecondOrder" if given.weighting == "kfac" else "FWSVD"
-    for name in _OF_FISHER:
-        if (value := getattr(given, name)) is not None:
-            raise UserError(f"{name}: '{value}' means nothing to weighting kfac, the default; add --weighting fisher")
-    return "SecondOrder"
 
 
 def validate(args: list[str]) -> None:
@@ -329,7 +315,7 @@ def predict(args: list[str]) -> None:
 
 def _evaluate_command(args: list[str], command: str) -> None:
     """Load the net of a run, an export or a model; options override the config it was made with."""
-    _silence_libraries()
+    silence_libraries()
     name, out, rest = _target(args, command)
     target = find_target(name, command)
     path = out or target.folder / "predictions.jsonl"
@@ -367,7 +353,7 @@ def _target(args: list[str], command: str) -> tuple[str, Path | None, list[str]]
         parser.add_argument(
             "--output", metavar="FILE", help="JSON lines to write; default predictions.jsonl beside the net"
         )
-    parser.error = _one_line  # type: ignore[method-assign]
+    parser.error = one_line  # type: ignore[method-assign]
     out, rest = _output(args) if command == "predict" else (None, args)
     return parser.parse_args(rest[:1]).target, out, rest[1:]
 
@@ -376,27 +362,6 @@ def _output(args: list[str]) -> tuple[Path | None, list[str]]:
     """Take --output out of the arguments, wherever it stands."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     parser.add_argument("--output", type=Path)
-    parser.error = _one_line  # type: ignore[method-assign]
+    parser.error = one_line  # type: ignore[method-assign]
     given, rest = parser.parse_known_args(args)
     return given.output and given.output.expanduser(), rest
-
-
-def _one_line(message: str) -> NoReturn:
-    raise UserError(message)
-
-
-def _silence_libraries() -> None:
-    """Hide messages of libraries that do not help the user of a command."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # type: ignore[assignment]
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
-    for name in ("transformers", "huggingface_hub", "datasets", "torch.export", "torch.onnx", "onnxscript", "onnx_ir"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
-    for message in (
-        "does not have many workers",
-        "`isinstance\\(treespec, LeafSpec\\)`",
-        "It is recommended to use `self.log",  # our metrics are reduced over ranks already
-        "The number of training batches",
-    ):
-        warnings.filterwarnings("ignore", f".*{message}")

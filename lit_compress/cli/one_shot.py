@@ -111,9 +111,10 @@ def factorize_model(
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), metric)}
-        return write_export(
-            out, net, before, type(method).__name__, data, config, pivot=pivot, more={"calibration": made}
-        )
+        budget = method.budget and (method.budget, method.density)
+        more = {"calibration": made}
+        name = type(method).__name__
+        return write_export(out, net, before, name, data, config, pivot=pivot, more=more, budget=budget)
 
 
 SEVERAL = ("ranks", "neurons", "pattern")  # analyses that take more than one model

@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lit_compress import methods
-from lit_compress.cli.arguments import chosen_method, content_of, resolve_configs, with_default_method
+from lit_compress.cli.arguments import after_configs, chosen_method, content_of, resolve_configs, with_default_method
 from lit_compress.cli.help import fit_help
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.sources import CUSTOM
@@ -71,6 +71,7 @@ class CommandLine(LightningCLI):
 
     def __init__(self, args: list[str], command: str, own: Iterable[str] = ()) -> None:
         self.command = command
+        self.density: float | None = None  # that meets the budget, once it is known
         _Parser.own = tuple(own)
         super().__init__(
             Method,
@@ -118,6 +119,9 @@ class CommandLine(LightningCLI):
         args = with_default_method(list(args))
         given, resolved = {arg.partition("=")[0] for arg in args}, resolve_configs(args)
         _Parser.method = chosen_method(resolved)
+        if _Parser.method and "--model.budget" in given:  # it takes the place of what a config says of the size
+            own = parameters_of(_Parser.method)
+            resolved = after_configs(resolved, [f"--model.{n}=null" for n in _SIZES if n in own and not own[n].default])
         for config in (value for option, value in pairwise(resolved) if option == "--config"):
             _check_model(content_of(config).get("model"))
         if given & {"-h", "--help"}:
@@ -136,17 +140,37 @@ class CommandLine(LightningCLI):
             raise UserError(f"seed_everything: {seed} is not in [0, {2**32 - 1}]; nearest valid {near}")
         if self.config.model.class_path.endswith(".Method"):  # options of every method were given, and no method
             raise UserError(_no_method())
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        """Refuse a budget beside a density, a rank or a number of parameters."""
+        init, own = self.config.model.init_args, parameters_of(_Parser.method) if _Parser.method else {}
+        beside = [n for n in _SIZES if init.get(n) is not None and (n not in own or init[n] != own[n].default)]
+        if init.get("budget") is not None and beside:
+            raise UserError(
+                f"model.budget {init.budget}, model.{beside[0]} {init[beside[0]]}: only one of them can decide the "
+                "size; set the others to null"
+            )
 
     def instantiate_classes(self) -> None:
         """Build nothing: :meth:`build` does, anew for every stage."""
 
     def build(self) -> Components:
         """Build method, data and the Trainer's arguments from the config."""
-        init = self.parser.instantiate_classes(self.config)
+        config = self.config
+        if self.density is not None:
+            config = config.clone()
+            config.model.init_args.density = self.density
+        init = self.parser.instantiate_classes(config)
         if init.data.task == CUSTOM:
             self.config.data.custom.labels = list(init.data.record.labels)  # later commands need the same ones
             self.config.data.custom.numbered = init.data.record.numbered
         return Components(init.model, init.data, dict(init.trainer), self.config.seed_everything)
+
+    def at_density(self, density: float) -> Method:
+        """Build the method with a density, which later calls of :meth:`build` keep."""
+        self.density = density
+        return self.build().method
 
     def dump(self) -> dict[str, Any]:
         """Return the whole config as plain values."""
@@ -187,6 +211,7 @@ def _check_model(model: Any) -> None:
             raise UserError(f"config: unknown key 'model.{key}'; {hint}")
 
 
+_SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget stands
 _LINKED = {"model.task", "data.backbone", "data.seed"}  # follow from other options, cannot be given
 
 

@@ -17,6 +17,7 @@ from lit_compress.export.pivot import check_pivot, to_pivot_form
 from lit_compress.export.program import Format, check_format, write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.models.accounting import density
+from lit_compress.models.budget import Budget
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import describe
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
+    from lit_compress.tasks.records import Task
 
 
 def check_out(out: Path) -> None:
@@ -39,6 +41,11 @@ def check_out(out: Path) -> None:
     check_folder("export", out)
     if out.exists() and any(out.iterdir()) and not (out / "structure.json").is_file():
         raise UserError(f"export: '{out}' holds something that is not an export; give an empty or new folder")
+
+
+def read_task(data: DataModule) -> Task:
+    """Return the task of ``data`` with the length that is read at most."""
+    return replace(data.record, length=min(data.record.length, data.max_length))
 
 
 def write_export(
@@ -54,6 +61,7 @@ def write_export(
     facts: dict[str, Any] | None = None,
     pivot: bool = False,
     more: dict[str, Any] | None = None,
+    budget: tuple[Budget, float] | None = None,
 ) -> dict[str, Any]:
     """Write ``net``, fused, as a folder that loads without this package; write and return its report.
 
@@ -71,6 +79,7 @@ def write_export(
         facts: what was found in the data, if that is known.
         pivot: low-rank matrices are stored in pivot form (pivot.py).
         more: further fields of the report.
+        budget: to check the export against, and the density that was to meet it; None for none.
 
     Raises:
         UserError: ``out`` has other files; a check fails; packages of ``form`` are missing; ``net`` has no widths to
@@ -78,14 +87,15 @@ def write_export(
     """
     check_format(form)
     check_out(out)
-    task = replace(data.record, length=min(data.record.length, data.max_length))  # nothing longer is ever read
+    task = read_task(data)
     with atomic_folder(out) as temporary:
         small = compact(net)
         if pivot:
             check_pivot(small)
         saved = to_pivot_form(small) if pivot else {}
-        kept, dense = density(small), merged(small)
-        net = fuse(small)
+        merge = budget is None or budget[0].merges
+        kept, dense = density(small), merged(small) if merge else {}
+        net = fuse(small) if merge else small
         write_model(net if round_to is None else pad_widths(copy.deepcopy(net), round_to), temporary)
         data.tokenizer.save_pretrained(temporary)
         for _ in track([0], "check the export in another process"):
@@ -108,6 +118,7 @@ def write_export(
         if form != "hf":
             for _ in track([0], f"write and check {form}"):
                 report["program"] = write_program(exported, data.tokenizer, temporary, form)
+        report["budget"] = budget and budget[0].check(report, budget[1])
         report |= more or {}
         write_json(temporary / "report.json", report)
         factors = any(spec.get("rank") for spec in describe(net).values())

@@ -19,6 +19,8 @@ from lit_compress import __version__
 from lit_compress.evaluation.intervals import FRACTIONS, Interval, standard_error, wilson
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.models.accounting import dense_site_params, latency, measure
+from lit_compress.models.budget import budget_line
+from lit_compress.models.budget import shown as shown_value
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -246,6 +248,11 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         shown = [show(report["stages"][name]) for name in names]
         if any(shown):
             body.append([label.format(**words), *shown, _ratio(report, label, value)])
+    if found := report.get("budget"):
+        reached = shown_value(found["kind"], found["reached"])
+        body.append(
+            [f"budget {found['asked']}", *[""] * (len(names) - 1), reached, "met" if found["met"] else "missed"]
+        )
     return header, body
 
 
@@ -279,6 +286,8 @@ def print_table(report: dict[str, Any]) -> None:
     if report.get("pivot") is not None:
         print(pivot_line(report))
     print(score_line(report))
+    if found := report.get("budget"):
+        print(budget_line(found))
 
 
 def markdown(report: dict[str, Any]) -> str:

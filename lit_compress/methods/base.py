@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from lit_compress import __version__
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
+from lit_compress.models.budget import parse_budget
 from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure, describe
@@ -45,7 +46,8 @@ class Method(pl.LightningModule):
     Args:
         task: name of the task; the data is read for the same one.
         backbone: folder or hub name of the pre-trained model, or ``embedded`` for a small one built here.
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.25.
+        budget: of the export, in place of a density: size=20MB, params=5M, flops=0.3, speedup=3x or density=0.25.
         teacher: folder of a net already fine-tuned on the task, e.g. ``runs/x/dense/net``; it takes the place
             of the dense stage.
         dense: fine-tuning of the backbone; its result is the teacher of the later stages.
@@ -54,12 +56,12 @@ class Method(pl.LightningModule):
     Attributes:
         stores_zeros: True if the exported file keeps removed weights as zeros: the density says what was removed, but
             bytes, stored parameters and FLOPs are those of the dense net.
-        usual_density: density where neither it nor a rank is given; None: the method has another rule.
+        usual_density: density where neither it nor a rank nor a budget is given; None: the method has another rule.
         former_gates: name of a gate in earlier versions -> its name today; stored checkpoints may have the former.
     """
 
     stores_zeros = False
-    usual_density: float | None = None
+    usual_density: float | None = 0.25
     former_gates: Mapping[str, str] = {}
 
     def __init__(
@@ -67,20 +69,21 @@ class Method(pl.LightningModule):
         *,
         task: str = "sst2",
         backbone: str = "bert-base-uncased",
-        density: float = 0.25,
+        density: float | None = None,
+        budget: str | None = None,
         teacher: str | None = None,
         dense: Training = Training(),
         distillation: Distillation = Distillation(),
     ) -> None:
         super().__init__()
+        density = (self.usual_density or 1.0) if density is None else density
         if not 0 < density <= 1:
-            raise UserError(
-                f"model.density: {density} is not in (0, 1]; nearest valid value {1.0 if density > 1 else 0.01}"
-            )
-        self.task = get_task(task)
-        self.kind = task_type(self.task)
+            near = min(max(density, 0.01), 1.0)
+            raise UserError(f"model.density: {density} is not in (0, 1]; nearest valid value {near}")
+        self.task, self.kind = get_task(task), task_type(get_task(task))
         self.backbone, self.density, self.teacher = backbone, density, teacher
         self.dense, self.distillation = dense, distillation
+        self.budget = parse_budget(budget, type(self).__name__ if self.stores_zeros else None)
         self.net: PreTrainedModel | None = None
         self.stage: Stage | None = None
         self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP

@@ -48,6 +48,8 @@ class FWSVD(Method):
         distillation: weights of the loss terms with the dense net as teacher; off (alpha 0), as in the paper.
     """
 
+    usual_density = None  # the rank ratio decides
+
     def __init__(
         self,
         *,
@@ -62,7 +64,7 @@ class FWSVD(Method):
     ) -> None:
         rule = choose_rule(
             {"rank_ratio": PAPER_RANK_RATIO}, allocation, density=density, rank=rank, rank_ratio=rank_ratio
-        )
+        ).at_budget(common.get("budget"))
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
         self.ranks = retrain.rule(rule)

@@ -26,15 +26,18 @@ class ITP(Method):
     """Iterative structured pruning: the rows of every matrix, ranked together by sensitivity.
 
     Args:
-        density: kept rows' parameters / original parameters of the transformer blocks' matrices, in (0, 1].
+        density: kept rows' parameters / original parameters of the transformer blocks' matrices, in (0, 1]; default
+            0.2.
         prune: schedule and score of the pruning, and its training.
         distillation: weights of the loss terms with the dense net as teacher; off (alpha 0) by default.
     """
 
+    usual_density = 0.2
+
     def __init__(
         self,
         *,
-        density: float = 0.2,
+        density: float | None = None,
         prune: RowPruning = RowPruning(),
         distillation: Distillation = Distillation(alpha=0.0),
         **common: Any,

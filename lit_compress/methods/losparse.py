@@ -68,15 +68,18 @@ class LoSparse(Method):
     """Approximate matrices by factors, which stay, plus a sparse matrix whose rows are pruned by sensitivity.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default
+            0.2.
         prune: the decomposition, the schedule of the pruning, and its training.
         distillation: weights of the loss terms with the dense net as teacher; off (alpha 0) by default.
     """
 
+    usual_density = 0.2
+
     def __init__(
         self,
         *,
-        density: float = 0.2,
+        density: float | None = None,
         prune: LowRankPlusSparse = LowRankPlusSparse(),
         distillation: Distillation = Distillation(alpha=0.0),
         **common: Any,
@@ -105,8 +108,8 @@ class FromLowRank(Training):
 class FactorTuning(LowRankRetraining):
     """Factorize, drop S at once, train the factors."""
 
-    def __init__(self, settings: FromLowRank, density: float) -> None:
-        super().__init__(settings, RankRule(density))
+    def __init__(self, settings: FromLowRank, ranks: RankRule) -> None:
+        super().__init__(settings, ranks)
         self.from_backbone = settings.init == "pretrained"
 
     def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> WeightedDecomposer:
@@ -118,15 +121,18 @@ class LowRankI(Method):
     """LoSparse without its sparse part: fine-tune the factors of the backbone.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default
+            0.2.
         retrain: fine-tuning of the factors.
         distillation: weights of the loss terms with the dense net as teacher; off (alpha 0) by default.
     """
 
+    usual_density = 0.2
+
     def __init__(
         self,
         *,
-        density: float = 0.2,
+        density: float | None = None,
         retrain: FromLowRank = FromLowRank(),
         distillation: Distillation = Distillation(alpha=0.0),
         **common: Any,
@@ -136,22 +142,25 @@ class LowRankI(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), retrain."""
-        return [*self.dense_stage(), FactorTuning(self.retrain, self.density)]
+        return [*self.dense_stage(), FactorTuning(self.retrain, RankRule(self.density, fill=self.budget is not None))]
 
 
 class LowRankII(Method):
     """LoSparse whose sparse matrix is pruned until only the factors are left.
 
     Args:
-        density: parameters of the factors / original parameters of the transformer blocks' matrices, in (0, 1].
+        density: parameters of the factors / original parameters of the transformer blocks' matrices, in (0, 1]; default
+            0.2.
         prune: schedule and score of the pruning, and its training.
         distillation: weights of the loss terms with the dense net as teacher; off (alpha 0) by default.
     """
 
+    usual_density = 0.2
+
     def __init__(
         self,
         *,
-        density: float = 0.2,
+        density: float | None = None,
         prune: RowPruning = RowPruning(),
         distillation: Distillation = Distillation(alpha=0.0),
         **common: Any,

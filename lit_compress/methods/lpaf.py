@@ -136,16 +136,16 @@ class MixedRankRetraining(LowRankRetraining):
 
     Args:
         settings: weighting, mixing and training.
-        density: density of the sites after factorization.
-        rank: the same rank for every matrix, instead of ``density``; None: by ``density``.
+        ranks: rule for the ranks, by a density or one rank.
     """
 
     settings: MixedRank
     layer = MixedRankLinear
 
-    def __init__(self, settings: MixedRank, density: float, rank: int | None) -> None:
-        super().__init__(settings, RankRule(density, rank))
-        self.p_init = self._choose_p_init(density)
+    def __init__(self, settings: MixedRank, ranks: RankRule) -> None:
+        super().__init__(settings, ranks)
+        self.p_init = self._choose_p_init(ranks.density)
+        self.forwards = 2 if settings.consistency > 0 else 1
 
     def _choose_p_init(self, density: float) -> float:
         return by_density(density, 0.1, 0.3, 0.7) if self.settings.p_init is None else self.settings.p_init
@@ -258,11 +258,8 @@ class LPAF(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune, retrain."""
-        return [
-            *self.dense_stage(),
-            LPAFPruning(self.prune, RankRule(self.density, self.rank)),
-            MixedRankRetraining(self.retrain, self.density, self.rank),
-        ]
+        ranks = RankRule(self.density, self.rank, fill=self.budget is not None)
+        return [*self.dense_stage(), LPAFPruning(self.prune, ranks), MixedRankRetraining(self.retrain, ranks)]
 
 
 def by_density(density: float, half: float, quarter: float, less: float) -> float:

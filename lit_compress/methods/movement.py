@@ -42,6 +42,7 @@ from torch import Tensor
 from lit_compress.layers import MaskedLinear
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.architectures import FEED_FORWARD
+from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.masks import keep_count, rows_above, select_rows
@@ -87,6 +88,7 @@ class MovementPruning(CubicStage):
     """
 
     settings: MovementSettings
+    decided_by_data = True
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Load the net and put a masked layer at every site."""
@@ -94,6 +96,11 @@ class MovementPruning(CubicStage):
         for site in find_sites(net):
             replace(net, site.name, MaskedLinear(net.get_submodule(site.name)))  # type: ignore[arg-type]
         return net
+
+    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` with some rows of every matrix; which rows is decided by training."""
+        total = sum(net.get_submodule(site.name).weight.numel() for site in find_sites(net))  # type: ignore
+        return net if self.density == 1 else keep_rows_evenly(net, {}, keep_count(self.density, total))
 
     def attach(self, net: PreTrainedModel) -> None:
         """Find the masked layers, and each one's share of the penalty, a mean over attention and feed-forward means."""
@@ -172,15 +179,17 @@ class Movement(Method):
     """Prune neurons by scores that are trained with the weights.
 
     Args:
-        density: kept fraction of the weights of the transformer blocks' matrices, in (0, 1].
+        density: kept fraction of the weights of the transformer blocks' matrices, in (0, 1]; default 0.2.
         prune: schedule and masks of the pruning, and its training.
         distillation: weights of the loss terms with the dense net as teacher; off (alpha 0) by default.
     """
 
+    usual_density = 0.2
+
     def __init__(
         self,
         *,
-        density: float = 0.20,
+        density: float | None = None,
         prune: MovementSettings = MovementSettings(),
         distillation: Distillation = Distillation(alpha=0.0),
         **common: Any,

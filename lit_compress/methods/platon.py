@@ -57,17 +57,18 @@ class PLATON(Method):
     """Prune single weights by an upper confidence bound of their sensitivity.
 
     Args:
-        density: kept fraction of the weights of the transformer blocks' matrices, in (0, 1].
+        density: kept fraction of the weights of the transformer blocks' matrices, in (0, 1]; default 0.2.
         prune: schedule and score of the pruning, and its training.
         distillation: weights of the loss terms with the dense net as teacher; off (alpha 0), as in the paper.
     """
 
     stores_zeros = True
+    usual_density = 0.2
 
     def __init__(
         self,
         *,
-        density: float = 0.20,
+        density: float | None = None,
         prune: ConfidenceSettings = ConfidenceSettings(),
         distillation: Distillation = Distillation(alpha=0.0),
         **common: Any,

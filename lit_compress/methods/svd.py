@@ -69,6 +69,7 @@ class SVD(Method):
     ) -> None:
         default = {"density": self.usual_density}
         rule = choose_rule(default, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
+        rule = rule.at_budget(common.get("budget"))
         super().__init__(density=rule.density, **common)
         self.ranks = rule
         self.retrain = retrain

@@ -189,6 +189,8 @@ def _take(net: PreTrainedModel, name: str, rows: Tensor | None, columns: Tensor 
 
 def _scale(net: PreTrainedModel, name: str, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
     """Multiply the outputs (bias included) or the inputs of one Linear or its training layer, in place."""
+    if next(net.get_submodule(name).parameters()).is_meta:
+        return  # a net without values
     for kind, tensor in net.get_submodule(name).named_parameters(recurse=False):
         if rows is not None and kind in _ROWS:
             tensor.mul_(rows if tensor.ndim == 1 else rows[:, None])

@@ -6,13 +6,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from statistics import median
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_compress.layers import LowRankEmbedding
+from lit_compress.models.sites import tokens_read
 from lit_compress.numerics.ranks import Price, largest_rank
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Unit = Literal["parameters", "flops", "milliseconds"]
 Shape = tuple[tuple[int, ...], int]  # outs of the stacked matrices, in
@@ -119,3 +124,40 @@ def _measured_unit(sizes: tuple[tuple[int, int, int], ...], units: int) -> float
 
     whole, half = timed([products(1), products(2)])
     return max(whole - half, 1e-3 * whole) / (units / 2)
+
+
+def forward_price(net: PreTrainedModel, length: int) -> float:
+    """Return the milliseconds of the matrices of ``net`` in a forward of one text, from measured prices of shapes.
+
+    Added matrices on residual paths count, and the second factor of a table of embeddings; attention scores, norms and
+    activations do not.
+
+    Args:
+        net: dense or as exported; only shapes are read.
+        length: tokens of the text.
+    """
+    read = tokens_read(net, length)
+    outs = {name: int(net.get_submodule(name).out_features) for name in read}  # type: ignore[arg-type]
+    stacked: dict[str, list[str]] = {}
+    for name in read:
+        if (first := getattr(net.get_submodule(name), "first", None)) is not None:
+            stacked.setdefault(first or name, []).append(name)
+    total, inside = 0.0, {name for names in stacked.values() for name in names}
+    for name, tokens in read.items():
+        layer: Any = net.get_submodule(name)
+        if name in inside and name not in stacked:
+            continue
+        group, rank = tuple(outs[n] for n in stacked.get(name, [name])), getattr(layer, "rank", None)
+        if rank is None:
+            total += measured(group, layer.in_features, tokens).dense if layer.in_features else 0.0
+            continue
+        price = measured(group, layer.in_features, tokens)
+        rows = getattr(layer, "rows", 0) * layer.in_features / (layer.in_features + layer.out_features)
+        total += price.fixed + (rank + rows) * price.component
+    sites = [net.get_submodule(name) for name in read]
+    for module in net.modules():
+        if isinstance(module, LowRankEmbedding):
+            total += measured((module.embedding_dim,), module.rank, length).dense
+        elif hasattr(module, "counted_weights") and module not in sites:
+            total += sum(measured((w.shape[0],), w.shape[1], length).dense for w in module.counted_weights())
+    return total

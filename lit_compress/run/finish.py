@@ -57,4 +57,7 @@ def export_run(
     nets = dict(zip(stages, before, strict=False))
     name, facts = type(method).__name__, run.facts()
     more = {"calibration": done[stages[-1]]["calibration"]} if "calibration" in done[stages[-1]] else None
-    return write_export(out, last.net, nets, name, data, run.config(), last.initial, form, round_to, facts, pivot, more)
+    budget = method.budget and (method.budget, run.density(method.budget.asked) or method.density)
+    return write_export(
+        out, last.net, nets, name, data, run.config(), last.initial, form, round_to, facts, pivot, more, budget
+    )

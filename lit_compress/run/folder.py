@@ -2,6 +2,7 @@
 
 RUN/config.yaml            all options of the run
 RUN/data.json              what was found in the data
+RUN/budget.json            with a budget: what was asked, and the density that is to meet it
 RUN/stages.json            finished stages: name, metric before and after, steps, seconds
 RUN/<stage>/net/           the net after the stage (a Hugging Face folder, plus structure.json)
 RUN/<stage>/last.ckpt      where to continue; best.ckpt: the best epoch at budget; both go when the stage is finished
@@ -83,9 +84,19 @@ class Run:
         path = self.folder / "data.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
-    def begin(self, config: dict[str, Any], facts: dict[str, Any] | None = None) -> None:
-        """Create the folder with its config, and what was found in the data."""
+    def density(self, asked: str) -> float | None:
+        """Return the density that was found for a budget; None if it has not been yet, or was for another budget."""
+        path = self.folder / "budget.json"
+        found = json.loads(path.read_text()) if path.is_file() else {}
+        return found["density"] if found.get("asked") == asked else None
+
+    def begin(
+        self, config: dict[str, Any], facts: dict[str, Any] | None = None, budget: dict[str, Any] | None = None
+    ) -> None:
+        """Create the folder with its config, what was found in the data, and the density that is to meet a budget."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if budget is not None:
+            write_json(self.folder / "budget.json", budget)
         if facts is not None:
             write_json(self.folder / "data.json", facts)
         write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
+from lit_compress.models.budget import Budget, shown
+from lit_compress.models.sites import find_sites
+from lit_compress.run.solve import Outline, cost, dense_milliseconds
 from lit_compress.stages.rank_rule import RankRule
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ class Plan:
         density: fraction of the weights of the sites that is asked for, or of what ``of`` says.
         stores_zeros: the removed weights stay in the exported file.
         of: what the density counts: ``sites``, ``net`` (all weights), ``flops`` or ``milliseconds`` of the sites.
+        budget: what is asked of the export in place of a density, and what is expected of it; None without a budget.
     """
 
     method: str
@@ -48,6 +53,7 @@ class Plan:
     density: float
     stores_zeros: bool
     of: str = "sites"
+    budget: str | None = None
 
     @property
     def sites_after(self) -> int:
@@ -93,8 +99,118 @@ def plan_lines(plan: Plan) -> Iterator[str]:
             f"the sites keep {plan.density:.4g} of their {plan.of}; of their {plan.sites:,} weights as many as that "
             "allows"
         )
+    if plan.budget:
+        yield plan.budget
     if plan.stores_zeros:
         yield "the file keeps its size: the removed weights are stored as zeros"
+
+
+def budget_plan(budget: Budget, density: float, found: Outline) -> str:
+    """Return the line on a budget: the density that is to meet it, and what the export will have."""
+    if budget.kind == "density":
+        return f"budget {budget.asked}"
+    value = cost(budget, found)
+    if budget.kind == "flops":
+        value /= Outline(found.dense, found.dense, found.length, False).flops
+    elif budget.kind == "speedup":
+        value = dense_milliseconds(found.dense, found.length) / value
+    about = "about " if found.about or budget.kind == "speedup" else ""
+    return f"budget {budget.asked}: density {density:.4g} leaves {about}{shown(budget.kind, value)}"
+
+
+def spoken(seconds: float) -> str:
+    """Return a time as people say it.
+
+    >>> spoken(42), spoken(250), spoken(8000)
+    ('42 s', '4 min', '2 h 13 min')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def stages_table(plan: Plan, seconds: Sequence[float]) -> Table:
+    """Return a table of the stages: epochs, optimizer steps, and about how long they take."""
+    from rich.table import Table
+
+    table = Table()
+    table.add_column(plan.method)
+    for name in ("epochs", "steps", "about"):
+        table.add_column(name, justify="right")
+    for stage, needs in zip(plan.stages, seconds, strict=True):
+        table.add_row(stage.name, str(stage.epochs), f"{stage.steps:,}", spoken(needs))
+    table.add_row("all", "", f"{sum(s.steps for s in plan.stages):,}", spoken(sum(seconds)))
+    return table
+
+
+def sizes_table(found: Outline) -> Table:
+    """Return a table of the sizes of the dense net and of the export."""
+    from rich.table import Table
+
+    whole = Outline(found.dense, found.dense, found.length, False)
+    table = Table()
+    for name in ("", "dense", "about" if found.about else "export", "ratio"):
+        table.add_column(name, justify="right" if name else "left")
+    rows: tuple[tuple[str, str, Callable[[Outline], float]], ...] = (
+        ("parameters of the sites", ",", lambda o: o.params.sites),
+        ("total parameters", ",", lambda o: o.params.total),
+        ("bytes on disk", ",", lambda o: o.bytes),
+        (f"MFLOPs, 1 x {found.length} tokens", ",.1f", lambda o: o.flops / 1e6),
+    )
+    for label, form, value in rows:
+        before, after = value(whole), value(found)
+        table.add_row(label, f"{before:{form}}", f"{after:{form}}", f"{after / before:.3f}")
+    before, after = whole.milliseconds, found.milliseconds
+    table.add_row("CPU latency ms, estimated", f"{before:.2f}", f"{after:.2f}", f"{before / after:.2f}x")
+    return table
+
+
+def layers_table(found: Outline) -> Table:
+    """Return a table of widths (out x in), ranks and rows of the matrices; like layers share a row."""
+    from rich.table import Table
+
+    dense, left = find_sites(found.dense), {site.name for site in find_sites(found.net)}
+    columns = list(dict.fromkeys((site.cross, site.role) for site in dense))
+    stacks = len({site.stack for site in dense}) > 1
+    layers: dict[tuple[str, int], list[str]] = {}
+    for site in dense:
+        cells = layers.setdefault((site.stack, site.layer), [""] * len(columns))
+        shape = matrix_shape(found.net.get_submodule(site.name)) if site.name in left else "removed"
+        cells[columns.index((site.cross, site.role))] = shape
+    table = Table()
+    table.add_column("layers")
+    for cross, role in columns:
+        table.add_column(f"cross {role}" if cross else role, justify="right")
+    groups = groupby(layers.items(), key=lambda item: (item[0][0], item[1]))
+    for (stack, cells), group in groups:
+        numbers = [layer for (_, layer), _ in group]
+        ends = f"{numbers[0]} - {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
+        table.add_row(f"{stack} {ends}" if stacks else ends, *cells)
+    return table
+
+
+def matrix_shape(layer: Any) -> str:
+    """Return the size of a matrix, out x in, its rank r, and + the number of rows that are kept of it."""
+    text = f"{layer.out_features}x{layer.in_features}"
+    if rank := getattr(layer, "rank", 0):
+        text += f" r{rank}"
+    return f"{text} +{layer.rows}" if getattr(layer, "rows", 0) else text
+
+
+def layer_notes(found: Outline) -> Iterator[str]:
+    """Yield what the table of layers does not show: embeddings, and what is known only later."""
+    layers = list(found.net.modules())
+    if any(getattr(layer, "rank", 0) for layer in layers):
+        more = "; +n: n of its rows beside them" if any(getattr(layer, "rows", 0) for layer in layers) else ""
+        yield f"out x in of every matrix; r: rank of its factors{more}"
+    table = found.net.get_input_embeddings()
+    if rank := getattr(table, "rank", 0):
+        yield f"token embeddings: {table.num_embeddings:,} x {table.embedding_dim}, rank {rank}"
+    if found.kept is not None:
+        yield f"this method does not say which shapes it leaves; {found.kept:.4g} of the matrices' weights stay"
+    elif found.about:
+        yield "ranks, rows and widths are decided by data; here every layer gets the same share"
 
 
 _COLUMNS = ("rows", "inputs", "longest", "cut", "empty", "repeated", "in_train")

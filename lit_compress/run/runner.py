@@ -18,7 +18,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lit_compress.evaluation.evaluate import constant_score, evaluate
+from lit_compress.export.folder import read_task
 from lit_compress.export.fuse import compact
+from lit_compress.export.report import reading_length
 from lit_compress.methods.base import Method, check_mark
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import empty_net, load_config, load_finetuned, load_tokenizer
@@ -29,7 +31,8 @@ from lit_compress.models.storage import save_net
 from lit_compress.run.callbacks import Checkpoints, EpochLines, StageBar
 from lit_compress.run.clean import remove_checkpoints
 from lit_compress.run.folder import Run
-from lit_compress.run.plan import Plan, StagePlan, target_density
+from lit_compress.run.plan import Plan, StagePlan, budget_plan, target_density
+from lit_compress.run.solve import Outline, outline, solve
 from lit_compress.run.tensorboard import RunLogger, log_structure, log_widths
 from lit_compress.run.threads import use_threads
 from lit_compress.stages.base import Stage, count_steps
@@ -38,7 +41,7 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
 
@@ -63,12 +66,10 @@ def check_stages(parts: Components) -> Plan:
         UserError: the first setting that cannot work.
     """
     method, data, trainer = parts.method, parts.data, parts.trainer
-    refuse_compressed(f"model.backbone: '{method.backbone}'", Path(method.backbone).expanduser())
-    config = load_config(method.backbone, method.task)
-    net = without_values(lambda: empty_net(config))
+    net = shapes_of(method)
     find_sites(net)
     if method.teacher:
-        _check_given_teacher(method, config)
+        _check_given_teacher(method, net.config)
     checked = make_trainer(**trainer | {"logger": False, "enable_checkpointing": False})
     data.prepare_data()
     accumulate = trainer.get("accumulate_grad_batches") or 1
@@ -89,7 +90,43 @@ def check_stages(parts: Components) -> Plan:
     density = target_density(method, net)
     rule = getattr(method.stages()[-1], "ranks", None)
     of = rule.counted if isinstance(rule, RankRule) else "sites"
-    return Plan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of)
+    asked = method.budget and budget_plan(method.budget, method.density, outline_of(parts))
+    return Plan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of, asked)
+
+
+def shapes_of(method: Method) -> PreTrainedModel:
+    """Return the dense net of ``method`` without values.
+
+    Raises:
+        UserError: the backbone is compressed already, or cannot be read.
+    """
+    refuse_compressed(f"model.backbone: '{method.backbone}'", Path(method.backbone).expanduser())
+    config = load_config(method.backbone, method.task)
+    return without_values(lambda: empty_net(config))
+
+
+def outline_of(parts: Components) -> Outline:
+    """Return the sizes of the net that a run will export, as far as they are known before it."""
+    net = shapes_of(parts.method)
+    return outline(parts.method, net, reading_length(net, read_task(parts.data)))
+
+
+def solve_budget(parts: Components, build: Callable[[float], Method]) -> float:
+    """Return the density that meets the budget of a method; ``build`` makes the method with another density.
+
+    Raises:
+        UserError: the budget cannot be met, or does not go with the price of a density.
+    """
+    method = parts.method
+    assert method.budget is not None
+    rule = getattr(method.stages()[-1], "ranks", None)
+    if method.budget.kind == "density" and getattr(rule, "price", "parameters") != "parameters":
+        raise UserError(
+            f"model.budget: '{method.budget.asked}' counts parameters, model.price is '{rule.price}'; nearest: "  # type: ignore
+            "model.density, or model.price parameters"
+        )
+    net = shapes_of(method)
+    return solve(method.budget, build, net, reading_length(net, read_task(parts.data)))
 
 
 def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:

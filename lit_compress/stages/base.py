@@ -77,11 +77,15 @@ class Stage(nn.Module):
 
     Attributes:
         from_backbone: True to start from the pre-trained backbone instead of the net of the stage before.
+        decided_by_data: True if training or calibration decides which shapes the stage leaves.
+        forwards: how often a batch goes through the net in a step.
         total_steps: optimizer steps of the stage; 0 until :meth:`set_total_steps`.
         notes: what :meth:`build` found out, as JSON, for the record of the stage; checkpoints have it.
     """
 
     from_backbone = False
+    decided_by_data = False
+    forwards = 1
 
     def __init__(self, name: str, training: Training, distil: bool = True) -> None:
         super().__init__()
@@ -100,6 +104,18 @@ class Stage(nn.Module):
         Raises:
             UserError: e.g. a rank that saves nothing.
         """
+
+    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` in the form that this stage leaves it in, for the sizes of the export before any training.
+
+        Where data decide on ranks, rows and widths, these are spread evenly. A stage that changes no shapes returns
+        ``net`` as it is.
+
+        Args:
+            net: that of the stage before, without values (device ``meta``); may be changed in place. The dense one
+                has been checked.
+        """
+        return net
 
     def check_data(self, examples: int) -> None:
         """Refuse settings that need more than ``examples`` training examples; called before any stage is trained.

@@ -90,6 +90,7 @@ class GatedStage(Stage):
     """
 
     settings: GatedTraining
+    decided_by_data = True
     clamp: tuple[float, float] | None = None  # bounds of log_alpha, applied after every optimizer step
     finest: str | None = None  # the gate whose units have the fewest weights; they fill up the budget
     tolerance = 0.01  # without exact_target: largest distance of the expected density from the final one at the budget

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
 from lit_compress.layers import LowRankLinear
@@ -116,6 +117,11 @@ class LowRankRetraining(Stage):
         super().__init__("retrain", settings, distil)
         self.ranks = ranks
 
+    @property
+    def decided_by_data(self) -> bool:  # type: ignore[override]
+        """Whether singular values decide on the ranks."""
+        return self.ranks.allocation == "global" and not self.ranks.keeps_all
+
     def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> Decomposer:
         """Return the decomposer for ``net``, which was loaded from the folder ``previous`` (None: the backbone)."""
         raise NotImplementedError
@@ -133,6 +139,14 @@ class LowRankRetraining(Stage):
     def check(self, net: PreTrainedModel) -> None:
         """Refuse a rank that makes no matrix smaller."""
         self.ranks.check(net)
+
+    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` with factors."""
+        if self.ranks.keeps_all:
+            return net
+        ranks, stacks = self.ranks.even(net), self.ranks.stacks(net)
+        with torch.device("meta"):
+            return factorize(net, ranks, None, LowRankLinear, stacks=stacks)
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Factorize the net of the stage before, or the backbone."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import floor
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 from lit_compress.models.accounting import count_params, dense_layers, stored_density, whole_density
@@ -51,6 +52,8 @@ class RankRule:
         price: what the budget of ``global`` counts: ``parameters``, ``flops`` of a forward, or ``milliseconds``,
             measured on this machine with one thread. The density is then that of the price.
         tokens: of a text, for FLOPs and milliseconds.
+        fill: with ``uniform``: the parameters that rounding ranks down leaves of the density go to the first matrices,
+            one more rank each. A budget is met so.
     """
 
     density: float = 1.0
@@ -61,6 +64,7 @@ class RankRule:
     scope: Scope = "blocks"
     price: Unit = "parameters"
     tokens: int = 128
+    fill: bool = False
 
     def __post_init__(self) -> None:
         require(self, "model.rank", low=1)
@@ -78,6 +82,10 @@ class RankRule:
         if self.scope == "all" and self.price != "parameters":
             raise UserError(f"model.price: a table of embeddings costs no {self.price}; nearest with scope all: "
                             "parameters")  # fmt: skip
+
+    def at_budget(self, budget: str | None) -> RankRule:
+        """Return this rule, which fills its density if there is a budget."""
+        return replace(self, fill=budget is not None)
 
     @property
     def by_density(self) -> bool:
@@ -135,7 +143,7 @@ class RankRule:
             limit = max(largest_rank(*shape) for shape in shapes.values())
             raise UserError(f"model.{what}: {value} makes no matrix smaller; the largest rank that does is {limit}")
         if self.allocation == "uniform":
-            return kept
+            return self._filled(kept, shapes) if self.fill and self.by_density else kept
         assert sigma is not None
         prices = self.prices(net)
         if self.by_density:
@@ -144,6 +152,36 @@ class RankRule:
             budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
         found = allocate(self.sigmas(net, sigma), prices, budget)
         return {name: min(rank, largest_rank(*shapes[name])) for name, rank in found.items()}
+
+    def _filled(self, ranks: dict[str, int], shapes: Mapping[str, Shape]) -> dict[str, int]:
+        """Return the ranks with one more in matrices from the first on, as long as the density is not exceeded."""
+        whole = sum(out * inner for out, inner in shapes.values())
+        left = floor(self.density * whole + 1e-6) - sum(
+            stored(*shapes[n], ranks.get(n, max(shapes[n]))) for n in shapes
+        )
+        filled = dict(ranks)
+        for name, rank in ranks.items():
+            if rank < largest_rank(*shapes[name]) and sum(shapes[name]) <= left:
+                filled[name], left = rank + 1, left - sum(shapes[name])
+        return filled
+
+    def even(self, net: PreTrainedModel) -> dict[str, int]:
+        """Return the ranks that ``net`` would get if its matrices mattered alike: where data decide, only about those.
+
+        Args:
+            net: the dense net; only shapes are read.
+        """
+        if self.keeps_all or self.allocation == "uniform":
+            return self.allocate(net)
+        prices = self.prices(net)
+        place = {name: i / len(prices) for i, name in enumerate(prices)}  # no two components are worth the same
+
+        def sigma(name: str, weight: Tensor) -> Tensor:
+            most = min(weight.shape)
+            worth = 1 - (torch.arange(most, dtype=torch.float64) + place[name]) / most
+            return (prices[name].component * worth).sqrt()
+
+        return self.allocate(net, sigma)
 
     def _budget(self, net: PreTrainedModel, prices: Mapping[str, Price]) -> float:
         """Return what the matrices, and with scope ``all`` the table, may cost together.

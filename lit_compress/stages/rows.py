@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.layers import LowRankSparseLinear
+from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import Factors, Structure, factorize
 from lit_compress.numerics.decompose import decompose
@@ -112,6 +113,7 @@ class RowSparsePruning(Stage):
     """
 
     settings: RowPruning
+    decided_by_data = True
 
     def __init__(
         self,
@@ -130,6 +132,13 @@ class RowSparsePruning(Stage):
     def check(self, net: PreTrainedModel) -> None:
         """Compute the final density from the shapes of ``net``; the schedule is checked with it."""
         self._plan(net)
+
+    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` with factors and some rows of every matrix; which rows is decided by training."""
+        self._plan(net)
+        if self.density == 1:
+            return net
+        return keep_rows_evenly(net, self.ranks, self._factors + round(self._final * self._total))
 
     def _plan(self, net: PreTrainedModel) -> None:
         """Compute the ranks, the number of the factors' parameters, and p_T."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lit_compress.calibration.fisher import Fisher
+from lit_compress.models.outline import cut_evenly
 from lit_compress.models.storage import load_net
 from lit_compress.stages.base import StageContext
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
@@ -151,6 +152,12 @@ class WeightedRetraining(LowRankRetraining):
         if self.ranks.allocation == "global" and settings.weighting == "fisher" and settings.axis == "element":
             raise UserError("retrain.axis: 'element' has no singular values for allocation global; nearest: both")
         check_removal(settings, self.ranks, net)
+
+    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` with factors, or with fewer heads and neurons."""
+        if self.settings.removes == "structures" and not self.ranks.keeps_all:
+            return cut_evenly(net, self.ranks.density)
+        return super().outline(net)
 
     def narrow(self, method: StageContext, net: PreTrainedModel) -> RankRule:
         """Remove heads, neurons and sub-layers, if the settings ask for it."""

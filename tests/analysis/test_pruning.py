@@ -121,3 +121,11 @@ def test_ranks_of_several_nets_are_drawn_over_their_density():
     }
     (axes,) = FIGURES["ranks"](rows[:12]).axes
     assert axes.get_xlabel() == "layer"
+
+
+def test_a_density_that_the_config_does_not_say():
+    """It is that of the budget, or the usual one of the method."""
+    usual, asked = report("ITP", 0.2, 0.5), report("LowRankI", 0.3, 0.5) | {"budget": {"density": 0.3}}
+    for found in (usual, asked):
+        found["config"]["model"]["init_args"]["density"] = None
+    assert [row["density"] for row in pruning.allocation([usual, asked])] == [0.2, 0.3]

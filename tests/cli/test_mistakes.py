@@ -13,8 +13,8 @@ import pytest
 from test_cli import fails
 
 from lit_compress import methods
-from lit_compress.cli.commands import _SHORT
 from lit_compress.cli.options import parameters_of
+from lit_compress.cli.parsers import SHORT
 from lit_compress.cli.targets import Target
 from lit_compress.data.custom import Custom
 from lit_compress.data.datamodule import DataModule
@@ -54,7 +54,7 @@ TYPOS = [
     *((*SVD, f"--{misspelt(f'trainer.{option}')}", "1") for option in TRAINER),
     *((*SVD, f"--{misspelt(f'model.{option}')}", "1") for option in ("backbone", "teacher", "dense.epochs")),
     *((*SVD, f"--{misspelt(f'model.distillation.{option}')}", "1") for option in ("alpha", "temperature")),
-    *((*ONE_SHOT, f"--{misspelt(option)}", "1") for option in _SHORT),
+    *((*ONE_SHOT, f"--{misspelt(option)}", "1") for option in SHORT),
     ("predict", "MODEL", "--data.task=sst2", "--ouput", "x"),
     ("export", "RUN", "OUT", "--frmat", "onnx"),
     ("export", "RUN", "OUT", "--round_o", "8"),
@@ -89,7 +89,10 @@ def test_the_nearest_is_the_option_that_was_meant(capsys, tmp_path, monkeypatch)
     [
         (("FirstOrder", "--model.prune.scoer", "signed"), "'model.prune.scoer'; did you mean 'model.prune.score'?"),
         (("FirstOrder", "--model.prune.beta2", "1"), "'model.prune.beta2' for FirstOrder; its options: model.prune."),
-        (("FirstOrder", "--model.rank", "1"), "'model.rank' for FirstOrder; its options: model.backbone, model.dense,"),
+        (
+            ("FirstOrder", "--model.rank", "1"),
+            "'model.rank' for FirstOrder; its options: model.backbone, model.budget, model.dense,",
+        ),
         (("FirstOrder", "--model.gates", "1"), "'model.gates'; "),
         (("SVD", "--epochs", "3"), "unknown option 'epochs'; did you mean 'model.dense.epochs'?"),
         (("SVD", "--task", "sst2"), "unknown option 'task'; did you mean 'data.task'?"),

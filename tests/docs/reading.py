@@ -36,7 +36,7 @@ SHORT = {  # a schedule for a few steps
     "Movement": {"start": "0.1", "end": "0.3"},
     "PLATON": {"interval": "2", "start": "0.4", "end": "0.3"},
 }
-OF_TINY = {"5M": "8K", "8000": "48", "60": "6"}  # values for which the tiny net is too small
+OF_TINY = {"5M": "8K", "8000": "48", "60": "6", "size=150MB": "size=60kB"}  # values for which the tiny net is too small
 LIKE_TINY = ["--data.batch_size", "8", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
 
 
@@ -112,7 +112,7 @@ def tiny(words: list[str], place: Path, teacher: Path) -> list[str]:
     """Return the arguments that are run for a documented command."""
     if {"--help", "--print_config"} & set(words):
         return words
-    if words[0] == "fit":
+    if words[0] in ("fit", "plan"):
         return tiny_fit(words, place, teacher)
     if words[0] in ("factorize", "analyze") and "--data.task" in words:
         path = [] if given(words, "--data.path") else ["--data.path", str(place / "data" / "sst2")]

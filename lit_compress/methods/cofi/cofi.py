@@ -49,6 +49,7 @@ from lit_compress.methods.cofi.gates import (
     set_gates,
 )
 from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers, cut_closed
+from lit_compress.models.outline import cut_evenly
 from lit_compress.models.sites import embedding_params, of_kind, stream_width, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.gate_budget import Size
@@ -216,6 +217,11 @@ class GatedPruning(MatchedStage, GatedStage):
                 f"they reach {low:.4f} to {high:.4f}"
             )
 
+    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` with fewer heads and neurons; what goes in their place, layers too, is decided by training."""
+        units = [name for name in ("heads", "neurons") if name in self.names(net)]
+        return cut_evenly(net, self.density, units) if units and self.density < 1 else net
+
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Load the net of the stage before and put gates into it."""
         net = super().build(method, previous, structure)
@@ -291,7 +297,7 @@ class CoFi(Method):
     """Prune layers, heads, neurons and hidden dimensions together; the export is a smaller dense net.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1].
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.2.
         distil: training of the backbone with the dense net as teacher, before it is pruned.
         prune: training of weights and gates.
         retrain: training of the pruned net.
@@ -300,11 +306,12 @@ class CoFi(Method):
 
     pruning: type[GatedPruning] = GatedPruning
     former_gates = FORMER_GATES
+    usual_density = 0.2
 
     def __init__(
         self,
         *,
-        density: float = 0.2,
+        density: float | None = None,
         distil: Training = Training(epochs=1, warmup=0.0),
         prune: CoFiPruning = CoFiPruning(epochs=19, warmup=0.0, target_warmup=0.1),
         retrain: Training = Training(epochs=20),

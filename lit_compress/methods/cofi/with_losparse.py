@@ -33,6 +33,7 @@ from lit_compress.methods.cofi.distillation import CoFiDistillation
 from lit_compress.methods.cofi.gates import gate_net
 from lit_compress.models.architectures import parts_of
 from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers
+from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.sites import find_sites, of_kind, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.masks import keep_count, select_rows
@@ -246,6 +247,14 @@ class RowsAndGates(GatedPruning):
         super().check(net)
         self.rows.check(net)
 
+    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` with fewer heads, and with factors and some rows of what is left."""
+        self.rows.check(net)
+        total = sum(net.get_submodule(site.name).weight.numel() for site in find_sites(net))  # type: ignore
+        if self.density >= 1:
+            return net
+        return keep_rows_evenly(super().outline(net), self.rows.ranks, keep_count(self.rows.whole, total))
+
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Decompose every site, then put the gates in place."""
         self._given = structure
@@ -312,16 +321,18 @@ class CoFiLoSparse(CoFi):
     """Prune layers and heads by gates, and rows of the remaining matrices by sensitivity.
 
     Args:
-        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1], after gates and rows.
+        density: remaining / original parameters of the transformer blocks' matrices, in (0, 1], after gates and
+            rows; default 0.1.
         prune: training of weights and gates, with pruning of rows.
     """
 
     pruning = RowsAndGates
+    usual_density = 0.1
 
     def __init__(
         self,
         *,
-        density: float = 0.1,
+        density: float | None = None,
         prune: RowsInGates = RowsInGates(epochs=19, warmup=0.0, target_warmup=0.1),
         **common: Any,
     ) -> None:

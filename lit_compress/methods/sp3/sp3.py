@@ -69,6 +69,7 @@ class SP3(Method):
     """
 
     former_gates = FORMER_GATES
+    usual_density = 0.06
 
     def __init__(
         self,
@@ -86,7 +87,9 @@ class SP3(Method):
             )
         self.params = None if params is None else parse_count(params)
         if density is None:
-            density = 0.06 if params is None else 1.0  # the stage knows the net, and so the density of ``params``
+            density = (
+                self.usual_density if params is None else 1.0
+            )  # the stage knows the net, and so the density of ``params``
         super().__init__(density=density, distillation=distillation, **common)
         if fidelity == "official":
             prune = replace(

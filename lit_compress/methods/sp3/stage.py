@@ -30,6 +30,7 @@ from lit_compress.methods.sp3.gates import (
     gated_size,
 )
 from lit_compress.methods.sp3.insert import insert_projections
+from lit_compress.methods.sp3.outline import outline_projected
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.models.storage import COMPONENTS
@@ -168,6 +169,10 @@ class ProjectedStage(GatedStage):
                 f"{smallest / size.total:.4f} to 1, {smallest:,} to {size.total:,} parameters"
             )
 
+    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` with the sizes that an even share of all directions and neurons leaves."""
+        return net if self.density >= 1 else outline_projected(net, self.form, self.density)
+
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Calibrate the dense net and insert projections (Eqs. 6-12); at density 1 return it unchanged."""
         net, settings = super().build(method, previous, structure), self.settings
@@ -188,11 +193,9 @@ class ProjectedStage(GatedStage):
         if not settings.train_originals:
             _freeze(net, stream)
         shapes = gate_shapes(net, self.form)
-        heads = net.config.num_attention_heads
+        copies = dict.fromkeys(("qk", "vo"), net.config.num_attention_heads)
         gates = {
-            name: HardConcrete(
-                *shape, settings.log_alpha, int(name in DIMENSIONS), i, heads if name in ("qk", "vo") else 1
-            )
+            name: HardConcrete(*shape, settings.log_alpha, int(name in DIMENSIONS), i, copies.get(name, 1))
             for i, (name, shape) in enumerate(shapes.items())
         }
         self.make_gates(gates, gated_size(net, self.form))

@@ -1,0 +1,115 @@
+"""What the parsers of several commands share: short options, errors of one line, silent libraries."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import warnings
+from typing import NoReturn
+
+from lit_compress.cli.options import CommandLine
+from lit_compress.utils.errors import UserError
+
+# short option of `factorize` and `analyze`: option of fit, help
+SHORT = {
+    "density": ("model.density", "fraction of the matrices that is kept (default 0.25 for kfac); or"),
+    "rank": ("model.rank", "rank of every matrix; or"),
+    "rank_ratio": ("model.rank_ratio", "fraction of the ranks of every matrix (default 0.33 for other weightings)"),
+    "budget": (
+        "model.budget",
+        "what the export may have instead: params=5M, size=20MB, flops=0.3, speedup=3x or density=0.25",
+    ),
+    "allocation": (
+        "model.allocation",
+        "global: one budget for all, where energy is most (default for kfac), or uniform (default for the others)",
+    ),
+    "scope": (
+        "model.scope",
+        "inputs, kfac: the density is of the blocks' matrices (blocks, default), or of the whole model (all)",
+    ),
+    "price": (
+        "model.price",
+        "what the density is a share of: parameters (default), flops, or milliseconds measured on this machine",
+    ),
+    "weighting": (
+        "model.retrain.weighting",
+        "kfac (default of factorize: Fisher information, Kronecker-factored), inputs (second moments of the inputs), "
+        "fisher (diagonal), none (SVD), or importance: scores of a pruning stage",
+    ),
+    "labels": ("model.retrain.labels", "kfac: drawn from the model (default), exact, or true"),
+    "centred": ("model.retrain.centred", "inputs, kfac: biases take over the mean of the inputs (default true)"),
+    "input_damping": ("model.retrain.input_damping", "inputs, kfac: share of the mean second moment (default 0.001)"),
+    "gradient_damping": ("model.retrain.gradient_damping", "kfac: the same for gradients (default 0.01)"),
+    "calibration_examples": ("model.retrain.calibration_examples", "inputs, kfac: training examples (default 1,024)"),
+    "calibration_seed": ("model.retrain.calibration_seed", "inputs, kfac: of the choice of examples and of labels"),
+    "stacked": ("model.retrain.stacked", "inputs, kfac: query, key and value share one right factor (default true)"),
+    "removes": (
+        "model.retrain.removes",
+        "inputs, kfac: components of matrices (default), structures (heads, neurons, whole sub-layers), or both",
+    ),
+    "refit": (
+        "model.retrain.refit",
+        "inputs, kfac: fit the factors block by block to the inputs as compressed",
+    ),
+    "axis": ("model.retrain.axis", "fisher: which weights share an importance: in (default), out, both, element"),
+    "power": ("model.retrain.power", "fisher, importance: exponent of the importance (default 0.5)"),
+    "estimator": ("model.retrain.estimator", "fisher: per_example (default) or batch"),
+    "fisher_examples": ("model.retrain.fisher_examples", "fisher: number of training examples (default all)"),
+}
+OF_FISHER = ("axis", "power", "estimator", "fisher_examples")  # without any meaning for the default weighting
+
+
+def parse_one_shot(
+    parser: argparse.ArgumentParser, args: list[str], command: str
+) -> tuple[argparse.Namespace, CommandLine]:
+    """Parse the arguments of ``parser``, the short options and those of fit, for a method on MODEL."""
+    for short, (_, meaning) in SHORT.items():
+        parser.add_argument(f"--{short}", help=meaning, metavar="")
+    parser.add_argument("--data.task", dest="task", required=True, help="task of the fine-tuned model, e.g. sst2")
+    parser.epilog = "Further options are those of fit, e.g. --data.path DIR, --data.batch_size 16."
+    parser.error = one_line  # type: ignore[method-assign]
+    given, rest = parser.parse_known_args(args)
+    typed = {option[2:] for action in parser._actions for option in action.option_strings if option[:2] == "--"}
+    silence_libraries()
+    values = {option: getattr(given, name) for name, (option, _) in SHORT.items()}
+    short = [f"--{option}={value}" for option, value in values.items() if value is not None]
+    model = given.model if isinstance(given.model, str) else given.model[0]
+    method = _method_of(given, rest) if command == "factorize" else "FWSVD"
+    shared = ["--model", method, f"--model.backbone={model}", f"--data.task={given.task}"]
+    return given, CommandLine([*shared, *short, *rest], command, (name for name in vars(given) if name in typed))
+
+
+def _method_of(given: argparse.Namespace, rest: list[str]) -> str:
+    """Return the method whose factorization `factorize` does: SecondOrder, unless another weighting is asked for.
+
+    Raises:
+        UserError: an option of another weighting is given, but not the weighting.
+    """
+    if given.weighting or any(word.startswith("--model.retrain.weighting") for word in rest):
+        return "SecondOrder" if given.weighting == "kfac" else "FWSVD"
+    for name in OF_FISHER:
+        if (value := getattr(given, name)) is not None:
+            raise UserError(f"{name}: '{value}' means nothing to weighting kfac, the default; add --weighting fisher")
+    return "SecondOrder"
+
+
+def one_line(message: str) -> NoReturn:
+    raise UserError(message)
+
+
+def silence_libraries() -> None:
+    """Hide messages of libraries that do not help the user of a command."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # type: ignore[assignment]
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    for name in ("transformers", "huggingface_hub", "datasets", "torch.export", "torch.onnx", "onnxscript", "onnx_ir"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+    for message in (
+        "does not have many workers",
+        "`isinstance\\(treespec, LeafSpec\\)`",
+        "It is recommended to use `self.log",  # our metrics are reduced over ranks already
+        "The number of training batches",
+    ):
+        warnings.filterwarnings("ignore", f".*{message}")

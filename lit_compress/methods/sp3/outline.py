@@ -1,0 +1,80 @@
+"""The shapes that SP3 leaves, before any training: the same share of all directions and neurons, all heads and layers.
+
+Training decides where directions go; hidden states stay widest where they begin. So tables of embeddings are larger in
+the end than here, and the rest is smaller.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lit_compress.layers import NarrowNorm, SizedEmbedding, SizedLinear
+from lit_compress.methods.sp3.gates import DIMENSIONS, ProjectionSpec, gated_size
+from lit_compress.models.architectures import parts_of
+from lit_compress.models.residual_stream import has_head_projections
+from lit_compress.models.surgery import replace
+from lit_compress.numerics.gate_budget import Size
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+def even_units(size: Size, density: float) -> dict[str, Tensor]:
+    """Return how many units every gate keeps, [groups], where all dimensions lose the same share."""
+
+    def kept(share: float) -> dict[str, Tensor]:
+        return {
+            name: (share * units + torch.arange(groups) / groups).long().clamp(1, units)  # not all lose one at once
+            if name in DIMENSIONS
+            else torch.full((groups,), units)
+            for name, (groups, units) in size.shapes.items()
+        }
+
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if size.count(kept(middle)) <= density * size.total else (low, middle)
+    return kept(low)
+
+
+def outline_projected(net: PreTrainedModel, form: ProjectionSpec, density: float) -> PreTrainedModel:
+    """Give the dense ``net`` without values, in place, the sizes that folded projections leave; it cannot be run."""
+    stream, kept = form.residual_stream(net), even_units(gated_size(net, form), density)
+    gated = "hidden" in form.gates
+    widths = [net.config.hidden_size] * len(stream.sites)
+    if gated:
+        widths[form.skip :] = kept["hidden"].tolist()
+
+    def put(name: str, inner: int, out: int, bias: bool) -> None:
+        replace(net, name, SizedLinear(inner, out, bias))
+
+    with torch.device("meta"):
+        for kind, sublayers in (("attention", stream.attentions), ("ffn", stream.networks)):
+            for i, sublayer in enumerate(sublayers):
+                for role, name in sublayer.linears.items():
+                    old = net.get_submodule(name)
+                    gate = "neurons" if kind == "ffn" else "qk" if role in "qk" else "vo"
+                    own = gate in kept and (kind == "ffn" or has_head_projections(net))
+                    last = role == sublayer.last
+                    copies = len(parts_of(role)) if kind == "ffn" else net.config.num_attention_heads
+                    units = int(kept[gate][i]) * copies if own else None
+                    inner = (units or old.in_features) if last else widths[sublayer.roles[role]]
+                    out = widths[sublayer.writes] if last else (units or old.out_features)
+                    put(name, int(inner), int(out), old.bias is not None)  # type: ignore[arg-type]
+        if gated:
+            for place, width in zip(stream.sites, widths, strict=True):
+                for name in place.tables:
+                    replace(net, name, SizedEmbedding(net.get_submodule(name).weight.shape[0], width))  # type: ignore
+            written = {sublayer.writes: widths[sublayer.reads] for sublayer in stream.sublayers}
+            for i, place in enumerate(stream.sites):
+                before = 0 if stream.pre_norm else written.get(i, 0)
+                for name in place.norms:
+                    replace(net, name, NarrowNorm(before, widths[i], 0, 1e-5, 0))
+            for sublayer in stream.group_ends:
+                put(sublayer.junction, widths[sublayer.reads], widths[sublayer.writes], False)
+            reader = net.get_submodule(stream.reader)
+            put(stream.reader, widths[-1], int(reader.out_features), reader.bias is not None)  # type: ignore[arg-type]
+    return net

@@ -1,0 +1,152 @@
+"""Budgets as people say them: a density, a number of parameters, a share of FLOPs, a size of the file, a speed-up.
+
+A budget is a limit. ``density=0.25`` is of the matrices (of all weights with scope ``all``), ``params=5M`` and
+``size=20MB`` are of the whole net, embeddings included, ``flops=0.3`` is a share of a forward of the dense net, and
+``speedup=3x`` is that of one text on one thread of this machine's CPU. All but the first are turned into a density
+before training (run/solve.py), and checked on the exported net.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from lit_compress.utils.errors import UserError, nearest
+
+Kind = Literal["density", "params", "flops", "size", "speedup"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+_SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_EXAMPLES = {"density": "0.25", "params": "5M", "flops": "0.3", "size": "20MB", "speedup": "3x"}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What an exported net may have.
+
+    Attributes:
+        kind: what is counted.
+        value: share, number of parameters, bytes, or dense / compressed latency.
+        asked: as the user typed it.
+    """
+
+    kind: Kind
+    value: float
+    asked: str
+
+    @property
+    def merges(self) -> bool:
+        """Whether the export may store a matrix dense that is faster so, although it has more weights then."""
+        return self.kind == "speedup"
+
+    @property
+    def tolerance(self) -> float:
+        """How far, as a share, a net may be beyond the budget and meet it: latencies are never measured exactly."""
+        return 0.1 if self.kind == "speedup" else 0.01
+
+    def reached(self, report: Mapping[str, Any]) -> float:
+        """Return what the exported net of a report has, in the units of ``value``."""
+        found, ratios = report["compressed"], report["ratios"]
+        if self.kind == "density":
+            whole = report["config"]["model"]["init_args"].get("scope") == "all"
+            return ratios["params"]["total"] if whole else found["density"]
+        if self.kind == "flops":
+            return ratios["flops"]
+        if self.kind == "speedup":
+            return ratios["speedup"]
+        return found["params"]["total"] if self.kind == "params" else found["bytes"]
+
+    def check(self, report: Mapping[str, Any], density: float) -> dict[str, Any]:
+        """Return the field ``budget`` of a report: what was asked, what is there, and whether it is within the limit.
+
+        ``off`` is what is there / what was asked - 1. The limit is met if it is not exceeded by more than the
+        tolerance.
+
+        Args:
+            report: all but this field.
+            density: with which the budget was to be met.
+        """
+        reached = self.reached(report)
+        off = reached / self.value - 1
+        beyond = -off if self.kind == "speedup" else off
+        return {
+            "asked": self.asked, "kind": self.kind, "value": self.value, "reached": reached, "off": off,
+            "met": beyond <= self.tolerance + 1e-9, "density": density,
+        }  # fmt: skip
+
+
+def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None:
+    """Return the budget that a text like ``size=20MB`` says; None for no text.
+
+    Args:
+        text: kind and value.
+        zeros_of: name of the method, if it stores removed weights as zeros; then only a density makes sense.
+
+    Raises:
+        UserError: the text has no kind, an unknown one, another unit, or a value out of range.
+
+    >>> parse_budget("params=2.5M").value
+    2500000.0
+    """
+    if text is None:
+        return None
+    asked = str(text)
+    kind, equals, value = (part.strip() for part in asked.partition("="))
+    if not equals:
+        raise UserError(f"model.budget: '{asked}' does not say of what; e.g. {_all_examples()}")
+    if kind not in KINDS:
+        raise UserError(f"model.budget: '{asked}' has no known kind; {nearest(kind, KINDS)}")
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*)", value.lower())
+    if not found:
+        raise _refusal(asked, kind, "is no number")
+    number, unit = float(found[1]), found[2]
+    units = {"params": _COUNTS, "size": _SIZES, "speedup": {"": 1, "x": 1}}.get(kind, {"": 1})
+    if unit not in units:
+        shown = {"params": "k, M, B", "size": "kB, MB, GB, KiB, MiB, GiB", "speedup": "x"}.get(kind, "none")
+        raise _refusal(asked, kind, f"has the unit '{value[len(found[1]) :].strip()}'; valid: {shown}")
+    number *= units[unit]
+    if kind in ("density", "flops") and not 0 < number <= 1:
+        raise _refusal(asked, kind, "is not a share in (0, 1]")
+    if kind in ("params", "size") and number < 1:
+        raise _refusal(asked, kind, "is below 1")
+    if kind == "speedup" and number < 1:
+        raise _refusal(asked, kind, "is below 1, slower than the dense net")
+    if zeros_of and kind != "density":
+        raise UserError(
+            f"model.budget: '{asked}' cannot be met by {zeros_of}, which stores the removed weights as zeros; valid: "
+            "density=0.25"
+        )
+    return Budget(kind, number, asked)  # type: ignore[arg-type]
+
+
+def _refusal(asked: str, kind: str, why: str) -> UserError:
+    return UserError(f"model.budget: '{asked}' {why}; e.g. {kind}={_EXAMPLES[kind]}")
+
+
+def _all_examples() -> str:
+    return ", ".join(f"{kind}={value}" for kind, value in _EXAMPLES.items())
+
+
+def shown(kind: Kind, value: float) -> str:
+    """Return a value of a budget for the screen.
+
+    >>> shown("size", 19_983_212), shown("params", 5e6), shown("speedup", 2.874)
+    ('19.98 MB', '5,000,000', '2.87x')
+    """
+    if kind == "size":
+        unit, name = next(((u, n) for u, n in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")) if value >= u), (1, "B"))
+        return f"{value / unit:.4g} {name}"
+    if kind == "params":
+        return f"{round(value):,}"
+    return f"{value:.3g}x" if kind == "speedup" else f"{value:.4g}"
+
+
+def budget_line(found: Mapping[str, Any]) -> str:
+    """Return what is said of the field ``budget`` of a report on the screen."""
+    reached, by = shown(found["kind"], found["reached"]), f"{abs(found['off']):.1%}"
+    side = "above" if found["off"] > 0 else "below"
+    text = f"budget {found['asked']}: {'met' if found['met'] else 'missed'}, the export has {reached}"
+    return text if abs(found["off"]) < 5e-4 else f"{text}, {by} {side} it"

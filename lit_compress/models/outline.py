@@ -1,0 +1,126 @@
+"""Nets without values in the form that a method will leave, for what is known of them before training.
+
+Where data decide on widths and rows, these are spread evenly over the net, so that the number of weights is right and
+their places are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lit_compress.layers import LowRankLinear, LowRankRowsLinear
+from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
+from lit_compress.models.sites import find_sites, of_kind, sublayers
+from lit_compress.models.storage import tied
+from lit_compress.models.surgery import replace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_KINDS = ("attention", "ffn")
+_DTYPES = {torch.float32: "F32", torch.int32: "I32", torch.int64: "I64", torch.bool: "BOOL"}
+
+
+def file_bytes(net: PreTrainedModel) -> int:
+    """Return the size of the ``model.safetensors`` that ``save_net`` writes for ``net``; only shapes are read."""
+    aliases, header, end = tied(net), {"__metadata__": {"format": "pt"}}, 0
+    tensors = {name: value for name, value in net.state_dict().items() if name not in aliases}
+    for name, value in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+        start, end = end, end + value.numel() * value.element_size()
+        dtype = _DTYPES.get(value.dtype, "BF16")
+        header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [start, end]}  # type: ignore
+    text = len(json.dumps(header, separators=(",", ":")).encode())
+    return 8 + text + -text % 8 + end
+
+
+def cut_evenly(net: PreTrainedModel, density: float, units: Collection[str] = ("heads", "neurons")) -> PreTrainedModel:
+    """Remove the same share of heads and neurons everywhere, in place, so that about ``density`` of the sites is left.
+
+    Args:
+        net: dense, without values.
+        density: of the weights of the sites.
+        units: ``heads``, ``neurons`` or both; where one of them stays whole, more of the other goes.
+
+    Returns:
+        ``net``.
+    """
+    parts = sublayers(net)
+    left = {kind: _weights(net, [s for part in of_kind(parts, kind) for s in part.sites.values()]) for kind in _KINDS}
+    room, z = density * sum(left.values()), {}
+    for kind in _KINDS:  # heads are coarse: neurons make up for what their rounding leaves
+        unit, group = SUBLAYER_GATES[kind][1], of_kind(parts, kind)
+        if unit not in units or not group:
+            continue
+        cut = sum(left[k] for k in _KINDS if SUBLAYER_GATES[k][1] in units and SUBLAYER_GATES[k][1] not in z)
+        share = max(0.0, (room - sum(left.values()) + cut) / cut)
+        counts = [part.heads if kind == "attention" else _inputs(net, part.sites["down"]) for part in group]
+        kept = [max(1, k) for k in _spread(share, counts)]
+        z[unit] = torch.stack([(torch.arange(n) < k).float() for n, k in zip(counts, kept, strict=True)])
+        left[kind] = left[kind] * sum(kept) // sum(counts)
+    cut_closed(net, z)
+    return net
+
+
+def _spread(share: float, counts: list[int]) -> list[int]:
+    """Return a whole number for each of ``counts``, near ``share`` of it; their sum is near that of the shares."""
+    kept, before, total = [], 0, 0.0
+    for count in counts:
+        total += share * count
+        kept.append(min(count, int(total + 1e-9) - before))
+        before += kept[-1]
+    return kept
+
+
+def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int) -> PreTrainedModel:
+    """Give every site factors of its rank and the same share of its rows, so that ``budget`` weights are stored.
+
+    Args:
+        net: without values; changed in place.
+        ranks: by site; 0 for rows alone.
+        budget: weights of the sites, factors included.
+
+    Returns:
+        ``net``.
+    """
+    names = [site.name for site in find_sites(net)]
+    sizes = {name: (int(net.get_submodule(name).out_features), _inputs(net, name)) for name in names}
+    phases = {name: i / len(names) for i, name in enumerate(names)}  # not all matrices gain a row at the same share
+
+    def rows(share: float) -> dict[str, int]:
+        return {name: min(out, int(share * out + phases[name])) for name, (out, _) in sizes.items()}
+
+    def stored(kept: Mapping[str, int]) -> int:
+        return sum(
+            min(ranks.get(name, 0) * (out + inner) + kept[name] * inner, out * inner)
+            for name, (out, inner) in sizes.items()
+        )
+
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if stored(rows(middle)) <= budget else (low, middle)
+    kept = rows(low) if stored(rows(low)) <= budget else dict.fromkeys(names, 0)
+    for name, (out, inner) in sizes.items():
+        rank, bias = ranks.get(name, 0), net.get_submodule(name).bias is not None
+        if rank * (out + inner) + kept[name] * inner >= out * inner:
+            continue
+        with torch.device("meta"):
+            layer = LowRankRowsLinear(inner, out, rank, kept[name], bias)
+            if not kept[name] and rank:
+                layer = LowRankLinear(inner, out, rank, bias)  # type: ignore[assignment]
+        replace(net, name, layer)
+    return net
+
+
+def _weights(net: PreTrainedModel, names: Collection[str]) -> int:
+    weights: list[Tensor] = [net.get_submodule(name).weight for name in names]  # type: ignore[misc]
+    return sum(weight.numel() for weight in weights)
+
+
+def _inputs(net: PreTrainedModel, name: str) -> int:
+    return int(net.get_submodule(name).in_features)  # type: ignore[arg-type]

@@ -1,0 +1,220 @@
+"""The density that meets a budget, found before training over the shapes of the net that would be exported.
+
+Every method has one knob, its density. :func:`solve` searches it by bisection: at each density the stages say what they
+would leave (``Stage.outline``), and the accounting counts it. Milliseconds are prices of shapes, measured here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from lit_compress.export.fuse import compact, fuse
+from lit_compress.models.accounting import (
+    Params,
+    count_params,
+    dense_site_params,
+    flops,
+    latency,
+)
+from lit_compress.models.budget import Budget, shown
+from lit_compress.models.outline import file_bytes
+from lit_compress.models.prices import forward_price
+from lit_compress.models.shapes import with_zeros
+from lit_compress.models.sites import embedding_params
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.methods.base import Method
+
+ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached by whatever method and settings
+CLOSE = 1e-3  # share of the budget at which the search ends
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The sizes of the net that a method will export.
+
+    Attributes:
+        net: fused, without values.
+        dense: the dense net, without values.
+        length: tokens of a text, for FLOPs and milliseconds.
+        about: whether data decide on shapes, which are then spread evenly here.
+        kept: share of the sites that stays, where the stages do not say which shapes they leave; else None.
+    """
+
+    net: PreTrainedModel
+    dense: PreTrainedModel
+    length: int
+    about: bool
+    kept: float | None = None
+
+    @cached_property
+    def params(self) -> Params:
+        """Numbers of stored parameters."""
+        found = count_params(self.net)
+        gone = 0 if self.kept is None else round((1 - self.kept) * found.sites)
+        return Params(found.sites - gone, found.non_embedding - gone, found.total - gone)
+
+    @cached_property
+    def bytes(self) -> int:
+        """Size of ``model.safetensors``."""
+        return file_bytes(self.net) - 4 * (count_params(self.net).total - self.params.total)
+
+    @cached_property
+    def flops(self) -> int:
+        """Of one forward; where the outline cannot be run, that of the dense net less what its sites save."""
+        if self.kept is None:
+            try:
+                return flops(self.net, self.length)
+            except (RuntimeError, ValueError, NotImplementedError):
+                pass
+        whole = dense_site_params(self.dense)
+        return flops(self.dense, self.length) - 2 * self.length * (whole - self.params.sites)
+
+    @cached_property
+    def milliseconds(self) -> float:
+        """Of one forward on one thread: that of the dense net, measured, less what its cheaper matrices save."""
+        whole, sites = dense_milliseconds(self.dense, self.length), forward_price(self.dense, self.length)
+        left = forward_price(self.net, self.length) if self.kept is None else self.kept * sites
+        return max(0.05 * whole, whole - sites + left)
+
+
+_measured: dict[tuple[str, int], float] = {}
+
+
+def dense_milliseconds(dense: PreTrainedModel, length: int) -> float:
+    """Return the median latency of one text in the dense net on one thread, measured once per process."""
+    key = (dense.config.to_json_string(use_diff=False), length)
+    if key not in _measured:
+        _measured[key] = latency([with_zeros(dense).eval()], length, repeats=10)[0]["median"]
+    return _measured[key]
+
+
+def outline(method: Method, dense: PreTrainedModel, length: int) -> Outline:
+    """Return the sizes of the net that ``method`` will export.
+
+    Args:
+        method: with its density.
+        dense: the backbone, without values; it is not changed.
+        length: tokens of a text.
+
+    Raises:
+        UserError: its settings cannot work for this net.
+    """
+    net, about = copy.deepcopy(dense), False
+    for stage in method.stages():
+        stage.check(dense)
+        net, about = stage.outline(net), about or stage.decided_by_data
+    small = fuse(net) if method.budget is None or method.budget.merges else compact(net)
+    same = count_params(small).sites == dense_site_params(dense)
+    unknown = same and method.density < 1 and not method.stores_zeros and type(method).__module__.split(".")[0] != _OURS
+    return Outline(small, dense, length, about or unknown, method.density if unknown else None)
+
+
+_OURS = __name__.partition(".")[0]  # methods of other packages need not say which shapes they leave
+
+
+def cost(budget: Budget, found: Outline) -> float:
+    """Return what ``found`` has of what ``budget`` counts; of a speed-up the milliseconds."""
+    if budget.kind == "params":
+        return found.params.total
+    if budget.kind == "size":
+        return found.bytes
+    return found.flops if budget.kind == "flops" else found.milliseconds
+
+
+def solve(budget: Budget, build: Callable[[float], Method], dense: PreTrainedModel, length: int) -> float:
+    """Return the largest density at which the export is expected to be within ``budget``.
+
+    Args:
+        budget: what is asked for.
+        build: function of a density that returns the method.
+        dense: the backbone, without values.
+        length: tokens of a text.
+
+    Raises:
+        UserError: the method cannot get there, or its settings cannot work at any density.
+    """
+    if budget.kind == "density":
+        return budget.value
+    whole = Outline(dense, dense, length, False)
+    limit, most = _limit(budget, whole), cost(budget, whole)
+    if limit >= most:
+        if limit > most and budget.kind in ("params", "size"):
+            raise UserError(
+                f"model.budget: '{budget.asked}' is more than the dense net has, {shown(budget.kind, most)}; "
+                "nearest: a smaller one"
+            )
+        return 1.0
+
+    def value(density: float) -> float | None:
+        try:
+            return cost(budget, outline(build(density), dense, length))
+        except UserError as error:
+            errors.append(error)
+            return None
+
+    errors: list[UserError] = []
+    start = next(((d, found) for d in ANCHORS if (found := value(d)) is not None), None)
+    if start is None:
+        raise errors[0]
+    low, high, best, least = 0.0, 1.0, None, start[1]
+    known = {start[0]: start[1], 1.0: most}
+    if start[1] <= limit:
+        low = best = start[0]
+    else:
+        high = start[0]
+    turn = True
+    while high - low > (1e-4 if best is None else max(1e-3 * low, 1e-6)):
+        middle, turn = (low + high) / 2, not turn
+        if not turn and low in known and high in known:  # costs are nearly straight lines
+            middle = low + (high - low) * min(0.95, max(0.05, (limit - known[low]) / (known[high] - known[low]) - 1e-3))
+        found = value(middle)
+        if found is not None:
+            least, known[middle] = min(least, found), found
+        if (found is None and best is None) or (found is not None and found <= limit):
+            low, best = middle, middle if found is not None else None
+            if found is not None and limit - found <= CLOSE * limit:
+                break
+        else:
+            high = middle
+    if best is None:
+        raise _impossible(budget, build(start[0]), dense, most / least if budget.kind == "speedup" else least, most)
+    return best
+
+
+def _limit(budget: Budget, whole: Outline) -> float:
+    """Return the largest cost that is within the budget."""
+    if budget.kind == "flops":
+        return budget.value * whole.flops
+    return whole.milliseconds / budget.value if budget.kind == "speedup" else budget.value
+
+
+def _impossible(budget: Budget, method: Method, dense: PreTrainedModel, least: float, most: float) -> UserError:
+    """Return the line for a budget that no density meets: how far the method gets, and what would help."""
+    name, kind = type(method).__name__, budget.kind
+    least = least / most if kind == "flops" else least
+    text = f"model.budget: '{budget.asked}' cannot be met by {name}, which"
+    if kind == "speedup":
+        if least < 1.05:
+            return UserError(f"{text} makes this net no faster on this machine, by measured prices; nearest: flops=0.5")
+        near = f"nearest: speedup={0.99 * least:.3g}x"
+        return UserError(f"{text} is expected to reach {shown(kind, least)} on this machine; {near}")
+    text += f" leaves at least {shown(kind, least)}"
+    if kind == "flops":
+        return UserError(f"{text} of the FLOPs; nearest: flops={1.005 * least:.3g}")
+    tables = sum(parameter.numel() for parameter in embedding_params(dense))
+    rule = getattr(method.stages()[-1], "ranks", None)
+    if getattr(rule, "scope", None) == "all":
+        return UserError(f"{text}; nearest: a larger one")
+    tables_shown = shown(kind, tables * (4 if kind == "size" else 1))
+    other = "" if name == "SecondOrder" else "--model SecondOrder "
+    return UserError(
+        f"{text}, {tables_shown} of them embeddings, which keep their size; {other}--model.scope all makes them smaller"
+    )

@@ -1,0 +1,128 @@
+"""Budgets from the command line to the report; the command that only plans."""
+
+import json
+
+import pytest
+from mistakes import fails
+
+from lit_compress.__main__ import main
+from lit_compress.run.folder import Run
+
+
+def own(short_run, *stages):
+    """Return the options of a short run for a method with these stages."""
+    pairs = zip(short_run[::2], short_run[1::2], strict=True)
+    kept = [pair for pair in pairs if not pair[0].startswith("--model.retrain") or "retrain" in stages]
+    more = [("--model.dense.epochs", "1")]
+    for stage in stages:
+        more += [(f"--model.{stage}.epochs", "2"), (f"--model.{stage}.learning_rate", "1e-3")]
+    return [word for pair in (*kept, *more) for word in pair]
+
+
+def report_of(folder):
+    return json.loads((folder / "report.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "asked", "options"),
+    [
+        ("SVD", "size=60kB", ()),
+        ("LPAF", "flops=0.5", ()),
+        ("SecondOrder", "params=13k", ()),
+        ("LoSparse", "params=14k", ()),
+        ("CoFi", "params=14k", ("--model.prune.gates", "[heads,neurons]")),
+        ("SP3", "flops=0.5", ("--model.prune.tokens", "200", "--model.prune.gates", "[neurons,qk,vo]")),
+        ("Magnitude", "density=0.3", ()),
+    ],
+)
+def test_a_run_meets_its_budget(method, asked, options, short_run, tmp_path, capsys):
+    stages = {"SVD": ["retrain"], "SecondOrder": ["retrain"], "LPAF": ["prune", "retrain"], "CoFi": ["distil", "prune",
+              "retrain"]}.get(method, ["prune"])  # fmt: skip
+    args = ["--model", method, *own(short_run, *stages), "--model.budget", asked, *options]
+    main(["fit", *args, "--run_dir", str(tmp_path / "run"), "--trainer.logger", "false"])
+    said, found = capsys.readouterr().out, report_of(tmp_path / "run")["budget"]
+    assert found["asked"] == asked and found["met"] and -0.06 < found["off"] <= 0.01
+    assert found["density"] == Run(tmp_path / "run").density(asked)
+    assert f"budget {asked}" in said and "met" in said
+    if method == "SVD":  # a finished run is continued, exported again and not solved again
+        main(["fit", *args, "--run_dir", str(tmp_path / "run"), "--trainer.logger", "false", "--ckpt_path", "last"])
+        main(["export", str(tmp_path / "run"), str(tmp_path / "out")])
+        assert report_of(tmp_path / "out")["budget"] == found
+        other = [word if word != asked else "size=50kB" for word in args]
+        line = fails(capsys, "fit", *other, "--run_dir", tmp_path / "run", "--ckpt_path", "last")
+        assert "model.budget was size=60kB, now size=50kB" in line
+
+
+def test_factorize_meets_a_budget_of_the_whole_file(run, tiny_data, tmp_path, capsys):
+    words = ["factorize", str(run / "dense" / "net"), str(tmp_path / "out"), "--data.task", "sst2", "--data.path",
+             str(tiny_data), "--data.batch_size", "8", "--calibration_examples", "24"]  # fmt: skip
+    main([*words, "--scope", "all", "--budget", "size=40kB"])
+    found = report_of(tmp_path / "out")["budget"]
+    assert found["met"] and (tmp_path / "out" / "model.safetensors").stat().st_size == found["reached"]
+    assert "budget size=40kB" in capsys.readouterr().out and 0.97 * 40e3 < found["reached"] <= 40e3
+    assert "only one of them" in fails(capsys, *words[:2], tmp_path / "no", *words[3:], "--budget", "size=40kB",
+                                       "--density", "0.3")  # fmt: skip
+
+
+def test_a_missed_budget_is_said_and_the_run_is_kept(run, tiny_data, tmp_path, capsys, monkeypatch):
+    """Here the search is wrong on purpose."""
+    monkeypatch.setattr("lit_compress.cli.commands.solve_budget", lambda parts, build: 0.8)
+    words = ["factorize", str(run / "dense" / "net"), str(tmp_path / "out"), "--data.task", "sst2", "--data.path",
+             str(tiny_data), "--weighting", "none", "--data.validation_examples", "8"]  # fmt: skip
+    with pytest.warns(UserWarning, match=r"budget params=12k: missed, .* above it; ask for less"):
+        main([*words, "--budget", "params=12k"])
+    assert report_of(tmp_path / "out")["budget"]["met"] is False
+    assert "missed" in capsys.readouterr().out
+
+
+def test_plan_shows_what_would_be_built(short_run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["plan", "--model", "SVD", *short_run, "--model.budget", "params=15k"])
+    said = capsys.readouterr().out
+    for words in ("budget params=15k: density 0.4", "32x32 r", "total parameters", "retrain │      2 │    26 │",
+                  "CPU latency ms, estimated", "out x in of every matrix; r: rank"):  # fmt: skip
+        assert words in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_budget_takes_the_place_of_what_a_recipe_says(short_run, tmp_path, capsys, monkeypatch):
+    """Not of what is typed beside it."""
+    short = [*own(short_run, "prune"), "--model.prune.tokens", "200"]
+    monkeypatch.setattr("lit_compress.cli.commands.solve_budget", lambda parts, build: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["plan", "--config", "sp3_sst2.yaml", *short, "--model.budget", "flops=0.4"])
+    line = fails(capsys, "plan", "--config", "sp3_sst2.yaml", *short, "--model.budget", "flops=0.4", "--model.params",
+                 "5M")  # fmt: skip
+    assert "model.budget flops=0.4, model.params 5M: only one of them can decide the size" in line
+
+
+MISTAKES = [
+    ("SVD", "20MB", "does not say of what"),
+    ("SVD", "sise=20MB", "did you mean 'size'?"),
+    ("SVD", "size=20M", "valid: kB, MB"),
+    ("CoFi", "params=5MB", "valid: k, M, B"),
+    ("Magnitude", "size=20MB", "stores the removed weights as zeros"),
+    ("PLATON", "speedup=2x", "stores the removed weights as zeros"),
+    ("FirstOrder", "params=5k", "stores the removed weights as zeros"),
+    ("SVD", "size=10kB", "--model SecondOrder --model.scope all"),
+    ("LPAF", "params=1G", "has the unit 'G'"),
+]
+
+
+@pytest.mark.parametrize(("method", "asked", "words"), MISTAKES)
+def test_mistakes(method, asked, words, tiny_backbone, tiny_data, tmp_path, capsys):
+    line = fails(capsys, "fit", "--model", method, "--model.budget", asked, "--model.backbone", tiny_backbone,
+                 "--data.task", "sst2", "--data.path", tiny_data, "--run_dir", tmp_path / "run")  # fmt: skip
+    assert line.startswith("error: model.budget: ") and asked in line and words in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_budget_beside_another_knob(tiny_backbone, tiny_data, capsys):
+    for option, value in (("density", "0.3"), ("rank", "4"), ("rank_ratio", "0.5")):
+        line = fails(capsys, "fit", "--model", "FWSVD", "--model.budget", "params=9k", f"--model.{option}", value,
+                     "--model.backbone", tiny_backbone, "--data.task", "sst2", "--data.path", tiny_data)  # fmt: skip
+        assert f"model.budget params=9k, model.{option} {value}: only one of them" in line
+    line = fails(capsys, "fit", "--model", "SecondOrder", "--model.budget", "density=0.3", "--model.price", "flops",
+                 "--model.backbone", tiny_backbone, "--data.task", "sst2", "--data.path", tiny_data)  # fmt: skip
+    assert "counts parameters, model.price is 'flops'" in line

@@ -1,0 +1,102 @@
+"""Budgets as people say them: what is read, what is refused, what a report says of them."""
+
+import pytest
+
+from lit_compress.models.budget import budget_line, parse_budget, shown
+from lit_compress.utils.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("density=0.25", "density", 0.25),
+        ("params=5M", "params", 5e6),
+        ("params=2.5m", "params", 2.5e6),
+        ("params=800k", "params", 8e5),
+        ("params=1.1B", "params", 1.1e9),
+        ("params=66000000", "params", 66e6),
+        ("flops=.3", "flops", 0.3),
+        ("size=20MB", "size", 20e6),
+        ("size = 20 mb", "size", 20e6),
+        ("size=1.5GB", "size", 1.5e9),
+        ("size=512kB", "size", 512e3),
+        ("size=8MiB", "size", 8 * 2**20),
+        ("size=1000000", "size", 1e6),
+        ("speedup=3x", "speedup", 3),
+        ("speedup=3", "speedup", 3),
+    ],
+)
+def test_what_is_read(text, kind, value):
+    found = parse_budget(text)
+    assert (found.kind, found.value, found.asked) == (kind, value, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("20MB", "does not say of what; e.g. density=0.25"),
+        ("", "does not say of what"),
+        ("sise=20MB", "did you mean 'size'?"),
+        ("size=20Mx", "has the unit 'Mx'; valid: kB, MB, GB"),
+        ("size=20M", "has the unit 'M'; valid: kB"),
+        ("params=5MB", "has the unit 'MB'; valid: k, M, B"),
+        ("flops=30%", "has the unit '%'"),
+        ("flops=0", "not a share in (0, 1]"),
+        ("density=1.5", "not a share in (0, 1]"),
+        ("density=x", "is no number; e.g. density=0.25"),
+        ("size=0MB", "is below 1"),
+        ("speedup=0.5x", "slower than the dense net"),
+        ("speedup=-3", "is no number"),
+    ],
+)
+def test_what_is_refused(text, words):
+    with pytest.raises(UserError, match=r"^model\.budget: ") as stop:
+        parse_budget(text)
+    assert words in str(stop.value)
+
+
+def test_zeros_have_a_density_and_nothing_else():
+    assert parse_budget("density=0.2", "Magnitude").value == 0.2 and parse_budget(None) is None
+    with pytest.raises(UserError, match="Magnitude, which stores the removed weights as zeros"):
+        parse_budget("size=5MB", "Magnitude")
+
+
+def report(total=100, size=400, flops=0.5, speedup=2.0, density=0.25):
+    return {
+        "compressed": {"params": {"total": total}, "bytes": size, "density": density},
+        "ratios": {"params": {"total": 0.7}, "flops": flops, "speedup": speedup},
+        "config": {"model": {"init_args": {}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "met", "off"),
+    [
+        ("params=100", {"total": 101}, True, 0.01),
+        ("params=100", {"total": 102}, False, 0.02),
+        ("params=100", {"total": 90}, True, -0.1),
+        ("size=400", {"size": 405}, False, 0.0125),
+        ("flops=0.5", {"flops": 0.504}, True, 0.008),
+        ("speedup=2x", {"speedup": 1.85}, True, -0.075),
+        ("speedup=2x", {"speedup": 1.7}, False, -0.15),
+        ("speedup=2x", {"speedup": 3.0}, True, 0.5),
+        ("density=0.25", {"density": 0.246}, True, -0.016),
+    ],
+)
+def test_a_limit_is_met_within_its_tolerance(text, found, met, off):
+    said = parse_budget(text).check(report(**found), 0.3)
+    assert said["met"] is met and said["off"] == pytest.approx(off) and said["density"] == 0.3
+    assert ("met" if met else "missed") in budget_line(said)
+
+
+def test_a_density_of_the_whole_net():
+    whole = report() | {"config": {"model": {"init_args": {"scope": "all"}}}}
+    assert parse_budget("density=0.7").check(whole, 0.7)["reached"] == 0.7
+
+
+def test_what_is_said():
+    assert budget_line(parse_budget("size=2kB").check(report(size=2100), 0.3)) == (
+        "budget size=2kB: missed, the export has 2.1 kB, 5.0% above it"
+    )
+    assert budget_line(parse_budget("params=100").check(report(), 0.3)) == "budget params=100: met, the export has 100"
+    assert shown("size", 512) == "512 B" and shown("flops", 0.29871) == "0.2987"

@@ -1,0 +1,69 @@
+"""Nets without values have the sizes of those that are stored."""
+
+import pytest
+import torch
+from tiny import TINY, make_net
+
+from lit_compress.layers import LowRankRowsLinear
+from lit_compress.models.accounting import count_params, dense_site_params, flops
+from lit_compress.models.outline import cut_evenly, file_bytes, keep_rows_evenly
+from lit_compress.models.shapes import with_zeros, without_values
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import save_net
+from lit_compress.models.surgery import factorize
+
+
+def empty(family="bert", **settings):
+    net = make_net(family, **settings)
+    return without_values(lambda: type(net)(net.config))
+
+
+@pytest.mark.parametrize("family", ["bert", "bart", "llama", "deberta-v2"])
+def test_the_size_of_the_file(family, tmp_path):
+    net = make_net(family)
+    save_net(net, tmp_path)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert file_bytes(net) == file_bytes(without_values(lambda: type(net)(net.config))) == size
+
+
+def test_the_size_of_a_file_with_rows_and_factors(tmp_path):
+    net = make_net("bert")
+    factorize(net, {find_sites(net)[0].name: 3}, None)
+    row = LowRankRowsLinear.from_rows(None, None, torch.zeros(32, 32), torch.arange(32) < 5, None)
+    net.bert.encoder.layer[1].attention.self.query = row  # has an index of integers
+    save_net(net, tmp_path)
+    assert file_bytes(net) == (tmp_path / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_flops_need_no_values(family):
+    net = make_net(family, "xsum" if family == "t5" else "sst2")
+    assert flops(without_values(lambda: type(net)(net.config)), 12) == flops(net, 12)
+
+
+def test_zeros_in_place_of_values():
+    net = make_net("bert", max_position_embeddings=20)
+    zeros = with_zeros(without_values(lambda: type(net)(net.config)))
+    assert all(not p.any() for p in zeros.parameters())
+    assert torch.equal(zeros.bert.embeddings.position_ids, net.bert.embeddings.position_ids)
+
+
+@pytest.mark.parametrize("density", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("units", [("heads", "neurons"), ("neurons",)])
+def test_units_are_cut_evenly(density, units):
+    net = empty(hidden_size=64, intermediate_size=256)
+    whole = dense_site_params(net)
+    if units == ("neurons",) and density < 1 / 3:
+        return  # attentions alone are more
+    cut = cut_evenly(net, density, units)
+    assert count_params(cut).sites / whole == pytest.approx(density, rel=0.01)
+    assert flops(cut, 12) < flops(empty(hidden_size=64, intermediate_size=256), 12)
+
+
+@pytest.mark.parametrize("density", [0.1, 0.3, 0.6])
+def test_rows_are_kept_evenly(density):
+    net = empty()
+    sites, whole = [site.name for site in find_sites(net)], dense_site_params(net)
+    keep_rows_evenly(net, dict.fromkeys(sites, 1), round(density * whole))
+    assert density - 0.02 <= count_params(net).sites / whole <= density
+    assert {type(net.get_submodule(name)) for name in sites} == {LowRankRowsLinear}

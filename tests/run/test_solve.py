@@ -1,0 +1,132 @@
+"""The density that meets a budget: found by bisection, and the best of all densities."""
+
+import pytest
+from tiny import make_net
+
+from lit_compress import methods
+from lit_compress.export.fuse import fuse
+from lit_compress.methods.base import Method
+from lit_compress.methods.second_order import KroneckerWeighted
+from lit_compress.models.accounting import count_params, flops
+from lit_compress.models.budget import parse_budget
+from lit_compress.models.outline import file_bytes
+from lit_compress.models.shapes import without_values
+from lit_compress.models.surgery import factorize
+from lit_compress.numerics.ranks import Price
+from lit_compress.run import solve as solver
+from lit_compress.run.solve import Outline, cost, outline, solve
+from lit_compress.stages.base import Stage
+from lit_compress.utils.errors import UserError
+
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def dense():
+    net = make_net("bert")
+    return without_values(lambda: type(net)(net.config))
+
+
+def builder(name, asked, **settings):
+    return lambda density: getattr(methods, name)(task="sst2", density=density, budget=asked, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [("SVD", "flops=0.5"), ("SVD", "size=60kB"), ("SecondOrder", "params=13k"), ("LoSparse", "size=60kB"),
+     ("CoFi", "params=13k"), ("SP3", "params=13k")],
+)  # fmt: skip
+def test_no_other_density_is_nearer(name, asked, dense):
+    budget, build = parse_budget(asked), builder(name, asked)
+    found = outline(build(solve(budget, build, dense, LENGTH)), dense, LENGTH)
+    limit = budget.value * (flops(dense, LENGTH) if budget.kind == "flops" else 1)
+    every = [
+        cost(budget, outline(build(i / 40), dense, LENGTH)) for i in range(6, 30, 2 if budget.kind != "flops" else 6)
+    ]
+    assert limit >= cost(budget, found) >= max(value for value in every if value <= limit) - 2e-3 * limit
+    assert cost(budget, found) > 0.95 * limit
+
+
+@pytest.mark.parametrize("name", ["SVD", "FWSVD", "LPAF", "LowRankI"])
+def test_the_outline_of_ranks_is_the_net_that_is_built(name, dense):
+    """Ranks fill the density of a budget: one more for some matrices."""
+    method, net = builder(name, "params=12345")(0.37), make_net("bert")
+    rule = method.stages()[-1].ranks
+    small, found = fuse(factorize(net, rule.allocate(net), None)), outline(method, dense, LENGTH)
+    assert not found.about and found.params == count_params(small)
+    assert found.flops == flops(small, LENGTH) and found.bytes == file_bytes(small)
+    plain = outline(getattr(methods, name)(task="sst2", density=0.37), dense, LENGTH)
+    assert plain.params.sites < found.params.sites <= 0.37 * 16384
+    assert 0.37 * 16384 - found.params.sites < 96
+
+
+def test_scope_all_makes_a_small_file_possible(dense):
+    asked = "size=30kB"
+    with pytest.raises(UserError, match=r"at least 37.* 21.5 kB of them embeddings, .*; --model.scope all"):
+        solve(parse_budget(asked), builder("SecondOrder", asked), dense, LENGTH)
+    with pytest.raises(UserError, match=r"--model SecondOrder --model\.scope all"):
+        solve(parse_budget(asked), builder("LoSparse", asked), dense, LENGTH)
+    build = builder("SecondOrder", asked, scope="all")
+    found = outline(build(solve(parse_budget(asked), build, dense, LENGTH)), dense, LENGTH)
+    assert 0.98 * 30e3 < found.bytes <= 30e3
+
+
+def test_what_cannot_be(dense):
+    for asked, words in (
+        ("params=1M", "more than the dense net has, 23,586"),
+        ("flops=0.05", "of the FLOPs; nearest: flops=0.141"),
+    ):
+        with pytest.raises(UserError, match=words):
+            solve(parse_budget(asked), builder("SVD", asked), dense, LENGTH)
+    rank = builder("SecondOrder", "size=60kB", retrain=KroneckerWeighted(removes="structures", weighting="inputs"))
+    assert 0 < solve(parse_budget("size=60kB"), rank, dense, LENGTH) < 1
+
+
+def test_settings_that_never_work_are_refused_as_without_a_budget(dense):
+    build = builder("SecondOrder", "size=60kB", scope="all", retrain=KroneckerWeighted(weighting="fisher"))
+    with pytest.raises(UserError, match=r"^model\.scope: 'all' needs whole second moments"):
+        solve(parse_budget("size=60kB"), build, dense, LENGTH)
+
+
+def test_a_density_and_the_dense_net_need_no_search(dense):
+    assert solve(parse_budget("density=0.3"), builder("PLATON", "density=0.3"), dense, LENGTH) == 0.3
+    assert solve(parse_budget("flops=1"), builder("SVD", "flops=1"), dense, LENGTH) == 1.0
+
+
+def test_a_speed_up_by_prices(dense, monkeypatch):
+    """A matrix costs as many milliseconds as thousands of multiply-adds, everything else 10."""
+    monkeypatch.setattr(
+        "lit_compress.models.prices.measured",
+        lambda outs, inner, tokens: Price((sum(outs) + inner) / 1e3, sum(outs) * inner / 1e3),
+    )
+    monkeypatch.setattr(solver, "dense_milliseconds", lambda net, length: 10 + 16.384)
+    build = builder("SVD", "speedup=1.5x")
+    found = outline(build(solve(parse_budget("speedup=1.5x"), build, dense, LENGTH)), dense, LENGTH)
+    assert found.milliseconds == pytest.approx(26.384 / 1.5, rel=0.01) == 10 + found.params.sites / 1e3
+    with pytest.raises(UserError, match=r"expected to reach 2\...x on this machine; nearest: speedup=2"):
+        solve(parse_budget("speedup=9x"), builder("SVD", "speedup=9x"), dense, LENGTH)
+
+
+class Mine(Method):
+    """A method of another package, which does not say which shapes it leaves."""
+
+    def stages(self):
+        return [Stage("dense", self.dense)]
+
+
+def test_a_method_of_another_package_keeps_its_density(dense):
+    found = outline(Mine(task="sst2", density=0.25), dense, LENGTH)
+    whole = Outline(dense, dense, LENGTH, False)
+    assert found.about and found.params.sites == 4096 and whole.params.total - found.params.total == 12288
+    assert whole.bytes - found.bytes == 4 * 12288 and whole.flops - found.flops == 2 * LENGTH * 12288
+
+
+@pytest.mark.parametrize("name", [name for name in methods.__all__ if name != "Method"])
+def test_every_method_says_what_it_leaves(name, dense):
+    method = builder(name, "density=0.5")(0.5)
+    found = outline(method, dense, LENGTH)
+    if method.stores_zeros:
+        assert found.params == count_params(dense)
+    else:
+        assert 0.45 <= found.params.sites / 16384 <= 0.5
+        assert found.flops < flops(dense, LENGTH)
