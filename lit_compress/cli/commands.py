@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 
+from lit_compress.cli.exporting import add_choices, choices_of, print_choices
 from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs, factorize_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.targets import find_target, parse_stored
@@ -144,25 +145,17 @@ def export(args: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m lit_compress export", description=export.__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a finished run")
     parser.add_argument("out", metavar="OUT", help="folder to write")
-    parser.add_argument(
-        "--format", choices=("hf", "onnx", "torch"), default="hf",
-        help="onnx, torch: also write model.onnx or model.pt2, which run without transformers (default hf: neither)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--round_to", type=int, metavar="N",
-        help="SP3: pad widths with zeros to multiples of N; 8 is faster in PyTorch with many tokens (default: none)",
-    )  # fmt: skip
+    add_choices(parser)
     parser.error = _one_line  # type: ignore[method-assign]
     given = parser.parse_args(args)
     _silence_libraries()
     run, out = Run(given.run), Path(given.out).expanduser()
     check_out(out)
     parts = parse_stored(run.config(), [], "export").build()
-    report = export_run(run, out, parts.method, parts.data, given.format, given.round_to)
+    report = export_run(run, out, parts.method, parts.data, choices_of(given))
     print(f"exported {given.out}: density {report['compressed']['density']:.4f}")
     print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
-    if "program" in report:
-        print(f"{report['program']['file']}: its logits differ by {report['program']['difference']:.1e}")
+    print_choices(report)
 
 
 # short option of `factorize` and `analyze`: option of fit, help
@@ -217,12 +210,14 @@ def factorize(args: list[str]) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="folder or hub name of a model fine-tuned on the task")
     parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
+    add_choices(parser, programs=False)
     given, cli = _one_shot(parser, args, "factorize")
     out = Path(given.out).expanduser()
     check_out(out)
     parts = cli.build()
-    report = factorize_model(out, parts.method, parts.data, cli.dump())
+    report = factorize_model(out, parts.method, parts.data, cli.dump(), choices_of(given))
     print_table(report)
+    print_choices(report)
     print(f"export: {given.out}")
 
 

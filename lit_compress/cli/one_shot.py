@@ -16,6 +16,7 @@ from lit_compress.analysis import pruning, truncation
 from lit_compress.analysis.plots import write_rows
 from lit_compress.analysis.truncation import Rows
 from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import write_export
 from lit_compress.export.report import Measured
 from lit_compress.methods.fwsvd import FWSVD
@@ -73,7 +74,9 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[str, Any]) -> dict[str, Any]:
+def factorize_model(
+    out: Path, method: OneShot, data: DataModule, config: dict[str, Any], choices: Choices = AS_IS
+) -> dict[str, Any]:
     """Factorize the method's backbone, export it to ``out`` and return the report.
 
     Args:
@@ -81,10 +84,12 @@ def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[s
         method: has the model (``backbone``), the task, the weighting and the ranks.
         data: training data for a weighting that needs them, validation data for the report.
         config: of the command.
+        choices: as :func:`write_export`.
 
     Raises:
         UserError: the model, the data or ``out`` cannot be used.
     """
+    choices.check()
     data.reads_labels = method.retrain.reads_labels(method.kind)
     dense = load_model(method.backbone, method)
     method.ranks.check(dense)
@@ -103,7 +108,8 @@ def factorize_model(out: Path, method: OneShot, data: DataModule, config: dict[s
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), metric)}
-        return write_export(out, net, before, type(method).__name__, data, config, more={"calibration": made})
+        more, name = {"calibration": made}, type(method).__name__
+        return write_export(out, net, before, name, data, config, choices=choices, more=more)
 
 
 SEVERAL = ("ranks", "neurons", "pattern")  # analyses that take more than one model

@@ -104,6 +104,12 @@ parameters are no faster.
 """
 
 
+_VOCABULARY = """The tokenizer is the small one of this folder: {rows:,} of {of:,} pieces are left, those of the
+training data and all single characters, with which other words are spelled.
+
+"""
+
+
 def model_name(backbone: str) -> str:
     """Return how others know a backbone: its name on the hub, else that of its folder or of the run that made it."""
     folder = Path(backbone).expanduser()
@@ -168,6 +174,8 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         note = _ROUNDED.format(multiple=report["round_to"], stored=found["stored"])
     elif found["density"] < found["stored"]:
         note = _ZEROS
+    if report["vocabulary"]:
+        note += _VOCABULARY.format(**report["vocabulary"])
     program = ""
     if made := report.get("program"):
         code = _CODE[made["format"]].format(file=made["file"], names=made["outputs"])

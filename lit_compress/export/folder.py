@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.card import card
 from lit_compress.export.check import check_export
+from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.fuse import MERGE, compact, fuse, merged
 from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.narrow import pad_widths
-from lit_compress.export.program import Format, check_format, write_program
+from lit_compress.export.program import write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
+from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.models.accounting import density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
@@ -48,8 +50,7 @@ def write_export(
     data: DataModule,
     config: dict[str, Any],
     initial: float | None = None,
-    form: Format = "hf",
-    round_to: int | None = None,
+    choices: Choices = AS_IS,
     facts: dict[str, Any] | None = None,
     more: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -63,24 +64,24 @@ def write_export(
         data: for the dev metric of the exported net.
         config: of the run.
         initial: dev metric before the last stage's first step; None if there is none.
-        form: ``onnx`` and ``torch`` also write the net as one program (program.py).
-        round_to: widths of hidden states and feed-forward networks are padded with zeros to multiples of this number
-            (SP3); None for no padding.
+        choices: what the user asked for.
         facts: what was found in the data, if that is known.
         more: further fields of the report.
 
     Raises:
-        UserError: ``out`` has other files; a check fails; packages of ``form`` are missing; ``net`` has no widths to
-            pad.
+        UserError: ``out`` has other files; a check fails; what was asked for cannot be done with ``net``.
     """
-    check_format(form)
+    choices.check()
     check_out(out)
     task = replace(data.record, length=min(data.record.length, data.max_length))  # nothing longer is ever read
     with atomic_folder(out) as temporary:
         small = compact(net)
         kept, dense = density(small), merged(small)
-        net = fuse(small)
-        write_model(net if round_to is None else pad_widths(copy.deepcopy(net), round_to), temporary)
+        net, vocabulary = fuse(small), None
+        if choices.vocabulary == "data":
+            net, data, vocabulary = cut_vocabulary(net, data)
+        padded = net if choices.round_to is None else pad_widths(copy.deepcopy(net), choices.round_to)
+        write_model(padded, temporary)
         data.tokenizer.save_pretrained(temporary)
         for _ in track([0], "check the export in another process"):
             difference = check_export(net, temporary)
@@ -94,13 +95,14 @@ def write_export(
         if facts is not None:
             report["data"] = facts
         report["export_difference"] = difference
-        report["round_to"] = round_to
+        report["round_to"] = choices.round_to
+        report["vocabulary"] = vocabulary
         report["ordinary"] = not (temporary / f"{MODULE}.py").exists()
         report["refuses"] = bool(getattr(net.config, "structure", None))
         report["merged"] = {"above": MERGE, "sites": len(find_sites(net)), "matrices": dense}
-        if form != "hf":
-            for _ in track([0], f"write and check {form}"):
-                report["program"] = write_program(exported, data.tokenizer, temporary, form)
+        if choices.form != "hf":
+            for _ in track([0], f"write and check {choices.form}"):
+                report["program"] = write_program(exported, data.tokenizer, temporary, choices.form)
         report |= more or {}
         write_json(temporary / "report.json", report)
         factors = any(spec.get("rank") for spec in describe(net).values())

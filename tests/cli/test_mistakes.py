@@ -150,6 +150,7 @@ WRONG = [
     ("export", "EMPTY", "OUT"),
     ("export", "RUN", "OUT", "--format", "onx"),
     ("export", "RUN", "OUT", "--round_to", "x"),
+    ("export", "RUN", "OUT", "--vocabulary", "dta"),
     ("clean", "./nowhere"),
     ("clean", "FILE"),
     ("validate", "EMPTY"),

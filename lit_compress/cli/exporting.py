@@ -1,0 +1,46 @@
+"""The options that `export` and `factorize` share, and what they print of them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from lit_compress.export.choices import Choices
+
+
+def add_choices(parser: argparse.ArgumentParser, programs: bool = True) -> None:
+    """Add the options that :func:`choices_of` reads; ``programs``: also those of nets that are exported from a run."""
+    if programs:
+        parser.add_argument(
+            "--format", choices=("hf", "onnx", "torch"), default="hf",
+            help="onnx, torch: also write model.onnx or model.pt2, which run without transformers "
+            "(default hf: neither)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--round_to", type=int, metavar="N",
+            help="SP3: pad widths with zeros to multiples of N; 8 is faster in PyTorch with many tokens "
+            "(default: none)",
+        )  # fmt: skip
+    parser.add_argument(
+        "--vocabulary", choices=("all", "data"), default="all",
+        help="data: keep the pieces that the training data and unknown words need, and export the small tokenizer "
+        "(default all)",
+    )  # fmt: skip
+
+
+def choices_of(given: argparse.Namespace) -> Choices:
+    """Return what the options say."""
+    return Choices(
+        form=getattr(given, "format", "hf"), round_to=getattr(given, "round_to", None), vocabulary=given.vocabulary
+    )
+
+
+def print_choices(report: dict[str, Any]) -> None:
+    """Print one line for everything that was chosen beside the folder itself."""
+    if words := report["vocabulary"]:
+        print(
+            f"vocabulary: {words['rows']:,} of {words['of']:,} pieces are left; {words['changed']:,} of "
+            f"{words['inputs']:,} training inputs have other pieces now"
+        )
+    if made := report.get("program"):
+        print(f"{made['file']}: its logits differ by {made['difference']:.1e}")

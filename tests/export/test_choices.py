@@ -1,0 +1,96 @@
+"""What users choose for an export: a vocabulary cut to the data."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tiny import WORDS, make_net
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizerFast
+
+from lit_compress.data.datamodule import DataModule
+from lit_compress.data.tokens import changed_inputs, token_counts, with_tokenizer
+from lit_compress.export.choices import Choices
+from lit_compress.export.folder import write_export
+from lit_compress.export.report import Measured
+from lit_compress.models.backbones import load_net as load_backbone
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.models.surgery import factorize
+from lit_compress.tasks.records import get_task
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+UNUSED = [f"unused{letter}" for letter in LETTERS[:10]] + ["ghost", "##ly"]
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    """A BERT whose tokenizer knows every letter, the words of the data and some others."""
+    folder = tmp_path_factory.mktemp("letters")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *UNUSED, *WORDS, *(f"##{x}" for x in LETTERS), *LETTERS]
+    (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(pieces)))
+    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
+    tokenizer.save_pretrained(folder)
+    make_net("bert", vocab_size=len(tokenizer) + 3).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(backbone, tiny_data):
+    return DataModule("sst2", str(backbone), str(tiny_data), batch_size=8)
+
+
+@pytest.fixture
+def export(backbone, data, tmp_path):
+    """export(**choices) -> folder, report, card; of a factorized net."""
+    place = tmp_path / "dense"
+    place.mkdir()
+    save_net(load_backbone(str(backbone), get_task("sst2")), place)
+
+    def run(**choices):
+        out, net, dense = tmp_path / "out", load_net(place), load_net(place)
+        factorize(net, {"bert.encoder.layer.0.output.dense": 5}, lambda _, w, rank: (w[:, :rank], torch.eye(rank, 64)))
+        config = {"model": {"init_args": {"backbone": "tiny"}}}
+        before = {"dense": Measured(dense, place, 0.5)}
+        write_export(out, net, before, "SVD", data, config, choices=Choices(**choices))
+        return out, json.loads((out / "report.json").read_text()), (out / "README.md").read_text()
+
+    return run
+
+
+def logits(folder, texts):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    net = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
+    with torch.no_grad():
+        return net(**tokenizer(texts, return_tensors="pt", padding=True)).logits
+
+
+def test_the_vocabulary_of_the_data(export, data):
+    """Same logits on the texts of the data, smaller files, and unseen words are spelled."""
+    whole, before, card = export()
+    assert before["vocabulary"] is None and "pieces are left" not in card
+    texts = data.validation_rows[0]["sentence"][:8]
+    expected, seen = logits(whole, texts), AutoTokenizer.from_pretrained(whole)
+    out, report, card = export(vocabulary="data")
+    assert torch.allclose(logits(out, texts), expected, atol=1e-6)
+    left = 5 + len(set(WORDS) | set(LETTERS)) + len(LETTERS)
+    assert report["vocabulary"] == {"rows": left, "of": len(seen) + 3, "inputs": 100, "changed": 0}
+    assert f"{left} of {len(seen) + 3} pieces are left" in card
+    small = AutoTokenizer.from_pretrained(out)
+    assert len(small) == left == json.loads((out / "config.json").read_text())["vocab_size"]
+    assert seen.tokenize("ghostly film") == ["ghost", "##ly", "film"]
+    assert small.tokenize("ghostly film") == ["g", *(f"##{x}" for x in "hostly"), "film"]
+    cut = before["compressed"]["params"]["total"] - report["compressed"]["params"]["total"]
+    assert cut == 32 * (len(seen) + 3 - left)
+    assert before["compressed"]["bytes"] - report["compressed"]["bytes"] >= 4 * cut - 100
+    assert report["compressed"]["metric"] == before["compressed"]["metric"]
+
+
+def test_counts_are_those_of_the_texts(data, backbone):
+    tokenizer = AutoTokenizer.from_pretrained(backbone)
+    counts = token_counts(data, len(tokenizer) + 3)
+    assert counts.sum() == sum(len(ids) for ids in data.train_tokens()["input_ids"])
+    assert counts[tokenizer.cls_token_id] == 100 and counts[tokenizer.convert_tokens_to_ids("ghost")] == 0
+    other = with_tokenizer(data, tokenizer)
+    assert changed_inputs(data, other, range(len(tokenizer))) == 0
+    assert changed_inputs(data, other, [*range(1, len(tokenizer)), 0]) == 100
