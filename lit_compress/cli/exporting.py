@@ -26,13 +26,27 @@ def add_choices(parser: argparse.ArgumentParser, programs: bool = True) -> None:
         help="data: keep the pieces that the training data and unknown words need, and export the small tokenizer "
         "(default all)",
     )  # fmt: skip
+    parser.add_argument(
+        "--embeddings", metavar="FORM",
+        help="rank=64 (any number): store the table of token embeddings as two factors, weighted by how often the "
+        "tokens occur; int8: as 8-bit integers with one scale per row (default: as it is)",
+    )  # fmt: skip
 
 
 def choices_of(given: argparse.Namespace) -> Choices:
-    """Return what the options say."""
-    return Choices(
-        form=getattr(given, "format", "hf"), round_to=getattr(given, "round_to", None), vocabulary=given.vocabulary
+    """Return what the options say.
+
+    Raises:
+        UserError: it cannot be done.
+    """
+    choices = Choices(
+        form=getattr(given, "format", "hf"),
+        round_to=getattr(given, "round_to", None),
+        vocabulary=given.vocabulary,
+        embeddings=given.embeddings,
     )
+    choices.check()
+    return choices
 
 
 def print_choices(report: dict[str, Any]) -> None:
@@ -41,6 +55,11 @@ def print_choices(report: dict[str, Any]) -> None:
         print(
             f"vocabulary: {words['rows']:,} of {words['of']:,} pieces are left; {words['changed']:,} of "
             f"{words['inputs']:,} training inputs have other pieces now"
+        )
+    if table := report["embeddings"]:
+        print(
+            f"embeddings: {table['form']}, {table['bytes']:,} of {table['of']:,} bytes; off by {table['error']:.1%} of "
+            "the norm"
         )
     if made := report.get("program"):
         print(f"{made['file']}: its logits differ by {made['difference']:.1e}")

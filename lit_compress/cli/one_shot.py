@@ -92,6 +92,12 @@ def factorize_model(
     choices.check()
     data.reads_labels = method.retrain.reads_labels(method.kind)
     dense = load_model(method.backbone, method)
+    if choices.embeddings and method.ranks.scope == "all":
+        raise UserError(
+            f"--embeddings: '{choices.embeddings}' and scope all both make the table of embeddings smaller; leave "
+            "--embeddings out, or give --scope blocks"
+        )
+    choices.check_net(dense)
     method.ranks.check(dense)
     check_removal(method.retrain, method.ranks, dense)
     net = copy.deepcopy(dense).to(_device())

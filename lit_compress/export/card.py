@@ -110,6 +110,12 @@ training data and all single characters, with which other words are spelled.
 """
 
 
+_EMBEDDINGS = """The table of token embeddings is stored {form}, in {bytes:,} bytes of {of:,}; it is off by
+{error:.1%} of its norm.
+
+"""
+
+
 def model_name(backbone: str) -> str:
     """Return how others know a backbone: its name on the hub, else that of its folder or of the run that made it."""
     folder = Path(backbone).expanduser()
@@ -176,6 +182,9 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         note = _ZEROS
     if report["vocabulary"]:
         note += _VOCABULARY.format(**report["vocabulary"])
+    if table := report["embeddings"]:
+        form = "as 8-bit integers with one scale per row" if table["form"] == "int8" else "as two factors"
+        note += _EMBEDDINGS.format(**table | {"form": form})
     program = ""
     if made := report.get("program"):
         code = _CODE[made["format"]].format(file=made["file"], names=made["outputs"])

@@ -1,11 +1,17 @@
-"""What users choose for an export, beside the net: programs, widths, vocabulary."""
+"""What users choose for an export, beside the net: programs, widths, vocabulary, embeddings."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lit_compress.export.program import Format, check_format
+from lit_compress.models.embeddings import check_table
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Vocabulary = Literal["all", "data"]
 
@@ -18,20 +24,49 @@ class Choices:
         form: ``onnx`` and ``torch`` also write the net as one program (program.py).
         round_to: widths of hidden states and feed-forward networks are padded with zeros to multiples of this number
             (SP3); None for no padding.
+        embeddings: ``rank=64`` (any number) or ``int8``: the table of token embeddings as two factors, or as integers
+            with a scale per row (embeddings.py); None leaves it.
         vocabulary: ``data`` keeps the pieces that the training data and unknown words need (vocabulary.py).
     """
 
     form: Format = "hf"
     round_to: int | None = None
     vocabulary: Vocabulary = "all"
+    embeddings: str | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """The rank of the table of embeddings; None where it gets none.
+
+        >>> Choices(embeddings="rank=64").rank
+        64
+        """
+        found = re.fullmatch(r"rank=(\d+)", self.embeddings or "")
+        return int(found[1]) if found else None
 
     def check(self) -> None:
         """Refuse, before the work, what cannot be done.
 
         Raises:
-            UserError: packages are missing.
+            UserError: a value is not valid; packages are missing; two choices exclude each other.
         """
         check_format(self.form)
+        if self.embeddings not in (None, "int8") and self.rank is None:
+            raise UserError(f"export: --embeddings '{self.embeddings}' is not valid; rank=64 (any number) or int8")
+        if self.embeddings and self.round_to is not None:
+            raise UserError(
+                f"export: --round_to {self.round_to} pads the table that --embeddings {self.embeddings} replaces; "
+                "leave one out"
+            )
+
+    def check_net(self, net: PreTrainedModel) -> None:
+        """Refuse what cannot be done with ``net``, before the work on it.
+
+        Raises:
+            UserError: its table cannot be made smaller.
+        """
+        if self.embeddings:
+            check_table(net, self.rank, f"export: --embeddings {self.embeddings}")
 
 
 AS_IS = Choices()

@@ -11,6 +11,7 @@ from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.card import card
 from lit_compress.export.check import check_export
 from lit_compress.export.choices import AS_IS, Choices
+from lit_compress.export.embeddings import shrink_embeddings
 from lit_compress.export.fuse import MERGE, compact, fuse, merged
 from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.narrow import pad_widths
@@ -77,9 +78,11 @@ def write_export(
     with atomic_folder(out) as temporary:
         small = compact(net)
         kept, dense = density(small), merged(small)
-        net, vocabulary = fuse(small), None
+        net, vocabulary, embeddings = fuse(small), None, None
         if choices.vocabulary == "data":
             net, data, vocabulary = cut_vocabulary(net, data)
+        if choices.embeddings:
+            embeddings = shrink_embeddings(net, data, choices.embeddings, choices.rank)
         padded = net if choices.round_to is None else pad_widths(copy.deepcopy(net), choices.round_to)
         write_model(padded, temporary)
         data.tokenizer.save_pretrained(temporary)
@@ -96,7 +99,7 @@ def write_export(
             report["data"] = facts
         report["export_difference"] = difference
         report["round_to"] = choices.round_to
-        report["vocabulary"] = vocabulary
+        report |= {"vocabulary": vocabulary, "embeddings": embeddings}
         report["ordinary"] = not (temporary / f"{MODULE}.py").exists()
         report["refuses"] = bool(getattr(net.config, "structure", None))
         report["merged"] = {"above": MERGE, "sites": len(find_sites(net)), "matrices": dense}

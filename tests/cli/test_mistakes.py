@@ -151,6 +151,7 @@ WRONG = [
     ("export", "RUN", "OUT", "--format", "onx"),
     ("export", "RUN", "OUT", "--round_to", "x"),
     ("export", "RUN", "OUT", "--vocabulary", "dta"),
+    ("export", "RUN", "OUT", "--embeddings", "rank"),
     ("clean", "./nowhere"),
     ("clean", "FILE"),
     ("validate", "EMPTY"),

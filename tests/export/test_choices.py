@@ -1,8 +1,9 @@
-"""What users choose for an export: a vocabulary cut to the data."""
+"""What users choose for an export: a vocabulary cut to the data, a smaller table of embeddings."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -12,12 +13,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.tokens import changed_inputs, token_counts, with_tokenizer
 from lit_compress.export.choices import Choices
+from lit_compress.export.embeddings import shrink_embeddings
 from lit_compress.export.folder import write_export
 from lit_compress.export.report import Measured
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize
 from lit_compress.tasks.records import get_task
+from lit_compress.utils.errors import UserError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 UNUSED = [f"unused{letter}" for letter in LETTERS[:10]] + ["ghost", "##ly"]
@@ -84,6 +87,48 @@ def test_the_vocabulary_of_the_data(export, data):
     assert cut == 32 * (len(seen) + 3 - left)
     assert before["compressed"]["bytes"] - report["compressed"]["bytes"] >= 4 * cut - 100
     assert report["compressed"]["metric"] == before["compressed"]["metric"]
+
+
+@pytest.mark.parametrize("form", ["int8", "rank=6"])
+def test_a_smaller_table(form, export, data):
+    """After the cut of the vocabulary: bytes, parameters, report and card; the folder loads elsewhere."""
+    _, before, _ = export(vocabulary="data")
+    out, report, card = export(vocabulary="data", embeddings=form)
+    rows, found = report["vocabulary"]["rows"], report["embeddings"]
+    size = {"int8": rows * (32 + 4), "rank=6": 4 * 6 * (rows + 32)}[form]
+    assert found["form"] == form and (found["bytes"], found["of"]) == (size, 4 * 32 * rows)
+    assert found["weighted"] == (form != "int8") and 0 < found["error"] < 1
+    saved = before["compressed"]["bytes"] - report["compressed"]["bytes"]
+    assert abs(saved - (found["of"] - found["bytes"])) < 500  # names and shapes
+    left = report["compressed"]["params"]["total"] - report["compressed"]["params"]["non_embedding"]
+    assert left == {"int8": rows * 33, "rank=6": 6 * (rows + 32)}[form] + 32 * (64 + 2 + 2)
+    assert f"in {size:,} bytes of {found['of']:,}" in card
+    assert ("8-bit integers" if form == "int8" else "two factors") in card
+    net, texts = load_net(out), data.validation_rows[0]["sentence"][:8]
+    inputs = AutoTokenizer.from_pretrained(out)(texts, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        assert torch.allclose(net(**inputs).logits, logits(out, texts), atol=1e-6)
+
+
+def test_without_training_data_all_rows_weigh_the_same(data, tiny_data, tmp_path, capsys):
+    (tmp_path / "validation.jsonl").write_text((tiny_data / "validation.jsonl").read_text())
+    alone = DataModule("sst2", data.backbone, str(tmp_path))
+    found = shrink_embeddings(load_backbone(data.backbone, data.record), alone, "rank=6", 6)
+    assert not found["weighted"] and "all tokens weigh the same" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ({"embeddings": "int9"}, "--embeddings 'int9' is not valid; rank=64 (any number) or int8"),
+        ({"embeddings": "rank=-1"}, "--embeddings 'rank=-1' is not valid"),
+        ({"embeddings": "int8", "round_to": 8}, "--round_to 8 pads the table that --embeddings int8 replaces"),
+        ({"embeddings": "rank=99"}, "rank 99 makes no table of"),
+    ],
+)
+def test_choices_that_are_refused(choices, text, export):
+    with pytest.raises(UserError, match=re.escape(text)):
+        export(**choices)
 
 
 def test_counts_are_those_of_the_texts(data, backbone):
