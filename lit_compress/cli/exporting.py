@@ -31,6 +31,12 @@ def add_choices(parser: argparse.ArgumentParser, programs: bool = True) -> None:
         help="rank=64 (any number): store the table of token embeddings as two factors, weighted by how often the "
         "tokens occur; int8: as 8-bit integers with one scale per row (default: as it is)",
     )  # fmt: skip
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16", *(["int8"] if programs else [])), default="float32",
+        help="of the weights in the file, in which the metric is measured"
+        + ("; int8, with --format onnx: of weights and activations of the program" if programs else "")
+        + " (default float32)",
+    )  # fmt: skip
 
 
 def choices_of(given: argparse.Namespace) -> Choices:
@@ -44,6 +50,7 @@ def choices_of(given: argparse.Namespace) -> Choices:
         round_to=getattr(given, "round_to", None),
         vocabulary=given.vocabulary,
         embeddings=given.embeddings,
+        dtype=given.dtype,
     )
     choices.check()
     return choices
@@ -62,4 +69,8 @@ def print_choices(report: dict[str, Any]) -> None:
             "the norm"
         )
     if made := report.get("program"):
-        print(f"{made['file']}: its logits differ by {made['difference']:.1e}")
+        if "dtype" in made:
+            name = report["metric"]["name"]
+            print(f"{made['file']}: int8, {made['bytes']:,} bytes, dev {name} {made['metric']:.4f}")
+        else:
+            print(f"{made['file']}: its logits differ by {made['difference']:.1e}")

@@ -1,4 +1,4 @@
-"""What users choose for an export, beside the net: programs, widths, vocabulary, embeddings."""
+"""What users choose for an export, beside the net: programs, widths, vocabulary, embeddings, number formats."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 from lit_compress.export.program import Format, check_format
 from lit_compress.models.embeddings import check_table
+from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Vocabulary = Literal["all", "data"]
+Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Choices:
             (SP3); None for no padding.
         embeddings: ``rank=64`` (any number) or ``int8``: the table of token embeddings as two factors, or as integers
             with a scale per row (embeddings.py); None leaves it.
+        dtype: of the weights in the file; ``int8``: of the weights and activations of the ONNX program
+            (number_format.py).
         vocabulary: ``data`` keeps the pieces that the training data and unknown words need (vocabulary.py).
     """
 
@@ -33,6 +37,7 @@ class Choices:
     round_to: int | None = None
     vocabulary: Vocabulary = "all"
     embeddings: str | None = None
+    dtype: Dtype = "float32"
 
     @property
     def rank(self) -> int | None:
@@ -43,6 +48,11 @@ class Choices:
         """
         found = re.fullmatch(r"rank=(\d+)", self.embeddings or "")
         return int(found[1]) if found else None
+
+    @property
+    def half(self) -> bool:
+        """Whether the weights are stored in 16 bits."""
+        return self.dtype in ("bfloat16", "float16")
 
     def check(self) -> None:
         """Refuse, before the work, what cannot be done.
@@ -59,14 +69,24 @@ class Choices:
                 "leave one out"
             )
 
+        if self.dtype == "int8" and self.form != "onnx":
+            raise UserError("export: --dtype int8 is for the program that ONNX Runtime runs; add --format onnx")
+        if self.half and self.form != "hf":
+            raise UserError(
+                f"export: --format {self.form} writes a program of float32, --dtype {self.dtype} is for the folder; "
+                "leave one out, or give --format onnx --dtype int8"
+            )
+
     def check_net(self, net: PreTrainedModel) -> None:
         """Refuse what cannot be done with ``net``, before the work on it.
 
         Raises:
-            UserError: its table cannot be made smaller.
+            UserError: its table cannot be made smaller; it writes text, and the program is to be of 8 bits.
         """
         if self.embeddings:
             check_table(net, self.rank, f"export: --embeddings {self.embeddings}")
+        if self.dtype == "int8" and task_type_of_net(net.config).name == "summarization":
+            raise UserError("export: --dtype int8 cannot measure a net that writes summaries; nearest: bfloat16")
 
 
 AS_IS = Choices()

@@ -15,6 +15,7 @@ from lit_compress.export.embeddings import shrink_embeddings
 from lit_compress.export.fuse import MERGE, compact, fuse, merged
 from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.narrow import pad_widths
+from lit_compress.export.number_format import cast, quantize_program
 from lit_compress.export.program import write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.export.vocabulary import cut_vocabulary
@@ -73,6 +74,7 @@ def write_export(
         UserError: ``out`` has other files; a check fails; what was asked for cannot be done with ``net``.
     """
     choices.check()
+    choices.check_net(net)
     check_out(out)
     task = replace(data.record, length=min(data.record.length, data.max_length))  # nothing longer is ever read
     with atomic_folder(out) as temporary:
@@ -83,12 +85,14 @@ def write_export(
             net, data, vocabulary = cut_vocabulary(net, data)
         if choices.embeddings:
             embeddings = shrink_embeddings(net, data, choices.embeddings, choices.rank)
-        padded = net if choices.round_to is None else pad_widths(copy.deepcopy(net), choices.round_to)
-        write_model(padded, temporary)
+        stored = net if choices.round_to is None else pad_widths(copy.deepcopy(net), choices.round_to)
+        if choices.half:
+            cast(stored, choices.dtype)
+        write_model(stored, temporary)
         data.tokenizer.save_pretrained(temporary)
         for _ in track([0], "check the export in another process"):
-            difference = check_export(net, temporary)
-        exported = load_net(temporary)
+            difference = check_export(load_net(temporary) if choices.half else net, temporary)
+        exported = load_net(temporary, as_stored=True)
         scores, key = evaluate(exported, data, sure=True), f"val/{task.metrics[0]}"
         metric, ends = scores[key], [scores[end] for end in (f"{key}_low95", f"{key}_high95") if end in scores]
         nets = {**before, "compressed": Measured(exported, temporary, metric, initial, kept, bool(dense))}
@@ -100,12 +104,16 @@ def write_export(
         report["export_difference"] = difference
         report["round_to"] = choices.round_to
         report |= {"vocabulary": vocabulary, "embeddings": embeddings}
+        report["dtype"] = choices.dtype if choices.half else "float32"
         report["ordinary"] = not (temporary / f"{MODULE}.py").exists()
-        report["refuses"] = bool(getattr(net.config, "structure", None))
+        report["refuses"] = bool(getattr(exported.config, "structure", None))
         report["merged"] = {"above": MERGE, "sites": len(find_sites(net)), "matrices": dense}
         if choices.form != "hf":
             for _ in track([0], f"write and check {choices.form}"):
                 report["program"] = write_program(exported, data.tokenizer, temporary, choices.form)
+        if choices.dtype == "int8":
+            for _ in track([0], "quantize and measure"):
+                report["program"] |= quantize_program(temporary, data)
         report |= more or {}
         write_json(temporary / "report.json", report)
         factors = any(spec.get("rank") for spec in describe(net).values())

@@ -152,6 +152,8 @@ WRONG = [
     ("export", "RUN", "OUT", "--round_to", "x"),
     ("export", "RUN", "OUT", "--vocabulary", "dta"),
     ("export", "RUN", "OUT", "--embeddings", "rank"),
+    ("export", "RUN", "OUT", "--dtype", "int7"),
+    ("export", "RUN", "OUT", "--dtype", "int8"),
     ("clean", "./nowhere"),
     ("clean", "FILE"),
     ("validate", "EMPTY"),

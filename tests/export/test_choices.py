@@ -1,4 +1,4 @@
-"""What users choose for an export: a vocabulary cut to the data, a smaller table of embeddings."""
+"""What users choose for an export: a vocabulary cut to the data, a smaller table of embeddings, number formats."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.tokens import changed_inputs, token_counts, with_tokenizer
+from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Choices
 from lit_compress.export.embeddings import shrink_embeddings
 from lit_compress.export.folder import write_export
+from lit_compress.export.number_format import Program, cast
 from lit_compress.export.report import Measured
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.storage import load_net, save_net
@@ -117,9 +119,58 @@ def test_without_training_data_all_rows_weigh_the_same(data, tiny_data, tmp_path
     assert not found["weighted"] and "all tokens weigh the same" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bits(dtype, export, data):
+    """Half the bytes; the folder is loaded and measured in that dtype, here and elsewhere."""
+    _, before, _ = export(embeddings="int8")
+    out, report, card = export(embeddings="int8", dtype=dtype)
+    assert report["dtype"] == dtype and before["dtype"] == "float32" and report["export_difference"] <= 1e-5
+    floats = report["compressed"]["params"]["total"] - 32 * report["embeddings"]["of"] // 128
+    assert before["compressed"]["bytes"] - report["compressed"]["bytes"] == pytest.approx(2 * floats, abs=100)
+    assert f"The weights are stored as {dtype}" in card
+    assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+    net, inputs = load_net(out, as_stored=True), torch.tensor([[2, 9, 20, 3]])
+    elsewhere = AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True).eval()
+    assert net.dtype == elsewhere.dtype == getattr(torch, dtype) != load_net(out).dtype == torch.float32
+    with torch.no_grad():
+        assert torch.equal(net(inputs).logits, elsewhere(inputs).logits)
+    assert evaluate(net, data)["val/accuracy"] == report["compressed"]["metric"]
+
+
+def test_a_weight_that_a_dtype_cannot_hold():
+    net = make_net("bert")
+    net.classifier.bias.data[0] = 1e5
+    with pytest.raises(UserError, match=r"--dtype float16 cannot hold the values of 'classifier.bias'; nearest: bf"):
+        cast(net, "float16")
+
+
+@pytest.mark.slow
+def test_a_program_of_eight_bits(export, data):
+    """Matrices are integers, the metric is that of the file, and its logits are near those of the folder."""
+    import onnx
+
+    out, report, card = export(form="onnx", dtype="int8", embeddings="int8")
+    found, file = report["program"], onnx.load(out / "model.onnx")
+    assert found["dtype"] == "int8" and found["examples"] == 100 and report["dtype"] == "float32"
+    assert found["bytes"] == (out / "model.onnx").stat().st_size
+    stored = {tuple(i.dims) for i in file.graph.initializer if i.data_type == onnx.TensorProto.INT8}
+    assert {(32, 32), (32, 64), (64, 5), (5, 32)} <= stored
+    assert found["metric"] == evaluate(Program(out / "model.onnx"), data)["val/accuracy"]
+    assert f"dev accuracy is {found['metric']:.4f}, between" in card and "ranges of 100 training" in card
+    inputs = AutoTokenizer.from_pretrained(out)(
+        data.validation_rows[0]["sentence"][:8], return_tensors="pt", padding=True
+    )
+    with torch.no_grad():
+        off = Program(out / "model.onnx")(**inputs).logits - load_net(out)(**inputs).logits
+    assert 0 < off.abs().max() < 0.1
+    assert not list(out.glob("*.int8.onnx"))
+
+
 @pytest.mark.parametrize(
     ("choices", "text"),
     [
+        ({"dtype": "int8"}, "--dtype int8 is for the program that ONNX Runtime runs; add --format onnx"),
+        ({"dtype": "float16", "form": "onnx"}, "--format onnx writes a program of float32, --dtype float16 is for"),
         ({"embeddings": "int9"}, "--embeddings 'int9' is not valid; rank=64 (any number) or int8"),
         ({"embeddings": "rank=-1"}, "--embeddings 'rank=-1' is not valid"),
         ({"embeddings": "int8", "round_to": 8}, "--round_to 8 pads the table that --embeddings int8 replaces"),

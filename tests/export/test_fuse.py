@@ -142,4 +142,5 @@ def test_report_and_card_say_what_was_rounded(export, tmp_path):
     assert report["round_to"] == 8 and found["density"] == density(net) < found["stored"] == stored_density(again)
     assert all(m.features % 8 == 0 for m in again.modules() if isinstance(m, NarrowNorm))
     assert any(m.features % 8 for m in net.modules() if isinstance(m, NarrowNorm))
+    assert report["refuses"] and "trust_remote_code=True)" in card
     assert f"up to multiples of 8 with zeros, so {found['stored']:.1%} of" in card and "stored as zeros" not in card
