@@ -116,7 +116,7 @@ _EMBEDDINGS = """The table of token embeddings is stored {form}, in {bytes:,} by
 """
 
 
-_HALF = """The weights are stored as {dtype}, in which `from_pretrained` loads them, and the metric is measured.
+_HALF = """The weights are stored as {dtype}, in which `from_pretrained` loads them and the metric is measured.
 
 """
 

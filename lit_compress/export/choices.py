@@ -68,7 +68,6 @@ class Choices:
                 f"export: --round_to {self.round_to} pads the table that --embeddings {self.embeddings} replaces; "
                 "leave one out"
             )
-
         if self.dtype == "int8" and self.form != "onnx":
             raise UserError("export: --dtype int8 is for the program that ONNX Runtime runs; add --format onnx")
         if self.half and self.form != "hf":

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
 
 
+def table_bytes(net: PreTrainedModel) -> int:
+    """Return the size of the table of token embeddings of ``net``."""
+    return sum(p.nbytes for p in net.get_input_embeddings().parameters())
+
+
 def shrink_embeddings(net: PreTrainedModel, data: DataModule, form: str, rank: int | None) -> dict[str, Any]:
     """Make the table of ``net`` smaller, in place, and return what the report says of it.
 
@@ -33,13 +38,11 @@ def shrink_embeddings(net: PreTrainedModel, data: DataModule, form: str, rank: i
     Raises:
         UserError: there is no table that can be made smaller.
     """
-    option, table = f"export: --embeddings {form}", net.get_input_embeddings()
-    counts, whole = None, sum(p.nbytes for p in table.parameters())
+    option, counts, whole = f"export: --embeddings {form}", None, table_bytes(net)
     if rank is not None:
         try:
             counts = token_counts(data, net.config.vocab_size)
         except UserError as error:
             note(f"{option}: all tokens weigh the same, as there is no training data ({error})")
     error = shrink_table(net, rank, counts, option)
-    left = sum(p.nbytes for p in net.get_input_embeddings().parameters())
-    return {"form": form, "weighted": counts is not None, "error": error, "bytes": left, "of": whole}
+    return {"form": form, "weighted": counts is not None, "error": error, "bytes": table_bytes(net), "of": whole}

@@ -11,7 +11,7 @@ from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.card import card
 from lit_compress.export.check import check_export
 from lit_compress.export.choices import AS_IS, Choices
-from lit_compress.export.embeddings import shrink_embeddings
+from lit_compress.export.embeddings import shrink_embeddings, table_bytes
 from lit_compress.export.fuse import MERGE, compact, fuse, merged
 from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.narrow import pad_widths
@@ -93,6 +93,8 @@ def write_export(
         for _ in track([0], "check the export in another process"):
             difference = check_export(load_net(temporary) if choices.half else net, temporary)
         exported = load_net(temporary, as_stored=True)
+        if embeddings is not None:
+            embeddings["bytes"] = table_bytes(exported)
         scores, key = evaluate(exported, data, sure=True), f"val/{task.metrics[0]}"
         metric, ends = scores[key], [scores[end] for end in (f"{key}_low95", f"{key}_high95") if end in scores]
         nets = {**before, "compressed": Measured(exported, temporary, metric, initial, kept, bool(dense))}

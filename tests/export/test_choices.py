@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
+from datasets import Dataset
 from tiny import WORDS, make_net
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizerFast
 
@@ -128,6 +130,7 @@ def test_sixteen_bits(dtype, export, data):
     floats = report["compressed"]["params"]["total"] - 32 * report["embeddings"]["of"] // 128
     assert before["compressed"]["bytes"] - report["compressed"]["bytes"] == pytest.approx(2 * floats, abs=100)
     assert f"The weights are stored as {dtype}" in card
+    assert report["embeddings"]["bytes"] == report["embeddings"]["of"] // 128 * (32 + 2)
     assert json.loads((out / "config.json").read_text())["dtype"] == dtype
     net, inputs = load_net(out, as_stored=True), torch.tensor([[2, 9, 20, 3]])
     elsewhere = AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True).eval()
@@ -187,6 +190,10 @@ def test_counts_are_those_of_the_texts(data, backbone):
     counts = token_counts(data, len(tokenizer) + 3)
     assert counts.sum() == sum(len(ids) for ids in data.train_tokens()["input_ids"])
     assert counts[tokenizer.cls_token_id] == 100 and counts[tokenizer.convert_tokens_to_ids("ghost")] == 0
+    columns = {"input_ids": [[3, 1], [1]], "labels": [[2, -100], [1]]}
+    written = SimpleNamespace(train_tokens=lambda: Dataset.from_dict(columns))
+    assert token_counts(written, 5).tolist() == [0, 2, 0, 1, 0]
+    assert token_counts(written, 5, written=True).tolist() == [0, 3, 1, 1, 0]
     other = with_tokenizer(data, tokenizer)
     assert changed_inputs(data, other, range(len(tokenizer))) == 0
     assert changed_inputs(data, other, [*range(1, len(tokenizer)), 0]) == 100
