@@ -115,7 +115,7 @@ def write_export(
                 report["program"] = write_program(exported, data.tokenizer, temporary, choices.form)
         if choices.dtype == "int8":
             for _ in track([0], "quantize and measure"):
-                report["program"] |= quantize_program(temporary, data)
+                report["program"] |= quantize_program(temporary, exported, data)
         report |= more or {}
         write_json(temporary / "report.json", report)
         factors = any(spec.get("rank") for spec in describe(net).values())

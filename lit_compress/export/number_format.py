@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Dtype
 from lit_compress.export.program import FILES
+from lit_compress.models.sites import find_sites
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from lit_compress.data.datamodule import DataModule
 
+_SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules from the outermost to its own
 EXAMPLES = 128  # of the training data, from which the ranges of activations are read
 
 
@@ -40,12 +43,12 @@ def cast(net: PreTrainedModel, dtype: Dtype) -> None:
             raise UserError(f"export: --dtype {dtype} cannot hold the values of '{name}'; nearest: bfloat16")
 
 
-def quantize_program(folder: Path, data: DataModule) -> dict[str, Any]:
+def quantize_program(folder: Path, net: PreTrainedModel, data: DataModule) -> dict[str, Any]:
     """Quantize the ONNX program in ``folder`` in place, weights and activations, and measure its dev metric.
 
     Matrices get one scale per column and 7 bits, so that sums do not overflow on processors without instructions for
-    8 bits; activations 8 bits, in the range that they have on training examples. Products of two activations, norms
-    and embeddings stay as they are.
+    8 bits; activations 8 bits, in the range that they have on training examples. The last matrix of a feed-forward
+    network, which reads a few very large values, products of two activations, norms and embeddings stay as they are.
 
     Returns:
         Its ``dtype`` and ``bytes``; its ``metric`` and the ``interval`` of that, or None; the number of ``examples``.
@@ -56,7 +59,7 @@ def quantize_program(folder: Path, data: DataModule) -> dict[str, Any]:
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     path = folder / FILES["onnx"]
-    small = path.with_suffix(".int8.onnx")
+    small, large = path.with_suffix(".int8.onnx"), {site.name for site in find_sites(net) if site.role == "down"}
     examples = min(EXAMPLES, data.train_size())
     try:
         with _silent():
@@ -64,7 +67,8 @@ def quantize_program(folder: Path, data: DataModule) -> dict[str, Any]:
                 path, small, _Ranges(path, data, examples), quant_format=QuantFormat.QDQ, per_channel=True,
                 reduce_range=True, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
                 op_types_to_quantize=["MatMul", "Gemm"], calibrate_method=CalibrationMethod.MinMax,
-                extra_options={"MatMulConstBOnly": True},
+                extra_options={"MatMulConstBOnly": True, "CalibMovingAverage": True},
+                nodes_to_exclude=_nodes_of(path, large),
             )  # fmt: skip
     except Exception as error:  # the library raises anything
         reason = " ".join(str(error).split())[:160] or type(error).__name__
@@ -77,6 +81,18 @@ def quantize_program(folder: Path, data: DataModule) -> dict[str, Any]:
         "dtype": "int8", "bytes": path.stat().st_size, "metric": scores[key], "interval": ends or None,
         "examples": examples,
     }  # fmt: skip
+
+
+def _nodes_of(path: Path, modules: set[str]) -> list[str]:
+    """Return the names of the nodes of a program that modules of the net have become, by the exporter's metadata."""
+    import onnx
+
+    wanted, found = {f"net.{name}" for name in modules}, []
+    for node in onnx.load(path).graph.node:
+        scopes = [item.value for item in node.metadata_props if item.key == _SCOPES]
+        if wanted & {name for value in scopes for name in ast.literal_eval(value)}:
+            found.append(node.name)
+    return found
 
 
 class Program(nn.Module):

@@ -157,7 +157,8 @@ def test_a_program_of_eight_bits(export, data):
     assert found["dtype"] == "int8" and found["examples"] == 100 and report["dtype"] == "float32"
     assert found["bytes"] == (out / "model.onnx").stat().st_size
     stored = {tuple(i.dims) for i in file.graph.initializer if i.data_type == onnx.TensorProto.INT8}
-    assert {(32, 32), (32, 64), (64, 5), (5, 32)} <= stored
+    assert (32, 32) in stored and (32, 64) in stored
+    assert not {(64, 5), (5, 32), (64, 32)} & stored  # the last matrix of a feed-forward network, and its factors
     assert found["metric"] == evaluate(Program(out / "model.onnx"), data)["val/accuracy"]
     assert f"dev accuracy is {found['metric']:.4f}, between" in card and "ranges of 100 training" in card
     inputs = AutoTokenizer.from_pretrained(out)(
