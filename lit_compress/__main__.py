@@ -15,7 +15,7 @@ USAGE = """usage: python -m lit_compress COMMAND ...
   validate TARGET        dev metrics of a run, an export or any fine-tuned model (with --data.task NAME)
   test TARGET            metrics on the test split
   predict TARGET         write text, label and probability of every row as JSON lines
-  export RUN OUT [--format hf|onnx|torch] [--pivot] [--round_to 8]
+  export RUN OUT [--format hf|onnx|torch] [--pivot] [--vocabulary data] [--embeddings int8] [--dtype bfloat16]
                          write a finished run as a folder that loads without this package; also as one program
   clean RUN              remove what a run needs no more: checkpoints of finished stages, what killed processes left
   factorize MODEL OUT --data.task NAME [--rank_ratio 0.33] [--weighting fisher] [--axis in]

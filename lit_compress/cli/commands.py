@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 
+from lit_compress.cli.exporting import add_choices, choices_of, print_choices
 from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs, factorize_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import one_line, parse_one_shot, silence_libraries
@@ -24,7 +25,7 @@ from lit_compress.data.facts import DataFacts
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.evaluation.predict import write_predictions
 from lit_compress.export.folder import check_out
-from lit_compress.export.report import pivot_line, print_table
+from lit_compress.export.report import print_table
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.models.budget import budget_line
 from lit_compress.run.clean import clean as remove_leftovers
@@ -201,36 +202,22 @@ def clean(args: list[str]) -> None:
     print(f"{sum(removed.values()):,} bytes are free; the nets of all stages, the export and the curves are kept")
 
 
-_PIVOT = "store low-rank matrices in pivot form: the same outputs, k * k parameters fewer at rank k (default: factors)"
-
-
 def export(args: list[str]) -> None:
     """Write a finished run as a folder that loads without this package."""
     parser = argparse.ArgumentParser(prog="python -m lit_compress export", description=export.__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a finished run")
     parser.add_argument("out", metavar="OUT", help="folder to write")
-    parser.add_argument(
-        "--format", choices=("hf", "onnx", "torch"), default="hf",
-        help="onnx, torch: also write model.onnx or model.pt2, which run without transformers (default hf: neither)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--round_to", type=int, metavar="N",
-        help="SP3: pad widths with zeros to multiples of N; 8 is faster in PyTorch with many tokens (default: none)",
-    )  # fmt: skip
-    parser.add_argument("--pivot", action="store_true", help=_PIVOT)
+    add_choices(parser)
     parser.error = one_line  # type: ignore[method-assign]
     given = parser.parse_args(args)
     silence_libraries()
-    run, out = Run(given.run), Path(given.out).expanduser()
+    run, out, choices = Run(given.run), Path(given.out).expanduser(), choices_of(given)
     check_out(out)
     parts = parse_stored(run.config(), [], "export").build()
-    report = export_run(run, out, parts.method, parts.data, given.format, given.round_to, given.pivot)
+    report = export_run(run, out, parts.method, parts.data, choices)
     print(f"exported {given.out}: density {report['compressed']['density']:.4f}")
-    if given.pivot:
-        print(pivot_line(report))
     print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
-    if "program" in report:
-        print(f"{report['program']['file']}: its logits differ by {report['program']['difference']:.1e}")
+    print_choices(report)
 
 
 def factorize(args: list[str]) -> None:
@@ -240,15 +227,16 @@ def factorize(args: list[str]) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="folder or hub name of a model fine-tuned on the task")
     parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
-    parser.add_argument("--pivot", action="store_true", help=_PIVOT)
+    add_choices(parser, programs=False)
     given, cli = parse_one_shot(parser, args, "factorize")
-    out = Path(given.out).expanduser()
+    out, choices = Path(given.out).expanduser(), choices_of(given)
     check_out(out)
     parts = settle_budget(cli)
-    report = factorize_model(out, parts.method, parts.data, cli.dump(), given.pivot)
+    report = factorize_model(out, parts.method, parts.data, cli.dump(), choices)
     print_table(report)
     if (loss := report["calibration"]) and loss["estimated_loss"] is not None:
         print(f"loss added: {loss['estimated_loss']:.2g} estimated, {loss['measured_loss']:.2g} measured on dev rows")
+    print_choices(report)
     _warn_missed(report)
     print(f"export: {given.out}")
 

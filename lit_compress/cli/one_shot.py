@@ -17,6 +17,7 @@ from lit_compress.analysis.plots import write_rows
 from lit_compress.analysis.truncation import Rows
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import write_export
 from lit_compress.export.report import Measured
 from lit_compress.methods.fwsvd import FWSVD
@@ -75,7 +76,7 @@ def _device() -> str:
 
 
 def factorize_model(
-    out: Path, method: OneShot, data: DataModule, config: dict[str, Any], pivot: bool = False
+    out: Path, method: OneShot, data: DataModule, config: dict[str, Any], choices: Choices = AS_IS
 ) -> dict[str, Any]:
     """Factorize the method's backbone, export it to ``out`` and return the report.
 
@@ -84,15 +85,22 @@ def factorize_model(
         method: has the model (``backbone``), the task, the weighting and the ranks.
         data: training data for a weighting that needs them, validation data for the report.
         config: of the command.
-        pivot: the factors are stored in pivot form.
+        choices: as :func:`write_export`.
 
     Raises:
         UserError: the model, the data or ``out`` cannot be used; nothing would be factorized for ``pivot``.
     """
-    if pivot and method.retrain.removes == "structures":
+    choices.check()
+    if choices.pivot and method.retrain.removes == "structures":
         raise UserError("factorize: --pivot is for factors, and retrain.removes structures makes none; nearest: both")
     data.reads_labels = method.retrain.reads_labels(method.kind)
     dense = load_model(method.backbone, method)
+    if choices.embeddings and method.ranks.scope == "all":
+        raise UserError(
+            f"--embeddings: '{choices.embeddings}' and scope all both make the table of embeddings smaller; leave "
+            "--embeddings out, or give --scope blocks"
+        )
+    choices.check_net(dense)
     method.ranks.check(dense)
     check_removal(method.retrain, method.ranks, dense)
     net = copy.deepcopy(dense).to(_device())
@@ -111,10 +119,9 @@ def factorize_model(
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), metric)}
-        budget = method.budget and (method.budget, method.density)
-        more = {"calibration": made}
+        budget, more = method.budget and (method.budget, method.density), {"calibration": made}
         name = type(method).__name__
-        return write_export(out, net, before, name, data, config, pivot=pivot, more=more, budget=budget)
+        return write_export(out, net, before, name, data, config, choices=choices, more=more, budget=budget)
 
 
 SEVERAL = ("ranks", "neurons", "pattern")  # analyses that take more than one model

@@ -81,7 +81,7 @@ class Target:
         """
         if not (self.folder / "structure.json").is_file():
             return load_finetuned(str(self.folder), task, self.what.partition(":")[0])
-        net = load_net(self.folder)
+        net = load_net(self.folder, as_stored=True)
         check_head(self.what, net.config, task)
         trained = (self.config or {}).get("data", {}).get("task", task.name)
         if trained != task.name:

@@ -376,10 +376,14 @@ class DataModule(LightningDataModule):
         self.setup("validate")
         return None if task_type(self.record).one_text else self._split(self.record.validation[0]).available
 
+    def train_tokens(self) -> Dataset:
+        """Return the training examples as token ids."""
+        self.setup("fit")
+        return self._split("train").encoded
+
     def train_size(self) -> int:
         """Return the number of training examples."""
-        self.setup("fit")
-        return len(self._split("train").encoded)
+        return len(self.train_tokens())
 
     def batches_per_epoch(self, world_size: int = 1) -> int:
         """Return the number of training batches of one process."""

@@ -70,7 +70,7 @@ _ORDINARY = "Those of any model: nothing was replaced, all matrices have become 
 
 
 _PROGRAM = """`{file}` is the same net as one program, for any batch size and length; of this folder it needs
-only the tokenizer's files. From {inputs} (int64) to {outputs}, which differ by at most {difference:.1e}:
+only the tokenizer's files. From {inputs} (int64) to {outputs}{differs}:
 
 ```python
 {code}
@@ -104,6 +104,29 @@ in the folder.
 _MERGED = """{count} of {sites} matrices are stored dense although the method kept less of them ({kept:.1%} of all), so
 {stored:.1%} of the block matrices are in the folder: on a CPU factors and rows of over {above:.0%} of a matrix's
 parameters are no faster.
+
+"""
+
+
+_VOCABULARY = """The tokenizer is the small one of this folder: {rows:,} of {of:,} pieces are left, those of the
+training data and all single characters, with which other words are spelled.
+
+"""
+
+
+_EMBEDDINGS = """The table of token embeddings is stored {form}, in {bytes:,} bytes of {of:,}; it is off by
+{error:.1%} of its norm.
+
+"""
+
+
+_HALF = """The weights are stored as {dtype}, in which `from_pretrained` loads them and the metric is measured.
+
+"""
+
+_INT8 = """This program has weights and activations of 8 bits, by ONNX Runtime, with the ranges of {examples} training
+examples. Its dev {name} is {metric:.4f}{error}. Before it was quantized its outputs differed by at most
+{difference:.1e}.
 
 """
 
@@ -172,11 +195,23 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         note = _ROUNDED.format(multiple=report["round_to"], stored=found["stored"])
     elif found["density"] < found["stored"]:
         note = _ZEROS
+    if report["vocabulary"]:
+        note += _VOCABULARY.format(**report["vocabulary"])
+    if table := report["embeddings"]:
+        form = "as 8-bit integers with one scale per row" if table["form"] == "int8" else "as two factors"
+        note += _EMBEDDINGS.format(**table | {"form": form})
+    if report["dtype"] != "float32":
+        note += _HALF.format(dtype=report["dtype"])
     program = ""
     if made := report.get("program"):
         code = _CODE[made["format"]].format(file=made["file"], names=made["outputs"])
         lists = {name: ", ".join(made[name]) for name in ("inputs", "outputs")}
-        program = _PROGRAM.format(**made | lists, code=code)
+        differs = "" if "dtype" in made else f", which differ by at most {made['difference']:.1e}"
+        program = _PROGRAM.format(**made | lists, code=code, differs=differs)
+        if "dtype" in made:
+            between = ", between {:.4f} and {:.4f} in 95 of 100 samples".format(*made["interval"] or (0, 0))
+            name = report["metric"]["name"]
+            program += _INT8.format(**made | {"name": name, "error": between if made["interval"] else ""})
     metadata = _metadata(report, task, name, license_of(backbone)).to_yaml()
     return f"---\n{metadata}\n---\n" + _CARD.format(
         note=note,

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.card import card
 from lit_compress.export.check import check_export
+from lit_compress.export.choices import AS_IS, Choices
+from lit_compress.export.embeddings import shrink_embeddings, table_bytes
 from lit_compress.export.fuse import MERGE, compact, fuse, merged
 from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.narrow import pad_widths
+from lit_compress.export.number_format import cast, quantize_program
 from lit_compress.export.pivot import check_pivot, to_pivot_form
-from lit_compress.export.program import Format, check_format, write_program
+from lit_compress.export.program import write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
+from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.models.accounting import density
 from lit_compress.models.budget import Budget
 from lit_compress.models.sites import find_sites
@@ -56,10 +60,8 @@ def write_export(
     data: DataModule,
     config: dict[str, Any],
     initial: float | None = None,
-    form: Format = "hf",
-    round_to: int | None = None,
+    choices: Choices = AS_IS,
     facts: dict[str, Any] | None = None,
-    pivot: bool = False,
     more: dict[str, Any] | None = None,
     budget: tuple[Budget, float] | None = None,
 ) -> dict[str, Any]:
@@ -73,34 +75,40 @@ def write_export(
         data: for the dev metric of the exported net.
         config: of the run.
         initial: dev metric before the last stage's first step; None if there is none.
-        form: ``onnx`` and ``torch`` also write the net as one program (program.py).
-        round_to: widths of hidden states and feed-forward networks are padded with zeros to multiples of this number
-            (SP3); None for no padding.
+        choices: what the user asked for.
         facts: what was found in the data, if that is known.
-        pivot: low-rank matrices are stored in pivot form (pivot.py).
         more: further fields of the report.
         budget: to check the export against, and the density that was to meet it; None for none.
 
     Raises:
-        UserError: ``out`` has other files; a check fails; packages of ``form`` are missing; ``net`` has no widths to
-            pad, or no matrices in factors for ``pivot``.
+        UserError: ``out`` has other files; a check fails; what was asked for cannot be done with ``net``.
     """
-    check_format(form)
+    choices.check()
+    choices.check_net(net)
     check_out(out)
     task = read_task(data)
     with atomic_folder(out) as temporary:
         small = compact(net)
-        if pivot:
+        if choices.pivot:
             check_pivot(small)
-        saved = to_pivot_form(small) if pivot else {}
+        saved = to_pivot_form(small) if choices.pivot else {}
         merge = budget is None or budget[0].merges
         kept, dense = density(small), merged(small) if merge else {}
-        net = fuse(small) if merge else small
-        write_model(net if round_to is None else pad_widths(copy.deepcopy(net), round_to), temporary)
+        net, vocabulary, embeddings = fuse(small) if merge else small, None, None
+        if choices.vocabulary == "data":
+            net, data, vocabulary = cut_vocabulary(net, data)
+        if choices.embeddings:
+            embeddings = shrink_embeddings(net, data, choices.embeddings, choices.rank)
+        stored = net if choices.round_to is None else pad_widths(copy.deepcopy(net), choices.round_to)
+        if choices.half:
+            cast(stored, choices.dtype)
+        write_model(stored, temporary)
         data.tokenizer.save_pretrained(temporary)
         for _ in track([0], "check the export in another process"):
-            difference = check_export(net, temporary)
-        exported = load_net(temporary)
+            difference = check_export(load_net(temporary) if choices.half else net, temporary)
+        exported = load_net(temporary, as_stored=True)
+        if embeddings is not None:
+            embeddings["bytes"] = table_bytes(exported)
         scores, key = evaluate(exported, data, sure=True), f"val/{task.metrics[0]}"
         metric, ends = scores[key], [scores[end] for end in (f"{key}_low95", f"{key}_high95") if end in scores]
         nets = {**before, "compressed": Measured(exported, temporary, metric, initial, kept, bool(dense))}
@@ -110,14 +118,19 @@ def write_export(
         if facts is not None:
             report["data"] = facts
         report["export_difference"] = difference
-        report["round_to"] = round_to
-        report["pivot"] = {name: count for name, count in saved.items() if name not in dense} if pivot else None
+        report["round_to"] = choices.round_to
+        pivots = {name: count for name, count in saved.items() if name not in dense}
+        report |= {"pivot": pivots if choices.pivot else None, "vocabulary": vocabulary, "embeddings": embeddings}
+        report["dtype"] = choices.dtype if choices.half else "float32"
         report["ordinary"] = not (temporary / f"{MODULE}.py").exists()
-        report["refuses"] = bool(getattr(net.config, "structure", None))
+        report["refuses"] = bool(getattr(exported.config, "structure", None))
         report["merged"] = {"above": MERGE, "sites": len(find_sites(net)), "matrices": dense}
-        if form != "hf":
-            for _ in track([0], f"write and check {form}"):
-                report["program"] = write_program(exported, data.tokenizer, temporary, form)
+        if choices.form != "hf":
+            for _ in track([0], f"write and check {choices.form}"):
+                report["program"] = write_program(exported, data.tokenizer, temporary, choices.form)
+        if choices.dtype == "int8":
+            for _ in track([0], "quantize and measure"):
+                report["program"] |= quantize_program(temporary, exported, data)
         report["budget"] = budget and budget[0].check(report, budget[1])
         report |= more or {}
         write_json(temporary / "report.json", report)

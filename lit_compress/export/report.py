@@ -276,15 +276,13 @@ def table(report: dict[str, Any]) -> Table:
 
 
 def print_table(report: dict[str, Any]) -> None:
-    """Print the final table, what the pivot form saved, and the score; into a file the table is as wide as need be."""
+    """Print the final table and the score; into a file the table is as wide as need be."""
     from rich.console import Console
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # ± where the log is ASCII: no reason to fail at the end of a run
     console = Console(highlight=False)
     (console if console.is_terminal else Console(highlight=False, width=120)).print(table(report))
-    if report.get("pivot") is not None:
-        print(pivot_line(report))
     print(score_line(report))
     if found := report.get("budget"):
         print(budget_line(found))

@@ -11,6 +11,7 @@ models/surgery.py and the methods put layers into nets. Begin with deployed/low_
 
 from torch import nn
 
+from lit_compress.layers.deployed.int8_embedding import Int8Embedding
 from lit_compress.layers.deployed.low_rank import LowRankLinear
 from lit_compress.layers.deployed.low_rank_embedding import LowRankEmbedding
 from lit_compress.layers.deployed.low_rank_rows import LowRankRowsLinear
@@ -30,8 +31,9 @@ from lit_compress.layers.training.projected import ProjectedLinear, ProjectedNor
 from lit_compress.layers.training.stream import BasisChange, StreamNorm
 
 _KINDS = (
-    BasisChange, LowRankEmbedding, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, NarrowEmbedding,
-    NarrowLinear, NarrowNorm, PivotLinear, ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding, SizedLinear,
+    BasisChange, Int8Embedding, LowRankEmbedding, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear,
+    NarrowEmbedding, NarrowLinear, NarrowNorm, PivotLinear, ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding,
+    SizedLinear,
     SizedNorm, StackedLowRankLinear, StreamBlock, StreamNorm,
 )  # fmt: skip
 LAYERS: dict[str, type[nn.Module]] = {layer.kind: layer for layer in _KINDS}
@@ -43,6 +45,7 @@ __all__ = [
     "GatedLinear",
     "GatedNorm",
     "HardConcrete",
+    "Int8Embedding",
     "LowRankEmbedding",
     "LowRankLinear",
     "LowRankRowsLinear",

@@ -9,7 +9,6 @@ This is the only file that knows Lightning's order inside an optimizer step: clo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -218,8 +217,7 @@ class Method(pl.LightningModule):
         assert self.stage is not None
         soft = distillation_terms(
             self.distillation, self.kind.loss, logits, self.kind.logits(target, batch), self.kind.counted(batch),
-            passes, hidden_states(target) if passes else [], self.kind.masks(batch),
-            partial(self.stage.layer_loss, settings=self.distillation),
+            passes, hidden_states(target) if passes else [], self.kind.masks(batch), self.stage.layer_loss,
         )  # fmt: skip
         return {"task": self.distillation.label_weight * hard, **soft}
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from lit_compress.layers.deployed.removed import Removed, Returns
 from lit_compress.layers.deployed.sized import SizedLinear
+from lit_compress.layers.deployed.sized_stream import SizedEmbedding
 from lit_compress.models.architectures import Architecture, Role, families_with, get_architecture, parts_of
 from lit_compress.utils.errors import UserError
 
@@ -203,7 +204,7 @@ def token_table(net: PreTrainedModel) -> str | None:
     """Return the name of the table of token embeddings; None if it is no plain one or its tensor has other uses."""
     table = net.get_input_embeddings()
     uses = [name for name, p in net.named_parameters(remove_duplicate=False) if p is getattr(table, "weight", None)]
-    if type(table) is not nn.Embedding or len(uses) != 1:
+    if type(table) not in (nn.Embedding, SizedEmbedding) or len(uses) != 1:
         return None
     return uses[0].removesuffix(".weight")
 

@@ -38,6 +38,12 @@ def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
     net.load_state_dict({**tensors, **whole})
 
 
+def _dtype(tensors: dict[str, Tensor]) -> torch.dtype:
+    """Return the dtype of all floating-point tensors; float32 if they have several."""
+    found = {value.dtype for value in tensors.values() if value.is_floating_point()}
+    return found.pop() if len(found) == 1 else torch.float32
+
+
 def save_net(net: PreTrainedModel, folder: Path) -> None:
     """Write config.json, model.safetensors and structure.json into the existing ``folder``.
 
@@ -57,8 +63,8 @@ def save_net(net: PreTrainedModel, folder: Path) -> None:
     (folder / "structure.json").write_text(json.dumps(describe(net), indent=2) + "\n")
 
 
-def load_net(folder: Path) -> PreTrainedModel:
-    """Load a net that :func:`save_net` wrote.
+def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
+    """Load a net that :func:`save_net` wrote, in float32; ``as_stored``: in the dtype of the file.
 
     Raises:
         UserError: the folder is incomplete or broken; a tensor is missing, unexpected, of another shape or not finite.
@@ -74,8 +80,11 @@ def load_net(folder: Path) -> PreTrainedModel:
         net = rebuild(empty_net(config), structure)
         if net.can_generate():
             net.generation_config = GenerationConfig.from_pretrained(folder)
-        _load_tensors(net, load_file(folder / "model.safetensors"))
+        tensors = load_file(folder / "model.safetensors")
+        _load_tensors(net, tensors)
         check_finite(f"'{folder}'", net)
+        if as_stored:
+            net.to(_dtype(tensors))
     except UserError:
         raise
     except Exception as error:

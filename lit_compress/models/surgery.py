@@ -20,6 +20,7 @@ from lit_compress.layers import (
     LowRankEmbedding,
     LowRankLinear,
     LowRankSparseLinear,
+    SizedEmbedding,
     SizedLinear,
     StackedLowRankLinear,
 )
@@ -91,7 +92,7 @@ def factorize(
             if change is not None:
                 for site, part in zip(names, change.split(_heights(net, names)), strict=True):
                     net.get_submodule(site).bias.data += part
-        if isinstance(table := net.get_submodule(name), nn.Embedding):
+        if isinstance(table := net.get_submodule(name), nn.Embedding | SizedEmbedding):
             factors_of = (right.T.contiguous(), left.T.contiguous())
             replace(net, name, LowRankEmbedding.from_factors(table, *factors_of))
             continue
@@ -121,7 +122,7 @@ def stacked_weight(net: nn.Module, names: Sequence[str]) -> Tensor:
 
     A table of embeddings is the matrix [width, tokens] that reads one-hot vectors.
     """
-    if isinstance(table := net.get_submodule(names[0]), nn.Embedding):
+    if isinstance(table := net.get_submodule(names[0]), nn.Embedding | SizedEmbedding):
         return table.weight.detach().T
     weights = [_linear(net, name).weight.detach() for name in names]
     return weights[0] if len(weights) == 1 else torch.cat(weights)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import write_export
-from lit_compress.export.program import Format
 from lit_compress.export.report import Measured
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
@@ -17,15 +17,7 @@ if TYPE_CHECKING:
     from lit_compress.methods import Method
 
 
-def export_run(
-    run: Run,
-    out: Path,
-    method: Method,
-    data: DataModule,
-    form: Format = "hf",
-    round_to: int | None = None,
-    pivot: bool = False,
-) -> dict[str, Any]:
+def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: Choices = AS_IS) -> dict[str, Any]:
     """Export the net of the last stage of ``run`` to ``out``; write and return the report.
 
     The folder appears only after another process has loaded it and computed the same logits.
@@ -35,7 +27,7 @@ def export_run(
         out: folder to write; an earlier export there is replaced.
         method: the method of the run.
         data: for the dev metric of the exported net.
-        form, round_to, pivot: as :func:`write_export`.
+        choices: as :func:`write_export`.
 
     Raises:
         UserError: a stage is not finished; ``out`` has other files; a check fails.
@@ -58,6 +50,4 @@ def export_run(
     name, facts = type(method).__name__, run.facts()
     more = {"calibration": done[stages[-1]]["calibration"]} if "calibration" in done[stages[-1]] else None
     budget = method.budget and (method.budget, run.density(method.budget.asked) or method.density)
-    return write_export(
-        out, last.net, nets, name, data, run.config(), last.initial, form, round_to, facts, pivot, more, budget
-    )
+    return write_export(out, last.net, nets, name, data, run.config(), last.initial, choices, facts, more, budget)

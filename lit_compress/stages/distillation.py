@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-LayerLoss = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None], Tensor]
-
-
 @dataclass(frozen=True)
 class Distillation:
     """Weights of the loss terms that compare the net with its teacher, the dense net:
@@ -98,7 +95,7 @@ def distillation_terms(
     passes: Sequence[Sequence[Sequence[Tensor]]] | None,
     hidden: Sequence[Sequence[Tensor]],
     masks: Sequence[Tensor],
-    layer_loss: LayerLoss,
+    layer_loss: Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None, Distillation], Tensor],
 ) -> dict[str, Tensor]:
     """Return the weighted loss terms of distillation: ``distillation`` (logits), ``layers`` (hidden states), or both.
 
@@ -112,7 +109,7 @@ def distillation_terms(
             them out.
         hidden: the teacher's hidden states, per stack and layer.
         masks: [b, length] per stack, 0 at padding.
-        layer_loss: distance between the hidden states of net and teacher in one stack.
+        layer_loss: distance between the hidden states of net and teacher in one stack (Stage.layer_loss).
     """
     terms = {}
     if settings.alpha > 0:
@@ -122,7 +119,7 @@ def distillation_terms(
         terms["distillation"] = settings.logits_weight(kind) * loss
     if passes is not None:
         losses = [
-            layer_loss(states, target_states, mask if settings.mask_padding else None)
+            layer_loss(states, target_states, mask if settings.mask_padding else None, settings)
             for stacks in passes
             for states, target_states, mask in zip(stacks, hidden, masks, strict=False)
         ]

@@ -12,6 +12,7 @@ from tiny import make_batch, make_net
 from lit_compress.data.datamodule import DataModule
 from lit_compress.export import folder
 from lit_compress.export import fuse as module
+from lit_compress.export.choices import Choices
 from lit_compress.export.folder import write_export
 from lit_compress.export.fuse import compact, merged
 from lit_compress.export.report import Measured
@@ -102,7 +103,9 @@ def export(tiny_backbone, tiny_data, tmp_path):
 
     def run(make=None, **options):
         small = make(load_net(place)) if make else net
-        write_export(out, small, {"dense": Measured(dense, place, 0.5)}, "ITP", data, config, **options)
+        write_export(
+            out, small, {"dense": Measured(dense, place, 0.5)}, "ITP", data, config, choices=Choices(**options)
+        )
         return small, json.loads((out / "report.json").read_text()), (out / "README.md").read_text()
 
     return run
@@ -139,4 +142,5 @@ def test_report_and_card_say_what_was_rounded(export, tmp_path):
     assert report["round_to"] == 8 and found["density"] == density(net) < found["stored"] == stored_density(again)
     assert all(m.features % 8 == 0 for m in again.modules() if isinstance(m, NarrowNorm))
     assert any(m.features % 8 for m in net.modules() if isinstance(m, NarrowNorm))
+    assert report["refuses"] and "trust_remote_code=True)" in card
     assert f"up to multiples of 8 with zeros, so {found['stored']:.1%} of" in card and "stored as zeros" not in card

@@ -31,9 +31,9 @@ class LowRankEmbedding(nn.Module):
         self.right = nn.Parameter(torch.empty(rank, width))
 
     @classmethod
-    def from_factors(cls, table: nn.Embedding, left: torch.Tensor, right: torch.Tensor) -> LowRankEmbedding:
+    def from_factors(cls, table: Any, left: torch.Tensor, right: torch.Tensor) -> LowRankEmbedding:
         """Return the layer with factors left [num_embeddings, rank] and right [rank, width] in place of ``table``."""
-        layer = cls(table.num_embeddings, table.embedding_dim, 0, table.padding_idx)
+        layer = cls(table.num_embeddings, table.embedding_dim, 0, getattr(table, "padding_idx", None))
         layer.rank, layer.left, layer.right = left.shape[1], nn.Parameter(left), nn.Parameter(right)
         return layer
 

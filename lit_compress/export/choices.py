@@ -1,0 +1,93 @@
+"""What users choose for an export, beside the net: programs, widths, vocabulary, embeddings, number formats."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from lit_compress.export.program import Format, check_format
+from lit_compress.models.embeddings import check_table
+from lit_compress.tasks import task_type_of_net
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Vocabulary = Literal["all", "data"]
+Dtype = Literal["float32", "bfloat16", "float16", "int8"]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How a net is exported; the options of ``export``.
+
+    Attributes:
+        form: ``onnx`` and ``torch`` also write the net as one program (program.py).
+        round_to: widths of hidden states and feed-forward networks are padded with zeros to multiples of this number
+            (SP3); None for no padding.
+        embeddings: ``rank=64`` (any number) or ``int8``: the table of token embeddings as two factors, or as integers
+            with a scale per row (embeddings.py); None leaves it.
+        dtype: of the weights in the file; ``int8``: of the weights and activations of the ONNX program
+            (number_format.py).
+        pivot: low-rank matrices are stored in pivot form (pivot.py).
+        vocabulary: ``data`` keeps the pieces that the training data and unknown words need (vocabulary.py).
+    """
+
+    form: Format = "hf"
+    round_to: int | None = None
+    vocabulary: Vocabulary = "all"
+    embeddings: str | None = None
+    dtype: Dtype = "float32"
+    pivot: bool = False
+
+    @property
+    def rank(self) -> int | None:
+        """The rank of the table of embeddings; None where it gets none.
+
+        >>> Choices(embeddings="rank=64").rank
+        64
+        """
+        found = re.fullmatch(r"rank=(\d+)", self.embeddings or "")
+        return int(found[1]) if found else None
+
+    @property
+    def half(self) -> bool:
+        """Whether the weights are stored in 16 bits."""
+        return self.dtype in ("bfloat16", "float16")
+
+    def check(self) -> None:
+        """Refuse, before the work, what cannot be done.
+
+        Raises:
+            UserError: a value is not valid; packages are missing; two choices exclude each other.
+        """
+        check_format(self.form)
+        if self.embeddings not in (None, "int8") and self.rank is None:
+            raise UserError(f"export: --embeddings '{self.embeddings}' is not valid; rank=64 (any number) or int8")
+        if self.embeddings and self.round_to is not None:
+            raise UserError(
+                f"export: --round_to {self.round_to} pads the table that --embeddings {self.embeddings} replaces; "
+                "leave one out"
+            )
+        if self.dtype == "int8" and self.form != "onnx":
+            raise UserError("export: --dtype int8 is for the program that ONNX Runtime runs; add --format onnx")
+        if self.half and self.form != "hf":
+            raise UserError(
+                f"export: --format {self.form} writes a program of float32, --dtype {self.dtype} is for the folder; "
+                "leave one out, or give --format onnx --dtype int8"
+            )
+
+    def check_net(self, net: PreTrainedModel) -> None:
+        """Refuse what cannot be done with ``net``, before the work on it.
+
+        Raises:
+            UserError: its table cannot be made smaller; it writes text, and the program is to be of 8 bits.
+        """
+        if self.embeddings:
+            check_table(net, self.rank, f"export: --embeddings {self.embeddings}")
+        if self.dtype == "int8" and task_type_of_net(net.config).name == "summarization":
+            raise UserError("export: --dtype int8 cannot measure a net that writes summaries; nearest: bfloat16")
+
+
+AS_IS = Choices()

@@ -1,0 +1,38 @@
+"""The vocabulary of an export, cut to the pieces that the training data and unknown words need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.data.tokens import changed_inputs, token_counts, with_tokenizer
+from lit_compress.models.pieces import cut_tokenizer
+from lit_compress.models.vocabulary import keep_tokens, special_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+
+_OPTION = "export: --vocabulary data"
+
+
+def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedModel, DataModule, dict[str, Any]]:
+    """Return ``net`` and ``data`` with a smaller tokenizer, and what the report says of it.
+
+    Pieces of the training examples stay, as far as the net reads them; all special tokens, characters and bytes; and
+    for BPE what their merges need (models/pieces.py).
+
+    Returns:
+        The net; the data as the small tokenizer reads it; ``rows`` kept ``of`` so many, the number of training
+        ``inputs``, and how many of them have ``changed`` (none, but for words that the big tokenizer did not know).
+
+    Raises:
+        UserError: the tokenizer or the net cannot be cut.
+    """
+    size = net.config.vocab_size
+    counts = token_counts(data, size, written=net.can_generate())
+    tokenizer, kept = cut_tokenizer(data.tokenizer, {*counts.nonzero().flatten().tolist(), *special_ids(net)}, _OPTION)
+    small = keep_tokens(net, kept, _OPTION)
+    other = with_tokenizer(data, tokenizer)
+    found = {"rows": len(kept), "of": size, "inputs": data.train_size(), "changed": changed_inputs(data, other, kept)}
+    return small, other, found

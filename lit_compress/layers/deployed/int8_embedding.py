@@ -1,0 +1,55 @@
+"""A table of embeddings stored as 8-bit integers.
+
+The class is self-contained on purpose: the export copies its source into the modelling file, so that an
+exported folder loads where this package is not installed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Int8Embedding(nn.Module):
+    """y = scale[id] weight[id]: every row of the table as integers from -127 to 127, and one scale.
+
+    Attributes:
+        weight: int8 [num_embeddings, width].
+        scale: [num_embeddings], in the dtype of the net.
+    """
+
+    kind = "int8_embedding"
+
+    def __init__(self, num_embeddings: int, width: int) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = num_embeddings, width
+        self.weight = nn.Parameter(torch.zeros(num_embeddings, width, dtype=torch.int8), requires_grad=False)
+        self.scale = nn.Parameter(torch.zeros(num_embeddings), requires_grad=False)
+
+    @classmethod
+    def from_table(cls, table: torch.Tensor) -> Int8Embedding:
+        """Return the layer nearest to ``table`` [num_embeddings, width]: no value is off by more than scale / 2."""
+        layer = cls(*table.shape)
+        scale = table.detach().abs().amax(1) / 127
+        steps = (table.detach() / scale.clamp_min(torch.finfo(table.dtype).tiny)[:, None]).round().clamp(-127, 127)
+        layer.weight = nn.Parameter(steps.to(torch.int8), requires_grad=False)
+        layer.scale = nn.Parameter(scale, requires_grad=False)
+        return layer
+
+    def spec(self) -> dict[str, Any]:
+        """Return the kind and the arguments of the constructor, as JSON."""
+        return {"kind": self.kind, "num_embeddings": self.num_embeddings, "width": self.embedding_dim}
+
+    def fuse(self) -> nn.Module:
+        """Return the cheapest layer with the same outputs: itself."""
+        return self
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Map ids [...] to [..., width]."""
+        return self.weight[ids].to(self.scale.dtype) * self.scale[ids][..., None]
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(net)``."""
+        return f"num_embeddings={self.num_embeddings}, width={self.embedding_dim}"

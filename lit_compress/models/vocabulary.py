@@ -1,0 +1,124 @@
+"""A net with fewer tokens: rows of its table, and of an output layer over the vocabulary, are cut away."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.models.accounting import random_inputs
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.tasks import task_type_of_net
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOLERANCE = 1e-5
+_BIAS = "final_logits_bias"  # BART's, a buffer beside the output layer
+_LISTS = ("suppress_tokens", "begin_suppress_tokens")
+
+
+def special_ids(net: PreTrainedModel) -> set[int]:
+    """Return the ids of tokens that the configurations of ``net`` name."""
+    found: set[int] = set()
+    for config in _configurations(net):
+        for name, value in _named(config).items():
+            if name not in _LISTS:
+                found |= set(value if isinstance(value, list) else [value])
+    return {number for number in found if 0 <= number < net.config.vocab_size}
+
+
+@torch.no_grad()
+def keep_tokens(net: PreTrainedModel, kept: Sequence[int], option: str = "--vocabulary") -> PreTrainedModel:
+    """Return a copy of ``net`` that has only the tokens ``kept``; token ``kept[i]`` is its token ``i``.
+
+    Args:
+        net: with any layers of exports.
+        kept: old ids, with those of :func:`special_ids`.
+        option: what the user named it by; the begin of an error message.
+
+    Raises:
+        UserError: the copy does not compute the same logits (some architectures number positions by a token's id).
+    """
+    small, rows = copy.deepcopy(net), torch.tensor(kept)
+    new = {old: number for number, old in enumerate(kept)}
+    tables = [small.get_input_embeddings(), *filter(None, [small.get_output_embeddings()])]
+    values = {
+        value: nn.Parameter(value[rows].contiguous())
+        for table in tables
+        for name, value in table.named_parameters(recurse=False)
+        if name in ("weight", "left", "bias") and len(value) == small.config.vocab_size
+    }
+    for module in small.modules():  # some tensors have several owners
+        for name, value in list(module.named_parameters(recurse=False)):
+            if value in values:
+                setattr(module, name, values[value])
+                _resize(module, len(kept), new)
+    if isinstance(bias := getattr(small, _BIAS, None), Tensor):
+        setattr(small, _BIAS, bias[:, rows].contiguous())
+    small.config.vocab_size = len(kept)
+    for config in _configurations(small):
+        for name, value in _named(config).items():
+            setattr(config, name, _renumbered(value, new))
+    with tempfile.TemporaryDirectory() as work:  # modules have ids of their own, which they read from the configuration
+        save_net(small, Path(work))
+        small = load_net(Path(work))
+    if not (difference := _difference(net, small, rows)) <= TOLERANCE:
+        raise UserError(
+            f"{option}: with fewer tokens the logits of {type(net).__name__} differ by {difference:.1e}; nothing was "
+            "exported; leave the option out"
+        )
+    return small
+
+
+def _resize(module: nn.Module, size: int, new: dict[int, int]) -> None:
+    """Set the attributes of a table or an output layer that say how many tokens it has."""
+    for name in ("num_embeddings", "out_features"):
+        if hasattr(module, name):
+            setattr(module, name, size)
+    if getattr(module, "padding_idx", None) is not None:
+        module.padding_idx = new.get(module.padding_idx)  # type: ignore[arg-type, assignment]
+
+
+def _configurations(net: PreTrainedModel) -> list[Any]:
+    return [net.config, *([net.generation_config] if net.can_generate() and net.generation_config else [])]
+
+
+def _named(config: Any) -> dict[str, int | list[int]]:
+    """Return the settings that are ids of tokens, e.g. ``pad_token_id``; a list may be one of several ends."""
+    found = {n: v for n, v in config.to_dict().items() if n.endswith("token_id") or n in _LISTS}
+    return {n: v for n, v in found.items() if isinstance(v, int) or (isinstance(v, list) and v)}
+
+
+def _renumbered(value: int | list[int], new: dict[int, int]) -> int | list[int]:
+    """Return new ids for old ones; what never was a row (-1: none) stays, tokens of a list that are gone are left out.
+
+    >>> _renumbered(7, {7: 2}), _renumbered([7, 9], {7: 2}), _renumbered(-1, {})
+    (2, [2], -1)
+    """
+    return [new[number] for number in value if number in new] if isinstance(value, list) else new.get(value, value)
+
+
+def _difference(net: PreTrainedModel, small: PreTrainedModel, rows: Tensor) -> float:
+    """Return the largest difference of the logits, relative above 1, on a random batch of kept tokens."""
+    length = min(23, getattr(net.config, "max_position_embeddings", 41) - 4)
+    inputs = random_inputs(small, 3, length, seed=2)
+    inputs["attention_mask"][1, length // 2 :] = 0
+    if (padding := small.config.pad_token_id) is not None:
+        inputs["input_ids"][1, length // 2 :] = padding
+    if small.config.is_encoder_decoder:  # one end in every text
+        inputs["input_ids"][1, length // 2 - 1] = inputs["input_ids"][0, -1]
+    before = {name: rows[value] if name.endswith("input_ids") else value for name, value in inputs.items()}
+    names = task_type_of_net(small.config).results
+    with torch.inference_mode():
+        expected, found = (
+            [output[name] for name in names] for output in (net.eval()(**before), small.eval()(**inputs))
+        )
+    pairs = [(e if e.shape == f.shape else e[..., rows], f) for e, f in zip(expected, found, strict=True)]
+    return max(float((f - e).abs().max() / e.abs().max().clamp_min(1)) for e, f in pairs)

@@ -1,0 +1,200 @@
+"""What users choose for an export: a vocabulary cut to the data, a smaller table of embeddings, number formats."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from tiny import WORDS, make_net
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizerFast
+
+from lit_compress.data.datamodule import DataModule
+from lit_compress.data.tokens import changed_inputs, token_counts, with_tokenizer
+from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.export.choices import Choices
+from lit_compress.export.embeddings import shrink_embeddings
+from lit_compress.export.folder import write_export
+from lit_compress.export.number_format import Program, cast
+from lit_compress.export.report import Measured
+from lit_compress.models.backbones import load_net as load_backbone
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.models.surgery import factorize
+from lit_compress.tasks.records import get_task
+from lit_compress.utils.errors import UserError
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+UNUSED = [f"unused{letter}" for letter in LETTERS[:10]] + ["ghost", "##ly"]
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    """A BERT whose tokenizer knows every letter, the words of the data and some others."""
+    folder = tmp_path_factory.mktemp("letters")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *UNUSED, *WORDS, *(f"##{x}" for x in LETTERS), *LETTERS]
+    (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(pieces)))
+    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
+    tokenizer.save_pretrained(folder)
+    make_net("bert", vocab_size=len(tokenizer) + 3).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(backbone, tiny_data):
+    return DataModule("sst2", str(backbone), str(tiny_data), batch_size=8)
+
+
+@pytest.fixture
+def export(backbone, data, tmp_path):
+    """export(**choices) -> folder, report, card; of a factorized net."""
+    place = tmp_path / "dense"
+    place.mkdir()
+    save_net(load_backbone(str(backbone), get_task("sst2")), place)
+
+    def run(**choices):
+        out, net, dense = tmp_path / "out", load_net(place), load_net(place)
+        factorize(net, {"bert.encoder.layer.0.output.dense": 5}, lambda _, w, rank: (w[:, :rank], torch.eye(rank, 64)))
+        config = {"model": {"init_args": {"backbone": "tiny"}}}
+        before = {"dense": Measured(dense, place, 0.5)}
+        write_export(out, net, before, "SVD", data, config, choices=Choices(**choices))
+        return out, json.loads((out / "report.json").read_text()), (out / "README.md").read_text()
+
+    return run
+
+
+def logits(folder, texts):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    net = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
+    with torch.no_grad():
+        return net(**tokenizer(texts, return_tensors="pt", padding=True)).logits
+
+
+def test_the_vocabulary_of_the_data(export, data):
+    """Same logits on the texts of the data, smaller files, and unseen words are spelled."""
+    whole, before, card = export()
+    assert before["vocabulary"] is None and "pieces are left" not in card
+    texts = data.validation_rows[0]["sentence"][:8]
+    expected, seen = logits(whole, texts), AutoTokenizer.from_pretrained(whole)
+    out, report, card = export(vocabulary="data")
+    assert torch.allclose(logits(out, texts), expected, atol=1e-6)
+    left = 5 + len(set(WORDS) | set(LETTERS)) + len(LETTERS)
+    assert report["vocabulary"] == {"rows": left, "of": len(seen) + 3, "inputs": 100, "changed": 0}
+    assert f"{left} of {len(seen) + 3} pieces are left" in card
+    small = AutoTokenizer.from_pretrained(out)
+    assert len(small) == left == json.loads((out / "config.json").read_text())["vocab_size"]
+    assert seen.tokenize("ghostly film") == ["ghost", "##ly", "film"]
+    assert small.tokenize("ghostly film") == ["g", *(f"##{x}" for x in "hostly"), "film"]
+    cut = before["compressed"]["params"]["total"] - report["compressed"]["params"]["total"]
+    assert cut == 32 * (len(seen) + 3 - left)
+    assert before["compressed"]["bytes"] - report["compressed"]["bytes"] >= 4 * cut - 100
+    assert report["compressed"]["metric"] == before["compressed"]["metric"]
+
+
+@pytest.mark.parametrize("form", ["int8", "rank=6"])
+def test_a_smaller_table(form, export, data):
+    """After the cut of the vocabulary: bytes, parameters, report and card; the folder loads elsewhere."""
+    _, before, _ = export(vocabulary="data")
+    out, report, card = export(vocabulary="data", embeddings=form)
+    rows, found = report["vocabulary"]["rows"], report["embeddings"]
+    size = {"int8": rows * (32 + 4), "rank=6": 4 * 6 * (rows + 32)}[form]
+    assert found["form"] == form and (found["bytes"], found["of"]) == (size, 4 * 32 * rows)
+    assert found["weighted"] == (form != "int8") and 0 < found["error"] < 1
+    saved = before["compressed"]["bytes"] - report["compressed"]["bytes"]
+    assert abs(saved - (found["of"] - found["bytes"])) < 500  # names and shapes
+    left = report["compressed"]["params"]["total"] - report["compressed"]["params"]["non_embedding"]
+    assert left == {"int8": rows * 33, "rank=6": 6 * (rows + 32)}[form] + 32 * (64 + 2 + 2)
+    assert f"in {size:,} bytes of {found['of']:,}" in card
+    assert ("8-bit integers" if form == "int8" else "two factors") in card
+    net, texts = load_net(out), data.validation_rows[0]["sentence"][:8]
+    inputs = AutoTokenizer.from_pretrained(out)(texts, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        assert torch.allclose(net(**inputs).logits, logits(out, texts), atol=1e-6)
+
+
+def test_without_training_data_all_rows_weigh_the_same(data, tiny_data, tmp_path, capsys):
+    (tmp_path / "validation.jsonl").write_text((tiny_data / "validation.jsonl").read_text())
+    alone = DataModule("sst2", data.backbone, str(tmp_path))
+    found = shrink_embeddings(load_backbone(data.backbone, data.record), alone, "rank=6", 6)
+    assert not found["weighted"] and "all tokens weigh the same" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bits(dtype, export, data):
+    """Half the bytes; the folder is loaded and measured in that dtype, here and elsewhere."""
+    _, before, _ = export(embeddings="int8")
+    out, report, card = export(embeddings="int8", dtype=dtype)
+    assert report["dtype"] == dtype and before["dtype"] == "float32" and report["export_difference"] <= 1e-5
+    floats = report["compressed"]["params"]["total"] - 32 * report["embeddings"]["of"] // 128
+    assert before["compressed"]["bytes"] - report["compressed"]["bytes"] == pytest.approx(2 * floats, abs=100)
+    assert f"The weights are stored as {dtype}" in card
+    assert report["embeddings"]["bytes"] == report["embeddings"]["of"] // 128 * (32 + 2)
+    assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+    net, inputs = load_net(out, as_stored=True), torch.tensor([[2, 9, 20, 3]])
+    elsewhere = AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True).eval()
+    assert net.dtype == elsewhere.dtype == getattr(torch, dtype) != load_net(out).dtype == torch.float32
+    with torch.no_grad():
+        assert torch.equal(net(inputs).logits, elsewhere(inputs).logits)
+    assert evaluate(net, data)["val/accuracy"] == report["compressed"]["metric"]
+
+
+def test_a_weight_that_a_dtype_cannot_hold():
+    net = make_net("bert")
+    net.classifier.bias.data[0] = 1e5
+    with pytest.raises(UserError, match=r"--dtype float16 cannot hold the values of 'classifier.bias'; nearest: bf"):
+        cast(net, "float16")
+
+
+@pytest.mark.slow
+def test_a_program_of_eight_bits(export, data):
+    """Matrices are integers, the metric is that of the file, and its logits are near those of the folder."""
+    import onnx
+
+    out, report, card = export(form="onnx", dtype="int8", embeddings="int8")
+    found, file = report["program"], onnx.load(out / "model.onnx")
+    assert found["dtype"] == "int8" and found["examples"] == 100 and report["dtype"] == "float32"
+    assert found["bytes"] == (out / "model.onnx").stat().st_size
+    stored = {tuple(i.dims) for i in file.graph.initializer if i.data_type == onnx.TensorProto.INT8}
+    assert (32, 32) in stored and (32, 64) in stored
+    assert not {(64, 5), (5, 32), (64, 32)} & stored  # the last matrix of a feed-forward network, and its factors
+    assert found["metric"] == evaluate(Program(out / "model.onnx"), data)["val/accuracy"]
+    assert f"dev accuracy is {found['metric']:.4f}, between" in card and "ranges of 100 training" in card
+    inputs = AutoTokenizer.from_pretrained(out)(
+        data.validation_rows[0]["sentence"][:8], return_tensors="pt", padding=True
+    )
+    with torch.no_grad():
+        off = Program(out / "model.onnx")(**inputs).logits - load_net(out)(**inputs).logits
+    assert 0 < off.abs().max() < 0.1
+    assert not list(out.glob("*.int8.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ({"dtype": "int8"}, "--dtype int8 is for the program that ONNX Runtime runs; add --format onnx"),
+        ({"dtype": "float16", "form": "onnx"}, "--format onnx writes a program of float32, --dtype float16 is for"),
+        ({"embeddings": "int9"}, "--embeddings 'int9' is not valid; rank=64 (any number) or int8"),
+        ({"embeddings": "rank=-1"}, "--embeddings 'rank=-1' is not valid"),
+        ({"embeddings": "int8", "round_to": 8}, "--round_to 8 pads the table that --embeddings int8 replaces"),
+        ({"embeddings": "rank=99"}, "rank 99 makes no table of"),
+    ],
+)
+def test_choices_that_are_refused(choices, text, export):
+    with pytest.raises(UserError, match=re.escape(text)):
+        export(**choices)
+
+
+def test_counts_are_those_of_the_texts(data, backbone):
+    tokenizer = AutoTokenizer.from_pretrained(backbone)
+    counts = token_counts(data, len(tokenizer) + 3)
+    assert counts.sum() == sum(len(ids) for ids in data.train_tokens()["input_ids"])
+    assert counts[tokenizer.cls_token_id] == 100 and counts[tokenizer.convert_tokens_to_ids("ghost")] == 0
+    columns = {"input_ids": [[3, 1], [1]], "labels": [[2, -100], [1]]}
+    written = SimpleNamespace(train_tokens=lambda: Dataset.from_dict(columns))
+    assert token_counts(written, 5).tolist() == [0, 2, 0, 1, 0]
+    assert token_counts(written, 5, written=True).tolist() == [0, 3, 1, 1, 0]
+    other = with_tokenizer(data, tokenizer)
+    assert changed_inputs(data, other, range(len(tokenizer))) == 0
+    assert changed_inputs(data, other, [*range(1, len(tokenizer)), 0]) == 100
