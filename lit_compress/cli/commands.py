@@ -1,4 +1,4 @@
-"""The commands: fit, validate, test, predict, export, clean, factorize, analyze."""
+"""The commands: fit, validate, test, predict, export, bench, clean, factorize, analyze."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 
+from lit_compress.cli.bench import bench_command
 from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs, factorize_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.targets import find_target, parse_stored
@@ -163,6 +164,12 @@ def export(args: list[str]) -> None:
     print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
     if "program" in report:
         print(f"{report['program']['file']}: its logits differ by {report['program']['difference']:.1e}")
+
+
+def bench(args: list[str]) -> None:
+    """Time an export, or any fine-tuned model, beside a dense one, in the runtimes that are installed."""
+    _silence_libraries()
+    bench_command(args, bench.__doc__)
 
 
 # short option of `factorize` and `analyze`: option of fit, help
