@@ -117,7 +117,8 @@ def speed_figure(result: Result) -> Figure:
         panels[0].set_yscale("log")
     panels[-1].legend(fontsize=8)
     threads, device = result["threads"], result["hardware"]["accelerator" if result["device"] == "cuda" else "cpu"]
-    figure.suptitle(f"{device}, {threads} thread{'s' * (threads > 1)}", fontsize=9)
+    hollow = "within the noise" if compared else "of a busy machine"
+    figure.suptitle(f"{device}, {threads} thread{'s' * (threads > 1)}; bars: p10 - p90; hollow: {hollow}", fontsize=9)
     return figure
 
 

@@ -76,7 +76,7 @@ def bench_command(args: list[str], about: str | None) -> None:
         nets = {"dense": baseline, **nets}
     output = (given.output or target.folder).expanduser()
     check_folder("--output", output)
-    own = () if given.length else _own_lengths(target, rest)
+    own = () if given.length and not rest else _own_lengths(target, rest)
     settings = Settings(
         tuple(given.batch), tuple(given.length or LENGTHS), own, tuple(dict.fromkeys(given.runtimes)), given.threads,
         given.rounds, given.seconds, given.device or ("cuda" if torch.cuda.is_available() else "cpu"),
@@ -141,6 +141,9 @@ def _show(result: dict[str, Any], output: Path) -> None:
     print(f"{machine}, {threads} thread{'s' * (threads > 1)}, {hardware['cores']} cores")
     if result["programs"]:
         console.print(programs_table(result))
+        for entry in result["programs"]:
+            if entry["failed"]:
+                print(f"{entry['runtime']} of the {entry['net']} net fails in a process of its own: {entry['failed']}")
     if result["shapes"]:
         console.print(times_table(result))
         print(f"median (p10-p90) of up to {result['rounds']} forwards in turns; a speed-up is that of a round")

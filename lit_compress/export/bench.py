@@ -279,6 +279,7 @@ def _measure_fresh(
 ) -> None:
     """Load and run every program in a process of its own, and hand what the result says of it to ``keep``."""
     environment = os.environ | {"HF_MODULES_CACHE": str(work / "modules"), "HF_HUB_OFFLINE": "1"}
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor")  # what was compiled before would not be again
     for program in track(programs, "load in a process of its own", len(programs)):
         source = program.source
         inputs = source.work / "inputs.npz"
@@ -289,8 +290,9 @@ def _measure_fresh(
             cwd=work, env=environment | {"OMP_NUM_THREADS": str(source.setting.threads)},
             capture_output=True, text=True,
         )  # fmt: skip
-        fresh = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
-        keep({**program.entry(), "fresh": fresh})
+        failed = done.returncode and (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        fresh = None if failed else json.loads(done.stdout.splitlines()[-1])
+        keep({**program.entry(), "fresh": fresh, "failed": failed or None})
 
 
 def _measure_shape(

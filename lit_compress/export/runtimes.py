@@ -86,7 +86,9 @@ def _eager(folder: Path, setting: Setting, change: Callable[[Any], Any] = lambda
 def _compiled(folder: Path, setting: Setting) -> Run:
     import torch
 
-    # one compiled form for all shapes: else what is timed at a shape would depend on the shapes before it
+    # one compiled form for all shapes: else what is timed at a shape would depend on the shapes before it; nets of one
+    # class count as one function, which would not be compiled any more after some of them
+    torch._dynamo.config.recompile_limit = 64
     return _eager(folder, setting, lambda net: torch.compile(net, dynamic=True))
 
 
