@@ -81,7 +81,7 @@ def _table(header: list[str], body: list[list[str]], left: int) -> Table:
 
     shown = Table()
     for i, name in enumerate(header):
-        shown.add_column(name, justify="left" if i < left else "right", no_wrap=True)
+        shown.add_column(name, justify="left" if i < left else "right", no_wrap=i < left)
     for row in body:
         shown.add_row(*row)
     return shown
