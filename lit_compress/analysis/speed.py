@@ -44,7 +44,7 @@ def _times(entry: dict[str, Any] | None) -> str:
     if entry is None:
         return ""
     text = f"{short(entry['median'])} ({short(entry['p10'])}-{short(entry['p90'])})"
-    return text if entry["steady"] else f"{text} ?"
+    return text if entry["steady"] else f"{text}?"
 
 
 def is_busy(result: Result) -> bool:
@@ -117,7 +117,7 @@ def speed_figure(result: Result) -> Figure:
         panels[0].set_yscale("log")
     panels[-1].legend(fontsize=8)
     threads, device = result["threads"], result["hardware"]["accelerator" if result["device"] == "cuda" else "cpu"]
-    hollow = "within the noise" if compared else "of a busy machine"
+    hollow = "too noisy to be named" if compared else "of a busy machine"
     figure.suptitle(f"{device}, {threads} thread{'s' * (threads > 1)}; bars: p10 - p90; hollow: {hollow}", fontsize=9)
     return figure
 

@@ -41,9 +41,9 @@ def test_a_row_for_every_shape_and_runtime():
     header, body = rows(result(steady=False))
     assert header == ["batch x length", "runtime", "dense ms", "compressed ms", "speed-up", "over eager"]
     assert body[:3] == [
-        ["1 x 23 (median)", "eager", "23.0 (20.7-27.6)", "11.5 (10.3-13.8) ?", "within the noise", ""],
+        ["1 x 23 (median)", "eager", "23.0 (20.7-27.6)", "11.5 (10.3-13.8)?", "within the noise", ""],
         ["", "onnx", "18.4 (16.6-22.1)", "9.20 (8.28-11.0)", "within the noise", "2.11x (1.94-2.30)"],
-        ["1 x 128", "eager", "128 (115-154)", "64.0 (57.6-76.8) ?", "2.11x (1.94-2.30)", ""],
+        ["1 x 128", "eager", "128 (115-154)", "64.0 (57.6-76.8)?", "2.11x (1.94-2.30)", ""],
     ]
     assert len(body) == 8 and is_busy(result(steady=False)) and not is_busy(result())
 
