@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import frame, module, write
+from lit_compress.export.runtimes import peak_mib
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_net
 from lit_compress.numerics.importance import Weighting
@@ -76,12 +77,6 @@ def ratio(above: list[float], below: list[float]) -> dict[str, float]:
     """Return the median over rounds of above / below of the same round, and the range."""
     found = sorted(a / b for a, b in zip(above, below, strict=True))
     return {"median": median(found), "min": found[0], "max": found[-1]}
-
-
-def peak_mib() -> float:
-    """Return this process's peak resident size; not ru_maxrss, which begins with that of the process it came from."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
 
 def again(script: str, *words: object, **environment: str) -> str:

@@ -17,6 +17,8 @@ USAGE = """usage: python -m lit_compress COMMAND ...
   predict TARGET         write text, label and probability of every row as JSON lines
   export RUN OUT [--format hf|onnx|torch] [--pivot] [--vocabulary data] [--embeddings int8] [--dtype bfloat16]
                          write a finished run as a folder that loads without this package; also as one program
+  bench OUT [--baseline DENSE] [--batch 1 32] [--length 128] [--threads 1]
+                         time a net in the runtimes of this machine, beside its dense net: tables and figure
   clean RUN              remove what a run needs no more: checkpoints of finished stages, what killed processes left
   factorize MODEL OUT --data.task NAME [--rank_ratio 0.33] [--weighting fisher] [--axis in]
                          factorize a fine-tuned model at once, without training, and export it
@@ -28,7 +30,7 @@ lpaf_sst2.yaml is the row sst2 of the recipe lpaf.yaml (the same as --config lpa
   {configs}
 """
 
-COMMANDS = ("fit", "plan", "validate", "test", "predict", "export", "clean", "factorize", "analyze")
+COMMANDS = ("fit", "plan", "validate", "test", "predict", "export", "bench", "clean", "factorize", "analyze")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -20,5 +20,5 @@ def quick_runs() -> Iterator[None]:
     report = importlib.import_module("lit_compress.export.report")
     with pytest.MonkeyPatch.context() as patch, matplotlib.rc_context({"figure.dpi": 20, "savefig.dpi": 20}):
         patch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: None)
-        patch.setattr(report, "latency", functools.partial(report.latency, repeats=10))
+        patch.setattr(report, "forward_times", functools.partial(report.forward_times, repeats=10))
         yield

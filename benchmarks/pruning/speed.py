@@ -36,6 +36,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.masks import select_rows
 from lit_compress.numerics.ranks import rank_for_density
+from lit_compress.utils.timing import in_turns
 
 DENSITIES, LOW_RANK = (0.1, 0.2, 0.3), 0.05
 GOALS = {"machinery": 0.05, "ideal": 0.85, "floats per neuron": 1, "bytes per weight": 4}
@@ -45,15 +46,9 @@ LIMIT = {"shapes": ((384, 384), (1536, 384), (384, 1536), (768, 768), (3072, 768
 
 def take_turns(variants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
     """Return the processor seconds of every variant in every round; one more round before warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
     with torch.inference_mode():
-        for round_ in range(rounds + 1):
-            for name, variant in variants.items():
-                start = time.process_time()
-                variant()
-                if round_:
-                    seconds[name].append(time.process_time() - start)
-    return seconds
+        times = in_turns(list(variants.values()), rounds, warm_up=1, clock=time.process_time)
+    return {name: [ms / 1000 for ms in record] for name, record in zip(variants, times, strict=True)}
 
 
 def over(above: list[float], below: list[float]) -> dict[str, float]:

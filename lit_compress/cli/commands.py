@@ -1,4 +1,4 @@
-"""The commands: fit, plan, validate, test, predict, export, clean, factorize, analyze."""
+"""The commands: fit, plan, validate, test, predict, export, bench, clean, factorize, analyze."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 
+from lit_compress.cli.bench import bench_command
 from lit_compress.cli.exporting import add_choices, choices_of, print_choices
 from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs, factorize_model
 from lit_compress.cli.options import CommandLine
@@ -218,6 +219,12 @@ def export(args: list[str]) -> None:
     print(f"exported {given.out}: density {report['compressed']['density']:.4f}")
     print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
     print_choices(report)
+
+
+def bench(args: list[str]) -> None:
+    """Time an export, or any fine-tuned model, beside a dense one, in the runtimes that are installed."""
+    silence_libraries()
+    bench_command(args, bench.__doc__)
 
 
 def factorize(args: list[str]) -> None:

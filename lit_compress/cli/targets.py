@@ -116,7 +116,8 @@ def find_target(name: str, command: str) -> Target:
 
 def own_options(command: str) -> tuple[str, ...]:
     """Return the options that only a command has which evaluates a target."""
-    return ("output",) if command == "predict" else ()
+    bench = ("output", "baseline", "batch", "length", "runtimes", "threads", "rounds", "seconds", "device")
+    return {"predict": ("output",), "bench": bench}.get(command, ())
 
 
 def parse_stored(config: dict[str, Any], rest: list[str], command: str) -> CommandLine:

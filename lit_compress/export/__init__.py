@@ -2,5 +2,5 @@
 
 It knows layers, not papers: ``Stage.deploy`` has replaced the layers of a method before.
 Begin with folder.py; fuse.py replaces layers by the cheapest with the same outputs, modelling.py writes the code of the
-folder.
+folder; bench.py times nets in the runtimes of runtimes.py.
 """

@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from yaml import YAMLError
 
 from lit_compress.export.modelling import REFUSAL
-from lit_compress.export.report import counted, markdown
+from lit_compress.export.report import counted, markdown, speed_lines
 from lit_compress.models.backbones import EMBEDDED
 from lit_compress.tasks import task_type
 
@@ -38,7 +38,7 @@ output = net(**inputs)  # {results}
 {table}
 
 The metric is that of {rows} of the dev set{error}.
-Latency: one thread, batch 1, {length} tokens, all columns interleaved in one process on {cpu}.
+Latency: one thread, batch 1, {length} tokens, all columns interleaved in one process on {cpu}{speed}.
 Reloaded in a process without lit_compress, the logits differ by at most {difference:.1e}.
 
 ## Meaning of the output
@@ -232,6 +232,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         table=markdown(report),
         length=report["compressed"]["latency_ms"]["length"],
         cpu=report["hardware"]["cpu"],
+        speed="".join(f"; {line}" for line in speed_lines(report)),
         difference=report["export_difference"],
         labels=kind.meaning(task),
     )

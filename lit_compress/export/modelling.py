@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,15 +97,19 @@ def write_model(net: PreTrainedModel, folder: Path) -> None:
     kinds = {spec["kind"] for spec in net.config.structure.values()} - {"attributes"}
     if net.config.structure:
         _refuse_other_classes(net.config, folder / "config.json")
+    (folder / f"{MODULE}.py").write_text(code_of(base, kinds))
+
+
+def code_of(base: str, kinds: Iterable[str]) -> str:
+    """Return the modelling file of a net of class ``base`` with layers of these kinds."""
     layers = _with_bases([LAYERS[kind] for kind in sorted(kinds)])
-    source = _TEMPLATE.format(
+    return _TEMPLATE.format(
         base=base,
         activations=ACTIVATIONS,
         refusal=REFUSAL,
         layers="".join(f"{inspect.getsource(layer)}\n\n" for layer in layers),
         names=", ".join(layer.__name__ for layer in layers),
     )
-    (folder / f"{MODULE}.py").write_text(source)
 
 
 def _with_bases(layers: Sequence[type[nn.Module]]) -> list[type[nn.Module]]:

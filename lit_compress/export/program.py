@@ -54,8 +54,8 @@ def write_program(
     path = folder / FILES[form]
     module = _Logits(net.eval().requires_grad_(False), task_type_of_net(net.config).results)
     try:
-        run = (_write_onnx if form == "onnx" else _write_torch)(module, _example(net, tokenizer, 4, 16), path)
-        differences = [_difference(module, run, _example(net, tokenizer, *shape)) for shape in ((1, 11), (3, 37))]
+        run = (_write_onnx if form == "onnx" else _write_torch)(module, example_inputs(net, tokenizer, 4, 16), path)
+        differences = [_difference(module, run, example_inputs(net, tokenizer, *shape)) for shape in ((1, 11), (3, 37))]
         difference, allowed = float(torch.stack(differences).max()), TOLERANCE[form]
     except Exception as error:  # exporters and runtimes raise anything
         reason = re.sub(r"\x1b\[\d*m", "", str(error)).strip().split("\n")[0][:160]
@@ -69,7 +69,7 @@ def write_program(
             "nothing was exported"
         )
     return {
-        "file": path.name, "format": form, "inputs": list(_example(net, tokenizer, 1, 4)),
+        "file": path.name, "format": form, "inputs": list(example_inputs(net, tokenizer, 1, 4)),
         "outputs": list(module.results), "bytes": path.stat().st_size, "difference": difference,
     }  # fmt: skip
 
@@ -96,7 +96,7 @@ class _Logits(nn.Module):
         return {name: output[name] for name in self.results}
 
 
-def _example(net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: int, length: int) -> Inputs:
+def example_inputs(net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: int, length: int) -> Inputs:
     """Return random inputs [batch, length] for the net, padding in the second text, with token types if it has them."""
     inputs = random_inputs(
         net, batch, min(length, getattr(net.config, "max_position_embeddings", length + 4) - 4), length

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,11 @@ import torch
 from lit_compress import __version__
 from lit_compress.evaluation.intervals import FRACTIONS, Interval, standard_error, wilson
 from lit_compress.evaluation.metrics import higher_is_better
-from lit_compress.models.accounting import dense_site_params, latency, measure
+from lit_compress.models.accounting import dense_site_params, forward_times, measure
 from lit_compress.models.budget import budget_line
 from lit_compress.models.budget import shown as shown_value
 from lit_compress.utils.progress import track
+from lit_compress.utils.timing import STEADY, Speedup, speedup, spread, summary
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -115,10 +116,22 @@ def reading_length(net: PreTrainedModel, task: Task) -> int:
     return min(task.length, getattr(net.config, "max_position_embeddings", task.length + 4) - 4)
 
 
-def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task: Task) -> None:
-    """Time the nets in turns, with one thread, batch 1 and the task's length; add the times to their entries."""
-    for item, times in zip(entries, latency(nets, reading_length(nets[0], task)), strict=True):
-        item["latency_ms"] = times
+def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task: Task) -> dict[str, Any]:
+    """Time the nets in turns, with one thread, batch 1 and the task's length; add the times to their entries.
+
+    Returns:
+        What the times carry: ``rounds``, ``spread`` (the largest p90 / p10), ``steady`` (whether that is small enough
+        for them to be trusted), and ``speedup`` of the last net over the first with its ``verdict``.
+    """
+    length = reading_length(nets[0], task)
+    times = forward_times(nets, length)
+    for item, found in zip(entries, times, strict=True):
+        item["latency_ms"] = {**summary(found), "batch": 1, "length": length, "threads": 1}
+    widest, gain = max(map(spread, times)), speedup(times[0], times[-1])
+    return {
+        "rounds": len(times[0]), "spread": widest, "steady": widest <= STEADY,
+        "speedup": {**asdict(gain), "verdict": gain.verdict},
+    }  # fmt: skip
 
 
 def build_report(task: Task, method: str, nets: dict[str, Measured], config: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +145,7 @@ def build_report(task: Task, method: str, nets: dict[str, Measured], config: dic
     """
     whole = dense_site_params(next(iter(nets.values())).net)
     stages = {name: measured.entry(task, whole) for name, measured in track(nets.items(), "measure", len(nets))}
-    add_latency(list(stages.values()), [measured.net for measured in nets.values()], task)
+    timing = add_latency(list(stages.values()), [measured.net for measured in nets.values()], task)
     dense, *_, compressed = stages.values()
     mode = "max" if higher_is_better(task) else "min"
     ratios = {
@@ -140,11 +153,11 @@ def build_report(task: Task, method: str, nets: dict[str, Measured], config: dic
         "params": {key: compressed["params"][key] / dense["params"][key] for key in dense["params"]},
         "flops": compressed["flops"] / dense["flops"],
         "bytes": compressed["bytes"] / dense["bytes"],
-        "speedup": dense["latency_ms"]["median"] / compressed["latency_ms"]["median"],
+        "speedup": timing["speedup"]["median"],
     }
     return {
         "task": task.name, "method": method, "metric": {"name": task.metrics[0], "mode": mode},
-        "dense": dense, "compressed": compressed, "ratios": ratios, "stages": stages,
+        "dense": dense, "compressed": compressed, "ratios": ratios, "timing": timing, "stages": stages,
         "config": config, "versions": versions(), "hardware": hardware(), "commit": commit(),
     }  # fmt: skip
 
@@ -200,7 +213,7 @@ def _error(entry: dict[str, Any]) -> str:
     return f"± {standard_error(ends):.4f}" if ends else ""
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """Return three digits: four columns with more would not fit the screen."""
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
@@ -233,7 +246,7 @@ _ROWS: tuple[tuple[str, _Show, Callable[[dict[str, Any]], float] | None], ...] =
     ("MFLOPs, 1 x {length} tokens", lambda e: f"{e['flops'] / 1e6:,.1f}", _number("flops")),
     ("bytes on disk", lambda e: f"{e['bytes']:,}", _number("bytes")),
     ("CPU latency ms, median", lambda e: f"{e['latency_ms']['median']:.2f}", _number("latency_ms", "median")),
-    ("   p10 - p90", lambda e: " - ".join(_short(e["latency_ms"][key]) for key in ("p10", "p90")), None),
+    ("   p10 - p90", lambda e: " - ".join(short(e["latency_ms"][key]) for key in ("p10", "p90")), None),
 )
 _SPEED = "CPU latency ms, median"
 
@@ -259,7 +272,26 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 def _ratio(report: dict[str, Any], label: str, value: Callable[[dict[str, Any]], float] | None) -> str:
     if value is None or not (dense := value(report["dense"])) or not (small := value(report["compressed"])):
         return ""
-    return f"{dense / small:.2f}x" if label == _SPEED else f"{small / dense:.3f}"
+    if label != _SPEED:
+        return f"{small / dense:.3f}"
+    if gain := speedup_of(report):
+        return f"{gain.median:.2f}x" if gain.is_named else "noise"
+    return f"{dense / small:.2f}x"
+
+
+def speedup_of(report: dict[str, Any]) -> Speedup | None:
+    """Return the speed-up of the compressed net; None in reports of earlier versions, which have one number only."""
+    found = (report.get("timing") or {}).get("speedup")
+    return found and Speedup(*(found[key] for key in ("median", "low", "high")))
+
+
+def speed_lines(report: dict[str, Any]) -> list[str]:
+    """Return what may be said of the latency, for the screen and the card: the speed-up, or that nothing may be."""
+    if not (gain := speedup_of(report)):
+        return []
+    timing = report["timing"]
+    busy = f"the times are not to be trusted: the machine was busy, p90 is up to {timing['spread']:.1f} times p10"
+    return [f"speed-up {gain}", *([] if timing["steady"] else [busy])]
 
 
 def table(report: dict[str, Any]) -> Table:
@@ -276,14 +308,14 @@ def table(report: dict[str, Any]) -> Table:
 
 
 def print_table(report: dict[str, Any]) -> None:
-    """Print the final table and the score; into a file the table is as wide as need be."""
+    """Print the final table, the score and the speed-up; into a file the table is as wide as it needs to be."""
     from rich.console import Console
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # ± where the log is ASCII: no reason to fail at the end of a run
     console = Console(highlight=False)
     (console if console.is_terminal else Console(highlight=False, width=120)).print(table(report))
-    print(score_line(report))
+    print(score_line(report), *speed_lines(report), sep="\n")
     if found := report.get("budget"):
         print(budget_line(found))
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from statistics import median, quantiles
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +13,7 @@ from torch import nn
 
 from lit_compress.models.shapes import with_zeros, without_values
 from lit_compress.models.sites import Site, embedding_params, find_sites
+from lit_compress.utils.timing import in_turns, pinned, summary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -148,35 +147,31 @@ def random_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) 
     return inputs
 
 
+def forwards(nets: Sequence[PreTrainedModel], length: int, batch: int = 1) -> list[Callable[[], None]]:
+    """Return a function for each net that makes one forward of it on ``batch`` x ``length`` random tokens."""
+
+    def forward(net: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> None:
+        net(**inputs)
+        if net.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return [partial(forward, net, random_inputs(net, batch, length)) for net in nets]
+
+
+def forward_times(
+    nets: Sequence[PreTrainedModel], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
+) -> list[list[float]]:
+    """Return the milliseconds of ``repeats`` forwards of each net; the nets take turns."""
+    with pinned(threads):
+        return in_turns(forwards(nets, length, batch), repeats)
+
+
 def latency(
     nets: Sequence[PreTrainedModel], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
 ) -> list[dict[str, Any]]:
-    """Time one forward of each net, in milliseconds; the nets take turns.
-
-    Taking turns spreads the machine's drift over all nets; the number of threads is fixed, because more threads than
-    free cores give noise.
-
-    Returns:
-        For each net: median, p10, p90, batch, length, threads.
-    """
-    pinned = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    times: list[list[float]] = [[] for _ in nets]
-    try:
-        with torch.inference_mode():
-            for repeat in range(repeats + 5):
-                for net, record in zip(nets, times, strict=True):
-                    inputs = random_inputs(net, batch, length)
-                    start = time.perf_counter()
-                    net(**inputs)
-                    if net.device.type == "cuda":
-                        torch.cuda.synchronize()
-                    if repeat >= 5:  # the first rounds warm caches up
-                        record.append(1000 * (time.perf_counter() - start))
-    finally:
-        torch.set_num_threads(pinned)
-    shared = {"batch": batch, "length": length, "threads": threads}
-    return [{"median": median(t), "p10": quantiles(t, n=10)[0], "p90": quantiles(t, n=10)[-1], **shared} for t in times]
+    """Return for each net the median, p10 and p90 of :func:`forward_times`, with batch, length and threads."""
+    found = forward_times(nets, length, batch, threads, repeats)
+    return [{**summary(times), "batch": batch, "length": length, "threads": threads} for times in found]
 
 
 def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:

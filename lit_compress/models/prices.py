@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from statistics import median
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 from lit_compress.layers import LowRankEmbedding
 from lit_compress.models.sites import tokens_read
 from lit_compress.numerics.ranks import Price, largest_rank
+from lit_compress.utils.timing import in_turns, pinned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,20 +82,8 @@ def line(ranks: Sequence[int], times: Sequence[float], dense: float) -> Price:
 
 def timed(variants: Sequence[Callable[[], object]]) -> list[float]:
     """Return the median milliseconds of every function; they take turns, with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    times: list[list[float]] = [[] for _ in variants]
-    try:
-        with torch.inference_mode():
-            for repeat in range(REPEATS + 5):
-                for variant, record in zip(variants, times, strict=True):
-                    start = time.perf_counter()
-                    variant()
-                    if repeat >= 5:  # the first rounds warm caches up
-                        record.append(1000 * (time.perf_counter() - start))
-    finally:
-        torch.set_num_threads(threads)
-    return [median(record) for record in times]
+    with pinned(1):
+        return [median(times) for times in in_turns(variants, REPEATS)]
 
 
 def unit_price(sizes: Sequence[tuple[int, int, int]], units: int, unit: Unit) -> float:

@@ -171,10 +171,10 @@ def test_other_logits_are_refused(value, tmp_path, monkeypatch):
 
 
 def test_the_probe_has_padding_and_two_parts():
-    inputs = program._example(make_net("bert"), PAIRS, 3, 11)
+    inputs = program.example_inputs(make_net("bert"), PAIRS, 3, 11)
     assert [row.sum() for row in inputs["attention_mask"]] == [11, 5, 11]
     assert inputs["token_type_ids"].unique().tolist() == [0, 1] and not inputs["input_ids"].lt(0).any()
-    assert "token_type_ids" not in program._example(make_net("distilbert"), PAIRS, 1, 11)
+    assert "token_type_ids" not in program.example_inputs(make_net("distilbert"), PAIRS, 1, 11)
 
 
 def test_missing_packages_are_one_line(monkeypatch):

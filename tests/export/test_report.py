@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from lit_compress.evaluation.intervals import standard_error, wilson
-from lit_compress.export.report import add_intervals, markdown, print_table, score_line
+from lit_compress.export.report import add_intervals, markdown, print_table, score_line, speed_lines
 
 PARAMS = {"sites": 85_054_464, "non_embedding": 85_648_130, "total": 109_483_778}
 TIMES = {"median": 112.48, "p10": 110.22, "p90": 131.94, "batch": 1, "length": 128, "threads": 1}
@@ -79,3 +80,38 @@ def test_a_log_is_plain_and_no_wider_than_a_screen(encoding, monkeypatch):
     lines = log.getvalue().decode(encoding).splitlines()
     assert "\x1b" not in "".join(lines) and max(map(len, lines)) <= 100
     assert any("0.8165" in line and "872 rows" in line for line in lines)
+
+
+def timed(monkeypatch, dense, small):
+    """Return a report whose latency is that of nets with these times."""
+    from lit_compress.export import report as module
+
+    monkeypatch.setattr(module, "forward_times", lambda nets, length: [dense, small])
+    made = report()
+    made["ratios"] = {}
+    net, task = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=512)), SimpleNamespace(length=23)
+    made["timing"] = module.add_latency([made["dense"], made["compressed"]], [net, net], task)
+    return made
+
+
+QUIET = [14.0, 14.2, 14.1, 14.3, 14.2, 14.0, 14.1, 14.4, 14.2, 14.1]
+
+
+def test_a_speed_up_is_named_if_the_spread_carries_it(monkeypatch):
+    made = timed(monkeypatch, QUIET, [time / 2 for time in QUIET])
+    assert made["dense"]["latency_ms"] == {
+        "median": pytest.approx(14.15), "p10": 14.0, "p90": pytest.approx(14.31), "batch": 1, "length": 23, "threads": 1
+    }  # fmt: skip
+    assert made["timing"]["steady"] and made["timing"]["rounds"] == 10
+    assert made["timing"]["speedup"] == {"median": 2.0, "low": 2.0, "high": 2.0, "verdict": "faster"}
+    assert speed_lines(made) == ["speed-up 2.00x (2.00-2.00)"] and "| 2.00x |" in markdown(made)
+    made = timed(monkeypatch, QUIET, QUIET[::-1])
+    assert speed_lines(made) == ["speed-up within the noise"] and "| noise |" in markdown(made)
+
+
+def test_the_times_of_a_busy_machine_are_not_to_be_trusted(monkeypatch):
+    made = timed(monkeypatch, QUIET, [15.0, 28.0] * 5)
+    assert not made["timing"]["steady"] and made["timing"]["spread"] == pytest.approx(28 / 15)
+    busy = "the times are not to be trusted: the machine was busy, p90 is up to 1.9 times p10"
+    assert speed_lines(made)[1:] == [busy]
+    assert speed_lines(report()) == []  # of earlier versions

@@ -1,0 +1,140 @@
+"""Tables and the figure of what ``bench`` measured (export/bench.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.export.report import short
+from lit_compress.utils.timing import STEADY, Speedup
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+Result = dict[str, Any]
+BUSY = f"?: the machine was busy, p90 is over {STEADY} times p10; such times are not to be trusted"
+
+
+def gain_of(entry: dict[str, Any], name: str) -> Speedup | None:
+    """Return the speed-up ``name`` of a net in a runtime; None where there is nothing to compare with."""
+    found = entry.get(name)
+    return Speedup(found["median"], found["low"], found["high"]) if found else None
+
+
+def rows(result: Result) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the rows of the table of times: one row for every shape and runtime."""
+    nets = list(result["nets"])
+    entries = [entry for shape in result["shapes"] for entry in shape["times"] if entry["net"] == nets[-1]]
+    gains = {"over_dense": "speed-up", "over_eager": "over eager"}
+    gains = {name: title for name, title in gains.items() if any(name in entry for entry in entries)}
+    own, body = {length: name for name, length in result["own_lengths"].items()}, []
+    for shape in result["shapes"]:
+        label = f"{shape['batch']} x {shape['length']}" + f" ({own.get(shape['length'])})" * (shape["length"] in own)
+        times = {(entry["net"], entry["runtime"]): entry for entry in shape["times"]}
+        for runtime in dict.fromkeys(runtime for _, runtime in times):
+            here = times.get((nets[-1], runtime), {})
+            body.append([label, runtime, *(_times(times.get((net, runtime))) for net in nets),
+                         *(str(gain_of(here, name) or "") for name in gains)])  # fmt: skip
+            label = ""
+    return ["batch x length", "runtime", *(f"{net} ms" for net in nets), *gains.values()], body
+
+
+def _times(entry: dict[str, Any] | None) -> str:
+    if entry is None:
+        return ""
+    text = f"{short(entry['median'])} ({short(entry['p10'])}-{short(entry['p90'])})"
+    return text if entry["steady"] else f"{text}?"
+
+
+def is_busy(result: Result) -> bool:
+    """Say whether some times are not to be trusted."""
+    return not all(entry["steady"] for shape in result["shapes"] for entry in shape["times"])
+
+
+def times_table(result: Result) -> Table:
+    """Return the table of times for the terminal: median, p10 and p90 of a forward, and the speed-ups."""
+    return _table(*rows(result), left=2)
+
+
+def programs_table(result: Result) -> Table:
+    """Return the table of what it costs to load a net in a runtime, in a process of its own."""
+    at = f"{result['memory_shape']['batch']} x {result['memory_shape']['length']}"
+    header = ["runtime", "net", "MB", "ready after s", "first forward s", f"peak MiB, {at}"]
+    if result["device"] == "cuda":
+        header.append("GPU MiB")
+    body = []
+    for entry in result["programs"]:
+        size, fresh = entry["bytes"], entry["fresh"]
+        row = [entry["runtime"], entry["net"], "" if size is None else f"{size / 1e6:.1f}"]
+        if fresh:
+            row += [short(fresh["import_seconds"] + fresh["load_seconds"]), short(fresh["first_seconds"]),
+                    f"{fresh['peak_mib']:,.0f}"]  # fmt: skip
+            if result["device"] == "cuda":
+                row.append("" if fresh["gpu_peak_mib"] is None else f"{fresh['gpu_peak_mib']:,.0f}")
+        body.append(row)
+    return _table(header, body, left=2)
+
+
+def _table(header: list[str], body: list[list[str]], left: int) -> Table:
+    from rich.table import Table
+
+    shown = Table()
+    for i, name in enumerate(header):
+        shown.add_column(name, justify="left" if i < left else "right", no_wrap=i < left)
+    for row in body:
+        shown.add_row(*row)
+    return shown
+
+
+def speed_figure(result: Result) -> Figure:
+    """Draw the speed-up over the dense net by batch size, a panel for every length; without one, time per text.
+
+    Bars are from p10 to p90. Hollow points are speed-ups that the spread does not carry, or times of a busy machine.
+    """
+    from matplotlib.figure import Figure
+
+    nets = list(result["nets"])
+    compared = "dense" in nets[:-1]
+    lengths = sorted({shape["length"] for shape in result["shapes"]})
+    figure = Figure(figsize=(1 + 2.9 * len(lengths), 3.8), layout="constrained", dpi=120)
+    panels = figure.subplots(1, len(lengths), squeeze=False, sharey=True)[0]
+    batches = sorted({shape["batch"] for shape in result["shapes"]})
+    runtimes = list(dict.fromkeys(e["runtime"] for shape in result["shapes"] for e in shape["times"]))
+    for length, axes in zip(lengths, panels, strict=True):
+        for number, runtime in enumerate(runtimes):
+            points = [(shape["batch"], e) for shape in result["shapes"] if shape["length"] == length
+                      for e in shape["times"] if (e["net"], e["runtime"]) == (nets[-1], runtime)]  # fmt: skip
+            _draw(axes, points, compared, runtime, number, len(runtimes))
+        axes.set(title=f"{length} tokens", xlabel="texts in a batch", xscale="log")
+        axes.set_xticks(batches, [str(batch) for batch in batches])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        if compared:
+            axes.axhline(1, color="black", linewidth=0.8)
+    panels[0].set_ylabel("speed-up over the dense net" if compared else "ms per text")
+    if not compared:
+        panels[0].set_yscale("log")
+    panels[-1].legend(fontsize=8)
+    threads, device = result["threads"], result["hardware"]["accelerator" if result["device"] == "cuda" else "cpu"]
+    hollow = "too noisy to be named" if compared else "of a busy machine"
+    figure.suptitle(f"{device}, {threads} thread{'s' * (threads > 1)}; bars: p10 - p90; hollow: {hollow}", fontsize=9)
+    return figure
+
+
+def _draw(
+    axes: Axes, points: list[tuple[int, dict[str, Any]]], compared: bool, label: str, number: int, count: int
+) -> None:
+    """Draw one runtime; points of one batch stand a little beside each other."""
+    colour, beside = f"C{number}", 1.06 ** (number - (count - 1) / 2)
+    found = []
+    for batch, entry in points:
+        if not compared:
+            found.append((batch, *(entry[key] / batch for key in ("median", "p10", "p90")), entry["steady"]))
+        elif gain := gain_of(entry, "over_dense"):
+            found.append((batch, gain.median, gain.low, gain.high, gain.is_named))
+    axes.plot([f[0] * beside for f in found], [f[1] for f in found], color=colour, linewidth=1, label=label)
+    for batch, middle, low, high, sure in found:
+        bars = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
+        axes.errorbar([batch * beside], [middle], bars, color=colour, marker="o", markersize=5, capsize=2,
+                      markerfacecolor=colour if sure else "white")  # fmt: skip

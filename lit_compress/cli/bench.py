@@ -1,0 +1,159 @@
+"""The command bench: its options, which nets it compares, and what it prints and writes."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from rich.console import Console
+
+from lit_compress.analysis.speed import BUSY, is_busy, programs_table, speed_figure, times_table
+from lit_compress.cli.targets import Target, find_target
+from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings, bench
+from lit_compress.export.modelling import MODULE
+from lit_compress.export.runtimes import RUNTIMES
+from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.files import check_folder, write_json
+from lit_compress.utils.progress import note
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def _parser(about: str | None) -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m lit_compress bench", description=about, allow_abbrev=False)
+    add = parser.add_argument
+    add("out", metavar="OUT", help="an export, a run (its export), or any fine-tuned model folder")
+    add("--baseline", metavar="DENSE", help="folder of the net that OUT is compared with (default the run's dense net)")
+    add("--batch", nargs="+", type=_positive, default=list(BATCHES), metavar="N", help="texts in a batch (1 8 32 128)")
+    add("--length", nargs="+", type=_positive, metavar="N",
+        help="tokens of a text (default 32 128 384, and the median and the longest of the task)")  # fmt: skip
+    add("--runtimes", nargs="+", default=list(RUNTIMES), metavar="NAME", help=f"of {', '.join(RUNTIMES)} (default all)")
+    add("--threads", type=_positive, default=1, metavar="N",
+        help="of every runtime (default 1: more than there are free cores give noise)")  # fmt: skip
+    add("--rounds", type=_positive, default=ROUNDS, metavar="N",
+        help=f"forwards of every net at every shape, in turns ({ROUNDS})")  # fmt: skip
+    add("--seconds", type=float, default=SECONDS, metavar="S",
+        help=f"no further round of a shape begins after these, five are made in any case ({SECONDS:g})")  # fmt: skip
+    add("--device", choices=("cpu", "cuda"), help="default cuda if there is a GPU")
+    add("--output", type=Path, metavar="DIR", help=f"folder of {FILE} and bench.png (default OUT)")
+    parser.epilog = "Options of the data, e.g. --data.path FILE, add the median and the longest length of its texts."
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive integer; the smallest is 1")
+    return int(text)
+
+
+def bench_command(args: list[str], about: str | None) -> None:
+    """Parse the options of bench, measure, and print and write what was found.
+
+    Raises:
+        UserError: an option or a folder cannot be used.
+        KeyboardInterrupt: Ctrl-C; what was measured before is printed and written.
+    """
+    given, rest = _parser(about).parse_known_args(args)
+    for name in given.runtimes:
+        if name not in RUNTIMES:
+            raise UserError(f"--runtimes: unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device: 'cuda' is not here; cpu is")
+    target = find_target(given.out, "bench")
+    nets = {"compressed": _loadable(target.folder, given.out)}
+    if baseline := _baseline(given.baseline, target, given.out):
+        nets = {"dense": baseline, **nets}
+    output = (given.output or target.folder).expanduser()
+    check_folder("--output", output)
+    own = () if given.length and not rest else _own_lengths(target, rest)
+    settings = Settings(
+        tuple(given.batch), tuple(given.length or LENGTHS), own, tuple(dict.fromkeys(given.runtimes)), given.threads,
+        given.rounds, given.seconds, given.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+    )  # fmt: skip
+    output.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["lit_compress", "bench", *args])
+    result = bench(nets, settings, lambda found: write_json(output / FILE, {"command": command, **found}))
+    _show(result, output)
+    if result["stopped"]:
+        raise KeyboardInterrupt
+
+
+def _loadable(folder: Path, name: str) -> Path:
+    """Return a folder that transformers can load.
+
+    Raises:
+        UserError: it is the compressed net of a stage, whose layers only this package has.
+    """
+    structure = folder / "structure.json"
+    if structure.is_file() and json.loads(structure.read_text()) and not (folder / f"{MODULE}.py").is_file():
+        raise UserError(f"bench: '{name}' is the net of a stage, which loads in this package only; give the run")
+    return folder
+
+
+def _baseline(given: str | None, target: Target, out: str) -> Path | None:
+    """Return the folder of the net to compare with: the one that is named, else the dense net of the run."""
+    if given is not None:
+        return _loadable(find_target(given, "--baseline").folder, given)
+    dense = target.folder.resolve().parent / "dense" / "net"
+    if target.folder.name != "export" or not (dense / "config.json").is_file():
+        note(f"bench: '{out}' is not compared with anything; --baseline DENSE names its dense net")
+        return None
+    return dense
+
+
+def _own_lengths(target: Target, rest: list[str]) -> tuple[tuple[str, int], ...]:
+    """Return median and longest length of the task: of the data that options name, else those in the report.
+
+    Raises:
+        UserError: an option is unknown, or the data cannot be read.
+    """
+    if rest:
+        data = target.parse(rest, "bench").build().data
+        data.backbone = str(target.folder)  # the tokenizer that belongs to the net
+        lengths = sorted(data.predict_dataloader().dataset.encoded["length"])
+        return ("median", int(lengths[len(lengths) // 2])), ("longest", int(lengths[-1]))
+    path = target.folder / "report.json"
+    report = json.loads(path.read_text()) if path.is_file() else {}
+    found = [("median", report["dense"]["latency_ms"]["length"])] if "dense" in report else []
+    splits = (report.get("data") or {}).get("splits") or []
+    return *found, *(("longest", split["longest"]) for split in splits[1:2])
+
+
+def _show(result: dict[str, Any], output: Path) -> None:
+    """Print the tables and draw the figure."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=160)
+    hardware, threads = result["hardware"], result["threads"]
+    machine = hardware["accelerator"] if result["device"] == "cuda" else hardware["cpu"]
+    print(f"{machine}, {threads} thread{'s' * (threads > 1)}, {hardware['cores']} cores")
+    if result["programs"]:
+        console.print(programs_table(result))
+        for entry in result["programs"]:
+            if entry["failed"]:
+                print(f"{entry['runtime']} of the {entry['net']} net fails in a process of its own: {entry['failed']}")
+    if result["shapes"]:
+        console.print(times_table(result))
+        print(f"median (p10-p90) of up to {result['rounds']} forwards in turns; a speed-up is that of a round")
+        if is_busy(result):
+            print(BUSY)
+    for left in result["left_out"]:
+        print(f"left out: {left['what']}: {left['why']}")
+    if result["stopped"]:
+        print(f"stopped: {len(result['shapes'])} of {result['asked']} shapes are measured")
+    print(f"numbers: {output / FILE}")
+    if result["shapes"]:
+        speed_figure(result).savefig(output / "bench.png")
+        print(f"figure: {output / 'bench.png'}")

@@ -1,0 +1,329 @@
+"""How fast nets are on this machine: every net in every runtime, in turns, over batch sizes and lengths."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from lit_compress.export import runtimes
+from lit_compress.export.modelling import MODULE
+from lit_compress.export.program import example_inputs, write_program
+from lit_compress.export.report import hardware, versions
+from lit_compress.export.runtimes import NEEDED, ONNX, ONNX_INT8, RUNTIMES, Inputs, Run, Runtime, Setting
+from lit_compress.models.storage import load_net
+from lit_compress.tasks import task_type_of_net
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import Bar, track
+from lit_compress.utils.timing import in_turns, is_steady, pinned, speedup, summary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BATCHES, LENGTHS = (1, 8, 32, 128), (32, 128, 384)
+PROBES = ((1, 11), (3, 37))  # batch and length at which results are compared
+MEMORY_TOKENS = 32 * 128  # the largest shape up to here is that at which memory is measured
+ROUNDS, SECONDS = 30, 60.0
+FILE = "bench.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    Attributes:
+        batches, lengths: sizes of the batches and lengths in tokens, each with each.
+        own: further lengths, those of the task, by what they are.
+        runtimes: their names.
+        threads: of every runtime.
+        rounds: forwards of every net at every shape.
+        seconds: no further round of a shape begins after these.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    batches: tuple[int, ...] = BATCHES
+    lengths: tuple[int, ...] = LENGTHS
+    own: tuple[tuple[str, int], ...] = ()
+    runtimes: tuple[str, ...] = tuple(RUNTIMES)
+    threads: int = 1
+    rounds: int = ROUNDS
+    seconds: float = SECONDS
+    device: str = "cpu"
+
+    def shapes(self, limit: int) -> list[tuple[int, int]]:
+        """Return batch and length of all shapes that nets read which have ``limit`` positions, the cheapest first."""
+        lengths = {length for length in (*self.lengths, *(length for _, length in self.own)) if length <= limit}
+        found = [(batch, length) for batch in set(self.batches) for length in lengths]
+        return sorted(found, key=lambda shape: (shape[0] * shape[1], shape))
+
+
+class Source:
+    """A folder whose net is timed.
+
+    Args:
+        label: ``dense`` or ``compressed``.
+        folder: an export, or what ``save_pretrained`` wrote.
+        settings: how it is run.
+        work: folder for programs that are not beside the net.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+
+    def __init__(self, label: str, folder: Path, settings: Settings, work: Path) -> None:
+        self.label, self.folder, self.work = label, folder, work / label
+        self.work.mkdir()
+        self.net, self.tokenizer = self._load(), _tokenizer(folder)
+        kind = task_type_of_net(self.net.config)
+        self.setting = Setting(
+            kind.auto_class, kind.results, settings.threads, settings.device, trust=(folder / f"{MODULE}.py").is_file()
+        )
+
+    @property
+    def longest(self) -> int:
+        """How many tokens the net reads."""
+        positions = getattr(self.net.config, "max_position_embeddings", None)
+        return positions - 4 if positions else sys.maxsize
+
+    def _load(self) -> PreTrainedModel:
+        import transformers
+
+        if (self.folder / "structure.json").is_file():
+            return load_net(self.folder)
+        try:
+            config = transformers.AutoConfig.from_pretrained(self.folder)
+            kind = getattr(transformers, task_type_of_net(config).auto_class)
+            return kind.from_pretrained(self.folder, dtype=torch.float32).eval()
+        except Exception as error:
+            reason = " ".join(str(error).split())[:160]
+            raise UserError(f"bench: cannot load a net from '{self.folder}': {reason}") from error
+
+    def inputs(self, batch: int, length: int, padded: bool = False) -> Inputs:
+        """Return arrays of random tokens; ``padded``: half of the second text is padding."""
+        found = example_inputs(self.net, self.tokenizer, batch, length)
+        if not padded:
+            found["attention_mask"].fill_(1)
+        return {name: value.numpy() for name, value in found.items()}
+
+    def file(self, name: str | None) -> Path:
+        """Return what a runtime reads: the folder, or a program, which is written first if it is not there."""
+        if name is None:
+            return self.folder
+        there = next((place / name for place in (self.folder, self.work) if (place / name).is_file()), None)
+        if there is None:
+            there = self.work / name
+            if name == ONNX_INT8:
+                _quantize(self.file(ONNX), there)
+            else:
+                write_program(self.net, self.tokenizer, self.work, "onnx")
+        return there
+
+
+def _tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a folder; where it has none, what says that token types are not needed."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception:  # any of many
+        return lambda text: {}
+
+
+def _quantize(program: Path, out: Path) -> None:
+    """Write an ONNX program with weights in int8; activations are quantized as they come."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(program)
+    model.graph.ClearField("value_info")  # inferred shapes, which quantized matrices would contradict
+
+    logging.disable(logging.WARNING)  # it recommends a preparation that these programs do not need
+    try:
+        quantize_dynamic(model, out, per_channel=True, weight_type=QuantType.QInt8)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A net in a runtime, ready to be timed."""
+
+    source: Source
+    runtime: Runtime
+    path: Path
+    run: Run
+    difference: float  # of its results from PyTorch's
+
+    def entry(self) -> dict[str, Any]:
+        """Return what the result says of it."""
+        weights = self.path if self.path.is_file() else self.path / "model.safetensors"
+        return {
+            "net": self.source.label, "runtime": self.runtime.name, "dtype": self.runtime.dtype,
+            "difference": self.difference, "bytes": weights.stat().st_size if weights.is_file() else None,
+        }  # fmt: skip
+
+
+def bench(
+    nets: dict[str, Path], settings: Settings, keep: Callable[[dict[str, Any]], None] = lambda result: None
+) -> dict[str, Any]:
+    """Time nets in runtimes and return what was found.
+
+    Args:
+        nets: label -> folder; where there is a ``dense`` one, the other is compared with it.
+        settings: what is measured.
+        keep: is called with the result after every shape. Ctrl-C ends the work with what there is (``stopped``).
+
+    Raises:
+        UserError: a folder cannot be loaded, or no runtime is left.
+    """
+    with tempfile.TemporaryDirectory() as work, pinned(settings.threads):
+        sources = [Source(label, folder, settings, Path(work)) for label, folder in nets.items()]
+        limit = min(source.longest for source in sources)
+        shapes = settings.shapes(limit)
+        if not shapes:
+            raise UserError(f"length: {min(settings.lengths)} is more than the net reads; the largest is {limit}")
+        left_out: list[dict[str, str]] = [
+            {"what": f"length {length}", "why": f"the net reads {limit} tokens"}
+            for length in sorted({*settings.lengths, *(length for _, length in settings.own)})
+            if length > limit
+        ]
+        programs = _opened(sources, settings, left_out)
+        result: dict[str, Any] = {
+            "nets": {label: str(folder) for label, folder in nets.items()}, "own_lengths": dict(settings.own),
+            "threads": settings.threads, "device": settings.device, "rounds": settings.rounds,
+            "hardware": hardware(), "load_average": list(os.getloadavg()), "versions": _versions(programs),
+            "programs": [], "left_out": left_out, "shapes": [], "asked": len(shapes), "stopped": False,
+        }  # fmt: skip
+        try:
+            batch, length = ([shape for shape in shapes if shape[0] * shape[1] <= MEMORY_TOKENS] or shapes[:1])[-1]
+            result["memory_shape"] = {"batch": batch, "length": length}
+            _measure_fresh(programs, batch, length, Path(work), result["programs"].append)
+            with Bar("time", sum(batch * length for batch, length in shapes)) as bar:
+                for batch, length in shapes:
+                    bar.say(f"time {batch} x {length}")
+                    result["shapes"].append(_measure_shape(programs, batch, length, settings, bar))
+                    keep(result)
+        except KeyboardInterrupt:
+            result["stopped"] = True
+            keep(result)
+    return result
+
+
+def _opened(sources: Sequence[Source], settings: Settings, left_out: list[dict[str, str]]) -> list[Program]:
+    """Load every net in every runtime that can have it and agrees with PyTorch; append the others to ``left_out``."""
+    found = []
+    for source in sources:
+        probes = [source.inputs(*shape, padded=True) for shape in PROBES]
+        eager = RUNTIMES["eager"].load(source.folder, source.setting)
+        expected = [_whole(eager(probe)) for probe in probes]
+        for name in track(settings.runtimes, f"load {source.label}", len(settings.runtimes)):
+            runtime = RUNTIMES[name]
+            try:
+                _check_installed(runtime)
+                path = source.file(runtime.reads)
+                run = eager if name == "eager" else runtime.load(path, source.setting)
+                difference = max(map(_difference, (_whole(run(probe)) for probe in probes), expected))
+                if not difference <= runtime.tolerance:
+                    raise LookupError(
+                        f"its results differ from PyTorch's by {difference:.1e}, more than {runtime.tolerance:.0e}"
+                    )
+                found.append(Program(source, runtime, path, run, difference))
+            except Exception as error:  # compilers, exporters and runtimes raise anything
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                reason = {"what": f"{name} of the {source.label} net", "why": lines[0][:160]}
+                if isinstance(error, ModuleNotFoundError):
+                    reason["what"] = name
+                if reason not in left_out:
+                    left_out.append(reason)
+    if not found:
+        raise UserError(f"bench: no runtime is left; {left_out[-1]['what']}: {left_out[-1]['why']}")
+    return found
+
+
+def _check_installed(runtime: Runtime) -> None:
+    missing = [package for package in runtime.packages if find_spec(package) is None]
+    if missing:
+        raise ModuleNotFoundError(f"not installed; pip install {' '.join(missing)}")
+
+
+def _whole(results: Sequence[Any]) -> np.ndarray:
+    """Return the results as one array."""
+    return np.stack([value.cpu().numpy() if isinstance(value, torch.Tensor) else value for value in results])
+
+
+def _difference(found: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest difference, relative above 1."""
+    return float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
+
+
+def _versions(programs: Sequence[Program]) -> dict[str, str]:
+    packages = {package for program in programs for package in NEEDED.get(program.runtime.name, ())}
+    return {**versions(), **{package: version(package) for package in sorted(packages)}}
+
+
+def _measure_fresh(
+    programs: Sequence[Program], batch: int, length: int, work: Path, keep: Callable[[dict[str, Any]], None]
+) -> None:
+    """Load and run every program in a process of its own, and hand what the result says of it to ``keep``."""
+    environment = os.environ | {"HF_MODULES_CACHE": str(work / "modules"), "HF_HUB_OFFLINE": "1"}
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor")  # what was compiled before would not be again
+    for program in track(programs, "load in a process of its own", len(programs)):
+        source = program.source
+        inputs = source.work / "inputs.npz"
+        np.savez(inputs, **source.inputs(batch, length))
+        done = subprocess.run(
+            [sys.executable, "-I", runtimes.__file__, program.runtime.name, str(program.path.resolve()),
+             json.dumps(asdict(source.setting)), str(inputs)],
+            cwd=work, env=environment | {"OMP_NUM_THREADS": str(source.setting.threads)},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        failed = done.returncode and (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        fresh = None if failed else json.loads(done.stdout.splitlines()[-1])
+        keep({**program.entry(), "fresh": fresh, "failed": failed or None})
+
+
+def _measure_shape(
+    programs: Sequence[Program], batch: int, length: int, settings: Settings, bar: Bar
+) -> dict[str, Any]:
+    """Time all programs at one shape and return what the result says of it."""
+    inputs = {p.source.label: p.source.inputs(batch, length) for p in programs}
+    share = batch * length / settings.rounds
+    times = in_turns(
+        [partial(program.run, inputs[program.source.label]) for program in programs],
+        settings.rounds, seconds=settings.seconds, after_round=lambda: bar.advance(share),
+    )  # fmt: skip
+    bar.advance(share * (settings.rounds - len(times[0])))
+    return shape_entry(batch, length, programs, times)
+
+
+def shape_entry(
+    batch: int, length: int, programs: Sequence[Program], times: Sequence[Sequence[float]]
+) -> dict[str, Any]:
+    """Return what the result says of one shape.
+
+    ``over_dense`` compares a net with the dense one in the same runtime, ``over_eager`` a runtime with PyTorch's for
+    the same net.
+    """
+    found = {(p.source.label, p.runtime.name): record for p, record in zip(programs, times, strict=True)}
+    entries = []
+    for (net, runtime), record in found.items():
+        entry = {"net": net, "runtime": runtime, **summary(record), "steady": is_steady(record)}
+        for name, other in (("over_dense", ("dense", runtime)), ("over_eager", (net, "eager"))):
+            if other in found and other != (net, runtime):
+                gain = speedup(found[other], record)
+                entry[name] = {**asdict(gain), "verdict": gain.verdict}
+        entries.append(entry)
+    return {"batch": batch, "length": length, "rounds": len(times[0]), "times": entries}

@@ -1,0 +1,194 @@
+"""The runtimes that can run an export or any other model folder: PyTorch, ONNX Runtime, OpenVINO.
+
+A runtime loads a folder or a program and returns a function from arrays to results, as a user's own code would do it.
+So this file imports nothing of the package: bench.py imports it to time nets in turns, and also starts it as a script,
+in a process of its own whose load time and memory are those of a program that uses the runtime.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ONNX, ONNX_INT8 = "model.onnx", "model.int8.onnx"
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+Inputs = dict[str, Any]  # arrays of int64 by name
+Run = Callable[[Inputs], list[Any]]  # returns the results in the runtime's own type
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a net is run.
+
+    Attributes:
+        auto_class: the class of transformers that loads it.
+        results: names of its outputs.
+        threads: of the runtime.
+        device: ``cpu`` or ``cuda``.
+        trust: whether the code of the folder is run.
+    """
+
+    auto_class: str
+    results: tuple[str, ...]
+    threads: int = 1
+    device: str = "cpu"
+    trust: bool = False
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One way to run a net.
+
+    Attributes:
+        name: as users type it.
+        packages: what must be installed.
+        load: from what is read to a function; raises LookupError where the runtime does not run on the device.
+        reads: the file that is loaded, of those that bench.py can write; None for the folder.
+        dtype: of the products.
+        tolerance: by how much its results may differ from PyTorch's, relative above 1.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    load: Callable[[Path, Setting], Run]
+    reads: str | None = None
+    dtype: str = "float32"
+    tolerance: float = 1e-4
+
+
+def _eager(folder: Path, setting: Setting, change: Callable[[Any], Any] = lambda net: net) -> Run:
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(setting.threads)
+    kind = getattr(transformers, setting.auto_class)
+    net = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=setting.trust)
+    called = change(net.to(setting.device).eval().requires_grad_(False))
+
+    def run(inputs: Inputs) -> list[Any]:
+        with torch.inference_mode():
+            output = called(**{name: torch.from_numpy(value).to(setting.device) for name, value in inputs.items()})
+        if setting.device == "cuda":
+            torch.cuda.synchronize()
+        return [output[name] for name in setting.results]
+
+    return run
+
+
+def _compiled(folder: Path, setting: Setting) -> Run:
+    import torch
+
+    # one compiled form for all shapes: else what is timed at a shape would depend on the shapes before it; nets of one
+    # class count as one function, which would not be compiled any more after some of them
+    torch._dynamo.config.recompile_limit = 64
+    return _eager(folder, setting, lambda net: torch.compile(net, dynamic=True))
+
+
+def _onnx(file: Path, setting: Setting) -> Run:
+    import onnxruntime
+
+    provider = PROVIDERS[setting.device]
+    if provider not in onnxruntime.get_available_providers():
+        raise LookupError(f"this onnxruntime has no {provider}")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = setting.threads, 1, 3
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # its threads rest while others have a turn
+    session = onnxruntime.InferenceSession(file, options, providers=[provider])
+    names = [item.name for item in session.get_inputs()]
+    return lambda inputs: session.run(list(setting.results), {name: inputs[name] for name in names})
+
+
+def _openvino(file: Path, setting: Setting) -> Run:
+    import openvino
+
+    if setting.device != "cpu":
+        raise LookupError("OpenVINO is timed on the CPU only")
+    options = {
+        "INFERENCE_NUM_THREADS": setting.threads, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32",
+    }  # fmt: skip
+    model = openvino.Core().compile_model(str(file), "CPU", options)
+    names = [item.any_name for item in model.inputs]
+
+    def run(inputs: Inputs) -> list[Any]:
+        found = model({name: inputs[name] for name in names})
+        return [found[name] for name in setting.results]
+
+    return run
+
+
+RUNTIMES = {
+    runtime.name: runtime
+    for runtime in (
+        Runtime("eager", ("torch", "transformers"), _eager),
+        Runtime("compiled", ("torch", "transformers"), _compiled),
+        Runtime("onnx", ("onnx", "onnxscript", "onnxruntime"), _onnx, ONNX),
+        Runtime("openvino", ("openvino", "onnx", "onnxscript"), _openvino, ONNX, tolerance=1e-3),
+        Runtime("onnx-int8", ("onnx", "onnxscript", "onnxruntime"), _onnx, ONNX_INT8, "int8", tolerance=0.25),
+    )
+}
+NEEDED = {"onnx": ("onnxruntime",), "onnx-int8": ("onnxruntime",), "openvino": ("openvino",)}  # to run what is written
+
+
+def peak_mib() -> float:
+    """Return this process's peak resident size; not ru_maxrss, which begins with that of the process it came from."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) / 1024
+    import resource  # where there is no /proc: in bytes on macOS
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """What a process of its own says.
+
+    Attributes:
+        import_seconds: of the runtime's packages.
+        load_seconds: from the packages to a net that can be called.
+        first_seconds: of the first forward, compilation included.
+        libraries_mib: peak memory before the net is loaded.
+        peak_mib: peak memory after two forwards.
+        gpu_peak_mib: of PyTorch on the GPU; None without one.
+    """
+
+    import_seconds: float
+    load_seconds: float
+    first_seconds: float
+    libraries_mib: float
+    peak_mib: float
+    gpu_peak_mib: float | None
+
+
+def start_fresh(runtime: Runtime, path: Path, setting: Setting, inputs: Path) -> Fresh:
+    """Load and run a net where nothing was done before."""
+    begin = time.perf_counter()
+    for package in NEEDED.get(runtime.name, runtime.packages):
+        import_module(package)
+    imported, libraries = time.perf_counter(), peak_mib()
+    run = runtime.load(path, setting)
+    loaded = time.perf_counter()
+    import numpy
+
+    given = dict(numpy.load(inputs))
+    start = time.perf_counter()
+    run(given)
+    first = time.perf_counter() - start
+    run(given)
+    gpu = None
+    if setting.device == "cuda" and "torch" in sys.modules:
+        gpu = sys.modules["torch"].cuda.max_memory_allocated() / 2**20
+    return Fresh(imported - begin, loaded - imported, first, libraries, peak_mib(), gpu)
+
+
+if __name__ == "__main__":
+    _name, _path, _setting, _inputs = sys.argv[1:]
+    print(json.dumps(asdict(start_fresh(RUNTIMES[_name], Path(_path), Setting(**json.loads(_setting)), Path(_inputs)))))

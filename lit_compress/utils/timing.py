@@ -1,0 +1,138 @@
+"""Timing of functions that take turns, and what the spread of their times allows to say.
+
+Every time that this package reports is measured here: on the nets of a run, on exports, on single matrices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Literal
+
+import torch
+
+STEADY = 1.5  # p90 / p10 above which a machine was too busy for its times to be trusted
+WARM_UP = 5  # first rounds, which fill caches and are not counted
+
+Verdict = Literal["faster", "slower", "noise", "unsteady"]
+
+
+@contextmanager
+def pinned(threads: int) -> Iterator[None]:
+    """Work with a fixed number of threads, without gradients: more threads than free cores give noise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def in_turns(
+    variants: Sequence[Callable[[], object]],
+    rounds: int,
+    *,
+    warm_up: int = WARM_UP,
+    seconds: float = float("inf"),
+    least: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
+    after_round: Callable[[], object] = lambda: None,
+) -> list[list[float]]:
+    """Return the milliseconds of every function in every round; a round calls each once.
+
+    Taking turns spreads the drift of a machine over all functions, so that times of one round can be compared.
+
+    Args:
+        variants: the functions.
+        rounds: how many rounds are counted.
+        warm_up: rounds before them that are not.
+        seconds: no further round begins when this much time is over; ``least`` rounds are made in any case. Warming up
+            has as much time for itself.
+        least: the fewest rounds.
+        clock: returns seconds.
+        after_round: is called after every round that counts.
+    """
+    times: list[list[float]] = [[] for _ in variants]
+    begin = clock()
+    for round_ in range(-warm_up, rounds):
+        if round_ == 0:
+            begin = clock()
+        over = clock() - begin > seconds
+        if over and round_ >= least:
+            break
+        if over and -warm_up < round_ < 0:
+            continue  # one round is enough to warm up what is that slow
+        for variant, record in zip(variants, times, strict=True):
+            start = clock()
+            variant()
+            if round_ >= 0:
+                record.append(1000 * (clock() - start))
+        if round_ >= 0:
+            after_round()
+    return times
+
+
+def summary(times: Sequence[float]) -> dict[str, float]:
+    """Return median, p10 and p90."""
+    return {"median": median(times), "p10": _tenth(times, 1), "p90": _tenth(times, 9)}
+
+
+def spread(times: Sequence[float]) -> float:
+    """Return p90 / p10."""
+    return _tenth(times, 9) / _tenth(times, 1)
+
+
+def is_steady(times: Sequence[float]) -> bool:
+    """Say whether the machine was quiet enough for the times to be trusted."""
+    return spread(times) <= STEADY
+
+
+def _tenth(values: Sequence[float], number: int) -> float:
+    return quantiles(values, n=10, method="inclusive")[number - 1] if len(values) > 1 else values[0]
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How many times faster one function is than another.
+
+    Attributes:
+        median: over the rounds, of the other's time / its own in the same round.
+        low, high: p10 and p90 of the same.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """What may be said: nothing where the rounds disagree which is faster, or by how much (:data:`STEADY`)."""
+        if self.low <= 1 <= self.high:
+            return "noise"
+        if self.high > STEADY * self.low:
+            return "unsteady"
+        return "faster" if self.low > 1 else "slower"
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the spread carries the number."""
+        return self.verdict in ("faster", "slower")
+
+    def __str__(self) -> str:
+        """Return the text for users, which names a number only if the spread carries it.
+
+        >>> print(Speedup(2.11, 1.94, 2.3), Speedup(1.02, 0.97, 1.1), Speedup(2.0, 1.1, 3.9), sep="; ")
+        2.11x (1.94-2.30); within the noise; too noisy
+        """
+        words = {"noise": "within the noise", "unsteady": "too noisy"}
+        return words.get(self.verdict) or f"{self.median:.2f}x ({self.low:.2f}-{self.high:.2f})"
+
+
+def speedup(slow: Sequence[float], fast: Sequence[float]) -> Speedup:
+    """Compare the times of two functions that took turns, round by round."""
+    ratios = [before / after for before, after in zip(slow, fast, strict=True)]
+    return Speedup(median(ratios), _tenth(ratios, 1), _tenth(ratios, 9))

@@ -1,0 +1,158 @@
+"""What is timed, what is refused, and what is kept: real nets of a few weights, made-up runtimes and times."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tiny import make_net
+
+from lit_compress.export import bench as module
+from lit_compress.export import runtimes
+from lit_compress.export.bench import Settings, bench, shape_entry
+from lit_compress.export.runtimes import RUNTIMES, Runtime, Setting, start_fresh
+from lit_compress.utils.errors import UserError
+
+OLD = Path(__file__).resolve().parents[1] / "old_runs" / "lpaf"
+NETS = {"dense": OLD / "dense" / "net", "compressed": OLD / "export"}
+FEW = Settings(batches=(8, 1), lengths=(16, 8), rounds=3, runtimes=("eager",))
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch):
+    """No process is started."""
+
+    def start(line, **_):
+        name, path, setting, inputs = line[-4:]
+        values = {**json.loads(setting), "results": tuple(json.loads(setting)["results"])}
+        said = start_fresh(RUNTIMES[name], Path(path), Setting(**values), Path(inputs))
+        return SimpleNamespace(returncode=0, stdout=json.dumps(module.asdict(said)), stderr="")
+
+    monkeypatch.setattr(module, "subprocess", SimpleNamespace(run=start))
+
+
+def made_up(monkeypatch, name, change=lambda result: result, before=lambda inputs: None, **values):
+    """Add a runtime that does what PyTorch does, and something to its results."""
+
+    def load(folder, setting):
+        eager = RUNTIMES["eager"].load(folder, setting)
+
+        def run(inputs):
+            before(inputs)
+            return [change(result) for result in eager(inputs)]
+
+        return run
+
+    monkeypatch.setitem(RUNTIMES, name, Runtime(name, values.pop("packages", ("torch",)), load, **values))
+
+
+def test_a_dense_and_a_compressed_net():
+    seen = []
+    result = bench(NETS, replace(FEW, own=(("median", 11),)), lambda found: seen.append(len(found["shapes"])))
+    shapes = [(shape["batch"], shape["length"]) for shape in result["shapes"]]
+    assert shapes == [(1, 8), (1, 11), (1, 16), (8, 8), (8, 11), (8, 16)]  # the cheapest first
+    assert seen == [1, 2, 3, 4, 5, 6] and result["asked"] == 6 and not result["stopped"]
+    for shape in result["shapes"]:
+        dense, small = shape["times"]
+        assert (dense["net"], small["net"]) == ("dense", "compressed") and shape["rounds"] == 3
+        assert 0 < dense["p10"] <= dense["median"] <= dense["p90"] and "over_dense" not in dense
+        assert small["over_dense"]["low"] <= small["over_dense"]["median"] <= small["over_dense"]["high"]
+    assert [entry["net"] for entry in result["programs"]] == ["dense", "compressed"]
+    assert all(e["fresh"]["peak_mib"] > e["fresh"]["libraries_mib"] / 2 > 0 for e in result["programs"])
+    assert result["memory_shape"] == {"batch": 8, "length": 16}
+    assert result["threads"] == result["hardware"]["threads"] == 1 and "torch" in result["versions"]
+    json.dumps(result)
+
+
+def test_a_shape_by_hand():
+    """Speed-ups are of the same round: over the dense net in the same runtime, over PyTorch for the same net."""
+    programs = [SimpleNamespace(source=SimpleNamespace(label=net), runtime=RUNTIMES[name])
+                for net in ("dense", "compressed") for name in ("eager", "onnx")]  # fmt: skip
+    drift = np.array([1.0, 3.0, 2.0, 1.0, 5.0])
+    entry = shape_entry(2, 16, programs, [list(drift * factor) for factor in (8, 6, 4, 3)])
+    found = {(e["net"], e["runtime"]): e for e in entry["times"]}
+    assert "over_dense" not in found["dense", "onnx"] and "over_eager" not in found["compressed", "eager"]
+    assert found["dense", "onnx"]["over_eager"]["median"] == pytest.approx(8 / 6)
+    assert found["compressed", "onnx"]["over_dense"] == {
+        "median": 2.0, "low": 2.0, "high": 2.0, "verdict": "faster"
+    }  # fmt: skip
+    assert not found["dense", "eager"]["steady"] and entry["rounds"] == 5
+
+
+def test_what_differs_or_is_not_there_is_not_timed(monkeypatch):
+    made_up(monkeypatch, "wrong", lambda result: result + 0.01)
+    made_up(monkeypatch, "nothing", lambda result: result * float("nan"))
+    made_up(monkeypatch, "near", lambda result: result + 0.01, tolerance=0.1)
+    made_up(monkeypatch, "absent", packages=("torch", "no_such_package"))
+    result = bench(NETS, replace(FEW, batches=(1,), runtimes=("wrong", "nothing", "near", "absent")))
+    assert {entry["runtime"] for entry in result["shapes"][0]["times"]} == {"near"}
+    assert result["programs"][0]["difference"] == pytest.approx(0.01, rel=1e-2)
+    assert [(left["what"], left["why"]) for left in result["left_out"]] == [
+        ("wrong of the dense net", "its results differ from PyTorch's by 1.0e-02, more than 1e-04"),
+        ("nothing of the dense net", "its results differ from PyTorch's by nan, more than 1e-04"),
+        ("absent", "not installed; pip install no_such_package"),
+        ("wrong of the compressed net", "its results differ from PyTorch's by 1.0e-02, more than 1e-04"),
+        ("nothing of the compressed net", "its results differ from PyTorch's by nan, more than 1e-04"),
+    ]
+    with pytest.raises(UserError, match="no runtime is left; absent: not installed; pip install no_such_package"):
+        bench(NETS, replace(FEW, runtimes=("absent",)))
+
+
+def test_ctrl_c_keeps_what_is_measured(monkeypatch):
+    def stop(inputs):
+        if inputs["input_ids"].shape == (8, 8):
+            raise KeyboardInterrupt
+
+    made_up(monkeypatch, "stopped", before=stop)
+    kept = []
+    monkeypatch.setattr(module, "MEMORY_TOKENS", 8)
+    result = bench(NETS, replace(FEW, runtimes=("stopped",)), lambda found: kept.append(json.dumps(found)))
+    assert result["stopped"] and result["asked"] == 4 and len(result["shapes"]) == 2
+    assert json.loads(kept[-1]) == json.loads(json.dumps(result))
+
+
+def test_a_net_without_a_tokenizer_and_lengths_that_it_does_not_read(tmp_path):
+    make_net("distilbert").save_pretrained(tmp_path)
+    result = bench({"compressed": tmp_path}, replace(FEW, lengths=(16, 61), own=(("longest", 99),)))
+    assert {shape["length"] for shape in result["shapes"]} == {16}
+    assert [left["what"] for left in result["left_out"]] == ["length 61", "length 99"]
+    assert all("over_dense" not in entry for shape in result["shapes"] for entry in shape["times"])
+    with pytest.raises(UserError, match="length: 61 is more than the net reads; the largest is 60"):
+        bench({"compressed": tmp_path}, replace(FEW, lengths=(61,)))
+
+
+def test_a_process_that_fails_is_named(monkeypatch):
+    said = SimpleNamespace(returncode=1, stdout="", stderr="Traceback\nOSError: no such file\n")
+    monkeypatch.setattr(module, "subprocess", SimpleNamespace(run=lambda *_, **__: said))
+    (entry,) = bench({"compressed": NETS["dense"]}, replace(FEW, batches=(1,), lengths=(8,)))["programs"]
+    assert entry["fresh"] is None and entry["failed"] == "OSError: no such file"
+
+
+def test_runtimes_stand_alone():
+    """In a process of its own nothing of the package is loaded, whose time and memory would be counted."""
+    tree = ast.parse(Path(runtimes.__file__).read_text())
+    names = {n for node in ast.walk(tree) if isinstance(node, ast.Import) for n in (a.name for a in node.names)}
+    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not [name for name in names if name.startswith("lit_compress")]
+    top = {n.name for node in tree.body if isinstance(node, ast.Import) for n in node.names}
+    assert not top & {"torch", "transformers", "onnxruntime", "numpy"}
+
+
+@pytest.mark.slow
+def test_onnx_in_float32_and_int8_in_processes_of_their_own(monkeypatch):
+    pytest.importorskip("onnxruntime")
+    import subprocess
+
+    monkeypatch.setattr(module, "subprocess", subprocess)
+    result = bench({"compressed": OLD / "export"}, replace(FEW, runtimes=("onnx", "onnx-int8")))
+    assert result["left_out"] == []
+    full, small = result["programs"]
+    assert full["difference"] <= 1e-4 and 0 < small["difference"] <= 0.25 and small["bytes"] < full["bytes"]
+    for entry in (full, small):
+        assert entry["fresh"]["load_seconds"] > 0 and 10 < entry["fresh"]["peak_mib"] < 400  # without PyTorch
+    assert "onnxruntime" in result["versions"]
