@@ -50,6 +50,13 @@ One teacher, batches of 32, distillation of logits with alpha 0.5; "hidden state
 half of the updates on pruning ([study](../lpaf_vs_svd/README.md)). Dev / held-out accuracy; before training in brackets.
 """
 
+TAUGHT = """## The same training for all methods
+
+One teacher; 1,000 updates after it, those of pruning included, batches of 32; labels, the teacher's logits and its hidden states
+(relative to their variance) with the same weights, but CoFi and SP3, which have their own; the same learning rates tried. Dev /
+held-out accuracy; dev accuracy before training in brackets. Empty: not run yet.
+"""
+
 NAMES = {
     "kfac": "K-FAC (default)",
     "kfac-exact": "K-FAC, exact labels",
@@ -160,6 +167,39 @@ def sections() -> Iterator[str]:
     if trained := [r for r in results if r["cell"].startswith("trained")]:
         yield TRAINED
         yield table(["density", "method", "rate 3e-4", "rate 1e-4"], list(trained_rows(trained)))
+    yield from taught()
+
+
+METHODS = {
+    "second_order": "SecondOrder",
+    "structures": "SecondOrder, heads and neurons",
+    "lpaf": "LPAF",
+    "lpaf-kfac": "LPAF, factorized under K-FAC",
+    "fwsvd": "FWSVD",
+    "fwsvd-both": "FWSVD, both axes",
+    "svd": "SVD",
+    "losparse": "LoSparse",
+    "losparse-kfac": "LoSparse, factors from K-FAC",
+    "itp": "ITP",
+    "cofi": "CoFi",
+    "sp3": "SP3",
+}
+
+
+def taught() -> Iterator[str]:
+    """Yield the table of all methods after the same training."""
+    found = {r["file"]: r for r in load(f"{STUDY}/trained")}
+    if not found:
+        return
+    yield TAUGHT
+    rows = []
+    for density in sorted({r["target"] for r in found.values()}, reverse=True):
+        for case, name in METHODS.items():
+            cells = [found.get(f"{case}-{density:g}-{rate}") for rate in ("0.0003", "0.0001")]
+            if any(cells):
+                rows.append([f"{density:g}", name, *(after(cell) if cell else "" for cell in cells)])
+    yield table(["density", "method", "rate 3e-4", "rate 1e-4"], rows)
+    yield origin(next(iter(found.values())), f"{STUDY}/trained", 1)
 
 
 def trained_rows(trained: list[dict[str, Any]]) -> Iterator[list[str]]:
@@ -211,7 +251,10 @@ def overview() -> Iterator[Cell]:
     for result in load(STUDY):
         if result["cell"] == "kfac" and result["target"] < 0.5:
             yield Cell("SecondOrder, no training", [result], [result["compressed"]["metric"]])
-    trained = [r for r in load(STUDY) if r["cell"] == "trained-hidden"]
-    for density in sorted({r["target"] for r in trained}):
-        best = max((r for r in trained if r["target"] == density), key=lambda r: r["held_out"][KEY])
+    runs = [r for r in load(STUDY) if r["cell"] == "trained-hidden"]
+    for result in load(f"{STUDY}/trained"):
+        if result["case"] == "second_order":
+            runs.append(result)
+    for density in sorted({r["target"] for r in runs}):
+        best = max((r for r in runs if r["target"] == density), key=lambda r: r["held_out"][KEY])
         yield Cell("SecondOrder", [best], [best["compressed"]["metric"]])
