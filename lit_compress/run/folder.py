@@ -140,7 +140,7 @@ def _with_density(config: dict[str, Any]) -> dict[str, Any]:
 def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:
     """Return a stored config with the names and the meaning of today, if an earlier version wrote it.
 
-    Gates had other names; a rank decided beside any density.
+    Gates had other names; a rank decided beside any density; distances of hidden states were relative in one method.
     """
     model = config["model"]
     method, init = getattr(methods, model["class_path"].rpartition(".")[2], None), model["init_args"]
@@ -149,4 +149,6 @@ def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:
         init["prune"]["gates"] = [former.get(name, name) for name in gates]
     if init.get("density") is not None and (init.get("rank") is not None or init.get("rank_ratio") is not None):
         init["density"] = signature(method).parameters["density"].default if method else None
+    if isinstance(init.get("distillation"), dict):
+        init["distillation"].setdefault("relative", model["class_path"].endswith(".SecondOrder"))
     return config

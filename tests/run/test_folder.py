@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_compress.run.folder import Run
+from lit_compress.run.folder import Run, bring_up_to_date
 from lit_compress.utils.errors import UserError
 
 CONFIG = {
@@ -84,3 +84,9 @@ def test_a_density_that_an_earlier_version_stored_is_the_usual_one(tmp_path):
     run.check_same(of_lpaf(density=None, rank=30))
     with pytest.raises(UserError, match=r"model.density was None, now 0.25"):
         run.check_same(of_lpaf(density=0.25))
+
+
+@pytest.mark.parametrize(("method", "relative"), [("SecondOrder", True), ("LPAF", False)])
+def test_older_configs_say_whether_distances_were_relative(method, relative):
+    config = {"model": {"class_path": f"lit_compress.methods.{method}", "init_args": {"distillation": {"alpha": 0.5}}}}
+    assert bring_up_to_date(config)["model"]["init_args"]["distillation"] == {"alpha": 0.5, "relative": relative}
