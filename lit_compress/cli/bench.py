@@ -46,6 +46,7 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
     add("--seconds", type=float, default=SECONDS, metavar="S",
         help=f"no further round of a shape begins after these, five are made in any case ({SECONDS:g})")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), help="default cuda if there is a GPU")
+    add("--trust_remote_code", action="store_true", help="run the code of a folder that another version exported")
     add("--output", type=Path, metavar="DIR", help=f"folder of {FILE} and bench.png (default OUT)")
     parser.epilog = "Options of the data, e.g. --data.path FILE, add the median and the longest length of its texts."
     return parser
@@ -80,6 +81,7 @@ def bench_command(args: list[str], about: str | None) -> None:
     settings = Settings(
         tuple(given.batch), tuple(given.length or LENGTHS), own, tuple(dict.fromkeys(given.runtimes)), given.threads,
         given.rounds, given.seconds, given.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        given.trust_remote_code,
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["lit_compress", "bench", *args])

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from lit_compress.export import runtimes
-from lit_compress.export.modelling import MODULE
+from lit_compress.export.modelling import MODULE, is_own_code
 from lit_compress.export.program import example_inputs, write_program
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import NEEDED, ONNX, ONNX_INT8, RUNTIMES, Inputs, Run, Runtime, Setting
@@ -52,6 +52,7 @@ class Settings:
         rounds: forwards of every net at every shape.
         seconds: no further round of a shape begins after these.
         device: ``cpu`` or ``cuda``.
+        trust: run the code of a folder also if this version would not write it.
     """
 
     batches: tuple[int, ...] = BATCHES
@@ -62,6 +63,7 @@ class Settings:
     rounds: int = ROUNDS
     seconds: float = SECONDS
     device: str = "cpu"
+    trust: bool = False
 
     def shapes(self, limit: int) -> list[tuple[int, int]]:
         """Return batch and length of all shapes that nets read which have ``limit`` positions, the cheapest first."""
@@ -80,7 +82,7 @@ class Source:
         work: folder for programs that are not beside the net.
 
     Raises:
-        UserError: it cannot be loaded.
+        UserError: it cannot be loaded, or brings code that is not that of an export.
     """
 
     def __init__(self, label: str, folder: Path, settings: Settings, work: Path) -> None:
@@ -88,6 +90,11 @@ class Source:
         self.work.mkdir()
         self.net, self.tokenizer = self._load(), _tokenizer(folder)
         kind = task_type_of_net(self.net.config)
+        if not (settings.trust or is_own_code(self.net, folder)):
+            raise UserError(
+                f"bench: '{folder}' brings code that this version of lit_compress does not write; --trust_remote_code "
+                "runs it, or export the net again"
+            )
         self.setting = Setting(
             kind.auto_class, kind.results, settings.threads, settings.device, trust=(folder / f"{MODULE}.py").is_file()
         )

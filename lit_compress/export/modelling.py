@@ -112,6 +112,16 @@ def code_of(base: str, kinds: Iterable[str]) -> str:
     )
 
 
+def is_own_code(net: PreTrainedModel, folder: Path) -> bool:
+    """Say whether the code that ``folder`` brings, if any, is what :func:`write_model` writes for its ``net``."""
+    auto_map = json.loads((folder / "config.json").read_text()).get("auto_map")
+    if auto_map is None:
+        return True
+    base, kinds = type(net).__name__, {spec["kind"] for spec in describe(net).values()} - {"attributes"}
+    code, expected = folder / f"{MODULE}.py", {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{base}"}
+    return auto_map == expected and code.is_file() and code.read_text() == code_of(base, kinds)
+
+
 def _with_bases(layers: Sequence[type[nn.Module]]) -> list[type[nn.Module]]:
     """Return ``layers``, each after those that it extends."""
     return list(dict.fromkeys(base for layer in layers for base in reversed(layer.__mro__) if "kind" in vars(base)))

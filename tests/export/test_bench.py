@@ -15,12 +15,15 @@ from tiny import make_net
 from lit_compress.export import bench as module
 from lit_compress.export import runtimes
 from lit_compress.export.bench import Settings, bench, shape_entry
+from lit_compress.export.modelling import write_model
 from lit_compress.export.runtimes import RUNTIMES, Runtime, Setting, start_fresh
+from lit_compress.layers import LowRankLinear
+from lit_compress.models.surgery import replace as replace_module
 from lit_compress.utils.errors import UserError
 
 OLD = Path(__file__).resolve().parents[1] / "old_runs" / "lpaf"
 NETS = {"dense": OLD / "dense" / "net", "compressed": OLD / "export"}
-FEW = Settings(batches=(8, 1), lengths=(16, 8), rounds=3, runtimes=("eager",))
+FEW = Settings(batches=(8, 1), lengths=(16, 8), rounds=3, runtimes=("eager",), trust=True)  # an older version's code
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +70,28 @@ def test_a_dense_and_a_compressed_net():
     assert result["memory_shape"] == {"batch": 8, "length": 16}
     assert result["threads"] == result["hardware"]["threads"] == 1 and "torch" in result["versions"]
     json.dumps(result)
+
+
+def test_code_of_a_stranger_is_not_run(tmp_path):
+    """The code of an export is run as users run it; other code only with consent."""
+    layer = (net := make_net("bert").eval()).bert.encoder.layer[0].output.dense
+    replace_module(net, "bert.encoder.layer.0.output.dense", LowRankLinear.from_factors(
+        layer, *(factor.detach() for factor in (layer.weight[:, :4], layer.weight[:4]))))  # fmt: skip
+    write_model(net, tmp_path)
+    assert bench({"compressed": tmp_path}, replace(FEW, trust=False))["shapes"]
+    code, config, ran = tmp_path / "modeling_compressed.py", tmp_path / "config.json", tmp_path / "ran"
+    stranger = f"open({str(ran)!r}, 'w')\n"
+    for file, text in (
+        (code, code.read_text() + stranger),
+        (config, config.read_text().replace("modeling_", "other_")),
+    ):
+        before = file.read_text()
+        file.write_text(text)
+        (tmp_path / "other_compressed.py").write_text(code.read_text() + stranger)
+        with pytest.raises(UserError, match="brings code that this version of lit_compress does not write; --trust_"):
+            bench({"compressed": tmp_path}, replace(FEW, trust=False))
+        file.write_text(before)
+    assert not ran.exists()
 
 
 def test_a_shape_by_hand():
