@@ -101,7 +101,6 @@ def factorize_model(
             "--embeddings out, or give --scope blocks"
         )
     choices.check_net(dense)
-    method.ranks.check(dense)
     check_removal(method.retrain, method.ranks, dense)
     net = copy.deepcopy(dense).to(_device())
     rule, loss = remove_structures(method.retrain, method.ranks, net, method.task, data)

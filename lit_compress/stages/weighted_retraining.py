@@ -37,14 +37,17 @@ if TYPE_CHECKING:
 
 
 def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> None:
-    """Refuse a scope that the weighting does not allow, and a removal that ``net`` or the density does not allow.
+    """Refuse ranks, a scope and a removal that the weighting, ``net`` or the density does not allow.
 
     Only shapes are read.
 
     Raises:
+        UserError: of :meth:`RankRule.check`, where matrices are factorized.
         UserError: the table of embeddings cannot be factorized under this weighting or with this removal; sub-layers
             cannot be cut; or, as at least one unit stays, the density cannot be reached.
     """
+    if settings.removes != "structures":
+        rule.check(net)
     if rule.scope == "all" and settings.weighting not in KRONECKER:
         raise UserError(
             f"model.scope: 'all' needs whole second moments, which weighting '{settings.weighting}' has not; nearest: "
@@ -143,7 +146,6 @@ class WeightedRetraining(LowRankRetraining):
 
     def check(self, net: PreTrainedModel) -> None:
         """Also refuse weightings that would fail only after the dense stage."""
-        super().check(net)
         settings = self.settings
         if settings.weighting == "importance":
             raise UserError(

@@ -289,5 +289,9 @@ def test_mistakes_are_one_line():
         UserError, match=rf"model\.density: 0\.001 cannot be reached .*; the smallest is {least + 5e-4:.3f}"
     ):
         check_removal(KroneckerWeighted(removes="structures"), RankRule(0.001), make())
+    few = RankRule(least + 1e-3, allocation="global")  # less than one component of every matrix
+    check_removal(KroneckerWeighted(removes="structures"), few, make())
+    with pytest.raises(UserError, match=r"model\.density"):
+        check_removal(KroneckerWeighted(), few, make())
     with pytest.raises(UserError, match="sub-layers of 'llama' cannot be gated"):
         check_removal(KroneckerWeighted(removes="both"), RankRule(0.5), make_net("llama"))
