@@ -46,10 +46,14 @@ CELLS: dict[str, list[str]] = {
     "kfac-true": [*KFAC, "--labels", "true"],
     "kfac-refit": [*KFAC, "--refit", "true"],
     "kfac-damping-0.001": [*KFAC, "--gradient_damping", "0.001"],
+    "kfac-gradients-only": [*KFAC, "--input_damping", "1000000"],  # A is as good as a multiple of I
+    "kfac-examples-64": [*KFAC, "--calibration_examples", "64"],
     "kfac-examples-256": [*KFAC, "--calibration_examples", "256"],
     "kfac-examples-4096": [*KFAC, "--calibration_examples", "4096"],
     "kfac-seed-1": [*KFAC, "--calibration_seed", "1"],
     "kfac-seed-2": [*KFAC, "--calibration_seed", "2"],
+    "kfac-seed-3": [*KFAC, "--calibration_seed", "3"],
+    "kfac-seed-4": [*KFAC, "--calibration_seed", "4"],
 }
 TRAINED = {  # distillation of logits as in lpaf_vs_svd, and of hidden states too, as is the default
     "trained-logits": ["--model.distillation.alpha_layers", 0],

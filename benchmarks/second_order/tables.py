@@ -80,10 +80,15 @@ ABLATIONS = {
     "kfac-not-centred": "not centred",
     "kfac-refit": "refit",
     "kfac-damping-0.001": "gradient damping 0.001",
+    "kfac-gradients-only": "gradients only",
+    "inputs-global": "inputs only",
+    "kfac-examples-64": "64 examples",
     "kfac-examples-256": "256 examples",
     "kfac-examples-4096": "4,096 examples",
     "kfac-seed-1": "calibration seed 1",
     "kfac-seed-2": "calibration seed 2",
+    "kfac-seed-3": "calibration seed 3",
+    "kfac-seed-4": "calibration seed 4",
 }
 
 
