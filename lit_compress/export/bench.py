@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -105,6 +105,13 @@ class Source:
         positions = getattr(self.net.config, "max_position_embeddings", None)
         return positions - 4 if positions else sys.maxsize
 
+    @cached_property
+    def quantized(self) -> bool:
+        """Whether the program in the folder is one of 8-bit integers, of ``export --dtype int8``."""
+        report = self.folder / "report.json"
+        program = json.loads(report.read_text()).get("program") if report.is_file() else None
+        return (program or {}).get("dtype") == "int8"
+
     def _load(self) -> PreTrainedModel:
         import transformers
 
@@ -129,7 +136,10 @@ class Source:
         """Return what a runtime reads: the folder, or a program, which is written first if it is not there."""
         if name is None:
             return self.folder
-        there = next((place / name for place in (self.folder, self.work) if (place / name).is_file()), None)
+        if self.quantized and name == ONNX_INT8:
+            return self.folder / ONNX
+        places = (self.work,) if self.quantized else (self.folder, self.work)
+        there = next((place / name for place in places if (place / name).is_file()), None)
         if there is None:
             there = self.work / name
             if name == ONNX_INT8:

@@ -33,8 +33,7 @@ from lit_compress.layers.training.stream import BasisChange, StreamNorm
 _KINDS = (
     BasisChange, Int8Embedding, LowRankEmbedding, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear,
     NarrowEmbedding, NarrowLinear, NarrowNorm, PivotLinear, ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding,
-    SizedLinear,
-    SizedNorm, StackedLowRankLinear, StreamBlock, StreamNorm,
+    SizedLinear, SizedNorm, StackedLowRankLinear, StreamBlock, StreamNorm,
 )  # fmt: skip
 LAYERS: dict[str, type[nn.Module]] = {layer.kind: layer for layer in _KINDS}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +93,22 @@ def test_code_of_a_stranger_is_not_run(tmp_path):
             bench({"compressed": tmp_path}, replace(FEW, trust=False))
         file.write_text(before)
     assert not ran.exists()
+
+
+def test_the_program_of_8_bits_that_an_export_has(tmp_path):
+    """It is what int8 means; one of float32 is written for the measurement."""
+    folder, work = tmp_path / "export", tmp_path / "work"
+    shutil.copytree(OLD / "export", folder)
+    work.mkdir()
+    (folder / "model.onnx").write_bytes(b"8 bits")
+    (folder / "report.json").write_text(json.dumps({"program": {"dtype": "int8"}}))
+    source = module.Source("compressed", folder, FEW, work)
+    (source.work / "model.onnx").write_bytes(b"32 bits")
+    assert source.file("model.int8.onnx").read_bytes() == b"8 bits"
+    assert source.file("model.onnx").read_bytes() == b"32 bits"
+    (folder / "report.json").write_text("{}")
+    (plain := tmp_path / "plain").mkdir()
+    assert module.Source("compressed", folder, FEW, plain).file("model.onnx").read_bytes() == b"8 bits"
 
 
 def test_a_shape_by_hand():

@@ -304,8 +304,7 @@ class ProjectedStage(GatedStage):
     ) -> Tensor:
         """Return the distance of mapped hidden states from the nearest teacher states at or above their layer.
 
-        In pre-norm nets states are compared in the original basis, without their mean where norms remove it, and
-        without the last states, which follow a norm.
+        In pre-norm nets in the original basis, without the mean where norms remove it, and without the last states.
         """
         if self.map is None:
             return super().layer_loss(student, teacher, mask, settings)
