@@ -39,6 +39,7 @@ from lit_compress.numerics.hard_concrete import keep_best, kept_units
 from lit_compress.numerics.losses import lagrangian, matched_layers_loss
 from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import StageContext
+from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates, same_draws
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
@@ -46,8 +47,6 @@ from lit_compress.utils.sharding import sum_over_ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from lit_compress.stages.distillation import Distillation
 
 
 @dataclass(frozen=True)
@@ -296,8 +295,7 @@ class ProjectedStage(GatedStage):
 
     @staticmethod
     def _open(gate: HardConcrete) -> Tensor:
-        groups, units = gate.log_alpha.shape
-        return gate.log_alpha.new_ones(groups, units * gate.copies)
+        return gate.log_alpha.new_ones(len(gate.log_alpha), gate.log_alpha.shape[1] * gate.copies)
 
     def layer_loss(
         self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation
