@@ -9,6 +9,7 @@ from pathlib import Path
 import processes
 import pytest
 import torch
+from test_contract import COMPARED, check_budget
 from tiny import WORDS, make_net, write_backbone
 
 from lit_compress.__main__ import main
@@ -84,6 +85,11 @@ def test_two_processes_make_the_steps_of_one(case, texts, tmp_path, monkeypatch)
                 for (_, gates), (_, expected) in zip(rank, one, strict=True):
                     assert gates.keys() == expected.keys()
                     assert all(torch.allclose(gates[n], expected[n], atol=2e-3) for n in gates)
+        check_budget(case[0], tmp_path / strategy)
+
+
+def test_the_contract_leaves_out_those_that_are_compared_here():
+    assert {name.partition("-")[0] for name in CASES} == set(COMPARED)
 
 
 def _send(rank: int, folder: str) -> None:
