@@ -76,7 +76,7 @@ CASES = [
 
 WHOLE = "LPAF"  # goes through the dense stage in every test, and accumulates; both are the same for all methods
 WINDOWS = ["--data.batch_size", "4", "--trainer.accumulate_grad_batches", "2"]
-# their jobs on two processes are looked at where their steps are compared with those of one: methods/test_several_processes
+# methods/test_several_processes.py compares their steps with those of one process, and looks at their jobs on two
 COMPARED = ("CoFi", "CoFiLoSparse", "LPAF", "LoSparse", "SP3", "SecondOrder")
 UNITS = ("CoFi", "CoFiLoSparse")  # heads, neurons, hidden dimensions: the budget is met up to the smallest
 
