@@ -38,7 +38,7 @@ def dense(tmp_path, tiny_backbone):
 def fit(tiny_backbone, tiny_data, tmp_path):
     """Fit one stage: fit(method, name, previous, look=None, **trainer arguments) -> method."""
 
-    def run(method, name, previous, look=None, teacher=None, batch_size=8, **arguments):
+    def run(method, name, previous, look=None, teacher=None, batch_size=8, callbacks=(), **arguments):
         stage = next(s for s in method.stages() if s.name == name)
         method.prepare(stage, 7, previous, teacher)
         data = DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=batch_size, seed=7)
@@ -48,8 +48,7 @@ def fit(tiny_backbone, tiny_data, tmp_path):
             "use_distributed_sampler": False, "num_sanity_val_steps": 0, "limit_val_batches": 0,
             "log_every_n_steps": 1, "default_root_dir": tmp_path,
         } | arguments  # fmt: skip
-        callbacks = [EveryStep(look)] if look else []
-        trainer = Trainer(**settings, callbacks=callbacks)
+        trainer = Trainer(**settings, callbacks=[*callbacks, *([EveryStep(look)] if look else [])])
         trainer.fit(method, data)
         return method
 

@@ -60,15 +60,16 @@ def fit(args: list[str]) -> None:
         raise UserError(
             f"trainer.max_epochs: {config.trainer.max_epochs} would hold for every stage; set model.<stage>.epochs"
         )
-    if config.checkpoint_every < 1:
-        raise UserError(f"checkpoint_every: {config.checkpoint_every} is below 1, the smallest valid value")
+    for name in ("checkpoint_every", "max_skipped"):
+        if config[name] < 1:
+            raise UserError(f"{name}: {config[name]} is below 1, the smallest valid value")
     parts = cli.build()
     run = _run_of(cli, parts)
     _choose_teacher(cli, run, parts.data.record, args)
     settle_budget(cli, run)
     _prepare_run(run, cli, config.ckpt_path)
     try:
-        run_stages(cli.build, run, config.ckpt_path, config.checkpoint_every)
+        run_stages(cli.build, run, config.ckpt_path, config.checkpoint_every, config.max_skipped)
     except SIGTERMException as error:  # Lightning's would end the process with exit code 0
         print("stopped by SIGTERM; the same command with --ckpt_path last continues", file=sys.stderr)
         raise SystemExit(128 + signal.SIGTERM) from error

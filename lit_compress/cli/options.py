@@ -110,6 +110,12 @@ class CommandLine(LightningCLI):
             default=500,
             help="Optimizer steps between two checkpoints to continue from.",
         )
+        parser.add_argument(
+            "--max_skipped",
+            type=int,
+            default=20,
+            help="Steps in a row whose gradients are not finite, which are left out, before the run stops.",
+        )
         parser.link_arguments("data.record", "model.init_args.task", task_name, apply_on="instantiate")
         parser.link_arguments("model.init_args.backbone", "data.backbone")
         parser.link_arguments("seed_everything", "data.seed")
@@ -217,7 +223,16 @@ _LINKED = {"model.task", "data.backbone", "data.seed"}  # follow from other opti
 
 def _keys(method: type[Method] | None = None) -> list[str]:
     """Return all options of a method (None: of all methods), the data and the trainer, as users type them."""
-    keys = ["run_dir", "ckpt_path", "checkpoint_every", "seed_everything", "config", "print_config", "model"]
+    keys = [
+        "run_dir",
+        "ckpt_path",
+        "checkpoint_every",
+        "max_skipped",
+        "seed_everything",
+        "config",
+        "print_config",
+        "model",
+    ]
     for kind in [method] if method else [getattr(methods, name) for name in methods.__all__]:
         for option, parameter in parameters_of(kind).items():
             keys.append(f"model.{option}")

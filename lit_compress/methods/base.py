@@ -89,6 +89,7 @@ class Method(pl.LightningModule):
         self._hidden: list[list[tuple[Tensor, ...]]] | None = None  # of this step's forwards; None: off
         self.val_metrics = nn.ModuleList([build_metrics(self.task) for _ in self.task.validation])
         self.initial: dict[str, float] = {}
+        self.skips = False  # this optimizer step; its gradients are gone, as some were not finite
 
     def stages(self) -> list[Stage]:
         """Return the stages in order; the first is called ``dense`` unless a teacher is given."""
@@ -192,10 +193,8 @@ class Method(pl.LightningModule):
     def objective(self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1) -> dict[str, Tensor]:
         """Return the loss terms by name: the task's and, with a teacher, those of distillation.
 
-        The student's hidden states are those that :meth:`logits` collected since ``training_step`` began.
-
         Args:
-            logits: [copies * b, ..., classes], one copy of the batch after the other.
+            logits: [copies * b, ..., classes], one copy of the batch after the other, made by :meth:`logits`.
             batch: the b examples.
             distil: add the distillation terms if there is a teacher.
             copies: number of forwards of the batch; the loss is the mean over them.
@@ -244,7 +243,8 @@ class Method(pl.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the stage read the gradients, which are accumulated, reduced, unscaled and not yet clipped."""
         assert self.stage is not None and self.net is not None
-        self.stage.before_step(self.net)
+        if not self.skips:
+            self.stage.before_step(self.net)
 
     def configure_gradient_clipping(
         self,

@@ -1,4 +1,7 @@
-"""Lightning callbacks of a stage: checkpoints and the progress bar. They do not change what is computed."""
+"""Lightning callbacks of a stage: checkpoints, steps that are left out, and the progress bar.
+
+They do not change what is computed while loss and gradients are finite.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,25 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from tqdm import tqdm
 
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.sharding import local, sum_over_ranks
+
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+    from torch.optim import Optimizer
 
 
 class Checkpoints(Callback):
     """Keep ``last.ckpt`` (to continue from) and ``best.ckpt`` (weights of the best epoch at budget, else the last).
 
     ``last.ckpt`` is never written after the last batch of an epoch or of the fit: a run continued from there would
-    skip the validation that follows. Both files are renamed into place when complete.
+    skip the validation that follows; nor after a step that was left out, as the weights may be broken. Both files are
+    renamed into place when complete.
 
     Args:
         folder: folder of the stage.
@@ -44,7 +53,7 @@ class Checkpoints(Callback):
         window_open = (trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches
         last = trainer.is_last_batch or trainer.global_step == trainer.max_steps
         trainer.should_stop |= last and not trainer.is_last_batch
-        if trainer.global_step - self._saved >= self.every and not (last or window_open):
+        if trainer.global_step - self._saved >= self.every and not (last or window_open or pl_module.skips):
             self._saved = trainer.global_step
             self._save(trainer, "last.ckpt")
 
@@ -67,6 +76,55 @@ class Checkpoints(Callback):
         trainer.save_checkpoint(temporary, weights_only)
         if trainer.is_global_zero:
             os.replace(temporary, self.folder / name)
+
+
+class FiniteSteps(Callback):
+    """Leave out optimizer steps whose gradients are not finite; stop after too many in a row.
+
+    Weights, moments of AdamW and scores stay as they are in such a step; schedules go on. Each is counted as
+    ``train/skipped``. ``precision 16-mixed`` begins with a few of them, while it looks for the scale of its loss.
+
+    Args:
+        limit: number in a row at which the fit ends with a :class:`UserError`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.skipped, self._in_a_row = 0, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps that were left out, in all and now in a row."""
+        return {"skipped": self.skipped, "in_a_row": self._in_a_row}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Set the number of steps that were left out, in all and now in a row."""
+        self.skipped, self._in_a_row = state_dict["skipped"], state_dict["in_a_row"]
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Take the gradients away if one of them is not finite on any rank; called before the method reads them."""
+        pl_module.skips = not _finite(optimizer, pl_module.device)  # type: ignore[assignment]
+        if not pl_module.skips:
+            self._in_a_row = 0
+            return
+        optimizer.zero_grad(set_to_none=True)
+        self.skipped, self._in_a_row = self.skipped + 1, self._in_a_row + 1
+        pl_module.log("train/skipped", float(self.skipped), prog_bar=True)
+        if self._in_a_row >= self.limit:
+            stage = Path(trainer.default_root_dir).name
+            raise UserError(
+                f"{stage}: loss or gradients of {self._in_a_row} steps in a row were not finite, the last in step "
+                f"{trainer.global_step + 1}; try a smaller {stage}.learning_rate, or trainer.precision 32-true"
+            )
+
+
+def _finite(optimizer: Optimizer, device: torch.device) -> bool:
+    """Say whether the gradients of all ranks are finite."""
+    grads = [local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    broken = torch.zeros((), device=device)
+    for norm in torch._foreach_norm(grads, torch.inf) if grads else ():
+        broken += ~norm.isfinite()
+    sum_over_ranks(broken)
+    return not broken
 
 
 class EpochLines(Callback):

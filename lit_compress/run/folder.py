@@ -24,7 +24,7 @@ from lit_compress.utils.files import write_json, write_text
 
 # Options that may differ when a run is continued, because they do not change what is computed.
 _FREE = {
-    "run_dir", "ckpt_path", "checkpoint_every", "data.path", "data.num_workers", "data.custom.numbered",
+    "run_dir", "ckpt_path", "checkpoint_every", "max_skipped", "data.path", "data.num_workers", "data.custom.numbered",
     "model.init_args.teacher", "trainer.accelerator", "trainer.devices", "trainer.num_nodes",
     "trainer.enable_progress_bar", "trainer.logger", "trainer.callbacks",
     "trainer.log_every_n_steps", "trainer.enable_model_summary", "trainer.profiler",

@@ -28,7 +28,7 @@ from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_net
-from lit_compress.run.callbacks import Checkpoints, EpochLines, StageBar
+from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar
 from lit_compress.run.clean import remove_checkpoints
 from lit_compress.run.folder import Run
 from lit_compress.run.plan import Plan, StagePlan, budget_plan, target_density
@@ -151,7 +151,7 @@ def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
         )
 
 
-def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None, every: int) -> None:
+def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None, every: int, skips: int) -> None:
     """Run every unfinished stage of the method.
 
     Args:
@@ -159,9 +159,10 @@ def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None,
         run: the run folder, with its config.
         ckpt_path: ``last`` or a checkpoint file to continue from; None starts the first stage.
         every: optimizer steps between two checkpoints.
+        skips: optimizer steps in a row without finite gradients at which the run stops.
 
     Raises:
-        UserError: a checkpoint is corrupt, or belongs to another run.
+        UserError: a checkpoint is corrupt, or belongs to another run; or a stage does not compute finite gradients.
     """
     parts = build()
     stages = parts.method.stages()
@@ -186,7 +187,8 @@ def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None,
         if rank_zero_only.rank == 0:  # the others can be ahead of its check that the run folder is new
             run.stage(name).mkdir(parents=True, exist_ok=True)
         title = f"{type(parts.method).__name__} {number + 1}/{len(names)} {name}"
-        trainer = _trainer(parts, run, stage, title, step, every)
+        own = [FiniteSteps(skips), Checkpoints(run.stage(name), every), EpochLines(title)]
+        trainer = _trainer(parts, run, stage, title, step, own)
         rank_zero_info(f"{title}: {'starts' if step is None else f'continues at step {step}'}")
         try:
             trainer.fit(parts.method, parts.data, ckpt_path=checkpoint)
@@ -203,14 +205,15 @@ def _previous(names: list[str], number: int, stage: Stage, run: Run) -> Path | N
     return run.net(names[number - 1]) if number and not stage.from_backbone else None
 
 
-def _trainer(parts: Components, run: Run, stage: Stage, title: str, step: int | None, every: int) -> Trainer:
+def _trainer(
+    parts: Components, run: Run, stage: Stage, title: str, step: int | None, callbacks: list[Callback]
+) -> Trainer:
     """Build the Trainer of one stage from the user's arguments and the stage's own.
 
     ``step`` is the stage's at which it continues; None where it starts.
     """
     offset = sum(record["steps"] for record in run.finished().values())
     arguments = dict(parts.trainer)
-    callbacks: list[Callback] = [Checkpoints(run.stage(stage.name), every), EpochLines(title)]
     if arguments.get("enable_progress_bar") is not False:
         callbacks.append(StageBar(title))
     if arguments.get("logger") in (None, True):
@@ -317,6 +320,8 @@ def _finish_stage(
         "best_step": checkpoint["global_step"], "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
         "threads": torch.get_num_threads(), **mark.get("notes", {}),
     }  # fmt: skip
+    if skipped := sum(callback.skipped for callback in trainer.callbacks if isinstance(callback, FiniteSteps)):  # type: ignore
+        record["skipped"] = skipped
     run.finish(record)
     remove_checkpoints(run, name)
 
