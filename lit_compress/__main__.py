@@ -64,12 +64,24 @@ def main(argv: list[str] | None = None) -> None:
         print(f"stopped by Ctrl-C{hint}", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        if (found := _user_error(error)) is None:
+        if (line := _line(error, argv)) is None:
             raise
+        print(f"error: {line}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _line(error: Exception, argv: list[str]) -> str | None:
+    """Return the line that says what the user can mend, such as a mistake or a full disk; None for a bug."""
+    if (found := _user_error(error)) is not None:
         from lit_compress.cli.options import as_typed
 
-        print(f"error: {as_typed(str(found), argv)}", file=sys.stderr)
-        sys.exit(2)
+        return as_typed(str(found), argv)
+    from lit_compress.utils.files import write_failure
+
+    if (reason := write_failure(error)) is None:
+        return None
+    again = " with --ckpt_path last" if argv[0] == "fit" else ""
+    return f"{reason}; nothing that was complete is lost: mend it, and give the same command again{again}"
 
 
 def _user_error(error: BaseException | None) -> BaseException | None:

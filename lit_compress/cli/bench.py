@@ -19,7 +19,7 @@ from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, S
 from lit_compress.export.modelling import MODULE
 from lit_compress.export.runtimes import RUNTIMES
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import check_folder, write_json
+from lit_compress.utils.files import check_folder, read_json, write_json
 from lit_compress.utils.progress import note
 
 
@@ -126,7 +126,7 @@ def _own_lengths(target: Target, rest: list[str]) -> tuple[tuple[str, int], ...]
         lengths = sorted(data.predict_dataloader().dataset.encoded["length"])
         return ("median", int(lengths[len(lengths) // 2])), ("longest", int(lengths[-1]))
     path = target.folder / "report.json"
-    report = json.loads(path.read_text()) if path.is_file() else {}
+    report = read_json("bench", path, dict) if path.is_file() else {}
     found = [("median", report["dense"]["latency_ms"]["length"])] if "dense" in report else []
     splits = (report.get("data") or {}).get("splits") or []
     return *found, *(("longest", split["longest"]) for split in splits[1:2])

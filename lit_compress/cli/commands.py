@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import filecmp
-import json
 import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from lit_compress.models.backbones import finetuned_on
 from lit_compress.models.budget import budget_line
 from lit_compress.run.clean import clean as remove_leftovers
 from lit_compress.run.finish import export_run
-from lit_compress.run.folder import Run
+from lit_compress.run.folder import LOCK, Run
 from lit_compress.run.plan import (
     Plan,
     facts_lines,
@@ -47,7 +49,7 @@ from lit_compress.run.runner import Components, check_stages, outline_of, run_st
 from lit_compress.run.tensorboard import log_report
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import check_file, check_folder, write_json
+from lit_compress.utils.files import check_file, check_folder, read_json, write_json
 from lit_compress.utils.progress import note
 
 
@@ -67,13 +69,16 @@ def fit(args: list[str]) -> None:
     run = _run_of(cli, parts)
     _choose_teacher(cli, run, parts.data.record, args)
     settle_budget(cli, run)
-    _prepare_run(run, cli, config.ckpt_path)
-    try:
-        run_stages(cli.build, run, config.ckpt_path, config.checkpoint_every, config.max_skipped)
-    except SIGTERMException as error:  # Lightning's would end the process with exit code 0
-        print("stopped by SIGTERM; the same command with --ckpt_path last continues", file=sys.stderr)
-        raise SystemExit(128 + signal.SIGTERM) from error
-    _report(run, cli)
+    begin = _prepare_run(run, cli, config.ckpt_path)
+    with nullcontext() if rank_zero_only.rank else run.claim():
+        if begin:
+            begin()
+        try:
+            run_stages(cli.build, run, config.ckpt_path, config.checkpoint_every, config.max_skipped)
+        except SIGTERMException as error:  # Lightning's would end the process with exit code 0
+            print("stopped by SIGTERM; the same command with --ckpt_path last continues", file=sys.stderr)
+            raise SystemExit(128 + signal.SIGTERM) from error
+        _report(run, cli)
 
 
 def _run_of(cli: CommandLine, parts: Components) -> Run:
@@ -123,24 +128,25 @@ def _choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> 
 
 
 @rank_zero_only
-def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> None:
-    """Check that the run can work, then create its folder; or check that it may be continued."""
+def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[[], None] | None:
+    """Check that the run can work, and return what creates its folder; or check that it may be continued."""
     config = cli.dump()
     if not run.started:
         check_folder("run_dir", run.folder)
-        if run.folder.exists() and any(run.folder.iterdir()) and not (run.folder / "config.yaml").is_file():
+        there = {path.name for path in run.folder.iterdir()} - {LOCK} if run.folder.exists() else set()
+        if there and "config.yaml" not in there:
             raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
         parts = cli.build()
         plan, facts = check_stages(parts), parts.data.facts()
         _show_plan(parts.data.record.name, facts, plan)
         budget = parts.method.budget and {"asked": parts.method.budget.asked, "density": parts.method.density}
-        run.begin(config, facts.as_dict(), budget)
-        return
+        return partial(run.begin, config, facts.as_dict(), budget)
     run.check_same(config)
     if ckpt_path is None:
         raise UserError(
             f"run_dir: '{run.folder}' exists already; continue it with --ckpt_path last, or give another --run_dir"
         )
+    return None
 
 
 def _show_plan(task: str, facts: DataFacts, plan: Plan) -> None:
@@ -155,7 +161,7 @@ def _report(run: Run, cli: CommandLine) -> None:
     """Export the net, write the report, print the final table and log it to TensorBoard."""
     path = run.folder / "report.json"
     if path.is_file() and (run.folder / "export" / "report.json").is_file():
-        report = json.loads(path.read_text())
+        report = read_json("run_dir", path, dict)
     else:
         parts = cli.build()
         report = export_run(run, run.folder / "export", parts.method, parts.data)

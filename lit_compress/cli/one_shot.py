@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +31,7 @@ from lit_compress.stages.low_rank import Decomposer
 from lit_compress.stages.weighted_retraining import add_estimate, calibration_of, check_removal, remove_structures
 from lit_compress.stages.weighting import KRONECKER, Weighted, fisher_of, kronecker_of, refit, weigh
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import check_folder
+from lit_compress.utils.files import check_folder, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -163,7 +162,7 @@ def analyze_runs(out: Path, folders: Sequence[str]) -> Rows:
     for path in paths:
         if not path.is_file():
             raise UserError(f"analyze: no finished run (report.json) at '{path.parent}'; continue it with fit")
-    rows = pruning.allocation([json.loads(path.read_text()) for path in paths])
+    rows = pruning.allocation([read_json("analyze", path, dict) for path in paths])
     write_rows("allocation", rows, out)
     return rows
 

@@ -19,6 +19,7 @@ from lit_compress.models.checks import check_head
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run, bring_up_to_date
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import read_json
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -103,7 +104,10 @@ def find_target(name: str, command: str) -> Target:
             raise UserError(f"{what} has no export yet; finish it with fit --ckpt_path last")
         return Target(what, given / "export", Run(given).config())
     if (given / "report.json").is_file() and (given / "structure.json").is_file():
-        return Target(what, given, bring_up_to_date(json.loads((given / "report.json").read_text())["config"]))
+        config = read_json(command, given / "report.json", dict).get("config")
+        if not (isinstance(config, dict) and isinstance(config.get("model"), dict)):
+            raise UserError(f"{what}: its report.json has no config; it is broken")
+        return Target(what, given, bring_up_to_date(config))
     if not (given / "config.json").is_file():
         raise UserError(
             f"{what} is neither a run (config.yaml) nor an export (report.json) nor a model (config.json, written by "

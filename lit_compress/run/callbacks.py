@@ -28,7 +28,7 @@ class Checkpoints(Callback):
 
     ``last.ckpt`` is never written after the last batch of an epoch or of the fit: a run continued from there would
     skip the validation that follows; nor after a step that was left out, as the weights may be broken. Both files are
-    renamed into place when complete.
+    renamed into place when complete. The ``last.ckpt`` before is kept as ``previous.ckpt``, for a disk that loses one.
 
     Args:
         folder: folder of the stage.
@@ -49,11 +49,12 @@ class Checkpoints(Callback):
         self.best, self._saved = state_dict["best"], state_dict["saved"]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save ``last.ckpt`` if it is due; if ``max_steps`` ends the fit within an epoch, ask for a validation."""
+        """Save ``last.ckpt`` if it is due or SIGTERM ends the process; let ``max_steps`` end with a validation."""
         window_open = (trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches
         last = trainer.is_last_batch or trainer.global_step == trainer.max_steps
         trainer.should_stop |= last and not trainer.is_last_batch
-        if trainer.global_step - self._saved >= self.every and not (last or window_open or pl_module.skips):
+        due = _terminated(trainer, pl_module.device) or trainer.global_step - self._saved >= self.every
+        if due and trainer.global_step > self._saved and not (last or window_open or pl_module.skips):
             self._saved = trainer.global_step
             self._save(trainer, "last.ckpt")
 
@@ -72,10 +73,26 @@ class Checkpoints(Callback):
             self._save(trainer, "best.ckpt", weights_only=True)
 
     def _save(self, trainer: Trainer, name: str, weights_only: bool = False) -> None:
-        temporary = self.folder / f".{name}.tmp"
-        trainer.save_checkpoint(temporary, weights_only)
-        if trainer.is_global_zero:
-            os.replace(temporary, self.folder / name)
+        temporary, path = self.folder / f".{name}.tmp", self.folder / name
+        try:
+            trainer.save_checkpoint(temporary, weights_only)
+            if trainer.is_global_zero:
+                if name == "last.ckpt" and path.exists():
+                    os.replace(path, self.folder / "previous.ckpt")
+                os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def _terminated(trainer: Trainer, device: torch.device) -> bool:
+    """Say whether any rank was told to end; then all end after this batch, and not in the middle of one."""
+    if trainer.world_size == 1:
+        return trainer.received_sigterm
+    told = torch.tensor(float(trainer.received_sigterm), device=device)
+    sum_over_ranks(told)
+    trainer._signal_connector.received_sigterm = bool(told)
+    return bool(told)
 
 
 class FiniteSteps(Callback):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from lit_compress.run.folder import Run
+from lit_compress.utils.files import left_behind, remove
 
-_CHECKPOINTS = ("last.ckpt", "best.ckpt", ".last.ckpt.tmp", ".best.ckpt.tmp")
-_LEFT_BEHIND = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(?P<kind>tmp|old)")  # as utils/files.py calls them
+_CHECKPOINTS = ("last.ckpt", "previous.ckpt", "best.ckpt", ".last.ckpt.tmp", ".best.ckpt.tmp")
 
 
 def remove_checkpoints(run: Run, stage: str) -> None:
@@ -29,16 +25,19 @@ def clean(run: Run) -> dict[Path, int]:
     removed = {}
     for path in removable(run):
         removed[path] = _size(path)
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        remove(path)
     return removed
 
 
 def removable(run: Run) -> list[Path]:
     """Return what :func:`clean` removes, in order."""
-    return sorted([*(path for stage in run.finished() for path in _checkpoints(run, stage)), *_left_behind(run)])
+    folders = [run.folder, *(path for path in run.folder.iterdir() if path.is_dir())]
+    return sorted(
+        [
+            *(path for stage in run.finished() for path in _checkpoints(run, stage)),
+            *(path for folder in folders for path in left_behind(folder)),
+        ]
+    )
 
 
 def _checkpoints(run: Run, stage: str) -> list[Path]:
@@ -46,27 +45,6 @@ def _checkpoints(run: Run, stage: str) -> list[Path]:
     if not (run.net(stage) / "model.safetensors").is_file():
         return []
     return [path for name in _CHECKPOINTS if (path := run.stage(stage) / name).is_file()]
-
-
-def _left_behind(run: Run) -> Iterator[Path]:
-    """Yield half-written files and folders of processes that are gone, and replaced ones whose successor is there."""
-    for path in (*run.folder.glob(".*"), *run.folder.glob("*/.*")):
-        found = _LEFT_BEHIND.fullmatch(path.name)
-        if found is None or _runs(int(found["pid"])):
-            continue
-        if found["kind"] == "tmp" or path.with_name(found["name"]).exists():
-            yield path
-
-
-def _runs(pid: int) -> bool:
-    """Say whether there is a process of this number here; it may write to the folder."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass  # of another user
-    return True
 
 
 def _size(path: Path) -> int:

@@ -11,7 +11,11 @@ RUN/export/, report.json   the result
 
 from __future__ import annotations
 
-import json
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -20,8 +24,9 @@ import yaml
 
 from lit_compress import methods
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import write_json, write_text
+from lit_compress.utils.files import read_json, write_json, write_text
 
+LOCK = ".lock"  # names the process that works on the folder; it stays, since another may wait with the same file open
 # Options that may differ when a run is continued, because they do not change what is computed.
 _FREE = {
     "run_dir", "ckpt_path", "checkpoint_every", "max_skipped", "data.path", "data.num_workers", "data.custom.numbered",
@@ -66,14 +71,21 @@ class Run:
         if not path.is_file():
             raise UserError(f"run_dir: '{self.folder}' is not a run folder (no config.yaml); give one made by fit")
         try:
-            return bring_up_to_date(yaml.safe_load(path.read_text()))
+            found = yaml.safe_load(path.read_text())
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise UserError(f"run_dir: '{path}' is not readable YAML: {error}") from error
+        init = found.get("model", {}) if isinstance(found, dict) else {}
+        if not (isinstance(init, dict) and isinstance(init.get("class_path"), str) and init.get("init_args")):
+            raise UserError(f"run_dir: '{path}' names no method with its options; it is broken")
+        return bring_up_to_date(found)
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Return the records of the finished stages by name, in order."""
         path = self.folder / "stages.json"
-        return {r["name"]: r for r in json.loads(path.read_text())} if path.is_file() else {}
+        records = read_json("run_dir", path, list) if path.is_file() else []
+        if not all(isinstance(record, dict) and isinstance(record.get("name"), str) for record in records):
+            raise UserError(f"run_dir: '{path}' holds something else than the records of stages; it is broken")
+        return {r["name"]: r for r in records}
 
     def finish(self, record: dict[str, Any]) -> None:
         """Add the record of a finished stage."""
@@ -82,13 +94,37 @@ class Run:
     def facts(self) -> dict[str, Any] | None:
         """Return what was found in the data; None for runs of earlier versions."""
         path = self.folder / "data.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        return read_json("run_dir", path, dict) if path.is_file() else None
 
     def density(self, asked: str) -> float | None:
         """Return the density that was found for a budget; None if it has not been yet, or was for another budget."""
         path = self.folder / "budget.json"
-        found = json.loads(path.read_text()) if path.is_file() else {}
-        return found["density"] if found.get("asked") == asked else None
+        found = read_json("run_dir", path, dict) if path.is_file() else {}
+        return found.get("density") if found.get("asked") == asked else None
+
+    @contextmanager
+    def claim(self) -> Iterator[None]:
+        """Keep other processes from working on the folder, which is made where it is missing.
+
+        The claim ends with the process, however that ends.
+
+        Raises:
+            UserError: another process has it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / LOCK).open("a+") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise UserError(
+                    f"run_dir: '{self.folder}' is being worked on by {file.read().strip() or 'another process'}; wait "
+                    "for it, or give another --run_dir"
+                ) from error
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield
 
     def begin(
         self, config: dict[str, Any], facts: dict[str, Any] | None = None, budget: dict[str, Any] | None = None

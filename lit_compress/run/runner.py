@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lit_compress.evaluation.evaluate import constant_score, evaluate
@@ -35,6 +35,7 @@ from lit_compress.run.plan import Plan, StagePlan, budget_plan, target_density
 from lit_compress.run.solve import Outline, outline, solve
 from lit_compress.run.tensorboard import RunLogger, log_structure, log_widths
 from lit_compress.run.threads import use_threads
+from lit_compress.run.trainer import check_trainer, make_trainer
 from lit_compress.stages.base import Stage, count_steps
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
@@ -70,6 +71,7 @@ def check_stages(parts: Components) -> Plan:
     find_sites(net)
     if method.teacher:
         _check_given_teacher(method, net.config)
+    check_trainer(trainer, {stage.name: stage.settings.epochs for stage in method.stages()})
     checked = make_trainer(**trainer | {"logger": False, "enable_checkpointing": False})
     data.prepare_data()
     accumulate = trainer.get("accumulate_grad_batches") or 1
@@ -229,20 +231,6 @@ def _trainer(
     return make_trainer(**arguments | own)
 
 
-def make_trainer(**arguments: Any) -> Trainer:
-    """Build a Trainer.
-
-    Raises:
-        UserError: Lightning does not accept the arguments on this machine.
-    """
-    try:
-        return Trainer(**arguments)
-    except (TypeError, ValueError, MisconfigurationException) as error:
-        named = next((name for name in arguments if f"`{name}`" in str(error)), None)
-        option = f"trainer.{named}: '{arguments[named]}'" if named else "trainer"
-        raise UserError(f"{option}: {error}") from error
-
-
 def _find_checkpoint(
     run: Run, method: Method, stage: Stage, ckpt_path: str | None
 ) -> tuple[Path | None, dict[str, Any]]:
@@ -264,10 +252,31 @@ def _find_checkpoint(
                 raise UserError(f"ckpt_path: '{ckpt_path}' is not a checkpoint of this run; give `last`")
             return None, {}  # of a stage that is finished already
         path = given
-    if not path.is_file():
+    path, saved = _newest(path) if ckpt_path == "last" else (path, read_checkpoint(path))
+    if saved is None:
         return None, {}
-    saved = read_checkpoint(path)
     return path, check_mark(saved, type(method).__name__, stage.name) | {"step": saved["global_step"]}
+
+
+def _newest(last: Path) -> tuple[Path, dict[str, Any] | None]:
+    """Return the newest checkpoint of a stage that can be read, with its content; None without one.
+
+    Raises:
+        UserError: neither of two can be read.
+    """
+    before = last.with_name("previous.ckpt")
+    if not last.is_file():  # killed between the renames of the two
+        return before, read_checkpoint(before) if before.is_file() else None
+    try:
+        return last, read_checkpoint(last)
+    except UserError:
+        if not before.is_file():
+            raise
+        found = read_checkpoint(before)
+        rank_zero_warn(
+            f"ckpt_path: '{last}' is broken; the run goes on from the one before, step {found['global_step']}"
+        )
+        return before, found
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

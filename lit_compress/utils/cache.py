@@ -1,15 +1,25 @@
-"""The cache folder: variable ``LIT_COMPRESS_CACHE``, else ``~/.cache/lit_compress``; all in it can be made again."""
+"""The cache folder: variable ``LIT_COMPRESS_CACHE``, else ``~/.cache/lit_compress``; all in it can be made again.
+
+Every entry is a folder with the sizes and checksums of its files in ``checksums.json``. An entry that differs from
+them, e.g. after a full disk or a crash of the machine, is made again.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note
+
+_SUMS = "checksums.json"
+_whole: set[tuple[Path, int]] = set()  # entries whose checksums this process has compared
 
 
 def cache_folder() -> Path:
@@ -18,7 +28,7 @@ def cache_folder() -> Path:
 
 
 def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """Return ``folder``; if it does not exist, let ``fill`` write a temporary folder and rename that.
+    """Return ``folder``; if it does not exist or is broken, let ``fill`` write a temporary folder and rename that.
 
     A killed process leaves no half-written folder; of two processes at the same time the first one's folder stays.
 
@@ -26,7 +36,10 @@ def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
         UserError: the cache cannot be written.
     """
     if folder.is_dir():
-        return folder
+        if _is_whole(folder):
+            return folder
+        if (folder / _SUMS).is_file():  # else an earlier version wrote it
+            note(f"the cache entry '{folder}' is broken; it is made again")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -37,6 +50,10 @@ def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
         ) from error
     try:
         fill(temporary)
+        sums = {str(path.relative_to(temporary)): _sum_of(path) for path in temporary.rglob("*") if path.is_file()}
+        (temporary / _SUMS).write_text(json.dumps(sums))
+        if folder.is_dir() and not _is_whole(folder):
+            shutil.rmtree(folder)
         try:
             temporary.rename(folder)
         except OSError:
@@ -45,6 +62,30 @@ def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Say whether the files of an entry are those that were written; sizes every time, contents once per process."""
+    try:
+        mark = (folder, (folder / _SUMS).stat().st_mtime_ns)
+        sums = json.loads((folder / _SUMS).read_text())
+        if any((folder / name).stat().st_size != size for name, (size, _) in sums.items()):
+            return False
+        whole = mark in _whole or all(_sum_of(folder / name) == tuple(found) for name, found in sums.items())
+    except (OSError, ValueError, TypeError, AttributeError):  # a file is gone, or the checksums are
+        return False
+    if whole:
+        _whole.add(mark)
+    return whole
+
+
+def _sum_of(path: Path) -> tuple[int, int]:
+    """Return size and CRC-32 of a file."""
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found = zlib.crc32(block, found)
+    return path.stat().st_size, found
 
 
 def short_hash(*parts: object) -> str:

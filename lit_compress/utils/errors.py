@@ -7,6 +7,7 @@ is a bug of the package and keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -49,6 +50,9 @@ def require(
     value = getattr(settings, option.rpartition(".")[2])
     if value is None:
         return
+    if not math.isfinite(value):
+        bound = next((f"nearest valid {bound}" for bound in (low, high) if bound is not None), "give one")
+        raise UserError(f"{option}: {value} is not a finite number; {hint or bound}")
     lower, upper = above if low is None else low, below if high is None else high
     fits = (low is None or value >= low) and (above is None or value > above)
     if fits and (high is None or value <= high) and (below is None or value < below):

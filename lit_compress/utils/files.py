@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import glob
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lit_compress.utils.errors import UserError
+
+T = TypeVar("T")
 
 
 def check_folder(option: str, path: Path) -> None:
@@ -62,24 +68,77 @@ def _said(option: str, path: Path) -> Iterator[None]:
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder beside ``folder``, and rename it to ``folder`` when the context ends without error.
 
-    If the write is interrupted, an existing ``folder`` stays unchanged.
+    If the write is interrupted, an existing ``folder`` stays unchanged. Where the system can exchange two names at
+    once (Linux), one of both stands there at every moment. What killed processes left beside it is removed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_left_behind(folder.parent, folder.name)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         yield temporary
         _as_umask(temporary)
-        if folder.exists():
-            old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-            folder.rename(old)
+        if folder.exists() and not _exchange(temporary, folder):
+            folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}.old"))
+        if temporary.exists() and not folder.exists():
             temporary.rename(folder)
-            shutil.rmtree(old)
-        else:
-            temporary.rename(folder)
+        shutil.rmtree(folder.with_name(f".{folder.name}.{os.getpid()}.old"), ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders at once; False if the system or the file system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):  # not Linux, or an old one
+        return False
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
+
+
+_LEFT_BEHIND = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(?P<kind>tmp|old)")
+
+
+def left_behind(parent: Path) -> Iterator[Path]:
+    """Yield half-written files and folders of processes that are gone, and replaced ones whose successor is there."""
+    for path in parent.glob(".*"):
+        found = _LEFT_BEHIND.fullmatch(path.name)
+        if found is None or _runs(int(found["pid"])):
+            continue
+        if found["kind"] == "tmp" or path.with_name(found["name"]).exists():
+            yield path
+
+
+def remove_left_behind(parent: Path, name: str) -> None:
+    """Remove what killed processes left of ``parent/name``; a replaced one without a successor gets its name back."""
+    for path in [*parent.glob(f".{glob.escape(name)}.*.old")]:
+        found = _LEFT_BEHIND.fullmatch(path.name)
+        if found and found["name"] == name and not _runs(int(found["pid"])) and not (parent / name).exists():
+            path.rename(parent / name)
+    for path in [*left_behind(parent)]:
+        if path.name.startswith(f".{name}."):
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder; it may be gone already."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _runs(pid: int) -> bool:
+    """Say whether there is a process of this number here; it may write to the folder."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # of another user
+    return True
 
 
 def _as_umask(folder: Path) -> None:
@@ -96,10 +155,55 @@ def _as_umask(folder: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write text under a temporary name and rename it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON under a temporary name and rename it."""
     write_text(path, json.dumps(value, indent=2, default=str) + "\n")
+
+
+def read_json(option: str, path: Path, kind: type[T]) -> T:
+    """Return what a JSON file holds.
+
+    Args:
+        option: what the user named the file or its folder by; the message begins with it.
+        path: of the file.
+        kind: ``dict`` or ``list``, what the file must hold.
+
+    Raises:
+        UserError: it cannot be read, is not JSON, or holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{option}: cannot read '{path}' ({error.strerror})") from error
+    except ValueError as error:  # also of its encoding
+        raise UserError(f"{option}: '{path}' is not readable JSON ({error}); it is broken") from error
+    if not isinstance(found, kind):
+        raise UserError(f"{option}: '{path}' holds no JSON {kind.__name__}; it is broken")
+    return found
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO}
+
+
+def write_failure(error: BaseException | None) -> str | None:
+    """Return why a file could not be written or read, if that is what ``error`` or its cause says; None otherwise.
+
+    torch and safetensors raise errors of their own for a full disk, with the system's words in their text.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return f"{error.strerror}{f': {error.filename!s}' if error.filename else ''}"
+        text = str(error)
+        if found := re.search(r"No space left on device|Read-only file system|Disk quota exceeded|File too large", text):
+            return found[0]
+        if re.search(r"PytorchStreamWriter failed|inline_container.*(unexpected pos|write)", text):
+            return "a checkpoint could not be written whole"
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,72 @@
+"""Lightning's Trainer from the user's arguments: what cannot work is refused before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lit_compress.utils.errors import UserError
+
+_HALF = {"16-true": "16-mixed", "bf16-true": "bf16-mixed", "transformer-engine-float16": "16-mixed"}
+
+
+class PlainFiles(TorchCheckpointIO):
+    """Write checkpoints where they belong; Lightning's own go through memory and the system's temporary folder."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write the checkpoint; the file is incomplete if that fails."""
+        torch.save(checkpoint, path)
+
+
+def make_trainer(**arguments: Any) -> Trainer:
+    """Build a Trainer that writes checkpoints as :class:`PlainFiles` does, unless a plugin writes them.
+
+    Raises:
+        UserError: Lightning does not accept the arguments on this machine.
+    """
+    given = arguments.get("plugins")
+    plugins = list(given) if isinstance(given, list | tuple) else [given] if given is not None else []
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins.append(PlainFiles())
+    try:
+        return Trainer(**arguments | {"plugins": plugins})
+    except (TypeError, ValueError, MisconfigurationException) as error:
+        named = next((name for name in arguments if f"`{name}`" in str(error)), None)
+        option = f"trainer.{named}: '{arguments[named]}'" if named else "trainer"
+        raise UserError(f"{option}: {error}") from error
+
+
+def check_trainer(arguments: Mapping[str, Any], epochs: Mapping[str, int]) -> None:
+    """Refuse arguments with which a stage would train nothing, would not be validated at its end, or in half weights.
+
+    Args:
+        arguments: the user's.
+        epochs: of every stage, by name.
+
+    Raises:
+        UserError: names the first such argument.
+    """
+    if (precision := str(arguments.get("precision"))) in _HALF:
+        raise UserError(
+            f"trainer.precision: '{precision}' keeps the weights themselves in 16 bits, too coarse for their updates; "
+            f"nearest valid {_HALF[precision]}"
+        )
+    for name in ("limit_train_batches", "limit_val_batches", "max_steps"):
+        value = arguments.get(name)
+        if value == 0:
+            raise UserError(f"trainer.{name}: 0 leaves nothing to do; nearest valid 1, or leave it out")
+        if isinstance(value, int) and value >= 2**31:
+            raise UserError(f"trainer.{name}: {value} is above {2**31 - 1}, the largest valid value; or leave it out")
+    every = arguments.get("check_val_every_n_epoch")
+    for stage, number in epochs.items():
+        if every is not None and number and (every < 1 or number % every):
+            near = max((n for n in range(1, number + 1) if number % n == 0 and n <= max(every, 1)), default=1)
+            raise UserError(
+                f"trainer.check_val_every_n_epoch: with {every} the last of the {number} epochs of {stage} would "
+                f"not be validated; nearest valid {near}"
+            )

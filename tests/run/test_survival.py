@@ -1,0 +1,183 @@
+"""Kills, full disks, torn files and second processes: one line, nothing complete is lost, the run goes on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+
+import processes
+import pytest
+import torch
+from lightning.pytorch import Callback
+from safetensors.torch import load_file
+
+from lit_compress.__main__ import main
+from lit_compress.run.folder import Run
+from lit_compress.run.runner import _newest
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import atomic_folder, left_behind, write_failure
+
+
+def args(short_run, folder, *more):
+    return ["fit", "--model", "SVD", *short_run, "--run_dir", str(folder), "--trainer.logger", "false", *more]
+
+
+class Terminate(Callback):
+    """End this process as a scheduler does, in the middle of an epoch."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == 4 and trainer.current_epoch == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_terminated_run_writes_where_to_go_on(short_run, tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        main(args(short_run, tmp_path / "run", "--trainer.callbacks+=test_survival.Terminate"))
+    assert stop.value.code == 128 + signal.SIGTERM
+    checkpoint = torch.load(tmp_path / "run" / "dense" / "last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == 13 + 5  # checkpoint_every is 500
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two checkpoints of a stage, the second of step 2."""
+    for step, name in ((1, "previous.ckpt"), (2, "last.ckpt")):
+        torch.save({"global_step": step, "weights": torch.rand(1000)}, tmp_path / name)
+    return tmp_path / "last.ckpt"
+
+
+def test_the_newest_checkpoint_is_taken(two):
+    path, saved = _newest(two)
+    assert path == two and saved["global_step"] == 2
+
+
+@pytest.mark.parametrize("size", [0, 100, 3000])
+def test_a_torn_checkpoint_gives_way_to_the_one_before(two, size):
+    two.write_bytes(two.read_bytes()[:size])
+    with pytest.warns(UserWarning, match=r"last.ckpt' is broken; the run goes on from the one before, step 1"):
+        path, saved = _newest(two)
+    assert path.name == "previous.ckpt" and saved["global_step"] == 1
+
+
+def test_a_kill_between_the_two_renames_loses_nothing(two):
+    two.unlink()
+    assert _newest(two)[1]["global_step"] == 1
+
+
+def test_two_torn_checkpoints_are_one_line(two):
+    for path in (two, two.with_name("previous.ckpt")):
+        path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(UserError, match=r"previous\.ckpt' is not a readable checkpoint"):
+        _newest(two)
+
+
+def _hold(folder, ready, done):
+    with Run(folder).claim():
+        ready.set()
+        done.wait(30)
+
+
+def test_two_processes_do_not_work_on_one_run(tmp_path, short_run, capsys):
+    ready, done = processes._CONTEXT.Event(), processes._CONTEXT.Event()
+    holder = processes._CONTEXT.Process(target=_hold, args=(tmp_path / "run", ready, done))
+    holder.start()
+    assert ready.wait(30)
+    with pytest.raises(SystemExit) as stop:
+        main(args(short_run, tmp_path / "run"))
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 2 and f"is being worked on by process {holder.pid}" in line
+    assert not (tmp_path / "run" / "config.yaml").exists()
+    holder.kill()  # however it ends, the folder is free
+    holder.join()
+    with Run(tmp_path / "run").claim():
+        pass
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '{"name": "dense"}', "\udcff", "[{}]"])
+@pytest.mark.parametrize("name", ["stages.json", "data.json", "budget.json"])
+def test_a_broken_record_is_one_line(name, content, tmp_path):
+    run = Run(tmp_path)
+    (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
+    read = {"stages.json": run.finished, "data.json": run.facts, "budget.json": lambda: run.density("size=1MB")}[name]
+    if name != "stages.json" and content == '{"name": "dense"}':
+        read()
+        return
+    with pytest.raises(UserError, match="is broken") as error:
+        read()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["", "a: 1", "model: {}", "model: {class_path: 7}", "[", "- 1"])
+def test_a_broken_config_is_one_line(content, tmp_path):
+    (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(UserError, match=r"config\.yaml"):
+        Run(tmp_path).config()
+
+
+def test_a_folder_is_never_without_its_name(tmp_path):
+    """Look at it at every rename of the write."""
+    folder, seen = tmp_path / "net", []
+    for text in ("first", "second"):
+        with atomic_folder(folder) as temporary:
+            (temporary / "file").write_text(text)
+            seen.append(folder.exists())
+    assert seen == [False, True] and (folder / "file").read_text() == "second"
+    assert [path.name for path in tmp_path.iterdir()] == ["net"]
+
+
+def test_where_names_cannot_be_exchanged(tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_compress.utils.files._exchange", lambda one, other: False)
+    test_a_folder_is_never_without_its_name(tmp_path)
+
+
+def test_what_killed_processes_left_goes(tmp_path):
+    child = processes._CONTEXT.Process(target=int)
+    child.start()
+    child.join()
+    for name in (
+        f".net.{child.pid}.tmp",
+        f".net.{child.pid}.old",
+        f".other.{child.pid}.tmp",
+        f".net.{os.getpid()}.old",
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    assert len(list(left_behind(tmp_path))) == 2  # the old one is all there is of `net`
+    with atomic_folder(tmp_path / "net") as temporary:
+        assert (tmp_path / "net" / "file").read_text() == f".net.{child.pid}.old"
+        (temporary / "file").write_text("new")
+    assert {path.name for path in tmp_path.iterdir()} == {"net", f".other.{child.pid}.tmp"}
+
+
+def _fit_with_little_room(arguments, errors, size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    processes._run(arguments, errors, dict(os.environ))
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_the_run_goes_on(short_run, tmp_path):
+    """No file can be longer than a given size, which every writer notices as it does a full disk."""
+    straight, full = tmp_path / "straight", tmp_path / "full"
+    main(args(short_run, straight, "--checkpoint_every", "5"))
+    sizes = {path.name: path.stat().st_size for path in straight.rglob("*") if path.is_file()}
+    more = ["--checkpoint_every", "5", "--ckpt_path", "last"]
+    for size in (2 * sizes["model.safetensors"], sizes["model.safetensors"] - 1):  # a checkpoint, the net of a stage
+        errors = tmp_path / "errors"
+        arguments = (args(short_run, full, *more), errors, size)
+        process = processes._CONTEXT.Process(target=_fit_with_little_room, args=arguments)
+        process.start()
+        process.join()
+        lines = errors.read_text().splitlines()
+        assert process.exitcode == 2 and "Traceback" not in errors.read_text(), lines[-30:]
+        assert "nothing that was complete is lost" in lines[-1]
+        assert not [path for path in full.rglob(".*") if path.name != ".lock"]
+    main(args(short_run, full, *more))
+    first, second = (load_file(folder / "export" / "model.safetensors") for folder in (straight, full))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_other_errors_are_no_full_disk():
+    assert write_failure(RuntimeError("shapes differ")) is None
+    assert write_failure(FileNotFoundError(2, "No such file or directory", "x")) is None
+    assert write_failure(ValueError("No space left on device (os error 28)")) == "No space left on device"

@@ -1,0 +1,82 @@
+"""An entry of the cache is written once, and made again when it is no longer what was written."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+
+import pytest
+
+from lit_compress.utils import cache
+from lit_compress.utils.cache import build_once
+from lit_compress.utils.errors import UserError
+
+
+class Fill:
+    """Write the same two files every time, and count."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, folder):
+        self.calls += 1
+        (folder / "rows.bin").write_bytes(random.Random(0).randbytes(5000))
+        (folder / "inner").mkdir()
+        (folder / "inner" / "facts.json").write_text('{"rows": 7}')
+
+
+def content(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def entry(tmp_path):
+    fill = Fill()
+    return build_once(tmp_path / "cache" / "entry", fill), fill
+
+
+def test_it_is_written_once(entry):
+    folder, fill = entry
+    (folder / "more").write_text("datasets puts files of its own beside them")
+    assert build_once(folder, fill) == folder and fill.calls == 1
+    assert not [path for path in folder.parent.iterdir() if path != folder]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_broken_entry_is_made_again(entry, seed, capsys, monkeypatch):
+    """Bits flip, files end early, are empty or gone, a folder is empty, the checksums are hurt."""
+    folder, fill = entry
+    good, rng = content(folder), random.Random(seed)
+    monkeypatch.setattr(cache, "_whole", set())  # as in a new process
+    if seed == 0:
+        shutil.rmtree(folder / "inner")
+    else:
+        path = folder / rng.choice(sorted(good))
+        data = bytearray(path.read_bytes())
+        kind = seed % 4
+        if kind == 0:
+            path.unlink()
+        elif kind == 1:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            path.write_bytes(data)
+        else:
+            path.write_bytes(data[: rng.randrange(len(data)) if kind == 2 else 0])
+    changed, known = content(folder) != good, (folder / "checksums.json").is_file()
+    assert build_once(folder, fill) == folder
+    assert content(folder) == good and fill.calls == 1 + changed
+    assert ("is broken; it is made again" in capsys.readouterr().err) == (changed and known)
+
+
+def test_an_entry_of_an_earlier_version_is_made_again_silently(entry, capsys):
+    folder, fill = entry
+    (folder / "checksums.json").unlink()
+    build_once(folder, fill)
+    assert fill.calls == 2 and not capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match="LIT_COMPRESS_CACHE: cannot write"):
+        build_once(tmp_path / "cache" / "entry", Fill())
