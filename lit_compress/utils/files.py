@@ -191,6 +191,8 @@ def read_json(option: str, path: Path, kind: type[T]) -> T:
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO}
 
+_NO_ROOM = re.compile(r"No space left on device|Read-only file system|Disk quota exceeded|File too large")
+
 
 def write_failure(error: BaseException | None) -> str | None:
     """Return why a file could not be written or read, if that is what ``error`` or its cause says; None otherwise.
@@ -201,7 +203,7 @@ def write_failure(error: BaseException | None) -> str | None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return f"{error.strerror}{f': {error.filename!s}' if error.filename else ''}"
         text = str(error)
-        if found := re.search(r"No space left on device|Read-only file system|Disk quota exceeded|File too large", text):
+        if found := _NO_ROOM.search(text):
             return found[0]
         if re.search(r"PytorchStreamWriter failed|inline_container.*(unexpected pos|write)", text):
             return "a checkpoint could not be written whole"
