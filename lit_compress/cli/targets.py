@@ -124,15 +124,19 @@ def own_options(command: str) -> tuple[str, ...]:
     return {"predict": ("output",), "bench": bench}.get(command, ())
 
 
+_CLASSES = ("callbacks", "logger", "profiler", "plugins")  # a stored config could name any class that is installed
+
+
 def parse_stored(config: dict[str, Any], rest: list[str], command: str) -> CommandLine:
-    """Parse a stored config with further options; what is linked is computed, not given."""
+    """Parse a stored config with further options; what is linked is computed, and classes of the trainer left out."""
     init, data = dict(config["model"]["init_args"]), dict(config["data"])
+    trainer = {name: value for name, value in config["trainer"].items() if name not in _CLASSES}
     for name, values in (("task", init), ("backbone", data), ("seed", data)):
         values.pop(name)
     model = {**config["model"], "init_args": init}
     if command == "predict":
         data.pop("validation_examples", None)  # it limited what fit and validate take; here it is given anew
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump({**config, "model": model, "data": data}, file)
+        yaml.safe_dump({**config, "model": model, "data": data, "trainer": trainer}, file)
         file.flush()
         return CommandLine(["--config", file.name, *rest], command, own_options(command))

@@ -54,6 +54,8 @@ def _one_line(what: str, name: str, option: str = "model.backbone") -> Iterator[
         raise
     except Exception as error:
         reason = str(error).strip().split("\n")[0][:160]
+        if "weights_only" in str(error):  # torch advises to run the file's code
+            reason = "its weights are a pickle that holds other things than tensors; save the model as safetensors"
         if os.path.isdir(name):
             raise UserError(f"{option}: cannot load the {what} from '{name}': {reason}") from error
         raise UserError(
@@ -75,6 +77,7 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
     with _one_line("tokenizer", name, option):
         tokenizer = AutoTokenizer.from_pretrained(name)
         check_tokenizer(f"{option}: '{backbone}'", tokenizer, AutoConfig.from_pretrained(name))
+    tokenizer.init_kwargs.pop("auto_map", None)  # names code of others, which no export may ask its users to run
     return tokenizer
 
 

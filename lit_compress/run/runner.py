@@ -177,6 +177,7 @@ def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None,
         if name in run.finished() or name not in [s.name for s in stages]:
             continue
         parts = build()
+        _check_data(parts, run)
         stage = next(s for s in parts.method.stages() if s.name == name)
         if stage.distil and parts.method.distillation.on:
             _check_teacher(parts, run)
@@ -200,6 +201,19 @@ def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None,
             raise (KeyboardInterrupt if trainer.interrupted else stop) from stop
         _finish_stage(build(), stage.name, previous, run, trainer, time.time() - start)
         barrier()
+
+
+def _check_data(parts: Components, run: Run) -> None:
+    """Refuse to start a stage with other data than the finished ones had; records of earlier versions do not say.
+
+    Raises:
+        UserError: the data differs.
+    """
+    before = next((record for record in run.finished().values() if "data" in record), None)
+    if before is not None and before["data"] != parts.data.fingerprint():
+        raise UserError(
+            f"data.path: the data is not what stage {before['name']} of '{run.folder}' was run with; give the same"
+        )
 
 
 def _previous(names: list[str], number: int, stage: Stage, run: Run) -> Path | None:
@@ -327,7 +341,7 @@ def _finish_stage(
     record = {
         "name": name, "metric": mark["metrics"], "initial": mark["initial"], "steps": trainer.global_step,
         "best_step": checkpoint["global_step"], "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
-        "threads": torch.get_num_threads(), **mark.get("notes", {}),
+        "threads": torch.get_num_threads(), "data": mark["data"], **mark.get("notes", {}),
     }  # fmt: skip
     if skipped := sum(callback.skipped for callback in trainer.callbacks if isinstance(callback, FiniteSteps)):  # type: ignore
         record["skipped"] = skipped
@@ -347,7 +361,12 @@ def _adopt_teacher(parts: Components, run: Run) -> None:
         save_net(net, temporary)
         parts.data.tokenizer.save_pretrained(temporary)
     metric = evaluate(net, parts.data)
-    run.finish({"name": "dense", "metric": metric, "initial": metric, "steps": 0, "teacher": str(method.teacher)})
+    run.finish(
+        {
+            "name": "dense", "metric": metric, "initial": metric, "steps": 0, "teacher": str(method.teacher),
+            "data": parts.data.fingerprint(),
+        }
+    )  # fmt: skip
 
 
 def _check_teacher(parts: Components, run: Run) -> None:

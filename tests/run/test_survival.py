@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+import shutil
 import signal
 
 import processes
@@ -37,6 +39,24 @@ def test_a_terminated_run_writes_where_to_go_on(short_run, tmp_path):
     assert stop.value.code == 128 + signal.SIGTERM
     checkpoint = torch.load(tmp_path / "run" / "dense" / "last.ckpt", weights_only=True)
     assert checkpoint["global_step"] == 13 + 5  # checkpoint_every is 500
+
+
+def test_other_data_is_refused_between_stages_too(short_run, tiny_data, tmp_path, capsys):
+    data = shutil.copytree(tiny_data, tmp_path / "data")
+    command = [*args(short_run, tmp_path / "run", "--ckpt_path", "last"), "--data.path", str(data)]
+    main(command)
+    records = json.loads((tmp_path / "run" / "stages.json").read_text())
+    (tmp_path / "run" / "stages.json").write_text(json.dumps(records[:1]))  # as if it had been killed there
+    (tmp_path / "run" / "report.json").unlink()
+    lines = (data / "train.jsonl").read_text().splitlines()
+    (data / "train.jsonl").write_text("\n".join(lines[::-1]) + "\n")
+    with pytest.raises(SystemExit):
+        main(command)
+    assert "data.path: the data is not what stage dense of" in capsys.readouterr().err
+    (data / "train.jsonl").write_text("\n".join(lines) + "\n")
+    main(command)
+    again = json.loads((tmp_path / "run" / "stages.json").read_text())
+    assert [record["metric"] for record in again] == [record["metric"] for record in records]
 
 
 @pytest.fixture

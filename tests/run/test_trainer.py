@@ -1,0 +1,61 @@
+"""Arguments of the Trainer that could only fail later are refused before anything is trained."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from lit_compress.run.trainer import PlainFiles, check_trainer, make_trainer
+from lit_compress.stages.base import Training
+from lit_compress.utils.errors import UserError, require
+
+EPOCHS = {"dense": 3, "prune": 6, "retrain": 0}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("precision", "16-true", "nearest valid 16-mixed"),
+        ("precision", "bf16-true", "nearest valid bf16-mixed"),
+        ("limit_val_batches", 0, "0 leaves nothing to do"),
+        ("limit_val_batches", 0.0, "0 leaves nothing to do"),
+        ("limit_train_batches", 0, "0 leaves nothing to do"),
+        ("max_steps", 0, "0 leaves nothing to do"),
+        ("limit_val_batches", 10**30, "the largest valid value"),
+        ("check_val_every_n_epoch", 0, "nearest valid 1"),
+        ("check_val_every_n_epoch", 2, "the last of the 3 epochs of dense would not be validated; nearest valid 1"),
+        ("check_val_every_n_epoch", 1000, "nearest valid 3"),
+    ],
+)
+def test_what_cannot_work_is_one_line(option, value, message):
+    with pytest.raises(UserError, match=message) as error:
+        check_trainer({option: value}, EPOCHS)
+    assert str(error.value).startswith(f"trainer.{option}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"precision": "bf16-mixed", "limit_val_batches": 1.0, "max_steps": -1, "check_val_every_n_epoch": 3},
+        {"precision": None, "limit_train_batches": 0.1, "max_steps": 5, "check_val_every_n_epoch": None},
+        {},
+    ],
+)
+def test_what_works_is_let_through(arguments):
+    check_trainer(arguments, EPOCHS)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_setting_that_is_no_number_is_refused(value):
+    with pytest.raises(UserError, match=r"learning_rate: -?(nan|inf) is not a finite number; e.g. 2e-5"):
+        Training(learning_rate=value)
+    with pytest.raises(UserError, match="share: .* is not a finite number; nearest valid 0"):
+        require(SimpleNamespace(share=value), "share", low=0)
+
+
+def test_checkpoints_of_a_users_own_plugin_stay(tmp_path):
+    quiet = {"logger": False, "enable_checkpointing": False, "accelerator": "cpu", "enable_progress_bar": False}
+    assert isinstance(make_trainer(**quiet).strategy.checkpoint_io, PlainFiles)
+    own = PlainFiles()
+    assert make_trainer(**quiet, plugins=[own]).strategy.checkpoint_io is own
