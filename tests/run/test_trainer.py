@@ -50,7 +50,7 @@ def test_what_works_is_let_through(arguments):
 def test_a_setting_that_is_no_number_is_refused(value):
     with pytest.raises(UserError, match=r"learning_rate: -?(nan|inf) is not a finite number; e.g. 2e-5"):
         Training(learning_rate=value)
-    with pytest.raises(UserError, match="share: .* is not a finite number; nearest valid 0"):
+    with pytest.raises(UserError, match=r"share: .* is not a finite number; nearest valid 0"):
         require(SimpleNamespace(share=value), "share", low=0)
 
 
