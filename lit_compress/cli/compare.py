@@ -48,6 +48,16 @@ from lit_compress.utils.locks import owner_of
 from lit_compress.utils.progress import note
 
 SHIPPED = FOLDER / "compare"
+# keys of the config that the command line may replace
+OWN = (
+    ("methods", str, "only these of the config's methods"),
+    ("budgets", str, "densities, or size=20MB, params=5M, flops=0.3, speedup=3x, in place of the config's"),
+    ("seeds", int, "seeds in place of the config's"),
+    ("learning_rates", float, "learning rates in place of the config's"),
+    ("updates", int, "optimizer steps after the teacher in place of the config's"),
+    ("hold_out", int, "training rows that choose learning rates and epochs in place of the config's"),
+)
+SEVERAL = ("methods", "budgets", "seeds", "learning_rates")
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,8 @@ def compare_command(args: list[str], doc: str | None) -> None:
     parser.add_argument("--index", type=int, metavar="N",
                         help="make only the run of line N of --list, from 0, and the teacher it needs")  # fmt: skip
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="runs at one time (default 1)")
+    for name, kind, meaning in OWN:
+        parser.add_argument(f"--{name}", type=kind, nargs="+" if name in SEVERAL else None, metavar="X", help=meaning)
     parser.epilog = "Further options are those of fit, for all runs, e.g. --data.path DIR, --model.backbone DIR."
     parser.error = one_line  # type: ignore[method-assign]
     given, rest = parser.parse_known_args(args)
@@ -90,8 +102,9 @@ def compare_command(args: list[str], doc: str | None) -> None:
     silence_libraries()
     file = find_comparison(given.config)
     out = Path(given.out or f"runs/{file.stem}").expanduser()
-    again = ["compare", "--config", given.config, *(["--out", given.out] if given.out else []), *rest]
-    plan = make_plan(file, out, options_in(rest), shlex.join([*COMMAND, *again]))
+    own = {name: getattr(given, name) for name, *_ in OWN if getattr(given, name) is not None}
+    again = _whole(args)
+    plan = make_plan(file, out, own, options_in(rest), shlex.join([*COMMAND, "compare", *again]))
     if given.list:
         for job in (*plan.teachers, *plan.jobs):
             print(job.command)
@@ -103,6 +116,17 @@ def compare_command(args: list[str], doc: str | None) -> None:
         _make_one(plan, given.index)
     else:
         _make_all(plan, given.workers)
+
+
+def _whole(args: Sequence[str]) -> list[str]:
+    """Return the words of the command that makes all runs, not one of them."""
+    found, left = [], iter(args)
+    for word in left:
+        if word == "--index":
+            next(left, None)
+        elif word != "--list" and not word.startswith("--index="):
+            found.append(word)
+    return found
 
 
 def _stop(*_: object) -> NoReturn:
@@ -138,8 +162,17 @@ def options_in(words: Sequence[str]) -> dict[str, str]:
         if not equals and (value := next(left, "")) == "":
             raise UserError(f"{name[2:]}: no value is given")
         if name[2:].partition(".")[0] not in ("data", "model", "trainer", "checkpoint_every"):
-            own = ["config", "out", "list", "index", "workers", "data.path", "model.backbone", "trainer.precision"]
-            raise UserError(f"unknown option '{name[2:]}'; {nearest(name[2:], own)}")
+            known = [
+                "config",
+                "out",
+                "list",
+                "index",
+                "workers",
+                *(row[0] for row in OWN),
+                "data.path",
+                "model.backbone",
+            ]
+            raise UserError(f"unknown option '{name[2:]}'; {nearest(name[2:], known)}")
         found[name[2:]] = value
     return found
 
@@ -154,19 +187,26 @@ def _yaml(path: Path) -> Any:
 # ------------------------------------------------------------------------------------------ the plan
 
 
-def make_plan(file: Path, out: Path, options: dict[str, str], command: str) -> Plan:
+def make_plan(file: Path, out: Path, own: dict[str, Any], options: dict[str, str], command: str) -> Plan:
     """Return the plan of a comparison.
 
     Args:
         file: its config.
         out: folder to write.
+        own: keys of the config from the command line, which replace its own; of ``methods`` only some are kept.
         options: of fit, from the command line; they replace those of the config.
         command: that makes all of it.
 
     Raises:
         UserError: the config, the data, or the number of updates cannot be used.
     """
-    made = read_comparison(_yaml(file), str(file))
+    values = _yaml(file)
+    if "methods" in own and isinstance(values, dict) and isinstance(values.get("methods"), dict):
+        for label in own["methods"]:
+            if label not in values["methods"]:
+                raise UserError(f"methods: no method '{label}' in '{file}'; {nearest(label, values['methods'])}")
+        own = own | {"methods": {label: values["methods"][label] for label in own["methods"]}}
+    made = read_comparison(values | own if isinstance(values, dict) else values, str(file))
     made = replace(made, options={**made.options, **options})
     shared = {"data.batch_size": 32, **made.options, "data.hold_out": made.hold_out}
     cli = CommandLine(["--model=SVD", *words_of(shared), f"--seed_everything={made.seeds[0]}"], "fit")

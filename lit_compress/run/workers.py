@@ -121,15 +121,13 @@ class Worker:
         teachers: made when a job needs one.
         at_once: how many processes.
         ended: is called after every job that ended here, with its error or None.
-        start: starts a process, as :func:`start_process`.
     """
 
     def __init__(
         self, place: Place, jobs: Sequence[Job], teachers: Sequence[Job], at_once: int = 1,
         ended: Callable[[Job, str | None], None] = lambda job, error: None,
-        start: Callable[[Sequence[str], Path, int, dict[str, str]], int] = start_process,
     ) -> None:  # fmt: skip
-        self.place, self.jobs, self.at_once, self.ended, self.start = place, jobs, at_once, ended, start
+        self.place, self.jobs, self.at_once, self.ended = place, jobs, at_once, ended
         self.teachers = {job.name: job for job in teachers}
         self.active: list[_Active] = []
         self.began = time.time()
@@ -190,7 +188,7 @@ class Worker:
                 shutil.rmtree(folder)  # killed before it was a run; fit takes it for something else
             self.place.record(job, status="running")
             self.place.log(job).parent.mkdir(parents=True, exist_ok=True)
-            process = self.start(job.words, self.place.log(job), lock.handle, self._environment())
+            process = start_process(job.words, self.place.log(job), lock.handle, self._environment())
             self.active.append(_Active(job, process, held.pop_all(), time.time()))
         return True
 
