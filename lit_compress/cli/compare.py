@@ -268,7 +268,7 @@ def _make_one(plan: Plan, index: int) -> None:
     """Make the run of one line of --list.
 
     Raises:
-        UserError: there is no such line; another worker has the run; it failed.
+        UserError: there is no such line; the run failed.
     """
     jobs = [*plan.teachers, *plan.jobs]
     if not 0 <= index < len(jobs):
@@ -276,11 +276,8 @@ def _make_one(plan: Plan, index: int) -> None:
             f"index: {index} is not in [0, {len(jobs) - 1}]; nearest valid {0 if index < 0 else len(jobs) - 1}"
         )
     job = jobs[index]
-    if not plan.place.done(job) and (owner := owner_of(plan.place.lock(job))):
-        raise UserError(f"index: {index} ({job.name}) is made by another worker ({owner}); if that is gone, remove "
-                        f"{plan.place.lock(job)}")  # fmt: skip
     was_there = plan.place.done(job)
-    Worker(plan.place, [job], plan.teachers).work()
+    Worker(plan.place, [job], plan.teachers).work(_Waiting(plan.place).tick)
     found = plan.gathered()
     write(plan.place, found)
     if error := plan.place.error(job):
@@ -321,13 +318,28 @@ def _say_page(plan: Plan) -> None:
     print(f"results: {plan.place.out / 'compare.json'}" + (f"\npage: {page}" if page else ""))
 
 
+class _Waiting:
+    """Says once that other workers are waited for."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.said = place, False
+
+    def tick(self, waiting: list[Job]) -> None:
+        """Take the jobs that others have while there is nothing else to do."""
+        if waiting and not self.said:
+            self.said = True
+            lock = self.place.lock(waiting[0])
+            print(f"waiting for other workers: {', '.join(job.name for job in waiting[:3])} ({owner_of(lock)}); "
+                  f"if that worker is gone, remove {lock}", flush=True)  # fmt: skip
+
+
 class _Screen:
     """What is seen while runs are made: a line for each that ended; in a terminal also a bar with the time left."""
 
     def __init__(self, plan: Plan, workers: int) -> None:
         self.plan, self.workers = plan, workers
         self.began = self.looked = time.time()
-        self.waited = False
+        self.waiting = _Waiting(plan.place)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -362,12 +374,7 @@ class _Screen:
 
     def tick(self, waiting: list[Job]) -> None:
         """Show the time that is left, every few seconds; say once that other workers are waited for."""
-        if waiting and not self.waited:
-            self.waited = True
-            job = waiting[0]
-            lock = self.plan.place.lock(job)
-            print(f"waiting for other workers: {len(waiting)} runs, e.g. {job.name} ({owner_of(lock)}); "
-                  f"if that worker is gone, remove {lock}")  # fmt: skip
+        self.waiting.tick(waiting)
         if time.time() - self.looked > 5:
             self.looked = time.time()
             self.progress.update(self.bar, completed=self._ended(), left=self._left())

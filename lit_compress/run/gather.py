@@ -117,6 +117,7 @@ def scores(report: dict[str, Any]) -> dict[str, Score]:
     found = {
         "metric": Score(compressed["metric"], _error(compressed)),
         "dense": Score(dense["metric"], _error(dense)),
+        "one": Score(1.0, 0.0),
         "density": Score(compressed["density"], 0.0),
         "fewer_flops": Score(1 / ratios["flops"], 0.0),
         "fewer_params": Score(1 / ratios["params"]["total"], 0.0),
