@@ -31,6 +31,7 @@ from lit_compress.run.comparison import (
     Entry,
     Job,
     Resolved,
+    accumulated,
     budget_name,
     cells,
     divide,
@@ -130,6 +131,7 @@ def _whole(args: Sequence[str]) -> list[str]:
 
 
 def _stop(*_: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would break off the end of the runs
     print("stopped by SIGTERM; the same command continues", file=sys.stderr)
     raise SystemExit(128 + signal.SIGTERM)
 
@@ -220,7 +222,7 @@ def make_plan(file: Path, out: Path, own: dict[str, Any], options: dict[str, str
     batches = parts.data.batches_per_epoch(devices if isinstance(devices, int) and devices > 0 else 1)
     splits = [shares(method.entry, method.stages) for method in methods]
     trained = any(method.entry.train for method in methods)
-    epochs, length = divide(made.updates, made.epochs, splits, batches) if trained else (0, 1)
+    epochs, length = divide(made.updates, made.epochs, splits, batches // accumulated(made)) if trained else (0, 1)
     made = replace(made, epochs=epochs or None)
     found = cells(made, methods, out, epochs, length)
     return Plan(made, Place(out), task.name, teachers(made, out), found, _claims(made, file), command)

@@ -20,6 +20,10 @@ from lit_compress.utils.errors import UserError, nearest
 
 COMMAND = ("python", "-m", "lit_compress")
 MOST_PIECES = 64  # epochs into which updates are divided, if the user does not say how many
+# beginnings of options that no method may have for itself: with them it would train on something else, or longer
+SHARED = (
+    "data.", "seed_everything", "trainer.accumulate_grad_batches", "trainer.limit_train_batches", "trainer.max_steps",
+)  # fmt: skip
 TEACHER = "teachers"  # folder of a comparison; RUNS: of the runs
 RUNS = "runs"
 
@@ -169,6 +173,13 @@ def _check(made: Comparison) -> None:
     for rate in made.learning_rates:
         if not isinstance(rate, int | float) or rate <= 0:  # YAML reads 1e-4 as text
             raise UserError(f"config: learning_rates: '{rate}' is no number above 0; write 1.0e-4")
+    for entry in made.entries():
+        for name in entry.options:
+            if name.startswith(SHARED) or re.fullmatch(r"model\.\w+\.epochs", name):
+                raise UserError(
+                    f"config: methods.{entry.label}.options: {name} is the same for all methods; "
+                    "give it in options, updates or split"
+                )
     labels = [entry.label for entry in made.entries()]
     if len({slug(label) for label in labels}) < len(labels):
         raise UserError(f"config: methods: {', '.join(labels)}: two would have the same folder; rename one")
@@ -313,6 +324,14 @@ def teachers(made: Comparison, out: Path) -> list[Job]:
     return found
 
 
+def accumulated(made: Comparison) -> int:
+    """Return how many batches make an update."""
+    value = made.options.get("trainer.accumulate_grad_batches", 1)
+    if not str(value).isdecimal() or int(value) < 1:
+        raise UserError(f"trainer.accumulate_grad_batches: '{value}' is no whole number from 1 on")
+    return int(value)
+
+
 def cells(made: Comparison, methods: Sequence[Resolved], out: Path, epochs: int, length: int) -> list[Cell]:
     """Return all cells: for each budget, and each seed, all methods.
 
@@ -353,11 +372,12 @@ def _job(
     if rate is not None:
         schedule |= {f"model.{stage}.learning_rate": rate for stage in split if split[stage]}
     own = isinstance(made.teacher, str)
+    batches = length * accumulated(made)
     teacher = made.teacher if own else out / TEACHER / f"seed={seed}" / "dense" / "net"
     words = [
         "fit", *method.words, *words_of({**_common(made), **taught, **entry.options}),
         f"--model.density={value}" if kind == "density" else f"--model.budget={kind}={value}",
-        *words_of(schedule), f"--model.teacher={teacher}", f"--trainer.limit_train_batches={length}",
+        *words_of(schedule), f"--model.teacher={teacher}", f"--trainer.limit_train_batches={batches}",
         f"--seed_everything={seed}", *_place(out / folder),
     ]  # fmt: skip
     return Job(name, folder, tuple(words), entry.label, seed, rate, None if own else f"seed={seed}")

@@ -74,6 +74,10 @@ class Place:
         """Return the file of what a job says."""
         return self.out / "logs" / f"{job.name}.log"
 
+    def same(self, job: Job) -> bool:
+        """Say whether a job was begun with the options of today, or never."""
+        return self.state(job).get("words") in (None, self._words(job))
+
     def check_same(self, jobs: Sequence[Job]) -> None:
         """Refuse a folder in which a run was begun with other options.
 
@@ -82,8 +86,8 @@ class Place:
         """
         for job in jobs:
             old = self.state(job).get("words")
-            if old is None or old == (new := self._words(job)):
-                continue
+            if old is None or old == (new := self._words(job)) or self.error(job) is not None:
+                continue  # one that failed with other options is made anew
             was, now = ([w for w in some if w not in other] for some, other in ((old, new), (new, old)))
             raise UserError(
                 f"out: '{self.out}' has '{job.name}' with other options: {' '.join(was[:1]) or 'none'}, now "
@@ -184,8 +188,9 @@ class Worker:
             if self.place.done(job) or self._failed(job):  # by another worker, a moment ago
                 return True
             folder = self.place.out / job.folder
-            if folder.is_dir() and not (folder / "config.yaml").is_file():
-                shutil.rmtree(folder)  # killed before it was a run; fit takes it for something else
+            # killed before it was a run, which fit takes for something else; or failed with other options
+            if folder.is_dir() and (not (folder / "config.yaml").is_file() or not self.place.same(job)):
+                shutil.rmtree(folder)
             self.place.record(job, status="running")
             self.place.log(job).parent.mkdir(parents=True, exist_ok=True)
             process = start_process(job.words, self.place.log(job), lock.handle, self._environment())

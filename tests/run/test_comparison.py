@@ -14,11 +14,12 @@ from lit_compress.utils.errors import UserError
 OUT = Path("out")
 BASE = {
     "budgets": [0.25, "size=20MB"], "seeds": [1, 2], "learning_rates": [1e-4, 3e-4], "updates": 12,
-    "options": {"data.task": "sst2", "data.batch_size": 4}, "taught": {"model.distillation.alpha": 0.5},
+    "options": {"data.task": "sst2", "data.batch_size": 4, "trainer.precision": "bf16-mixed"},
+    "taught": {"model.distillation.alpha": 0.5},
     "methods": {
         "LPAF": {"split": {"prune": 1, "retrain": 2}},
         "SVD, no training": {"train": False},
-        "SP3": {"without": "model.distillation", "options": {"data.batch_size": 8}},
+        "SP3": {"without": "model.distillation", "options": {"trainer.precision": "32-true"}},
     },
 }  # fmt: skip
 STAGES = {"LPAF": ("prune", "retrain"), "SVD": ("retrain",), "SP3": ("prune",)}
@@ -69,8 +70,10 @@ def test_all_trained_methods_make_the_same_updates():
 def test_options_of_a_method_replace_those_of_all():
     _, found = plan()
     by_label = {cell.label: options(cell.jobs[0]) for cell in found}
-    assert by_label["SP3"]["data.batch_size"] == "8" and "model.distillation.alpha" not in by_label["SP3"]
-    assert by_label["LPAF"]["data.batch_size"] == "4" and by_label["LPAF"]["model.distillation.alpha"] == "0.5"
+    assert by_label["SP3"]["trainer.precision"] == "32-true" and "model.distillation.alpha" not in by_label["SP3"]
+    assert (
+        by_label["LPAF"]["trainer.precision"] == "bf16-mixed" and by_label["LPAF"]["model.distillation.alpha"] == "0.5"
+    )
 
 
 def test_each_varies_an_option():
@@ -82,6 +85,11 @@ def test_each_varies_an_option():
 def test_a_given_teacher_is_that_of_all_seeds():
     made, found = plan(teacher="my_model")
     assert teachers(made, OUT) == [] and {options(c.jobs[0])["model.teacher"] for c in found} == {"my_model"}
+
+
+def test_batches_of_one_update_are_counted():
+    _, found = plan(options={"trainer.accumulate_grad_batches": 3})
+    assert options(found[0].jobs[0])["trainer.limit_train_batches"] == str(3 * 12 // 3)
 
 
 def test_a_command_can_be_typed():
@@ -115,6 +123,8 @@ def test_slug():
         ({"learning_rates": ["1e-4"]}, "'1e-4' is no number above 0; write 1.0e-4"),
         ({"seeds": [1, 1]}, "seeds: [1, 1]; give one or more, each once"),
         ({"updates": 0}, "updates: '0' is no whole number from 1 on"),
+        ({"methods": {"SVD": {"options": {"data.batch_size": 8}}}}, "data.batch_size is the same for all methods"),
+        ({"methods": {"SVD": {"options": {"model.retrain.epochs": 8}}}}, "is the same for all methods"),
         ({"budgets": ["much"]}, "'much' is no density"),
         ({"methods": {"LPAF": {"split": {"retain": 1}}}}, "no stage 'retain'; did you mean 'retrain'?"),
         ({"methods": {"LPAF": {"split": {"prune": 0}}}}, "all shares are 0; give train: false"),

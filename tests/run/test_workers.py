@@ -123,6 +123,11 @@ def test_held_out_rows_choose_the_rate_and_claims_are_decided(place):
 def test_a_run_of_other_options_is_refused(place):
     Worker(place, [job(place, "a")], [job(place, "seed=1", None, None)]).work()
     place.check_same([job(place, "a")])
+    bad, corrected = job(place, "bad", held_out="fail: no"), job(place, "bad", held_out=0.7)
+    Worker(place, [bad], []).work()
+    place.check_same([corrected])
+    Worker(place, [corrected], []).work()
+    assert place.done(corrected)
     with pytest.raises(UserError, match=r"has 'a' with other options: 0.5, now 0.6; give another --out"):
         place.check_same([job(place, "a", held_out=0.6)])
 
