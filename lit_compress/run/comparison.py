@@ -19,7 +19,7 @@ from typing import Any
 from lit_compress.utils.errors import UserError, nearest
 
 COMMAND = ("python", "-m", "lit_compress")
-MOST_PIECES = 64  # epochs into which updates are divided, if the user does not say how many
+MOST_PIECES = 1000  # epochs into which updates are divided, if the user does not say how many
 # beginnings of options that no method may have for itself: with them it would train on something else, or longer
 SHARED = (
     "data.", "seed_everything", "trainer.accumulate_grad_batches", "trainer.limit_train_batches", "trainer.max_steps",
