@@ -296,7 +296,7 @@ def _make_all(plan: Plan, workers: int) -> None:
     said = f", {there} of them done already" if there else ""
     print(f"{len(plan.cells)} cells, {len(jobs)} runs{said}, {len(plan.teachers) or 'one given'} "
           f"teacher{'s' if len(plan.teachers) > 1 else ''}: {plan.place.out}")  # fmt: skip
-    print(fairness(asdict(plan.comparison)))
+    print(fairness(asdict(plan.comparison)), flush=True)
     screen = _Screen(plan, workers)
     with screen.progress:
         Worker(plan.place, jobs, plan.teachers, workers, screen.ended).work(screen.tick)

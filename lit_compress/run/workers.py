@@ -55,7 +55,8 @@ class Place:
         write_json(self._state_file(job), {"words": self._words(job), **values})
 
     def _words(self, job: Job) -> list[str]:
-        return [word.replace(f"{self.out}/", "OUT/") for word in job.words if not word.startswith(_FREE)]
+        words = (word.replace(f"={self.out}/", "=OUT/", 1) for word in job.words)
+        return [word for word in words if not word.startswith(_FREE)]
 
     def done(self, job: Job) -> bool:
         """Say whether a run has its export and its report, which is written last."""
