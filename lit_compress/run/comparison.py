@@ -292,8 +292,8 @@ def divide(updates: int, epochs: int | None, splits: Sequence[Mapping[str, float
 
 
 def _near(updates: int, step: int, batches: int) -> int:
-    parts = step * max(1, round(-(-updates // batches) / step + 0.49))
-    return parts * max(1, min(batches, updates // parts))
+    parts = step * -(-updates // (batches * step))  # the fewest epochs that are short enough
+    return parts * max(1, min(batches, round(updates / parts)))
 
 
 # ------------------------------------------------------------------------------------------ cells

@@ -54,7 +54,7 @@ def test_mistakes_are_one_line(command, capsys):
     assert "did you mean 'updates'?" in fails(capsys, *command("a", "--update", "3"))
     assert "index: 9 is not in [0, 2]; nearest valid 2" in fails(capsys, *command("a", "--index", "9"))
     assert "no method 'SDV'" in fails(capsys, *command("a", "--methods", "SDV"))
-    assert "updates: 9000" in fails(capsys, *command("a", "--updates", "9001"))
+    assert "nearest: updates 9010" in fails(capsys, *command("a", "--updates", "9001"))
     assert "did you mean 'compare_sst2.yaml'?" in fails(capsys, "compare", "--config", "compare_sst.yaml")
     assert options_in(["--data.path", "x", "--model.density=1"]) == {"data.path": "x", "model.density": "1"}
 

@@ -105,7 +105,7 @@ def test_updates_are_divided_into_whole_epochs_that_the_data_has():
     assert divide(1000, 8, [halves], 250) == (8, 125)
     with pytest.raises(UserError, match="nearest: epochs 4"):
         divide(1000, 3, [halves], 250)
-    with pytest.raises(UserError, match=r"updates: 1009 cannot be divided .* nearest: updates 1005"):
+    with pytest.raises(UserError, match=r"updates: 1009 cannot be divided .* nearest: updates 1010"):
         divide(1009, None, [{"a": 1}], 250)
 
 
