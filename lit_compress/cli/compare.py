@@ -51,7 +51,7 @@ from lit_compress.utils.progress import note
 SHIPPED = FOLDER / "compare"
 # keys of the config that the command line may replace
 OWN = (
-    ("methods", str, "only these of the config's methods"),
+    ("methods", str, "make only the runs of these of the config's methods"),
     ("budgets", str, "densities, or size=20MB, params=5M, flops=0.3, speedup=3x, in place of the config's"),
     ("seeds", int, "seeds in place of the config's"),
     ("learning_rates", float, "learning rates in place of the config's"),
@@ -63,7 +63,10 @@ SEVERAL = ("methods", "budgets", "seeds", "learning_rates")
 
 @dataclass(frozen=True)
 class Plan:
-    """A comparison that was checked: its cells, teachers and claims, and what they are of."""
+    """A comparison that was checked: its cells, teachers and claims, and what they are of.
+
+    Only the runs of the methods ``only`` are made; what was found is gathered for all.
+    """
 
     comparison: Comparison
     place: Place
@@ -72,11 +75,12 @@ class Plan:
     cells: list[Cell]
     claims: list[Claim]
     command: str
+    only: frozenset[str]
 
     @property
     def jobs(self) -> list[Job]:
-        """All runs but the teachers, in the order in which they are made."""
-        return [job for cell in self.cells for job in cell.jobs]
+        """The runs to be made, without teachers, in their order."""
+        return [job for cell in self.cells if cell.label in self.only for job in cell.jobs]
 
     def gathered(self) -> dict[str, Any]:
         """Return what was found so far; see run/gather.py."""
@@ -111,7 +115,7 @@ def compare_command(args: list[str], doc: str | None) -> None:
             print(job.command)
         return
     check_folder("out", out)
-    plan.place.check_same([*plan.teachers, *plan.jobs])
+    plan.place.check_same([*plan.teachers, *(job for cell in plan.cells for job in cell.jobs)])
     signal.signal(signal.SIGTERM, _stop)
     if given.index is not None:
         _make_one(plan, given.index)
@@ -195,20 +199,20 @@ def make_plan(file: Path, out: Path, own: dict[str, Any], options: dict[str, str
     Args:
         file: its config.
         out: folder to write.
-        own: keys of the config from the command line, which replace its own; of ``methods`` only some are kept.
+        own: keys of the config from the command line, which replace its own; ``methods`` says whose runs are made.
         options: of fit, from the command line; they replace those of the config.
         command: that makes all of it.
 
     Raises:
         UserError: the config, the data, or the number of updates cannot be used.
     """
-    values = _yaml(file)
-    if "methods" in own and isinstance(values, dict) and isinstance(values.get("methods"), dict):
-        for label in own["methods"]:
-            if label not in values["methods"]:
-                raise UserError(f"methods: no method '{label}' in '{file}'; {nearest(label, values['methods'])}")
-        own = own | {"methods": {label: values["methods"][label] for label in own["methods"]}}
+    values, keys = _yaml(file), own.get("methods")
+    own = {name: value for name, value in own.items() if name != "methods"}
     made = read_comparison(values | own if isinstance(values, dict) else values, str(file))
+    for key in keys or ():
+        if key not in made.methods:
+            raise UserError(f"methods: no method '{key}' in '{file}'; {nearest(key, made.methods)}")
+    only = frozenset(entry.label for entry in made.entries() if keys is None or entry.key in keys)
     made = replace(made, options={**made.options, **options})
     shared = {"data.batch_size": 32, **made.options, "data.hold_out": made.hold_out}
     cli = CommandLine(["--model=SVD", *words_of(shared), f"--seed_everything={made.seeds[0]}"], "fit")
@@ -225,7 +229,7 @@ def make_plan(file: Path, out: Path, own: dict[str, Any], options: dict[str, str
     epochs, length = divide(made.updates, made.epochs, splits, batches // accumulated(made)) if trained else (0, 1)
     made = replace(made, epochs=epochs or None)
     found = cells(made, methods, out, epochs, length)
-    return Plan(made, Place(out), task.name, teachers(made, out), found, _claims(made, file), command)
+    return Plan(made, Place(out), task.name, teachers(made, out), found, _claims(made, file), command, only)
 
 
 def _resolve(entry: Entry, task: str) -> Resolved:
@@ -294,7 +298,8 @@ def _make_all(plan: Plan, workers: int) -> None:
     jobs = plan.jobs
     there = sum(map(plan.place.done, jobs))
     said = f", {there} of them done already" if there else ""
-    print(f"{len(plan.cells)} cells, {len(jobs)} runs{said}, {len(plan.teachers) or 'one given'} "
+    count = sum(cell.label in plan.only for cell in plan.cells)
+    print(f"{count} cells, {len(jobs)} runs{said}, {len(plan.teachers) or 'one given'} "
           f"teacher{'s' if len(plan.teachers) > 1 else ''}: {plan.place.out}")  # fmt: skip
     print(fairness(asdict(plan.comparison)), flush=True)
     screen = _Screen(plan, workers)

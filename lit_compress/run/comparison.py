@@ -41,6 +41,7 @@ class Entry:
         split: shares of the updates that its stages get; without it all stages get the same.
         without: beginnings of options in ``taught`` that this method does not take.
         each: lists of values by option; every combination is a method of its own.
+        key: of the config, which describes several methods where options are varied.
     """
 
     label: str
@@ -51,6 +52,7 @@ class Entry:
     split: Mapping[str, float] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     each: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def _entries(label: str, values: Any) -> Iterator[Entry]:
     """Yield the methods that one key of ``methods`` describes."""
     if not isinstance(values, dict):
         raise UserError(f"config: methods.{label}: '{values}'; give keys, e.g. {{method: LPAF}}")
-    known = [f.name for f in fields(Entry) if f.name != "label"]
+    known = [f.name for f in fields(Entry) if f.name not in ("label", "key")]
     for key in values:
         if key not in known:
             raise UserError(f"config: unknown key '{key}' in methods.{label}; {nearest(key, known)}")
@@ -204,7 +206,7 @@ def _entries(label: str, values: Any) -> Iterator[Entry]:
         some = dict(zip(varied, choice, strict=True))
         shown = ", ".join(f"{name.rpartition('.')[2]} {as_text(value)}" for name, value in some.items())
         options = {**whole.get("options", {}), **some}
-        yield Entry(f"{label}, {shown}" if shown else label, **whole | {"options": options})
+        yield Entry(f"{label}, {shown}" if shown else label, **whole | {"options": options, "key": label})
 
 
 def budget_name(budget: Any) -> str:

@@ -47,6 +47,8 @@ def test_a_list_has_a_command_per_line_that_fit_takes(command, capsys):
     main(command("a", "--list", "--seeds", "1", "2"))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 + 2 * 2 and all(line.startswith("python -m lit_compress fit --model=") for line in lines)
+    main(command("a", "--list", "--methods", "SVD"))
+    assert capsys.readouterr().out.splitlines()[1].replace("a/", "") == lines[2].replace("a/", "")
     assert "--data.hold_out=20" in lines[2] and "--trainer.limit_train_batches=8" in lines[2]
 
 
