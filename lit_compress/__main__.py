@@ -12,6 +12,8 @@ USAGE = """usage: python -m lit_compress COMMAND ...
                          run every stage of a method and export the result; `last` continues a stopped run
   plan --config NAME.yaml [--model.budget size=20MB]
                          what fit would build: widths, ranks, sizes, time of the stages; nothing is trained
+  compare --config NAME.yaml [--out DIR] [--workers N] [--list] [--index N]
+                         methods x budgets x seeds from the same teachers, as many updates for all; resumes by itself
   validate TARGET        dev metrics of a run, an export or any fine-tuned model (with --data.task NAME)
   test TARGET            metrics on the test split
   predict TARGET         write text, label and probability of every row as JSON lines
@@ -30,7 +32,9 @@ lpaf_sst2.yaml is the row sst2 of the recipe lpaf.yaml (the same as --config lpa
   {configs}
 """
 
-COMMANDS = ("fit", "plan", "validate", "test", "predict", "export", "bench", "clean", "factorize", "analyze")
+COMMANDS = (
+    "fit", "plan", "compare", "validate", "test", "predict", "export", "bench", "clean", "factorize", "analyze",
+)  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -60,7 +64,8 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:
-        hint = "; the same command with --ckpt_path last continues" if argv[0] == "fit" else ""
+        hints = {"fit": " with --ckpt_path last continues", "compare": " continues"}
+        hint = f"; the same command{hints[argv[0]]}" if argv[0] in hints else ""
         print(f"stopped by Ctrl-C{hint}", file=sys.stderr)
         sys.exit(130)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The commands: fit, plan, validate, test, predict, export, bench, clean, factorize, analyze."""
+"""The commands: fit, plan, compare, validate, test, predict, export, bench, clean, factorize, analyze."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 
 from lit_compress.cli.bench import bench_command
+from lit_compress.cli.compare import compare_command
 from lit_compress.cli.exporting import add_choices, choices_of, print_choices
 from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs, factorize_model
 from lit_compress.cli.options import CommandLine
@@ -195,6 +196,11 @@ def plan(args: list[str]) -> None:
         print(line)
     console.print(sizes_table(found))
     console.print(stages_table(made, list(stage_seconds(parts, made, measure_pace(parts)))))
+
+
+def compare(args: list[str]) -> None:
+    """Run several methods, budgets and seeds from the same teachers with as many updates, and compare them."""
+    compare_command(args, compare.__doc__)
 
 
 def clean(args: list[str]) -> None:

@@ -1,12 +1,20 @@
-"""The order of batches, a pure function of seed and epoch, and a loader that resumes at a position of it."""
+"""Which rows a batch has, a pure function of seed and epoch; batches as tensors; a loader that resumes anywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import Dataset as TorchDataset
+
+from lit_compress.tasks.base import IGNORED
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 # Rows are shuffled, then sorted by length within groups of this many batches: little padding, still random.
 # A small epoch has at least this number of groups, or its batches would have the same rows in every epoch.
@@ -143,3 +151,65 @@ class ResumableLoader(DataLoader):
             order.delivered += 1
             yield batch
         order.set_epoch(epoch + 1)
+
+
+def held_out(rows: int, number: int, seed: int, one_text: bool = False) -> tuple[list[int], list[int]]:
+    """Return the numbers of the rows to train on and of those that are held out, both in the order of the rows.
+
+    Args:
+        rows: how many there are.
+        number: how many are held out; with the same seed a smaller draw is part of a larger one.
+        seed: of the draw.
+        one_text: the rows are one text, so that neighbours are held out.
+
+    Raises:
+        UserError: none would be left to train on.
+    """
+    if number >= rows:
+        raise UserError(f"data.hold_out: {number} of {rows} training rows leaves none; the largest is {rows - 1}")
+    generator = torch.Generator().manual_seed(seed)
+    if one_text:
+        start = int(torch.randint(rows - number + 1, (), generator=generator))
+        held = list(range(start, start + number))
+    else:
+        held = sorted(torch.randperm(rows, generator=generator)[:number].tolist())
+    without = set(held)
+    return [row for row in range(rows) if row not in without], held
+
+
+class PaddedBatches(TorchDataset[dict[str, Tensor]]):
+    """Encoded rows, indexed by the row numbers of a whole batch.
+
+    A batch has ``input_ids``, ``attention_mask`` and, if the tokenizer makes them, ``token_type_ids``
+    [batch, tokens]; ``labels``, if there are any: [batch] (int64, or float32 for regression), or [batch, ...];
+    ``index`` [batch], the row numbers; and further columns of the type of task. A negative number ``~row`` is a copy of
+    that row that only fills up a batch: its index is -1.
+    """
+
+    def __init__(self, encoded: Dataset, pad_token: int) -> None:
+        self.encoded = encoded
+        self.pad_token = pad_token
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def __getitem__(self, numbers: list[int]) -> dict[str, Tensor]:
+        columns = self.encoded[[~number if number < 0 else number for number in numbers]]
+        longest = max(columns["length"])
+        lengths = torch.tensor(columns["length"])
+        batch = {
+            "input_ids": _padded(columns["input_ids"], self.pad_token),
+            "attention_mask": (torch.arange(longest) < lengths[:, None]).long(),
+            "index": torch.tensor([max(number, -1) for number in numbers]),
+        }
+        for name in columns.keys() - {"input_ids", "length", "truncated"}:
+            batch[name] = _padded(columns[name], IGNORED if name == "labels" else 0)
+        return batch
+
+
+def _padded(rows: list[Any], value: int) -> Tensor:
+    """Return the rows as a tensor; lists are filled up with ``value`` at the right."""
+    if not isinstance(rows[0], list):
+        return torch.tensor(rows)
+    longest = max(map(len, rows))
+    return torch.tensor([row + [value] * (longest - len(row)) for row in rows])

@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from torch import Tensor
-from torch.utils.data import Dataset as TorchDataset
 
-from lit_compress.data.batching import BatchOrder, ResumableLoader
+from lit_compress.data.batching import BatchOrder, PaddedBatches, ResumableLoader, held_out
 from lit_compress.data.custom import custom_task
 from lit_compress.data.encode import encode, encoding_key
 from lit_compress.data.facts import DataFacts, data_facts
 from lit_compress.data.sources import ALL, CUSTOM, has_split, load_split_files
 from lit_compress.models.backbones import load_config, load_tokenizer
 from lit_compress.tasks import task_type
-from lit_compress.tasks.base import IGNORED
 from lit_compress.tasks.records import Custom, Task, get_task
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.errors import UserError
@@ -29,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of text
+HELD_OUT = "held_out"  # the split that data.hold_out makes
 VALIDATION_SEED = 0  # of drawn validation examples: runs with different seeds are compared on the same ones
 
 
@@ -47,44 +45,6 @@ class Split:
     encoded: Dataset
     key: str
     available: int
-
-
-class PaddedBatches(TorchDataset[dict[str, Tensor]]):
-    """Encoded rows, indexed by the row numbers of a whole batch.
-
-    A batch has ``input_ids``, ``attention_mask`` and, if the tokenizer makes them, ``token_type_ids``
-    [batch, tokens]; ``labels``, if there are any: [batch] (int64, or float32 for regression), or [batch, ...];
-    ``index`` [batch], the row numbers; and further columns of the type of task. A negative number ``~row`` is a copy of
-    that row that only fills up a batch: its index is -1.
-    """
-
-    def __init__(self, encoded: Dataset, pad_token: int) -> None:
-        self.encoded = encoded
-        self.pad_token = pad_token
-
-    def __len__(self) -> int:
-        return len(self.encoded)
-
-    def __getitem__(self, numbers: list[int]) -> dict[str, Tensor]:
-        columns = self.encoded[[~number if number < 0 else number for number in numbers]]
-        longest = max(columns["length"])
-        lengths = torch.tensor(columns["length"])
-        batch = {
-            "input_ids": _padded(columns["input_ids"], self.pad_token),
-            "attention_mask": (torch.arange(longest) < lengths[:, None]).long(),
-            "index": torch.tensor([max(number, -1) for number in numbers]),
-        }
-        for name in columns.keys() - {"input_ids", "length", "truncated"}:
-            batch[name] = _padded(columns[name], IGNORED if name == "labels" else 0)
-        return batch
-
-
-def _padded(rows: list[Any], value: int) -> Tensor:
-    """Return the rows as a tensor; lists are filled up with ``value`` at the right."""
-    if not isinstance(rows[0], list):
-        return torch.tensor(rows)
-    longest = max(map(len, rows))
-    return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
 
 
 def _asked(settings: Any, **values: Any) -> Any:
@@ -107,6 +67,8 @@ class DataModule(LightningDataModule):
         train_examples: number of training examples to draw (by seed); without it all.
         validation_examples: number of examples to draw of each validation split, the same for every seed; without it
             all. A test split is never reduced, and predict uses all rows unless it is given this option itself.
+        hold_out: number of training rows (drawn by seed) that are not trained on. They take the place of the dev set
+            while a stage trains, so that they choose its best epoch; the dev set is measured when it is finished.
         num_workers: processes that load batches ahead; does not change results.
         seed: decides the order of the batches, which training examples are drawn, and the splits made of a single file.
         custom: type, columns and labels of task custom.
@@ -130,6 +92,7 @@ class DataModule(LightningDataModule):
         max_length: int | None = None,
         train_examples: int | None = None,
         validation_examples: int | None = None,
+        hold_out: int | None = None,
         num_workers: int = 0,
         seed: int = 42,
         custom: Custom = Custom(),
@@ -153,6 +116,7 @@ class DataModule(LightningDataModule):
             ("max_length", max_length, SHORTEST),
             ("train_examples", train_examples, 1),
             ("validation_examples", validation_examples, 1),
+            ("hold_out", hold_out, 1),
             ("num_workers", num_workers, 0),
             ("stride", stride, 0),
             ("target_length", target_length, 2),
@@ -167,6 +131,7 @@ class DataModule(LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.train_examples = train_examples
         self.validation_examples = validation_examples
+        self.hold_out = hold_out
         self.num_workers = num_workers
         self.seed = seed
         self.encoding = encoding
@@ -240,16 +205,24 @@ class DataModule(LightningDataModule):
             if rows is None:
                 self._splits[name, labelled] = None
                 continue
-            one_text, available = task_type(self.record).one_text, len(rows)
-            rows = rows if one_text else self._limited(name, rows)
-            key = encoding_key(rows, self.tokenizer, self.record, max_length)
-            encoded = encode(rows, self.tokenizer, self.record, max_length)
-            if one_text and len(some := self._limited(name, encoded)) < len(encoded):
-                encoded, key = some, short_hash(key, len(some))
-            if cut := int(encoded.with_format("numpy")["truncated"][:].sum()):
-                longest = f"data.max_length {max_length} (in tokens)"
-                note(f"{self.record.name} {name}: {cut} of {len(encoded)} inputs are longer than {longest} and are cut")
-            self._splits[name, labelled] = Split(rows, encoded, key, available)
+            if name == "train" and self.hold_out is not None:
+                kept, held = held_out(len(rows), self.hold_out, self.seed, task_type(self.record).one_text)
+                self._splits[HELD_OUT, labelled] = self._encoded(HELD_OUT, rows.select(held), max_length)
+                rows = rows.select(kept)
+            self._splits[name, labelled] = self._encoded(name, rows, max_length)
+
+    def _encoded(self, name: str, rows: Dataset, max_length: int) -> Split:
+        """Return a split of ``rows``, or of some of them, if the user limits their number."""
+        one_text, available = task_type(self.record).one_text, len(rows)
+        rows = rows if one_text else self._limited(name, rows)
+        key = encoding_key(rows, self.tokenizer, self.record, max_length)
+        encoded = encode(rows, self.tokenizer, self.record, max_length)
+        if one_text and len(some := self._limited(name, encoded)) < len(encoded):
+            encoded, key = some, short_hash(key, len(some))
+        if cut := int(encoded.with_format("numpy")["truncated"][:].sum()):
+            longest = f"data.max_length {max_length} (in tokens)"
+            note(f"{self.record.name} {name}: {cut} of {len(encoded)} inputs are longer than {longest} and are cut")
+        return Split(rows, encoded, key, available)
 
     def _split(self, name: str, labelled: bool = True) -> Split:
         """Return a split that :meth:`setup` has read."""
@@ -282,9 +255,8 @@ class DataModule(LightningDataModule):
 
     def val_dataloader(self) -> list[ResumableLoader]:
         """Return a loader for each validation split that exists; the first decides which epoch is best."""
-        self.setup("validate")
-        splits = [self._splits[name, True] for name in self.record.validation]
-        return [self._loader(split, self.eval_batch_size, shuffle=False) for split in splits if split is not None]
+        splits = self._validation()
+        return [self._loader(split, self.eval_batch_size, shuffle=False) for split in splits]
 
     def test_dataloader(self) -> ResumableLoader:
         """Return the batches of the test split, which must have labels."""
@@ -340,9 +312,14 @@ class DataModule(LightningDataModule):
     @property
     def validation_rows(self) -> list[Dataset]:
         """The rows of every loader of :meth:`val_dataloader`."""
-        self.setup("validate")
-        splits = [self._splits[name, True] for name in self.record.validation]
-        return [split.rows for split in splits if split is not None]
+        return [split.rows for split in self._validation()]
+
+    def _validation(self) -> list[Split]:
+        """Return what a validation reads: the dev splits; inside a Trainer, which chooses an epoch, held-out rows."""
+        chooses = self.hold_out is not None and self.trainer is not None
+        self.setup("fit" if chooses else "validate")
+        splits = [self._splits[name, True] for name in ((HELD_OUT,) if chooses else self.record.validation)]
+        return [split for split in splits if split is not None]
 
     @property
     def test_rows(self) -> Dataset:
@@ -359,11 +336,14 @@ class DataModule(LightningDataModule):
     def facts(self) -> DataFacts:
         """Return what is known of the data of fit: rows, classes, lengths, repeated rows."""
         self.setup("fit")
-        splits = {name: self._splits[name, True] for name in ("train", *self.record.validation)}
+        splits = {name: self._splits[name, True] for name in self._of_fit()}
         found = {
             name: (split.rows, split.encoded, split.available) for name, split in splits.items() if split is not None
         }
         return data_facts(self.record, found, self.max_length)
+
+    def _of_fit(self) -> list[str]:
+        return ["train", *self.record.validation, *([HELD_OUT] if self.hold_out is not None else [])]
 
     def validation_size(self) -> int:
         """Return how many rows the first dev metric is of; inputs, where the rows are one text."""
@@ -392,6 +372,6 @@ class DataModule(LightningDataModule):
     def fingerprint(self) -> str:
         """Return a hash of the data of fit and of all settings that determine the training batches."""
         self.setup("fit")
-        splits = [self._splits[name, True] for name in ("train", *self.record.validation)]
+        splits = [self._splits[name, True] for name in self._of_fit()]
         keys = [split.key for split in splits if split is not None]
         return short_hash(self.record, keys, self.batch_size, self.seed)

@@ -338,8 +338,11 @@ def _finish_stage(
             for key, value in mark["metrics"].items():
                 logger.experiment.add_scalar(f"stage/{name} {key}", value, logger.offset + checkpoint["global_step"])
             logger.close()
+    scores = {"metric": mark["metrics"], "initial": mark["initial"]}
+    if parts.data.hold_out is not None:  # the best epoch was chosen on training rows: the dev set is new to the net
+        scores = {"metric": evaluate(small, parts.data), "initial": {}, "held_out": mark["metrics"]}
     record = {
-        "name": name, "metric": mark["metrics"], "initial": mark["initial"], "steps": trainer.global_step,
+        "name": name, **scores, "steps": trainer.global_step,
         "best_step": checkpoint["global_step"], "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
         "threads": torch.get_num_threads(), "data": mark["data"], **mark.get("notes", {}),
     }  # fmt: skip

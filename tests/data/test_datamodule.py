@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lit_compress.data.batching import held_out
 from lit_compress.data.datamodule import DataModule
 from lit_compress.models.backbones import EMBEDDED
 from lit_compress.utils.errors import UserError
@@ -303,3 +304,26 @@ def test_real_data_and_tokenizer(shared):
     assert [len(loader) for loader in dm.val_dataloader()] == [154, 16]
     batch = next(iter(dm.train_dataloader()))
     assert len(batch["labels"]) == 32 and batch["token_type_ids"].max() == 1
+
+
+def test_held_out_rows_are_a_function_of_data_and_seed_and_take_the_place_of_the_dev_set_in_a_trainer(make):
+    def split(**options):
+        dm = make(**options)
+        dm.setup("fit")
+        return dm, [list(dm._split(name).rows["sentence"]) for name in ("train", "held_out")]
+
+    whole, dm = make(), split(hold_out=7)[0]
+    whole.setup("fit")
+    kept, held = split(hold_out=7)[1]
+    assert (len(kept), len(held)) == (30, 7)
+    assert [kept, held] == split(hold_out=7)[1] != split(hold_out=7, seed=1)[1]
+    assert sorted(kept + held) == sorted(whole._split("train").rows["sentence"])
+    assert split(hold_out=7, train_examples=5)[1][1] == held and dm.fingerprint() != make().fingerprint()
+    assert [list(rows["sentence"]) for rows in dm.validation_rows] == [list(whole.validation_rows[0]["sentence"])]
+    dm.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert [list(rows["sentence"]) for rows in dm.validation_rows] == [held]
+    assert _rows(dm.val_dataloader()[0]) == list(range(7))
+    with pytest.raises(UserError, match="hold_out: 37 of 37 training rows leaves none; the largest is 36"):
+        make(hold_out=37).setup("fit")
+    first, *rest = held_out(10, 4, 0, one_text=True)[1]
+    assert rest == [first + 1, first + 2, first + 3]

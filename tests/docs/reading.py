@@ -13,6 +13,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 from pages import ROOT, Item, lit_compress_words
 
@@ -103,6 +104,14 @@ def tiny_fit(words: list[str], place: Path, teacher: Path) -> list[str]:
     return [*words, *LIKE_TINY, *one_process(words), *log]
 
 
+def tiny_compare(words: list[str], place: Path) -> list[str]:
+    """Return ``compare WORDS`` for a tiny net; where all runs are made, only those of one method."""
+    few = [] if {"--list", "--index", "--methods"} & set(words) else ["--methods", "SVD"]
+    options = {"data.task": "sst2", "data.path": place / "data" / "sst2", "model.backbone": place / "my_model"}
+    sizes = ["--updates", "6", "--hold_out", "12"]
+    return [*words, *few, *sizes, *(f"--{name}={value}" for name, value in options.items()), *LIKE_TINY]
+
+
 def one_process(words: list[str]) -> list[str]:
     """Return what brings a command for several devices to one."""
     return ["--trainer.devices", "1", "--trainer.strategy", "auto"] if given(words, "--trainer.devices") else []
@@ -114,6 +123,8 @@ def tiny(words: list[str], place: Path, teacher: Path) -> list[str]:
         return words
     if words[0] in ("fit", "plan"):
         return tiny_fit(words, place, teacher)
+    if words[0] == "compare":
+        return tiny_compare(words, place)
     if words[0] == "bench":
         few = {"--batch": ["1"], "--length": ["8"], "--runtimes": ["eager"], "--rounds": ["3"]}
         return [*words, *(word for option, values in few.items() for word in (option, *values))]
@@ -230,4 +241,5 @@ def quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
         patch.setattr("lit_compress.export.bench._measure_fresh", lambda *_: None)
+        patch.setattr("lit_compress.run.workers.start_process", forks.start_process)
         yield

@@ -42,7 +42,7 @@ def test_readme_is_short():
 
 
 WANTED = ("getting_started", "methods", "tasks_and_data", "outputs", "distributed", "resume", "export", "add_a_method",
-          "add_a_task", "add_an_architecture", "glossary", "house", "benchmarks")  # fmt: skip
+          "add_a_task", "compare", "add_an_architecture", "glossary", "house", "benchmarks")  # fmt: skip
 
 
 def test_every_page_is_there():

@@ -1,0 +1,387 @@
+"""The command ``compare``: from its config to a plan, to runs, to a table, compare.json and the page."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from lit_compress.cli.arguments import chosen_method, resolve_configs
+from lit_compress.cli.options import CommandLine, parameters_of
+from lit_compress.cli.parsers import one_line, silence_libraries
+from lit_compress.cli.recipes import FOLDER
+from lit_compress.evaluation.claims import Claim, read_claims
+from lit_compress.methods import __all__ as method_names
+from lit_compress.models.backbones import finetuned_on
+from lit_compress.run.comparison import (
+    COMMAND,
+    Cell,
+    Comparison,
+    Entry,
+    Job,
+    Resolved,
+    accumulated,
+    budget_name,
+    cells,
+    divide,
+    read_comparison,
+    shares,
+    teachers,
+    words_of,
+)
+from lit_compress.run.gather import fairness, gather, table, write, write_page
+from lit_compress.run.workers import Place, Worker, seconds_left
+from lit_compress.stages.base import Training
+from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.files import check_folder
+from lit_compress.utils.locks import owner_of
+from lit_compress.utils.progress import note
+
+SHIPPED = FOLDER / "compare"
+# keys of the config that the command line may replace
+OWN = (
+    ("methods", str, "make only the runs of these of the config's methods"),
+    ("budgets", str, "densities, or size=20MB, params=5M, flops=0.3, speedup=3x, in place of the config's"),
+    ("seeds", int, "seeds in place of the config's"),
+    ("learning_rates", float, "learning rates in place of the config's"),
+    ("updates", int, "optimizer steps after the teacher in place of the config's"),
+    ("hold_out", int, "training rows that choose learning rates and epochs in place of the config's"),
+)
+SEVERAL = ("methods", "budgets", "seeds", "learning_rates")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison that was checked: its cells, teachers and claims, and what they are of.
+
+    Only the runs of the methods ``only`` are made; what was found is gathered for all.
+    """
+
+    comparison: Comparison
+    place: Place
+    task: str
+    teachers: list[Job]
+    cells: list[Cell]
+    claims: list[Claim]
+    command: str
+    only: frozenset[str]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The runs to be made, without teachers, in their order."""
+        return [job for cell in self.cells if cell.label in self.only for job in cell.jobs]
+
+    def gathered(self) -> dict[str, Any]:
+        """Return what was found so far; see run/gather.py."""
+        return gather(self.place, self.cells, self.claims, asdict(self.comparison), self.command, self.task)
+
+
+def compare_command(args: list[str], doc: str | None) -> None:
+    """Plan a comparison, and list its runs, make one, or make all."""
+    parser = argparse.ArgumentParser(prog="python -m lit_compress compare", description=doc, allow_abbrev=False)
+    parser.add_argument("--config", required=True, metavar="NAME.yaml", help="a path, or a shipped comparison: "
+                        + ", ".join(sorted(path.name for path in SHIPPED.glob("compare_*.yaml"))))  # fmt: skip
+    parser.add_argument("--out", metavar="DIR", help="folder to write (default runs/NAME)")
+    parser.add_argument("--list", action="store_true", help="print all runs as commands, one a line, and make none")
+    parser.add_argument("--index", type=int, metavar="N",
+                        help="make only the run of line N of --list, from 0, and the teacher it needs")  # fmt: skip
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="runs at one time (default 1)")
+    for name, kind, meaning in OWN:
+        parser.add_argument(f"--{name}", type=kind, nargs="+" if name in SEVERAL else None, metavar="X", help=meaning)
+    parser.epilog = "Further options are those of fit, for all runs, e.g. --data.path DIR, --model.backbone DIR."
+    parser.error = one_line  # type: ignore[method-assign]
+    given, rest = parser.parse_known_args(args)
+    if given.workers < 1:
+        raise UserError(f"workers: {given.workers} is below 1, the smallest valid value")
+    silence_libraries()
+    file = find_comparison(given.config)
+    out = Path(given.out or f"runs/{file.stem}").expanduser()
+    own = {name: getattr(given, name) for name, *_ in OWN if getattr(given, name) is not None}
+    again = _whole(args)
+    plan = make_plan(file, out, own, options_in(rest), shlex.join([*COMMAND, "compare", *again]))
+    if given.list:
+        for job in (*plan.teachers, *plan.jobs):
+            print(job.command)
+        return
+    check_folder("out", out)
+    plan.place.check_same([*plan.teachers, *(job for cell in plan.cells for job in cell.jobs)])
+    signal.signal(signal.SIGTERM, _stop)
+    if given.index is not None:
+        _make_one(plan, given.index)
+    else:
+        _make_all(plan, given.workers)
+
+
+def _whole(args: Sequence[str]) -> list[str]:
+    """Return the words of the command that makes all runs, not one of them."""
+    found, left = [], iter(args)
+    for word in left:
+        if word == "--index":
+            next(left, None)
+        elif word != "--list" and not word.startswith("--index="):
+            found.append(word)
+    return found
+
+
+def _stop(*_: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would break off the end of the runs
+    print("stopped by SIGTERM; the same command continues", file=sys.stderr)
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def find_comparison(name: str) -> Path:
+    """Return the file of a comparison, by path or among the shipped ones.
+
+    Raises:
+        UserError: there is none.
+    """
+    given = Path(name).expanduser()
+    for path in (given, SHIPPED / f"{name.removesuffix('.yaml')}.yaml"):
+        if path.is_file():
+            return path
+    shipped = sorted(path.name for path in SHIPPED.glob("compare_*.yaml"))
+    raise UserError(f"config: no file or shipped comparison '{name}'; {nearest(name, shipped)}")
+
+
+def options_in(words: Sequence[str]) -> dict[str, str]:
+    """Return the options of fit among ``words``, by name.
+
+    Raises:
+        UserError: a word is no option, or an option has no value.
+    """
+    found, left = {}, iter(words)
+    for word in left:
+        name, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            raise UserError(f"'{word}' stands without an option; see --help")
+        if not equals and (value := next(left, "")) == "":
+            raise UserError(f"{name[2:]}: no value is given")
+        if name[2:].partition(".")[0] not in ("data", "model", "trainer", "checkpoint_every"):
+            known = [
+                "config",
+                "out",
+                "list",
+                "index",
+                "workers",
+                *(row[0] for row in OWN),
+                "data.path",
+                "model.backbone",
+            ]
+            raise UserError(f"unknown option '{name[2:]}'; {nearest(name[2:], known)}")
+        found[name[2:]] = value
+    return found
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"config: '{path}' is not readable YAML: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------ the plan
+
+
+def make_plan(file: Path, out: Path, own: dict[str, Any], options: dict[str, str], command: str) -> Plan:
+    """Return the plan of a comparison.
+
+    Args:
+        file: its config.
+        out: folder to write.
+        own: keys of the config from the command line, which replace its own; ``methods`` says whose runs are made.
+        options: of fit, from the command line; they replace those of the config.
+        command: that makes all of it.
+
+    Raises:
+        UserError: the config, the data, or the number of updates cannot be used.
+    """
+    values, keys = _yaml(file), own.get("methods")
+    own = {name: value for name, value in own.items() if name != "methods"}
+    made = read_comparison(values | own if isinstance(values, dict) else values, str(file))
+    for key in keys or ():
+        if key not in made.methods:
+            raise UserError(f"methods: no method '{key}' in '{file}'; {nearest(key, made.methods)}")
+    only = frozenset(entry.label for entry in made.entries() if keys is None or entry.key in keys)
+    made = replace(made, options={**made.options, **options})
+    shared = {"data.batch_size": 32, **made.options, "data.hold_out": made.hold_out}
+    cli = CommandLine(["--model=SVD", *words_of(shared), f"--seed_everything={made.seeds[0]}"], "fit")
+    parts = cli.build()
+    task, devices = parts.data.record, parts.trainer.get("devices")
+    if not made.teacher and finetuned_on(parts.method.backbone, task):
+        made = replace(made, teacher=parts.method.backbone)
+        note(f"model.backbone: '{made.teacher}' is fine-tuned on these labels: it is the teacher of all seeds as it is")
+    methods = [_resolve(entry, task.name) for entry in made.entries()]
+    parts.data.setup("fit")
+    batches = parts.data.batches_per_epoch(devices if isinstance(devices, int) and devices > 0 else 1)
+    splits = [shares(method.entry, method.stages) for method in methods]
+    trained = any(method.entry.train for method in methods)
+    epochs, length = divide(made.updates, made.epochs, splits, batches // accumulated(made)) if trained else (0, 1)
+    made = replace(made, epochs=epochs or None)
+    found = cells(made, methods, out, epochs, length)
+    return Plan(made, Place(out), task.name, teachers(made, out), found, _claims(made, file), command, only)
+
+
+def _resolve(entry: Entry, task: str) -> Resolved:
+    """Return what an entry's class is, with its stages.
+
+    Raises:
+        UserError: no class has this name.
+    """
+    words = [f"--config={entry.config}"] if entry.config else []
+    words += [f"--model={entry.method}"] if entry.method else []
+    kind = chosen_method(resolve_configs([*words, f"--data.task={task}"]))
+    if kind is None:
+        names = [name for name in method_names if name != "Method"]
+        raise UserError(
+            f"config: methods.{entry.label}: unknown method '{entry.method}'; {nearest(entry.method, names)}"
+        )
+    own = parameters_of(kind)
+    stages = tuple(name for name, p in own.items() if isinstance(p.default, Training) and name != "dense")
+    if "params" in own:
+        words.append("--model.params=null")  # a density or a budget stands in its place
+    return Resolved(entry, kind.__name__, stages, tuple(words))
+
+
+def _claims(made: Comparison, file: Path) -> list[Claim]:
+    """Return the claims of a comparison; a file is looked for beside its config, then among the shipped ones."""
+    if made.claims is None:
+        return []
+    if not isinstance(made.claims, str):
+        return read_claims(made.claims, budget_name)
+    places = [file.parent / made.claims, Path(made.claims).expanduser(), SHIPPED / made.claims]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        shipped = [path.name for path in SHIPPED.glob("claims*.yaml")]
+        raise UserError(f"config: claims: no file '{made.claims}'; {nearest(made.claims, shipped)}")
+    return read_claims(_yaml(found), budget_name)
+
+
+# ------------------------------------------------------------------------------------------ making runs
+
+
+def _make_one(plan: Plan, index: int) -> None:
+    """Make the run of one line of --list.
+
+    Raises:
+        UserError: there is no such line; the run failed.
+    """
+    jobs = [*plan.teachers, *plan.jobs]
+    if not 0 <= index < len(jobs):
+        raise UserError(
+            f"index: {index} is not in [0, {len(jobs) - 1}]; nearest valid {0 if index < 0 else len(jobs) - 1}"
+        )
+    job = jobs[index]
+    was_there = plan.place.done(job)
+    Worker(plan.place, [job], plan.teachers).work(_Waiting(plan.place).tick)
+    found = plan.gathered()
+    write(plan.place, found)
+    if error := plan.place.error(job):
+        raise UserError(f"{job.name} failed: {error}; its log: {plan.place.log(job)}")
+    print(f"{job.name}: {'was done already' if was_there else 'done'}")
+    if all(cell["status"] in ("done", "failed") for cell in found["cells"]):
+        _say_page(plan)
+
+
+def _make_all(plan: Plan, workers: int) -> None:
+    """Make all runs that are missing, then write and show what was found."""
+    jobs = plan.jobs
+    there = sum(map(plan.place.done, jobs))
+    said = f", {there} of them done already" if there else ""
+    count = sum(cell.label in plan.only for cell in plan.cells)
+    print(f"{count} cells, {len(jobs)} runs{said}, {len(plan.teachers) or 'one given'} "
+          f"teacher{'s' if len(plan.teachers) > 1 else ''}: {plan.place.out}")  # fmt: skip
+    print(fairness(asdict(plan.comparison)), flush=True)
+    screen = _Screen(plan, workers)
+    with screen.progress:
+        Worker(plan.place, jobs, plan.teachers, workers, screen.ended).work(screen.tick)
+    found = plan.gathered()
+    write(plan.place, found)
+    name = (found["metric"] or {}).get("name", "metric")
+    print(f"dev {name} on {plan.task}, mean ± standard deviation over seeds:")
+    console = Console(highlight=False)
+    (console if console.is_terminal else Console(highlight=False, width=160)).print(table(found, plan.place))
+    for cell in found["cells"]:
+        if cell["error"]:
+            print(f"{cell['name']}: {cell['status']}: {cell['error']}")
+    for claim in found["claims"]:
+        if claim["verdict"] != "not measured":
+            print(f"{claim['verdict']}: {claim['text']}")
+    _say_page(plan)
+
+
+def _say_page(plan: Plan) -> None:
+    page = write_page(plan.place.out)
+    print(f"results: {plan.place.out / 'compare.json'}" + (f"\npage: {page}" if page else ""))
+
+
+class _Waiting:
+    """Says once that other workers are waited for."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.said = place, False
+
+    def tick(self, waiting: list[Job]) -> None:
+        """Take the jobs that others have while there is nothing else to do."""
+        if waiting and not self.said:
+            self.said = True
+            lock = self.place.lock(waiting[0])
+            print(f"waiting for other workers: {', '.join(job.name for job in waiting[:3])} ({owner_of(lock)}); "
+                  f"if that worker is gone, remove {lock}", flush=True)  # fmt: skip
+
+
+class _Screen:
+    """What is seen while runs are made: a line for each that ended; in a terminal also a bar with the time left."""
+
+    def __init__(self, plan: Plan, workers: int) -> None:
+        self.plan, self.workers = plan, workers
+        self.began = self.looked = time.time()
+        self.waiting = _Waiting(plan.place)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total} {task.fields[left]}"),
+        )
+        console = Console(highlight=False)
+        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        total = len(plan.jobs)
+        self.bar: TaskID = self.progress.add_task("compare", total=total, completed=self._ended(), left="")
+
+    def _ended(self) -> int:
+        return sum(self.plan.place.done(job) or bool(self.plan.place.error(job)) for job in self.plan.jobs)
+
+    def _left(self) -> str:
+        """Return the time that is left, in words; "" where nothing is known of it."""
+        gone = (time.time() - self.began) * self.workers
+        seconds = seconds_left(self.plan.place, self.plan.jobs, self.workers, gone)
+        return f"about {timedelta(seconds=round(seconds))} left" if seconds else ""
+
+    def ended(self, job: Job, error: str | None) -> None:
+        """Print the line of a run that ended, and write what is known so far."""
+        self.began = time.time()
+        state = self.plan.place.state(job)
+        seconds = f", {state['seconds']:.0f} s" if state.get("seconds") is not None else ""
+        what = f"failed: {error}" if error else f"done{seconds}"
+        name = job.name if job.label else f"teacher {job.name}"
+        count, left = self._ended(), self._left()
+        console = self.progress.console if not self.progress.disable else Console(highlight=False, width=400)
+        console.print(f"[{count}/{len(self.plan.jobs)}] {name}: {what}" + (f"; {left}" if left else ""), markup=False)
+        write(self.plan.place, self.plan.gathered())
+        self.progress.update(self.bar, completed=count, left=left)
+
+    def tick(self, waiting: list[Job]) -> None:
+        """Show the time that is left, every few seconds; say once that other workers are waited for."""
+        self.waiting.tick(waiting)
+        if time.time() - self.looked > 5:
+            self.looked = time.time()
+            self.progress.update(self.bar, completed=self._ended(), left=self._left())

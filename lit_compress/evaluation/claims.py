@@ -1,0 +1,233 @@
+"""Claims about methods, such as "LPAF > SVD at 0.25", decided on results with the uncertainty that these have.
+
+A claim says that one value is more than ``times`` another plus ``by``. With several seeds the difference is tested over
+them (Student's t: paired, where both methods ran with the same seeds and so from the same teachers; Welch's else). With
+one seed it is compared with the standard errors that the two scores have because the dev set is a sample of rows. What
+neither decides is "within noise".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import atan, cos, erfc, floor, inf, pi, sin, sqrt
+from statistics import mean, variance
+from typing import Any, Literal
+
+from lit_compress.utils.errors import UserError, nearest
+
+Verdict = Literal["held", "not held", "within noise", "not measured"]
+LEVEL = 0.05  # two-sided
+DENSE = "dense"  # the label under which a claim names the teacher
+_WORST: tuple[Verdict, ...] = ("not held", "not measured", "within noise", "held")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A value with its standard error; None: unknown."""
+
+    value: float
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one cell of a comparison has.
+
+    Attributes:
+        label: of the method with its options.
+        budget: e.g. ``density=0.25``.
+        seed: of the run.
+        scores: by name: ``metric``, ``dense`` (the metric of its teacher), ``speedup``, ``fewer_flops``, ...
+    """
+
+    label: str
+    budget: str
+    seed: int
+    scores: Mapping[str, Score]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim.
+
+    Attributes:
+        text: the claim in words.
+        above: labels in falling order, or one label beside ``below``.
+        below: label of the other method, ``dense`` for the teacher; None: the order among ``above``.
+        budgets: at which the claim is meant; it holds if it does at each of them.
+        tasks: for which it is meant; () for any.
+        times: by what the other value is multiplied.
+        by: by how much more the first value is to be, in the unit of the metric.
+        value: name of the score that is compared.
+        below_value: name of the other's score, if it is another one.
+        paper: what the paper has.
+    """
+
+    text: str
+    above: tuple[str, ...]
+    below: str | None = None
+    budgets: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    times: float = 1.0
+    by: float = 0.0
+    value: str = "metric"
+    below_value: str | None = None
+    paper: str = ""
+    pairs: tuple[tuple[str, str], ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        pairs = [(name, self.below) for name in self.above] if self.below else list(pairwise(self.above))
+        if not pairs:
+            raise UserError(f"claims: '{self.text:.60}' names one method; give `below`, or two or more in `above`")
+        object.__setattr__(self, "pairs", tuple(pairs))
+
+
+def read_claims(rows: Any, budget: Any = str) -> list[Claim]:
+    """Return the claims of a YAML file: a list of mappings with the attributes of :class:`Claim`.
+
+    Args:
+        rows: the content of the file.
+        budget: function that returns the name of a budget as users write it.
+
+    Raises:
+        UserError: it is no such list.
+    """
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError("claims: give a list, one mapping per claim, e.g. {text: ..., above: LPAF, below: SVD}")
+    known, found = [name for name in Claim.__dataclass_fields__ if name != "pairs"], []
+    for row in rows:
+        for key in row:
+            if key not in known:
+                raise UserError(f"claims: unknown key '{key}' in '{row.get('text', row)!s:.60}'; {nearest(key, known)}")
+        for key in ("text", "above"):
+            if key not in row:
+                raise UserError(f"claims: '{row!s:.60}' has no '{key}'")
+        values = dict(row)
+        for key in ("above", "budgets", "tasks"):
+            value = values.get(key, ())
+            values[key] = tuple(value) if isinstance(value, list | tuple) else (value,)
+        for key in ("times", "by"):
+            if not isinstance(values.get(key, 0), int | float):
+                raise UserError(f"claims: {key} of '{row['text']:.60}' is '{values[key]}'; give a number")
+        found.append(Claim(**values | {"budgets": tuple(budget(b) for b in values["budgets"])}))
+    return found
+
+
+def evaluate_claims(
+    claims: Sequence[Claim], results: Sequence[Result], task: str, less_is_better: bool = False
+) -> list[dict[str, str]]:
+    """Return ``text``, ``verdict``, ``test``, ``detail`` and ``paper`` of every claim.
+
+    Args:
+        claims: what is said.
+        results: the cells that are finished.
+        task: that all results are of.
+        less_is_better: for the score ``metric``, e.g. perplexity: "more" then means less.
+    """
+    return [_evaluate(claim, results, task, less_is_better) for claim in claims]
+
+
+def _evaluate(claim: Claim, results: Sequence[Result], task: str, less_is_better: bool) -> dict[str, str]:
+    if claim.tasks and task not in claim.tasks:
+        return _entry(claim, "not measured", "", f"is about {', '.join(claim.tasks)}, not {task}")
+    budgets = claim.budgets or tuple(dict.fromkeys(result.budget for result in results)) or ("any budget",)
+    found = [
+        _compare(claim, above, below, budget, results, less_is_better)
+        for budget in budgets
+        for above, below in claim.pairs
+    ]
+    verdict = min((each[0] for each in found), key=_WORST.index)
+    tests = dict.fromkeys(each[1] for each in found if each[1])
+    details = "; ".join(each[2] + (f" ({each[0]})" if len(found) > 1 else "") for each in found)
+    return _entry(claim, verdict, "; ".join(tests), details)
+
+
+def _entry(claim: Claim, verdict: Verdict, test: str, detail: str) -> dict[str, str]:
+    return {"text": claim.text, "verdict": verdict, "test": test, "detail": detail, "paper": claim.paper}
+
+
+def _compare(
+    claim: Claim, above: str, below: str, budget: str, results: Sequence[Result], less_is_better: bool
+) -> tuple[Verdict, str, str]:
+    """Return verdict, test and detail of one pair of methods at one budget."""
+    pair = f"{above} and {below} at {budget}"
+    first = _by_seed(results, above, budget, claim.value)
+    if below == DENSE:
+        second = _by_seed(results, above, budget, DENSE)
+    else:
+        second = _by_seed(results, below, budget, claim.below_value or claim.value)
+    if not first or not second:
+        missing = [name for name, side in ((above, first), (below, second)) if not side]
+        return "not measured", "", f"no finished run of {' and '.join(missing)} at {budget}"
+    sign = -1.0 if less_is_better and claim.value == "metric" else 1.0
+    p, test, gap = difference(first, second, claim.times, claim.by, sign)
+    means = mean(s.value for s in first.values()), mean(s.value for s in second.values())
+    seeds = f"{len(first)} and {len(second)} seeds" if len(first) != len(second) else _plural(len(first), "seed")
+    chance = "unknown" if p is None else "below 0.001" if p < 0.001 else f"{p:.3f}"
+    detail = f"{pair}: {means[0]:.4f} and {means[1]:.4f}, {seeds}, p {chance}"
+    if p is None or p >= LEVEL:
+        return "within noise", test, detail
+    return ("held" if gap > 0 else "not held"), test, detail
+
+
+def _by_seed(results: Sequence[Result], label: str, budget: str, name: str) -> dict[int, Score]:
+    return {r.seed: r.scores[name] for r in results if r.label == label and r.budget == budget and name in r.scores}
+
+
+def difference(
+    first: Mapping[int, Score], second: Mapping[int, Score], times: float = 1.0, by: float = 0.0, sign: float = 1.0
+) -> tuple[float | None, str, float]:
+    """Return the two-sided probability of a difference this large by chance (None: unknown), the test, and its mean.
+
+    The difference is ``sign * (first - times * second) - by``.
+
+    Args:
+        first, second: scores by seed.
+    """
+    both = sorted(first.keys() & second.keys())
+    if len(both) >= 2:
+        gaps = [sign * (first[seed].value - times * second[seed].value) - by for seed in both]
+        spread, gap = sqrt(variance(gaps) / len(gaps)), mean(gaps)
+        if spread > 1e-12:  # the same numbers in every seed say nothing about chance
+            return student(gap / spread, len(gaps) - 1), f"paired t-test over {len(gaps)} seeds", gap
+    elif min(len(first), len(second)) >= 2:
+        sides = [[s.value for s in first.values()], [times * s.value for s in second.values()]]
+        parts, gap = [variance(side) / len(side) for side in sides], sign * (mean(sides[0]) - mean(sides[1])) - by
+        if (total := sum(parts)) > 1e-24:
+            freedom = total**2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True))
+            return student(gap / sqrt(total), freedom), "Welch's t-test over seeds", gap
+    left, right = (mean(s.value for s in side.values()) for side in (first, second))
+    gap, test = sign * (left - times * right) - by, "standard errors of the two scores"
+    # the rows are the same ones for every seed, so that more seeds make these errors no smaller
+    errors = [max((inf if s.error is None else s.error) for s in side.values()) for side in (first, second)]
+    width = sqrt(errors[0] ** 2 + (times * errors[1]) ** 2)
+    if width == inf:
+        return None, f"{test} are unknown", gap
+    if width == 0:  # both values are exact, such as FLOPs
+        return (0.0 if gap else 1.0), "both values are exact", gap
+    return erfc(abs(gap) / width / sqrt(2)), test, gap
+
+
+def student(t: float, freedom: float) -> float:
+    """Return the probability that Student's t is farther from 0 than ``t``; ``freedom`` is rounded down.
+
+    >>> [round(student(t, n), 3) for t, n in ((12.706, 1), (4.303, 2), (2.228, 10))]
+    [0.05, 0.05, 0.05]
+    """
+    degrees = max(1, floor(freedom + 1e-9))  # Abramowitz and Stegun 26.7.3 and 26.7.4
+    angle = atan(abs(t) / sqrt(degrees))
+    odd = degrees % 2
+    term, total = (cos(angle), 0.0) if odd else (1.0, 0.0)
+    for k in range(1 + odd, degrees, 2):
+        total += term
+        term *= k / (k + 1) * cos(angle) ** 2
+    inside = sin(angle) * total
+    if odd:
+        inside = 2 / pi * (angle + inside)
+    return max(0.0, 1.0 - inside)
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}{'s' if count != 1 else ''}"

@@ -1,0 +1,173 @@
+"""What a comparison has found so far: cells, chosen learning rates, claims; ``compare.json`` and its page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.table import Table
+
+from lit_compress.evaluation.claims import Claim, Result, Score, evaluate_claims
+from lit_compress.evaluation.intervals import standard_error
+from lit_compress.run.comparison import Cell, Job
+from lit_compress.run.workers import Place, is_running
+from lit_compress.utils.files import write_json
+
+FORMAT = 1
+FILE = "compare.json"
+
+
+def gather(
+    place: Place, cells: Sequence[Cell], claims: Sequence[Claim], config: dict[str, Any], command: str, task: str
+) -> dict[str, Any]:
+    """Return the content of ``compare.json``, a function of the files in the folder.
+
+    Args:
+        place: the folder of the comparison.
+        cells: of its plan.
+        claims: to be decided.
+        config: as the user gave it.
+        command: that makes all of this again.
+        task: of all runs.
+    """
+    found, results, metric = [], [], None
+    for cell in cells:
+        entry = _cell(place, cell)
+        found.append(entry)
+        if entry["status"] == "done":
+            report = _read(place.out / entry["run"] / "report.json")
+            metric = report["metric"]
+            results.append(Result(cell.label, cell.budget, cell.seed, scores(report)))
+    less = bool(metric) and metric["mode"] == "min"  # type: ignore[index]
+    return {
+        "format": FORMAT, "config": config, "task": task, "metric": metric, "fairness": fairness(config),
+        "cells": found, "claims": evaluate_claims(claims, results, task, less), "command": command,
+    }  # fmt: skip
+
+
+def fairness(config: dict[str, Any]) -> str:
+    """Return the sentence on how the runs were made equal, for the screen and the page."""
+    rates, rows = len(config["learning_rates"]), config["hold_out"]
+    return (
+        f"Every trained method makes {config['updates']:,} updates after the teacher and tries {rates} learning "
+        f"rate{'s' if rates != 1 else ''}; rate and epoch are chosen on {rows:,} training rows that are held out, not "
+        "on the dev set. Runs of one seed share teacher, training rows and their order."
+    )
+
+
+def _cell(place: Place, cell: Cell) -> dict[str, Any]:
+    """Return the entry of a cell: what was tried, and the run that held-out rows choose."""
+    trained = cell.jobs[0].rate is not None
+    tried = [_tried(place, job) for job in cell.jobs]
+    done = [one for one in tried if one["held_out"] is not None or (not trained and one["status"] == "done")]
+    errors = [one["error"] for one in tried if one["error"]]
+    error = None
+    if all(one["status"] in ("done", "failed") for one in tried) and done:
+        status = "done"
+        if errors:
+            error = f"{len(errors)} of {len(tried)} learning rates failed: {errors[0]}"
+    elif len(errors) == len(tried):
+        status, error = "failed", errors[0]
+    else:
+        status = "running" if any(one["status"] == "running" for one in tried) else "missing"
+        error = errors[0] if errors else None
+    chosen = tried[0]
+    if status == "done" and trained:
+        chosen = max(done, key=lambda one: one["rank"])
+    for one in tried:
+        one.pop("rank")
+    return {
+        "name": cell.name, "method": cell.method, "label": cell.label, "budget": cell.budget, "seed": cell.seed,
+        "learning_rate": chosen["learning_rate"] if status == "done" else None, "tried": tried if trained else [],
+        "status": status, "error": error, "run": chosen["run"],
+        "seconds": sum(one["seconds"] or 0 for one in tried), "memory_mib": chosen["memory_mib"],
+    }  # fmt: skip
+
+
+def _tried(place: Place, job: Job) -> dict[str, Any]:
+    """Return the entry of a learning rate; ``rank`` is larger for a better metric on the held-out rows."""
+    error, held_out, rank = place.error(job), None, None
+    if place.done(job):
+        status, report = "done", _read(place.out / job.folder / "report.json")
+        scores = _read(place.out / job.folder / "stages.json")[-1].get("held_out") or {}
+        held_out = scores.get(f"val/{report['metric']['name']}")
+        rank = held_out and (held_out if report["metric"]["mode"] == "max" else -held_out)
+        rank = float("-inf") if held_out is None else rank
+    else:
+        status = "failed" if error else "running" if is_running(place, job) else "missing"
+    state = place.state(job)
+    return {
+        "learning_rate": job.rate, "held_out": held_out, "run": job.folder.as_posix(), "status": status, "error": error,
+        "seconds": state.get("seconds"), "memory_mib": state.get("memory_mib"), "rank": rank,
+    }  # fmt: skip
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def scores(report: dict[str, Any]) -> dict[str, Score]:
+    """Return the scores of a run that claims may name."""
+    compressed, dense, ratios = report["compressed"], report["dense"], report["ratios"]
+    found = {
+        "metric": Score(compressed["metric"], _error(compressed)),
+        "dense": Score(dense["metric"], _error(dense)),
+        "one": Score(1.0, 0.0),
+        "density": Score(compressed["density"], 0.0),
+        "fewer_flops": Score(1 / ratios["flops"], 0.0),
+        "fewer_params": Score(1 / ratios["params"]["total"], 0.0),
+        "fewer_bytes": Score(1 / ratios["bytes"], 0.0),
+    }
+    if gain := (report.get("timing") or {}).get("speedup"):
+        # between a tenth and nine tenths of the rounds lie 2.56 standard deviations of one round
+        found["speedup"] = Score(gain["median"], (gain["high"] - gain["low"]) / 2.56)
+    return found
+
+
+def _error(entry: dict[str, Any]) -> float | None:
+    ends = entry.get("interval")
+    return standard_error((ends[0], ends[1])) if ends else None
+
+
+def write(place: Place, found: dict[str, Any]) -> None:
+    """Write ``compare.json``."""
+    write_json(place.out / FILE, found)
+
+
+def write_page(out: Path) -> Path | None:
+    """Write the page of a comparison; None where there is nothing that writes pages."""
+    if find_spec("lit_compress.run.pages") is None:
+        return None
+    return import_module("lit_compress.run.pages").write(out)
+
+
+def table(found: dict[str, Any], place: Place) -> Table:
+    """Return the table for the screen: the dev metric of every method at every budget, over the seeds."""
+    budgets = list(dict.fromkeys(cell["budget"] for cell in found["cells"]))
+    shown = Table()
+    shown.add_column("method")
+    for budget in budgets:
+        shown.add_column(budget, justify="right")
+    for label in dict.fromkeys(cell["label"] for cell in found["cells"]):
+        mine = [cell for cell in found["cells"] if cell["label"] == label]
+        shown.add_row(label, *(_shown([c for c in mine if c["budget"] == budget], place) for budget in budgets))
+    return shown
+
+
+def _shown(cells: Sequence[dict[str, Any]], place: Place) -> str:
+    values = [
+        _read(place.out / cell["run"] / "report.json")["compressed"]["metric"]
+        for cell in cells
+        if cell["status"] == "done"
+    ]
+    left = {status: sum(cell["status"] == status for cell in cells) for status in ("failed", "running", "missing")}
+    rest = ", ".join(f"{count} {status}" for status, count in left.items() if count)
+    if not values:
+        return rest
+    text = f"{mean(values):.4f}" + (f" ± {stdev(values):.4f} ({len(values)})" if len(values) > 1 else "")
+    return f"{text}, {rest}" if rest else text

@@ -1,0 +1,299 @@
+"""Making the runs of a comparison: a process per run, several workers in one folder, what fails does not stop the rest.
+
+OUT/runs/<run>/       an ordinary run folder; OUT/teachers/<seed>/ the same of a dense net
+OUT/state/<run>.json  the words of its command; how it ended: ``status``, ``error``, ``seconds``, ``memory_mib``
+OUT/logs/<run>.log    what it said
+OUT/locks/<run>       who is making it (utils/locks.py)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from lit_compress.run.comparison import Job
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import write_json
+from lit_compress.utils.locks import owner_of, try_lock
+
+POLL = 0.2  # seconds
+GRACE = 20.0  # seconds in which a process may end by itself
+# options that may differ when a comparison is continued: they change no result
+_FREE = ("--data.path=", "--data.num_workers=", "--trainer.accelerator=", "--trainer.devices=", "--checkpoint_every=")
+
+
+class Place:
+    """The folder of a comparison: what is known of each of its jobs."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def state(self, job: Job) -> dict[str, Any]:
+        """Return the record of a job; {} if it was never begun."""
+        try:
+            return json.loads(self._state_file(job).read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def _state_file(self, job: Job) -> Path:
+        return self.out / "state" / f"{job.name}.json"
+
+    def record(self, job: Job, **values: Any) -> None:
+        """Write the record of a job."""
+        self._state_file(job).parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._state_file(job), {"words": self._words(job), **values})
+
+    def _words(self, job: Job) -> list[str]:
+        words = (word.replace(f"={self.out}/", "=OUT/", 1) for word in job.words)
+        return [word for word in words if not word.startswith(_FREE)]
+
+    def done(self, job: Job) -> bool:
+        """Say whether a run has its export and its report, which is written last."""
+        return (self.out / job.folder / "report.json").is_file()
+
+    def error(self, job: Job) -> str | None:
+        """Return the line of a run that failed; None if it did not."""
+        state = self.state(job)
+        return state.get("error") if state.get("status") == "failed" and not self.done(job) else None
+
+    def lock(self, job: Job) -> Path:
+        """Return the lock file of a job."""
+        return self.out / "locks" / job.name
+
+    def log(self, job: Job) -> Path:
+        """Return the file of what a job says."""
+        return self.out / "logs" / f"{job.name}.log"
+
+    def same(self, job: Job) -> bool:
+        """Say whether a job was begun with the options of today, or never."""
+        return self.state(job).get("words") in (None, self._words(job))
+
+    def check_same(self, jobs: Sequence[Job]) -> None:
+        """Refuse a folder in which a run was begun with other options.
+
+        Raises:
+            UserError: one was; the message has its first option that differs.
+        """
+        for job in jobs:
+            old = self.state(job).get("words")
+            if old is None or old == (new := self._words(job)) or self.error(job) is not None:
+                continue  # one that failed with other options is made anew
+            was, now = ([w for w in some if w not in other] for some, other in ((old, new), (new, old)))
+            raise UserError(
+                f"out: '{self.out}' has '{job.name}' with other options: {' '.join(was[:1]) or 'none'}, now "
+                f"{' '.join(now[:1]) or 'none'}; give another --out, or remove {self.out / job.folder}"
+            )
+
+
+@dataclass
+class _Active:
+    """A process that makes a run."""
+
+    job: Job
+    process: int
+    held: ExitStack
+    begin: float
+
+
+def start_process(words: Sequence[str], log: Path, handle: int, environment: dict[str, str]) -> int:
+    """Start ``python -m lit_compress WORDS``, which keeps a lock's ``handle`` while it lives; return its number."""
+    with log.open("ab") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lit_compress", *words], stdin=subprocess.DEVNULL, stdout=said,
+            stderr=subprocess.STDOUT, pass_fds=[handle], env=environment,
+        )  # fmt: skip
+    process.returncode = 0  # the worker waits for it, not this object
+    return process.pid
+
+
+class Worker:
+    """Makes jobs one after another, or several at once.
+
+    Args:
+        place: the folder.
+        jobs: what to make, in this order.
+        teachers: made when a job needs one.
+        at_once: how many processes.
+        ended: is called after every job that ended here, with its error or None.
+    """
+
+    def __init__(
+        self, place: Place, jobs: Sequence[Job], teachers: Sequence[Job], at_once: int = 1,
+        ended: Callable[[Job, str | None], None] = lambda job, error: None,
+    ) -> None:  # fmt: skip
+        self.place, self.jobs, self.at_once, self.ended = place, jobs, at_once, ended
+        self.teachers = {job.name: job for job in teachers}
+        self.active: list[_Active] = []
+        self.began = time.time()
+
+    def work(self, tick: Callable[[list[Job]], None] = lambda waiting: None) -> None:
+        """Make all jobs that are not done; wait for those that other workers make.
+
+        Args:
+            tick: is called every moment, with the jobs that other workers have while this one has nothing to do.
+        """
+        try:
+            while True:
+                self._reap()
+                left = [job for job in self.jobs if not self.place.done(job) and not self._failed(job)]
+                busy = self._start(left)
+                tick(busy if not self.active else [])
+                if not left and not self.active:
+                    return
+                time.sleep(POLL)
+        finally:
+            self._stop()
+
+    def _failed(self, job: Job) -> bool:
+        """Say whether a job failed since this worker began, here or elsewhere; earlier failures are tried anew."""
+        state = self.place.state(job)
+        return state.get("status") == "failed" and state.get("ended", 0) >= self.began
+
+    def _start(self, left: Sequence[Job]) -> list[Job]:
+        """Start what can be started now; return the jobs that other workers have."""
+        busy = []
+        for job in left:
+            if len(self.active) >= self.at_once:
+                break
+            if any(job is active.job for active in self.active):
+                continue
+            teacher = self.teachers.get(job.needs or "")
+            if teacher is not None and not self.place.done(teacher):
+                if self._failed(teacher):
+                    self._fail(job, f"its teacher {teacher.name} failed: {self.place.error(teacher)}")
+                    continue
+                if any(teacher is active.job for active in self.active):
+                    continue
+                job = teacher
+            if not self._take(job) and job not in busy:
+                busy.append(job)
+        return busy
+
+    def _take(self, job: Job) -> bool:
+        """Start the process of a job if nobody else makes it."""
+        with ExitStack() as held:
+            lock = held.enter_context(try_lock(self.place.lock(job)))
+            if lock.handle is None:
+                return False
+            if self.place.done(job) or self._failed(job):  # by another worker, a moment ago
+                return True
+            folder = self.place.out / job.folder
+            # killed before it was a run, which fit takes for something else; or failed with other options
+            if folder.is_dir() and (not (folder / "config.yaml").is_file() or not self.place.same(job)):
+                shutil.rmtree(folder)
+            self.place.record(job, status="running")
+            self.place.log(job).parent.mkdir(parents=True, exist_ok=True)
+            process = start_process(job.words, self.place.log(job), lock.handle, self._environment())
+            self.active.append(_Active(job, process, held.pop_all(), time.time()))
+        return True
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment of a process; several at once share the cores."""
+        found = {"TERM": "dumb", **os.environ}
+        if self.at_once > 1 and "OMP_NUM_THREADS" not in found:
+            found["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.at_once))
+        return found
+
+    def _reap(self) -> None:
+        """Record the processes that have ended."""
+        for active in list(self.active):
+            found, status, usage = os.wait4(active.process, os.WNOHANG)
+            if not found:
+                continue
+            self.active.remove(active)
+            code = os.waitstatus_to_exitcode(status)
+            seconds, memory = round(time.time() - active.begin, 1), round(usage.ru_maxrss / 1024)
+            job, ended = active.job, time.time()
+            error = None
+            if code == 0 and self.place.done(job):
+                self._share(job)
+                self.place.record(job, status="done", seconds=seconds, memory_mib=memory, ended=ended)
+            else:
+                error = last_line(self.place.log(job), code)
+                self.place.record(job, status="failed", error=error, seconds=seconds, memory_mib=memory, ended=ended)
+            active.held.close()
+            self.ended(job, error)
+
+    def _fail(self, job: Job, error: str) -> None:
+        self.place.record(job, status="failed", error=error, ended=time.time())
+        self.ended(job, error)
+
+    def _share(self, job: Job) -> None:
+        """Let a run's copy of the teacher be the teacher's own file: hundreds of copies would fill the disk."""
+        teacher = self.teachers.get(job.needs or "")
+        if teacher is None:
+            return
+        source, copy = (self.place.out / t.folder / "dense" / "net" / "model.safetensors" for t in (teacher, job))
+        with suppress(OSError):  # another disk, or one without links
+            if not source.samefile(copy) and source.read_bytes() == copy.read_bytes():
+                link = copy.with_name(f".{copy.name}.link")
+                link.unlink(missing_ok=True)
+                os.link(source, link)
+                os.replace(link, copy)
+
+    def _stop(self) -> None:
+        """End the processes that still run; the same command continues their runs."""
+        for active in self.active:
+            os.kill(active.process, signal.SIGTERM)
+        patience = time.time() + GRACE
+        for active in self.active:
+            while not os.waitpid(active.process, os.WNOHANG)[0]:
+                if time.time() > patience:
+                    os.kill(active.process, signal.SIGKILL)
+                time.sleep(POLL / 2)
+            active.held.close()
+        self.active.clear()
+
+
+def last_line(log: Path, code: int) -> str:
+    """Return in one line why a process failed: its last ``error: ``, else the last line it wrote."""
+    if code < 0:
+        hint = "; was memory short?" if code == -9 else ""
+        return f"killed by signal {-code}{hint}"
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()[-200:] if line.strip()]
+    except OSError:
+        lines = []
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return " ".join((errors or lines or [f"exit code {code}"])[-1].split())[:300]
+
+
+def seconds_left(place: Place, jobs: Sequence[Job], at_once: int = 1, gone: float = 0.0) -> float | None:
+    """Return how long the jobs that are not done will take; None before any is finished.
+
+    A job is expected to take as long as those of its method took, else as all that were made.
+
+    Args:
+        place: the folder.
+        jobs: all of them.
+        at_once: how many are made at one time.
+        gone: seconds that the jobs that run now have taken already.
+    """
+    took: dict[str, list[float]] = {}
+    left = []
+    for job in jobs:
+        if place.done(job):
+            took.setdefault(job.label, []).append(float(place.state(job).get("seconds") or 0))
+        elif place.error(job) is None:
+            left.append(job)
+    everything = [value for label, values in took.items() if label for value in values if value]
+    if not everything:
+        return None
+    usual = {label: mean(values) for label, values in took.items()}
+    return max(0.0, sum(usual.get(job.label, mean(everything)) for job in left) - gone) / at_once
+
+
+def is_running(place: Place, job: Job) -> bool:
+    """Say whether a worker, here or elsewhere, is making a job."""
+    return owner_of(place.lock(job)) is not None

@@ -1,0 +1,114 @@
+"""The command ``compare``: what it prints, what it refuses, and a comparison that is killed and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import forks
+import pytest
+import yaml
+from mistakes import fails
+
+from lit_compress.__main__ import main
+from lit_compress.cli.compare import SHIPPED, options_in
+from lit_compress.evaluation.claims import read_claims
+from lit_compress.run.comparison import budget_name, read_comparison
+
+CONFIG = {
+    "options": {"data.task": "sst2", "data.batch_size": 8, "trainer.accelerator": "cpu", "trainer.logger": False},
+    "teacher": {"model.dense.epochs": 1, "model.dense.learning_rate": 3e-3},
+    "budgets": [0.5], "seeds": [1], "learning_rates": [1e-3], "updates": 8, "hold_out": 20,
+    "methods": {
+        "SVD": {},
+        "SecondOrder, no training": {"train": False, "options": {"model.retrain.calibration_examples": 16}},
+    },
+    "claims": [{"text": "half is kept", "above": "SVD", "below": "dense", "times": 0.5}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def command(tmp_path, tiny_backbone, tiny_data, monkeypatch):
+    """A tiny comparison as a command; its runs are forks, whose exports are not opened in yet another process."""
+    monkeypatch.setattr("lit_compress.run.workers.start_process", forks.start_process)
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(CONFIG, sort_keys=False))
+    options = ["--model.backbone", str(tiny_backbone), "--data.path", str(tiny_data)]
+
+    def words(out, *more):
+        return ["compare", "--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path / out), *options, *more]
+
+    return words
+
+
+def test_a_list_has_a_command_per_line_that_fit_takes(command, capsys):
+    main(command("a", "--list", "--seeds", "1", "2"))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + 2 * 2 and all(line.startswith("python -m lit_compress fit --model=") for line in lines)
+    main(command("a", "--list", "--methods", "SVD"))
+    assert capsys.readouterr().out.splitlines()[1].replace("a/", "") == lines[2].replace("a/", "")
+    assert "--data.hold_out=20" in lines[2] and "--trainer.limit_train_batches=8" in lines[2]
+
+
+def test_mistakes_are_one_line(command, capsys):
+    assert "did you mean 'updates'?" in fails(capsys, *command("a", "--update", "3"))
+    assert "index: 9 is not in [0, 2]; nearest valid 2" in fails(capsys, *command("a", "--index", "9"))
+    assert "no method 'SDV'" in fails(capsys, *command("a", "--methods", "SDV"))
+    assert "nearest: updates 9010" in fails(capsys, *command("a", "--updates", "9001"))
+    assert "did you mean 'compare_sst2.yaml'?" in fails(capsys, "compare", "--config", "compare_sst.yaml")
+    assert options_in(["--data.path", "x", "--model.density=1"]) == {"data.path": "x", "model.density": "1"}
+
+
+def test_the_shipped_comparisons_and_claims_can_be_read():
+    files = sorted(SHIPPED.glob("*.yaml"))
+    made = {
+        file.stem: read_comparison(yaml.safe_load(file.read_text()), "x") for file in files if file.stem != "claims"
+    }
+    claims = read_claims(yaml.safe_load((SHIPPED / "claims.yaml").read_text()), budget_name)
+    assert len(claims) == 18 and all(claim.paper for claim in claims)
+    labels = {entry.label for entry in made["compare_sst2"].entries()} | {"dense"}
+    assert {name for claim in claims for pair in claim.pairs for name in pair} <= labels
+    budgets = {budget_name(budget) for budget in made["compare_sst2"].budgets}
+    assert {budget for claim in claims for budget in claim.budgets} <= budgets
+
+
+def result(out):
+    """What a comparison found, without what differs from time to time."""
+    found = json.loads((out / "compare.json").read_text())
+    for cell in found["cells"]:
+        report = json.loads((out / cell["run"] / "report.json").read_text())
+        cell["metric"], cell["dense"] = report["compressed"]["metric"], report["dense"]["metric"]
+        for one in (cell, *cell["tried"]):
+            one.pop("seconds"), one.pop("memory_mib")
+    return found["cells"], found["claims"]
+
+
+@pytest.mark.slow
+def test_a_comparison_that_is_killed_goes_on_to_the_same_results(command, tmp_path, capsys):
+    main(command("whole"))
+    said = capsys.readouterr().out
+    assert "[2/2] secondorder-no-training-density=0.5-seed=1: done" in said
+    cells, claims = result(tmp_path / "whole")
+    assert [(cell["status"], cell["learning_rate"]) for cell in cells] == [("done", 1e-3), ("done", None)]
+    assert cells[0]["tried"][0]["held_out"] is not None and len(claims) == 1
+    out = tmp_path / "killed"
+    for part in ("teachers", "state"):
+        shutil.copytree(tmp_path / "whole" / part, out / part, ignore=shutil.ignore_patterns("*0.5*"))
+    if not (pid := os.fork()):
+        os.setsid()
+        main(command("killed"))
+        os._exit(0)
+    while not (out / cells[0]["run"] / "retrain").is_dir():  # the first run is being trained
+        time.sleep(0.02)
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    stamp = (out / "teachers" / "seed=1" / "report.json").stat().st_mtime_ns
+    main(command("killed"))
+    assert result(out) == (cells, claims)
+    assert (out / "teachers" / "seed=1" / "report.json").stat().st_mtime_ns == stamp
+    teacher, copy = (folder / "dense" / "net" / "model.safetensors" for folder in (
+        out / "teachers" / "seed=1", out / cells[0]["run"]))  # fmt: skip
+    assert teacher.samefile(copy)

@@ -1,0 +1,91 @@
+"""Claims: the verdicts beside naive formulas and SciPy's tests; nothing undecided is ever held."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import pytest
+from scipy import stats
+
+from lit_compress.evaluation.claims import Result, Score, difference, evaluate_claims, read_claims, student
+from lit_compress.utils.errors import UserError
+
+
+def results(label, values, error=0.01, budget="density=0.25", first_seed=1, **more):
+    return [
+        Result(label, budget, seed, {"metric": Score(value, error), "dense": Score(0.9, error), **more})
+        for seed, value in enumerate(values, start=first_seed)
+    ]
+
+
+def verdict(found, task="sst2", less_is_better=False, **claim):
+    [entry] = evaluate_claims(read_claims([{"text": "t", **claim}]), found, task, less_is_better)
+    assert set(entry) == {"text", "verdict", "test", "detail", "paper"}
+    return entry["verdict"]
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 30])
+def test_students_t_is_scipys(freedom):
+    for t in (-0.2, 0.7, 2.0, 4.3, 12.7):
+        assert student(t, freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), abs=1e-12)
+
+
+def test_the_same_seeds_are_paired_others_are_not():
+    left, right = [0.80, 0.84, 0.83, 0.85], [0.79, 0.82, 0.80, 0.83]
+    sides = [{s: Score(v) for s, v in enumerate(side)} for side in (left, right)]
+    p, test, gap = difference(*sides)
+    assert p == pytest.approx(stats.ttest_rel(left, right).pvalue) and "paired" in test
+    assert gap == pytest.approx(0.02)
+    other = {seed + 10: score for seed, score in sides[1].items()}
+    p, test, _ = difference(sides[0], other)
+    known = stats.ttest_ind(left, right, equal_var=False)
+    assert p == pytest.approx(2 * stats.t.sf(abs(known.statistic), int(known.df))) and "Welch" in test
+
+
+def test_one_seed_is_compared_with_the_standard_errors():
+    p, _, _ = difference({1: Score(0.86, 0.012)}, {1: Score(0.82, 0.013)})
+    assert p == pytest.approx(2 * (1 - NormalDist().cdf(0.04 / (0.012**2 + 0.013**2) ** 0.5)))
+    assert verdict(results("A", [0.86], 0.012) + results("B", [0.85], 0.012), above="A", below="B") == "within noise"
+    assert verdict(results("A", [0.90], 0.012) + results("B", [0.80], 0.012), above="A", below="B") == "held"
+    assert verdict(results("A", [0.80], 0.012) + results("B", [0.90], 0.012), above="A", below="B") == "not held"
+
+
+def test_what_cannot_be_decided_is_never_held():
+    same = results("A", [0.9, 0.9, 0.9], 0.02) + results("B", [0.88, 0.88, 0.88], 0.02)
+    assert verdict(same, above="A", below="B") == "within noise"  # three equal seeds are one
+    assert verdict(results("A", [0.9], None) + results("B", [0.1], None), above="A", below="B") == "within noise"
+    assert verdict(results("A", [0.9, 0.8]) + results("B", [0.7, 0.75]), above="A", below="B") == "within noise"
+    assert verdict(results("A", [0.9]), above="A", below="B") == "not measured"
+    assert verdict(results("A", [0.9]) + results("B", [0.1]), above="A", below="B", tasks=["rte"]) == "not measured"
+    held = results("A", [0.9]) + results("B", [0.1])
+    assert verdict(held, above="A", below="B", budgets=["density=0.25", "density=0.1"]) == "not measured"
+
+
+def test_distances_ratios_orders_and_other_scores():
+    found = results("A", [0.9]) + results("B", [0.8]) + results("C", [0.5])
+    assert verdict(found, above="A", below="B", by=0.01) == "held"
+    assert verdict(found, above="A", below="B", by=0.09) == "within noise"
+    assert verdict(found, above=["A", "B", "C"]) == "held"
+    assert verdict(found, above=["A", "C", "B"]) == "not held"
+    assert verdict(found, above="B", below="dense", times=0.8) == "held"  # 0.8 and 0.72
+    assert verdict(found, above="C", below="dense", times=0.8) == "not held"
+    assert verdict(found, less_is_better=True, above="C", below="A") == "held"  # e.g. perplexity
+    fast = results("A", [0.9], speedup=Score(4.0, 0.1), fewer_flops=Score(5.0, 0.0))
+    assert verdict(fast, above="A", below="A", value="speedup", below_value="fewer_flops", times=0.7) == "held"
+    assert verdict(fast, above="A", below="A", value="speedup", below_value="fewer_flops", times=0.9) == "not held"
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"text": "t"}, "give a list"),
+        ([{"text": "t", "abvoe": "A"}], "unknown key 'abvoe' in 't'; did you mean 'above'?"),
+        ([{"text": "t", "below": "A"}], "has no 'above'"),
+        ([{"text": "t", "above": "A"}], "give `below`, or two or more in `above`"),
+        ([{"text": "t", "above": "A", "below": "B", "times": "x"}], "times of 't' is 'x'; give a number"),
+    ],
+)
+def test_mistakes_in_a_claims_file_are_one_line(rows, said):
+    with pytest.raises(UserError) as error:
+        read_claims(rows)
+    assert said in str(error.value)

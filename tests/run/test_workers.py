@@ -1,0 +1,150 @@
+"""Workers: each run once, a failed run stops nothing, chosen rates; jobs here are forks that write a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from lit_compress.evaluation.claims import read_claims
+from lit_compress.run import workers
+from lit_compress.run.comparison import RUNS, TEACHER, Cell, Job
+from lit_compress.run.gather import gather
+from lit_compress.run.workers import Place, Worker, last_line, seconds_left
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.locks import try_lock
+
+CONFIG = {"learning_rates": [0.1, 0.2], "updates": 4, "hold_out": 2}
+
+
+def job(place, name, rate=0.1, needs="seed=1", held_out=0.5, label="A"):
+    """A job whose words say what its report will have; "fail" instead of a number: why it fails."""
+    folder = place.out / (RUNS if needs else TEACHER) / name
+    words = (str(folder), str(held_out))
+    return Job(name, folder.relative_to(place.out), words, label, 1, rate, needs)
+
+
+def pretend(words, log, handle, environment):
+    """Stand in for ``start_process``: a fork that counts itself and writes what ``fit`` would."""
+    folder, value = words
+    if not (pid := os.fork()):
+        with open(f"{folder}.made", "a") as made:
+            made.write("x")
+        time.sleep(0.05)
+        if value.startswith("fail"):
+            log.write_text(f"some line\nerror: {value}\na last line\n")
+            os._exit(2)
+        os.makedirs(folder, exist_ok=True)
+        net = {"metric": float(value), "interval": [0.4, 0.6], "density": 0.25}
+        report = {"metric": {"name": "accuracy", "mode": "max"}, "compressed": net, "dense": net,
+                  "ratios": {"flops": 0.5, "params": {"total": 0.5}, "bytes": 0.5}}  # fmt: skip
+        with open(f"{folder}/stages.json", "w") as file:
+            json.dump([{"name": "retrain", "held_out": {"val/accuracy": float(value)}}], file)
+        with open(f"{folder}/report.json", "w") as file:
+            json.dump(report, file)
+        os._exit(0)
+    return pid
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "start_process", pretend)
+    monkeypatch.setattr(workers, "POLL", 0.01)
+    for name in (RUNS, TEACHER):
+        (tmp_path / name).mkdir()
+    return Place(tmp_path)
+
+
+def made(place, some):
+    file = place.out / f"{some.folder}.made"
+    return len(file.read_text()) if file.exists() else 0
+
+
+def test_two_workers_make_every_run_once(place):
+    teacher = job(place, "seed=1", None, None)
+    jobs = [job(place, f"a-{i}") for i in range(6)]
+    if not (other := os.fork()):
+        Worker(place, jobs, [teacher], 2).work()
+        os._exit(0)
+    Worker(place, jobs, [teacher], 2).work()
+    assert os.waitpid(other, 0)[1] == 0
+    assert [made(place, some) for some in (teacher, *jobs)] == [1] * 7
+    Worker(place, jobs, [teacher]).work()
+    assert [made(place, some) for some in jobs] == [1] * 6
+
+
+def test_a_failed_run_is_marked_stops_nothing_and_is_tried_anew(place):
+    bad, good = job(place, "bad", held_out="fail: no"), job(place, "good", 0.2, held_out=0.7)
+    said = []
+    for _ in range(2):
+        Worker(place, [bad, good], [job(place, "seed=1", None, None)], ended=lambda *e: said.append(e)).work()
+    assert made(place, bad) == 2 and made(place, good) == 1 and place.error(bad) == "fail: no"
+    assert [(some.name, error) for some, error in said][1:] == [
+        ("bad", "fail: no"),
+        ("good", None),
+        ("bad", "fail: no"),
+    ]
+    alone = job(place, "alone", held_out="fail: x")
+    cells = [
+        Cell("both", "A", "SVD", "density=0.25", 1, (bad, good)),
+        Cell("one", "B", "SVD", "density=0.25", 1, (alone,)),
+        Cell("none", "C", "SVD", "density=0.25", 1, (job(place, "later"),)),
+    ]
+    Worker(place, [alone], []).work()
+    with try_lock(place.lock(cells[2].jobs[0])):
+        both, one, none = gather(place, cells, [], CONFIG, "c", "sst2")["cells"]
+    assert (both["status"], both["run"], both["learning_rate"]) == ("done", "runs/good", 0.2)
+    assert both["error"] == "1 of 2 learning rates failed: fail: no"
+    assert (one["status"], one["error"], none["status"]) == ("failed", "fail: x", "running")
+    assert gather(place, cells, [], CONFIG, "c", "sst2")["cells"][2]["status"] == "missing"
+
+
+def test_without_its_teacher_no_run_is_made(place):
+    some = job(place, "a")
+    Worker(place, [some], [job(place, "seed=1", None, None, "fail: memory")]).work()
+    assert made(place, some) == 0 and place.error(some) == "its teacher seed=1 failed: fail: memory"
+
+
+def test_held_out_rows_choose_the_rate_and_claims_are_decided(place):
+    jobs = job(place, "a-1", 0.1, held_out=0.8), job(place, "a-2", 0.2, held_out=0.6)
+    other = job(place, "b", None, held_out=0.5, label="B")
+    cells = [Cell("a", "A", "SVD", "density=0.25", 1, jobs), Cell("b", "B", "SVD", "density=0.25", 1, (other,))]
+    Worker(place, [*jobs, other], [job(place, "seed=1", None, None)]).work()
+    claims = read_claims([{"text": "A > B", "above": "A", "below": "B"}])
+    found = gather(place, cells, claims, CONFIG, "c", "sst2")
+    a, b = found["cells"]
+    assert (a["learning_rate"], a["run"], [one["held_out"] for one in a["tried"]]) == (0.1, "runs/a-1", [0.8, 0.6])
+    assert (b["learning_rate"], b["tried"], b["status"]) == (None, [], "done")
+    assert found["claims"][0]["verdict"] == "held" and "not on the dev set" in found["fairness"]
+
+
+def test_a_run_of_other_options_is_refused(place):
+    Worker(place, [job(place, "a")], [job(place, "seed=1", None, None)]).work()
+    place.check_same([job(place, "a")])
+    bad, corrected = job(place, "bad", held_out="fail: no"), job(place, "bad", held_out=0.7)
+    Worker(place, [bad], []).work()
+    place.check_same([corrected])
+    Worker(place, [corrected], []).work()
+    assert place.done(corrected)
+    with pytest.raises(UserError, match=r"has 'a' with other options: 0.5, now 0.6; give another --out"):
+        place.check_same([job(place, "a", held_out=0.6)])
+
+
+def test_why_a_run_failed_is_one_line(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("Traceback\n  File x\nValueError: a \t b\n")
+    assert last_line(log, 1) == "ValueError: a b"
+    assert last_line(log, -9) == "killed by signal 9; was memory short?"
+    assert last_line(tmp_path / "none", 3) == "exit code 3"
+
+
+def test_the_time_left_is_that_of_runs_like_these(place):
+    jobs = [job(place, f"a-{i}", label=label) for i, label in enumerate("AABC")]
+    assert seconds_left(place, jobs) is None
+    for some, seconds in ((jobs[0], 10), (jobs[2], 30)):
+        (place.out / some.folder).mkdir()
+        (place.out / some.folder / "report.json").write_text("{}")
+        place.record(some, status="done", seconds=seconds)
+    assert seconds_left(place, jobs, gone=5) == 10 + 20 - 5
