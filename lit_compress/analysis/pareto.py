@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lit_compress.analysis.plots import _figure
+from lit_compress.analysis.svg import compact, log_ticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # name of the cost, where it stands in a net's entry of the report, label of the axis
 COSTS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -49,8 +52,10 @@ def write_pareto(groups: Sequence[dict[str, Any]], metric: str, mode: str, folde
         name: of the files.
     """
     import matplotlib
+    from matplotlib.figure import Figure
 
-    figure, panels = _figure(len(COSTS), (4.4, 4.0))
+    figure = Figure(figsize=(9.6, 7.6), layout="constrained", dpi=120)
+    panels = list(figure.subplots(2, 2).flat)
     labels = list(dict.fromkeys(group["label"] for group in groups))
     for axes, (cost, (_, title)) in zip(panels, COSTS.items(), strict=True):
         for number, label in enumerate(labels):
@@ -62,15 +67,28 @@ def write_pareto(groups: Sequence[dict[str, Any]], metric: str, mode: str, folde
                     color=f"C{number % 10}",
                 )  # fmt: skip
         best = front([(g["costs"][cost], g["mean"]) for g in groups if g["costs"].get(cost)], mode)
-        axes.step(*zip(*best, strict=True), where="post", color="0.6", linestyle=":", zorder=0) if best else None
-        axes.set(xlabel=title, ylabel=metric.replace("$", r"\$"), xscale="log")
+        if best:
+            axes.step(*zip(*best, strict=True), where="post", color="0.6", linestyle=":", zorder=0)
+        axes.set(xlabel=title, ylabel=metric.replace("$", r"\$"))
+        _scale(axes, [g["costs"][cost] for g in groups if g["costs"].get(cost)])
         axes.grid(alpha=0.3)
     handles, names = panels[0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, names, loc="outside lower center", ncols=min(5, len(names)), fontsize=8)
+        columns = max(1, min(len(names), 150 // (8 + max(map(len, names)))))
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     figure.savefig(folder / f"{name}.png")
     with matplotlib.rc_context({"svg.hashsalt": name}):  # the same file from the same numbers
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    """Label the horizontal axis with round numbers; it is logarithmic where costs are far apart, as on the page."""
+    log = bool(values) and max(values) > 3 * min(values)
+    if log:
+        axes.set_xscale("log")
+        axes.set_xticks(log_ticks(min(values), max(values)))
+        axes.minorticks_off()
+    axes.xaxis.set_major_formatter(lambda value, _: compact(value))
 
 
 def _by(cost: str) -> Any:

@@ -12,7 +12,8 @@ from html import escape
 
 COLOURS = 8  # --c0 ... --c7 in the page
 _SHAPES = (
-    "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0z", "M-4 -4h8v8h-8z", "M0 -5.2L4.9 3.6H-4.9z", "M0 -5.4L5.4 0L0 5.4L-5.4 0z",
+    "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0z", "M-4 -4h8v8h-8z", "M0 -5.2L4.9 3.6H-4.9z",
+    "M0 -5.4L5.4 0L0 5.4L-5.4 0z",
 )  # fmt: skip
 _DENSE = "M0 -7L1.7 -2.2L6.7 -2.2L2.7 .8L4.1 5.7L0 2.8L-4.1 5.7L-2.7 .8L-6.7 -2.2L-1.7 -2.2z"
 
@@ -46,9 +47,7 @@ def mark(series: int | None) -> str:
 
 def _marker(series: int | None) -> str:
     shape, colour = (
-        (_DENSE, "var(--ink)")
-        if series is None
-        else (_SHAPES[series % len(_SHAPES)], f"var(--c{series % COLOURS})")
+        (_DENSE, "var(--ink)") if series is None else (_SHAPES[series % len(_SHAPES)], f"var(--c{series % COLOURS})")
     )
     return f'<path d="{shape}" style="fill:{colour}"/>'
 
@@ -81,7 +80,12 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return found[:most] if found else [low]
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers between ``low`` and ``high``, both above 0, for a logarithmic axis; about six.
+
+    >>> log_ticks(1.2e6, 1.1e7)
+    [2000000.0, 5000000.0, 10000000.0]
+    """
     found = []
     for steps in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)):
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -128,13 +132,14 @@ class _Axes:
             y = self.y(value)
             parts.append(f'<path class="grid" d="M{self.left} {y}H{end}"/>')
             parts.append(f'<text x="{self.left - 6}" y="{y + 3.5}" text-anchor="end">{compact(value)}</text>')
-        for value in _log_ticks(self.x0, self.x1) if self.log else ticks(self.x0, self.x1):
+        for value in log_ticks(self.x0, self.x1) if self.log else ticks(self.x0, self.x1):
             x = self.x(value)
             parts.append(f'<path class="grid" d="M{x} {self.top}V{low}"/>')
             parts.append(f'<text x="{x}" y="{low + 15}" text-anchor="middle">{compact(value)}</text>')
         middle = (self.left + end) / 2
         parts.append(
-            f'<text class="axis" x="{middle}" y="{self.height - 5}" text-anchor="middle">{escape(self.labels[0])}</text>'
+            f'<text class="axis" x="{middle}" y="{self.height - 5}" text-anchor="middle">'
+            f"{escape(self.labels[0])}</text>"
         )
         parts.append(
             f'<text class="axis" transform="translate(12 {(self.top + low) / 2}) rotate(-90)" text-anchor="middle">'
@@ -154,6 +159,8 @@ def scatter(
 ) -> str:
     """Return a scatter plot; ``front`` is drawn as steps, ``level`` as a dashed line: the dense net's metric.
 
+    Thin lines join the points of a series that are not small.
+
     Args:
         points: at least one.
         front: points that no other is better than in both, from left to right.
@@ -171,6 +178,10 @@ def scatter(
         path = f"M{axes.x(front[0][0])} {axes.y(front[0][1])}"
         path += "".join(f"H{axes.x(x)}V{axes.y(y)}" for x, y in front[1:])
         parts.append(f'<path class="front" d="{path}"/>')
+    for series in {p.series for p in points if p.series is not None}:
+        line = sorted((p.x, p.y) for p in points if p.series == series and not p.small)
+        path = "M" + "L".join(f"{axes.x(x)} {axes.y(y)}" for x, y in line)
+        parts.append(f'<path class="join" style="stroke:var(--c{series % COLOURS})" d="{path}"/>')
     for point in sorted(points, key=lambda p: not p.small):
         parts.append(_drawn(point, axes))
     return axes.whole(parts, f"{labels[1]} against {labels[0]}")
@@ -185,7 +196,8 @@ def _drawn(point: Point, axes: _Axes) -> str:
         bar = f'<path class="bar" style="stroke:{colour}" d="M{x} {low}V{high}M{x - 3} {low}h6M{x - 3} {high}h6"/>'
     scale = " scale(.55)" if point.small else ""
     kind = ' class="small"' if point.small else ""
-    body = f'<g{kind} transform="translate({x} {y}){scale}"><title>{escape(point.title)}</title>{_marker(point.series)}</g>'
+    inside = f"<title>{escape(point.title)}</title>{_marker(point.series)}"
+    body = f'<g{kind} transform="translate({x} {y}){scale}">{inside}</g>'
     return bar + (f'<a href="{escape(point.link)}">{body}</a>' if point.link else body)
 
 
@@ -206,7 +218,7 @@ def curves(
         if axes.x0 <= start <= axes.x1:
             x = axes.x(start)
             parts.append(f'<path class="level" d="M{x} {axes.top}V{axes.height - axes.bottom}"/>')
-            parts.append(f'<text x="{x + 4}" y="{axes.top + 10}">{escape(name)}</text>')
+            parts.append(f'<text class="stage" x="{x + 4}" y="{axes.top + 10}">{escape(name)}</text>')
     for number, (name, line) in enumerate(lines.items()):
         colour, line = f"var(--c{number % COLOURS})", sorted(line)
         path = "M" + "L".join(f"{axes.x(x)} {axes.y(y)}" for x, y in line)
@@ -243,5 +255,5 @@ def grid(rows: Sequence[str], columns: Sequence[str], cells: dict[tuple[int, int
             f'{inside}</rect><text{kind} x="{x + wide / 2:.0f}" y="{y + 14}">{escape(text)}</text>'
         )
     style = f'style="max-width:{width:.0f}px"'
-    head = f'<svg class="map" viewBox="0 0 {width:.0f} {height}" {style} role="img" aria-label="what is left of every layer">'
+    head = f'<svg class="map" viewBox="0 0 {width:.0f} {height}" {style} role="img" aria-label="what is left">'
     return f"{head}{''.join(parts)}</svg>"

@@ -100,7 +100,10 @@ def changes(lines: Sequence[dict[str, Any]], kind: str, labels: Sequence[str] = 
         found |= {"became_wrong": len(wrong), "became_right": len(right)}
         found["p_value"] = sign_test(len(wrong), len(right))
     if kind == "classification" and 1 < len(labels) <= MOST_CLASSES:
-        found["confusion"] = {"labels": list(labels), **{key: _table(shown, key, labels) for key in ("before", "after")}}
+        found["confusion"] = {
+            "labels": list(labels),
+            **{key: _table(shown, key, labels) for key in ("before", "after")},
+        }
     return found | {"examples": other[:EXAMPLES]}
 
 

@@ -16,7 +16,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.run.curves import read_curves
 from lit_compress.run.folder import Run
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import write_json, write_text
+from lit_compress.utils.files import write_text
 
 if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
@@ -33,13 +33,17 @@ def keep_details(run: Run, data: DataModule) -> None:
     """
     small = load_net(run.folder / "export", as_stored=True)
     lines = answers([load_net(run.net("dense")), small], data)
-    write_text(run.folder / ANSWERS, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    shown = (
+        {"texts": line["texts"], "given": line["given"], **dict(zip(("dense", "compressed"), line["answers"], strict=True))}
+        for line in lines
+    )
+    write_text(run.folder / ANSWERS, "".join(json.dumps(line) + "\n" for line in shown))
     found = {
         "layers": site_table(small),
         "changes": changes(lines, data.record.kind, data.record.labels),
         "curves": read_curves(run.folder),
     }
-    write_json(run.folder / DETAILS, found)
+    write_text(run.folder / DETAILS, json.dumps(found) + "\n")
 
 
 def details_of(folder: Path, look: bool = True) -> dict[str, Any]:

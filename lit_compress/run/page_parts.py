@@ -49,9 +49,10 @@ def _study(task: str, metric: str, runs: list[Result], anchors: dict[str, str]) 
     cells = {(group["label"], group["budget"]): group for group in found}
     best = {budget: _best([g for g in found if g["budget"] == budget], mode) for budget in budgets}
     for group in found:
+        share = group["mean"] / mean(dense) if group["mean"] is not None and mean(dense) else None
         group |= {
-            "best": len(labels) > 1 and group is best[group["budget"]], "mark": Markup(svg.mark(labels.index(group["label"]))),
-            "link": anchors[group["runs"][0].name], "of_dense": group["mean"] and mean(dense) and group["mean"] / mean(dense),
+            "best": len(labels) > 1 and group is best[group["budget"]], "of_dense": share,
+            "mark": Markup(svg.mark(labels.index(group["label"]))), "link": anchors[group["runs"][0].name],
         }  # fmt: skip
     several = len({round(value, 9) for value in dense}) > 1
     return {
@@ -84,7 +85,9 @@ def _charts(
             ends.append((x, group["mean"]))
             what = f"{group['label']}, {group['budget']}: {metric} {group['mean']:.4f}"
             what += f" ± {group['spread']:.4f}, {group['n']} runs" if group["spread"] is not None else ""
-            points.append(svg.Point(x, group["mean"], number, f"{what}; {svg.compact(x)}", group["link"], group["spread"]))
+            points.append(
+                svg.Point(x, group["mean"], number, f"{what}; {svg.compact(x)}", group["link"], group["spread"])
+            )
             for run in group["runs"] if group["n"] > 1 else ():
                 if run.report and (own := cost_of(run.report["compressed"], cost)) is not None:
                     y = run.report["compressed"]["metric"]
@@ -92,7 +95,9 @@ def _charts(
                     points.append(svg.Point(own, y, number, said, anchors[run.name], small=True))
         dense = [v for run in runs if run.report and (v := cost_of(run.report["dense"], cost)) is not None]
         if points and dense:
-            points.append(svg.Point(mean(dense), level, None, f"dense: {metric} {level:.4f}; {svg.compact(mean(dense))}"))
+            points.append(
+                svg.Point(mean(dense), level, None, f"dense: {metric} {level:.4f}; {svg.compact(mean(dense))}")
+            )
         if points:
             charts.append(Markup(svg.scatter(points, front(ends, mode), (title, f"dev {metric}"), level)))
     return charts
@@ -154,7 +159,7 @@ def curve_charts(
 
 
 def layer_map(layers: list[dict[str, Any]], titles: bool) -> Markup | None:
-    """Return the map of what is left of every matrix: its rank, or its density where it has none; None without layers."""
+    """Return the map of what is left of every matrix: its rank, else its density; None without layers."""
     if not layers:
         return None
     blocks = [_split(row) for row in layers]
@@ -218,11 +223,13 @@ def shown_claims(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def origins(runs: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return the different versions and machines of the runs, with the number of runs of each."""
+    """Return the different versions and machines of the runs, with the number of runs and the commits of each."""
     found: dict[str, dict[str, Any]] = {}
     for run in runs:
         if run.report:
-            own = {"versions": run.report.get("versions") or {}, "hardware": run.report.get("hardware") or {},
-                   "commit": run.report.get("commit")}  # fmt: skip
-            found.setdefault(json.dumps(own, sort_keys=True), {**own, "runs": 0})["runs"] += 1
+            own = {"versions": run.report.get("versions") or {}, "hardware": run.report.get("hardware") or {}}
+            entry = found.setdefault(json.dumps(own, sort_keys=True), {**own, "runs": 0, "commits": []})
+            entry["runs"] += 1
+            if (commit := run.report.get("commit")) and commit not in entry["commits"]:
+                entry["commits"].append(commit)
     return list(found.values())

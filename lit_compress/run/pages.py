@@ -1,4 +1,4 @@
-"""The page of a comparison, of a run, or of a folder of runs: one HTML file, and the same as Markdown, CSV, JSON, PNG."""
+"""The page of a comparison, a run, or a folder of runs: one HTML file; also Markdown, CSV, JSON, PNG and SVG."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def write(folder: Path, out: Path | None = None) -> Path:
     studies = parts.studies(results.runs, anchors)
     with atomic_folder(out) as temporary:
         for number, study in enumerate(studies):
-            study["picture"] = "pareto" if not number else re.sub(r"\W+", "_", f"pareto-{study['task']}-{study['metric']}")
+            study["picture"] = (
+                "pareto" if not number else re.sub(r"\W+", "_", f"pareto-{study['task']}-{study['metric']}")
+            )
             done = [group for group in study["groups"] if group["n"]]
             write_pareto(done, f"dev {study['metric']}", study["mode"], temporary, study["picture"])
         _write(temporary / "index.html", page(results, studies, out, anchors))
@@ -57,7 +59,9 @@ def _write(path: Path, text: str) -> None:
 
 def page(results: Results, studies: list[dict[str, Any]], out: Path, anchors: dict[str, str]) -> str:
     """Return the HTML of the page; every text from a file is escaped."""
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
     environment.filters |= {"number": _number, "signed": _signed, "short": parts.svg.compact}
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     counts = {status: sum(run.status == status for run in results.runs) for status in _STATUS}
@@ -99,7 +103,7 @@ def _number(value: float | None, digits: int = 4) -> str:
 def _signed(group: dict[str, Any] | None) -> str:
     """Return mean, spread and number of runs of a group; what is not there is said."""
     if group is None:
-        return "–"
+        return "-"
     if group["mean"] is None:
         return ", ".join(dict.fromkeys(run.status for run in group["runs"]))
     text = f"{group['mean']:.4f}"
@@ -137,7 +141,8 @@ def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
         for group in study["groups"]:
             costs = [group["costs"][cost] for cost in COSTS]
             body.append([
-                group["label"], group["budget"], _signed(group), _number(group["of_dense"], 3), _number(group["density"]),
+                group["label"], group["budget"], _signed(group), _number(group["of_dense"], 3),
+                _number(group["density"]),
                 *("" if value is None else f"{value:,.0f}" for value in costs[:-1]), _number(costs[-1], 2),
                 "" if group["speedup"] is None else f"{group['speedup']:.2f}x",
             ])  # fmt: skip
@@ -149,9 +154,9 @@ def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
     if missing:
         text += ["## Not done", _rows_of(["run", "status", "error"], missing)]
     for origin in parts.origins(results.runs):
-        listed = {**origin["versions"], **origin["hardware"], "commit": origin["commit"]}
+        listed = {**origin["versions"], **origin["hardware"], "commit": " ".join(origin["commits"]) or None}
         words = ", ".join(f"{key} {value}" for key, value in listed.items() if value is not None)
-        text.append(f"{origin['runs']} runs with {_escaped(words)}.")
+        text.append(f"{origin['runs']} run{'s' if origin['runs'] > 1 else ''} with {_escaped(words)}.")
     if results.command:
         text.append(f"```bash\n{results.command.replace('```', '')}\n```")
     return "\n\n".join(text) + "\n"

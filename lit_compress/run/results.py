@@ -95,30 +95,31 @@ class Results:
     config: dict[str, Any] | None = None
 
 
-def read_results(folder: Path) -> Results:
-    """Read a comparison, a run, an export, or a folder that has several of them.
+def read_results(folder: Path, command: str = "report") -> Results:
+    """Read a comparison, a run, an export, or a folder that has several of them; messages begin with ``command``.
 
     Raises:
         UserError: there is none.
     """
     if not folder.is_dir():
-        raise UserError(f"report: no folder '{folder}'; give a run, an export or a folder of runs")
+        raise UserError(f"{command}: no folder '{folder}'; give a run, an export or a folder of runs")
     if (folder / COMPARISON).is_file():
         return _comparison(folder)
     places = [folder] if _is_run(folder) else list(_below(folder, 3))
     if not places:
-        raise UserError(f"report: '{folder}' has no run (report.json); give a run, an export or a folder of runs")
+        raise UserError(f"{command}: '{folder}' has no run (report.json); give a run, an export or a folder of runs")
     runs = [_result(place, place.name if place == folder else str(place.relative_to(folder))) for place in places]
     _name_labels(runs)
-    command = _again(folder) if places == [folder] else ""
-    return Results(folder, sorted(runs, key=order), command=command)
+    return Results(folder, sorted(runs, key=order), command=_again(folder) if places == [folder] else "")
 
 
 def _again(folder: Path) -> str:
     """Return the command that makes one run again; "" for an export, whose config is in its report."""
     if not (folder / "config.yaml").is_file():
         return ""
-    return f"python -m lit_compress fit --config {folder.name}/config.yaml --run_dir {folder.name}-again --ckpt_path null"
+    return (
+        f"python -m lit_compress fit --config {folder.name}/config.yaml --run_dir {folder.name}-again --ckpt_path null"
+    )
 
 
 def _is_run(folder: Path) -> bool:
@@ -177,7 +178,9 @@ def _budget(config: dict[str, Any], report: dict[str, Any] | None) -> str:
     _, init = _init(config)
     name = next((name for name in _BUDGETS if init.get(name) is not None), None)
     if name is not None:
-        return str(init[name]) if name == "budget" else f"{name}={init[name]:g}" if _plain(init[name]) else str(init[name])
+        return (
+            str(init[name]) if name == "budget" else f"{name}={init[name]:g}" if _plain(init[name]) else str(init[name])
+        )
     return f"density={report['compressed']['density']:.2g}" if report else ""
 
 
@@ -186,16 +189,30 @@ def _plain(value: Any) -> bool:
 
 
 def _name_labels(runs: Sequence[Result]) -> None:
-    """Add to the labels of runs of one method the options in which they differ."""
+    """Add to the labels of runs of one method the options in which they differ, as few as tell them apart."""
     for method in {run.label for run in runs}:
         some = [run for run in runs if run.label == method and run.report]
-        options = {id(run): flatten(_init(run.report["config"])[1]) for run in some if run.report}
-        names = dict.fromkeys(name for found in options.values() for name in found)
-        last = {name: name.rpartition(".")[2] for name in names if name.rpartition(".")[2] not in _OWN}
-        differing = [n for n in last if len({str(found[n]) for found in options.values() if n in found}) > 1]
-        for run in some:
-            words = [f"{last[n]} {_short(options[id(run)].get(n))}" for n in differing if n in options[id(run)]]
-            run.label = ", ".join([method, *words])
+        options = [flatten(_init(run.report["config"])[1]) for run in some if run.report]
+        names = dict.fromkeys(name for found in options for name in found if name.rpartition(".")[2] not in _OWN)
+        differing = [n for n in names if len({str(found[n]) for found in options if n in found}) > 1]
+        for name in (chosen := _telling(options, differing)):
+            for run, found in zip(some, options, strict=True):
+                if name in found:
+                    short = name.rpartition(".")[2]
+                    alike = sum(other.rpartition(".")[2] == short for other in chosen) > 1
+                    run.label += f", {name if alike else short} {_short(found[name])}"
+
+
+def _telling(options: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
+    """Return those of ``names`` that tell the same options apart as all of them, as few as a greedy search finds."""
+
+    def kinds(some: Sequence[str]) -> int:
+        return len({tuple(str(found.get(name)) for name in some) for found in options})
+
+    chosen: list[str] = []
+    while kinds(chosen) < kinds(names):
+        chosen.append(max((n for n in names if n not in chosen), key=lambda name: kinds([*chosen, name])))
+    return chosen
 
 
 def _short(value: Any) -> str:

@@ -21,6 +21,7 @@ from lit_compress.evaluation.evaluate import constant_score, evaluate
 from lit_compress.export.folder import read_task
 from lit_compress.export.fuse import compact
 from lit_compress.export.report import reading_length
+from lit_compress.export.runtimes import peak_mib
 from lit_compress.methods.base import Method, check_mark
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import empty_net, load_config, load_finetuned, load_tokenizer
@@ -315,10 +316,16 @@ def _finish_stage(
     record = {
         "name": name, "metric": mark["metrics"], "initial": mark["initial"], "steps": trainer.global_step,
         "best_step": checkpoint["global_step"], "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
-        "threads": torch.get_num_threads(), **mark.get("notes", {}),
+        "threads": torch.get_num_threads(), **_memory(), **mark.get("notes", {}),
     }  # fmt: skip
     run.finish(record)
     remove_checkpoints(run, name)
+
+
+def _memory() -> dict[str, float]:
+    """Return the most memory that this process has had so far, in MiB; where there is a GPU, also PyTorch's on it."""
+    gpu = {"gpu_peak_mib": round(torch.cuda.max_memory_allocated() / 2**20, 1)} if torch.cuda.is_available() else {}
+    return {"peak_mib": round(peak_mib(), 1), **gpu}
 
 
 def _adopt_teacher(parts: Components, run: Run) -> None:
