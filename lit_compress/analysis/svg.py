@@ -231,7 +231,7 @@ def curves(
 
 
 def grid(rows: Sequence[str], columns: Sequence[str], cells: dict[tuple[int, int], tuple[float, str, str]]) -> str:
-    """Return a map: cells of rows and columns, the darker the more is left.
+    """Return a map: cells of rows and columns, the stronger the colour the more is left.
 
     Args:
         rows: their labels.

@@ -34,7 +34,11 @@ def keep_details(run: Run, data: DataModule) -> None:
     small = load_net(run.folder / "export", as_stored=True)
     lines = answers([load_net(run.net("dense")), small], data)
     shown = (
-        {"texts": line["texts"], "given": line["given"], **dict(zip(("dense", "compressed"), line["answers"], strict=True))}
+        {
+            "texts": line["texts"],
+            "given": line["given"],
+            **dict(zip(("dense", "compressed"), line["answers"], strict=True)),
+        }
         for line in lines
     )
     write_text(run.folder / ANSWERS, "".join(json.dumps(line) + "\n" for line in shown))

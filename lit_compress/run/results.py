@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from statistics import mean, stdev
 from typing import Any
 
@@ -114,12 +115,12 @@ def read_results(folder: Path, command: str = "report") -> Results:
 
 
 def _again(folder: Path) -> str:
-    """Return the command that makes one run again; "" for an export, whose config is in its report."""
+    """Return the command that makes a run again; "" for an export, whose config is in its report."""
     if not (folder / "config.yaml").is_file():
         return ""
-    return (
-        f"python -m lit_compress fit --config {folder.name}/config.yaml --run_dir {folder.name}-again --ckpt_path null"
-    )
+    place = str(_config(folder).get("run_dir") or folder.name).rstrip("/")
+    config, again = quote(f"{place}/config.yaml"), quote(f"{place}-again")
+    return f"python -m lit_compress fit --config {config} --run_dir {again} --ckpt_path null"
 
 
 def _is_run(folder: Path) -> bool:
