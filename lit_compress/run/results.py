@@ -40,6 +40,7 @@ class Result:
         error: why it failed, one line.
         learning_rate: that was chosen; None where none was.
         tried: learning rates that were tried, with what they have on held-out training data.
+        cell: what a comparison recorded of it; {} outside of one.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Result:
     error: str | None = None
     learning_rate: float | None = None
     tried: list[dict[str, Any]] = field(default_factory=list)
+    cell: dict[str, Any] = field(default_factory=dict)
 
     @property
     def metric(self) -> float | None:
@@ -61,9 +63,9 @@ class Result:
 
     @property
     def seconds(self) -> float | None:
-        """The wall time of all its stages; None where none is recorded."""
+        """The wall time of all its stages, or of its process; None where none is recorded."""
         found = [s["seconds"] for s in self.stages if s.get("seconds") is not None]
-        return sum(found) if found else None
+        return sum(found) if found else self.cell.get("seconds")
 
     @property
     def steps(self) -> int | None:
@@ -74,7 +76,7 @@ class Result:
     def peak_mib(self) -> float | None:
         """The largest memory of its stages, that of the GPU where there is one; None in runs of earlier versions."""
         found = [s.get("gpu_peak_mib") or s["peak_mib"] for s in self.stages if s.get("peak_mib")]
-        return max(found) if found else None
+        return max(found) if found else self.cell.get("memory_mib")
 
 
 @dataclass
@@ -235,7 +237,7 @@ def _comparison(folder: Path) -> Results:
                 cell["name"], cell.get("label") or cell.get("method") or "?", str(cell.get("budget") or ""),
                 cell.get("seed"), status, place if place and place.is_dir() else None,
                 report if status == "done" else None, (read_json(place / "stages.json") if place else None) or [],
-                cell.get("error"), cell.get("learning_rate"), cell.get("tried") or [],
+                cell.get("error"), cell.get("learning_rate"), cell.get("tried") or [], cell,
             )
         )  # fmt: skip
     return Results(folder, runs, found.get("claims") or [], found.get("command") or "", found.get("config"))
