@@ -19,6 +19,11 @@ USAGE = """usage: python -m lit_compress COMMAND ...
   predict TARGET         write text, label and probability of every row as JSON lines
   export RUN OUT [--format hf|onnx|torch] [--pivot] [--vocabulary data] [--embeddings int8] [--dtype bfloat16]
                          write a finished run as a folder that loads without this package; also as one program
+  report RUN|FOLDER [--out DIR]
+                         the page of a run, or of all runs in a folder: tables, Pareto fronts, curves, changed answers
+  list methods|tasks|recipes|runs [DIR] [--json]
+                         what there is
+  verify RUN             repeat a run's export and metric from its own record: are they the same?
   bench OUT [--baseline DENSE] [--batch 1 32] [--length 128] [--threads 1]
                          time a net in the runtimes of this machine, beside its dense net: tables and figure
   clean RUN              remove what a run needs no more: checkpoints of finished stages, what killed processes left
@@ -33,7 +38,8 @@ lpaf_sst2.yaml is the row sst2 of the recipe lpaf.yaml (the same as --config lpa
 """
 
 COMMANDS = (
-    "fit", "plan", "compare", "validate", "test", "predict", "export", "bench", "clean", "factorize", "analyze",
+    "fit", "plan", "compare", "validate", "test", "predict", "export", "report", "list", "verify", "bench", "clean",
+    "factorize", "analyze",
 )  # fmt: skip
 
 
@@ -59,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(f"unknown command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")
         from lit_compress.cli import commands
 
-        getattr(commands, argv[0])(argv[1:])
+        getattr(commands, "list_" if argv[0] == "list" else argv[0])(argv[1:])
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

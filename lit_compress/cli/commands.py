@@ -1,4 +1,4 @@
-"""The commands: fit, plan, compare, validate, test, predict, export, bench, clean, factorize, analyze."""
+"""The commands: fit, plan, compare, validate, test, predict, export, report, list, verify, bench, clean, ..."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from lit_compress.cli.exporting import add_choices, choices_of, print_choices
 from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs, factorize_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import one_line, parse_one_shot, silence_libraries
+from lit_compress.cli.reporting import list_command, report_command, verify_command
 from lit_compress.cli.targets import find_target, parse_stored
 from lit_compress.data.facts import DataFacts
 from lit_compress.evaluation.evaluate import evaluate
@@ -33,6 +34,7 @@ from lit_compress.export.report import print_table
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.models.budget import budget_line
 from lit_compress.run.clean import clean as remove_leftovers
+from lit_compress.run.details import keep_details
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import LOCK, Run
 from lit_compress.run.plan import (
@@ -166,6 +168,7 @@ def _report(run: Run, cli: CommandLine) -> None:
     else:
         parts = cli.build()
         report = export_run(run, run.folder / "export", parts.method, parts.data)
+        keep_details(run, parts.data)
         write_json(path, report)
         log_report(run, report)
     print_table(report)
@@ -232,6 +235,22 @@ def export(args: list[str]) -> None:
     print(f"exported {given.out}: density {report['compressed']['density']:.4f}")
     print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
     print_choices(report)
+
+
+def report(args: list[str]) -> None:
+    """Write the page of a run, of a comparison or of a folder of runs: tables, Pareto fronts, curves, answers."""
+    report_command(args, report.__doc__)
+
+
+def list_(args: list[str]) -> None:
+    """List the methods, the tasks, the recipes, or the runs of a folder."""
+    list_command(args, list_.__doc__)
+
+
+def verify(args: list[str]) -> None:
+    """Repeat the export and the metric of a finished run from its own record, and say whether they are the same."""
+    silence_libraries()
+    verify_command(args, verify.__doc__)
 
 
 def bench(args: list[str]) -> None:

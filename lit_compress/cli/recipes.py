@@ -28,6 +28,12 @@ def recipes() -> dict[str, list[str]]:
     return {path.stem: sorted(_table(path, _read(path)) or ()) for path in sorted(FOLDER.glob("*.yaml"))}
 
 
+def method_of(recipe: str) -> str:
+    """Return the name of the method of a shipped recipe."""
+    model = _read(FOLDER / f"{recipe}.yaml").get("model") or {}
+    return str(model.get("class_path") if isinstance(model, dict) else model).rpartition(".")[2]
+
+
 def shipped() -> list[str]:
     """Return the names of all shipped configs: ``<recipe>_<task>.yaml`` for rows, else the file's name."""
     names = recipes().items()

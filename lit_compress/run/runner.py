@@ -21,6 +21,7 @@ from lit_compress.evaluation.evaluate import constant_score, evaluate
 from lit_compress.export.folder import read_task
 from lit_compress.export.fuse import compact
 from lit_compress.export.report import reading_length
+from lit_compress.export.runtimes import peak_mib
 from lit_compress.methods.base import Method, check_mark
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import empty_net, load_config, load_finetuned, load_tokenizer
@@ -344,12 +345,18 @@ def _finish_stage(
     record = {
         "name": name, **scores, "steps": trainer.global_step,
         "best_step": checkpoint["global_step"], "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
-        "threads": torch.get_num_threads(), "data": mark["data"], **mark.get("notes", {}),
+        "threads": torch.get_num_threads(), "data": mark["data"], **_memory(), **mark.get("notes", {}),
     }  # fmt: skip
     if skipped := sum(callback.skipped for callback in trainer.callbacks if isinstance(callback, FiniteSteps)):  # type: ignore
         record["skipped"] = skipped
     run.finish(record)
     remove_checkpoints(run, name)
+
+
+def _memory() -> dict[str, float]:
+    """Return the most memory that this process has had so far, in MiB; where there is a GPU, also PyTorch's on it."""
+    gpu = {"gpu_peak_mib": round(torch.cuda.max_memory_allocated() / 2**20, 1)} if torch.cuda.is_available() else {}
+    return {"peak_mib": round(peak_mib(), 1), **gpu}
 
 
 def _adopt_teacher(parts: Components, run: Run) -> None:

@@ -1,0 +1,95 @@
+"""Pareto fronts: which nets no other net is better than in both metric and cost, and their figure as PNG and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.analysis.svg import compact, log_ticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# name of the cost, where it stands in a net's entry of the report, label of the axis
+COSTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "parameters": (("params", "non_embedding"), "stored parameters without embeddings"),
+    "flops": (("flops",), "FLOPs of one text"),
+    "bytes": (("bytes",), "bytes on disk"),
+    "latency": (("latency_ms", "median"), "CPU latency of one text, ms (median)"),
+}
+
+
+def cost_of(entry: dict[str, Any], cost: str) -> float | None:
+    """Return a cost of a net from its entry in the report; None if it is not there."""
+    value: Any = entry
+    for key in COSTS[cost][0]:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, int | float) else None
+
+
+def front(points: Sequence[tuple[float, float]], mode: str = "max") -> list[tuple[float, float]]:
+    """Return the points (cost, metric) that no other is better than in both, cheapest first.
+
+    >>> front([(1, 0.5), (2, 0.4), (3, 0.9), (3, 0.8)])
+    [(1, 0.5), (3, 0.9)]
+    """
+    sign, found = (1 if mode == "max" else -1), []
+    for x, y in sorted(points, key=lambda p: (p[0], -sign * p[1])):
+        if not found or sign * y > sign * found[-1][1]:
+            found.append((x, y))
+    return found
+
+
+def write_pareto(groups: Sequence[dict[str, Any]], metric: str, mode: str, folder: Path, name: str = "pareto") -> None:
+    """Draw the metric against every cost, and write it as ``<name>.png`` and ``<name>.svg``.
+
+    Args:
+        groups: ``label``, ``mean``, ``spread`` (None for one run) and ``costs`` {name: mean}, as on the page.
+        metric: label of the vertical axis.
+        mode: ``max`` where more is better.
+        folder: to write into.
+        name: of the files.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 7.6), layout="constrained", dpi=120)
+    panels = list(figure.subplots(2, 2).flat)
+    labels = list(dict.fromkeys(group["label"] for group in groups))
+    for axes, (cost, (_, title)) in zip(panels, COSTS.items(), strict=True):
+        for number, label in enumerate(labels):
+            some = sorted((g for g in groups if g["label"] == label and g["costs"].get(cost)), key=_by(cost))
+            if some:
+                axes.errorbar(
+                    [g["costs"][cost] for g in some], [g["mean"] for g in some], [g["spread"] or 0 for g in some],
+                    marker="os^D"[number % 4], markersize=5, linewidth=1, capsize=2, label=label.replace("$", r"\$"),
+                    color=f"C{number % 10}",
+                )  # fmt: skip
+        best = front([(g["costs"][cost], g["mean"]) for g in groups if g["costs"].get(cost)], mode)
+        if best:
+            axes.step(*zip(*best, strict=True), where="post", color="0.6", linestyle=":", zorder=0)
+        axes.set(xlabel=title, ylabel=metric.replace("$", r"\$"))
+        _scale(axes, [g["costs"][cost] for g in groups if g["costs"].get(cost)])
+        axes.grid(alpha=0.3)
+    handles, names = panels[0].get_legend_handles_labels()
+    if handles:
+        columns = max(1, min(len(names), 150 // (8 + max(map(len, names)))))
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+    figure.savefig(folder / f"{name}.png")
+    with matplotlib.rc_context({"svg.hashsalt": name}):  # the same file from the same numbers
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    """Label the horizontal axis with round numbers; it is logarithmic where costs are far apart, as on the page."""
+    log = bool(values) and max(values) > 3 * min(values)
+    if log:
+        axes.set_xscale("log")
+        axes.set_xticks(log_ticks(min(values), max(values)))
+        axes.minorticks_off()
+    axes.xaxis.set_major_formatter(lambda value, _: compact(value))
+
+
+def _by(cost: str) -> Any:
+    return lambda group: group["costs"][cost]

@@ -1,0 +1,122 @@
+"""What a net answers on the dev set, and what changes between the answers of two nets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import comb
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lit_compress.data.datamodule import PaddedBatches
+from lit_compress.tasks import task_type
+from lit_compress.utils.progress import track
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+
+MOST = {"summarization": 50, "language_modelling": 0}  # rows: a text is written word by word
+USUAL = 2000
+EXAMPLES = 40
+MOST_CLASSES = 12  # of a table that one can read
+
+
+def answers(nets: Sequence[PreTrainedModel], data: DataModule) -> list[dict[str, Any]]:
+    """Return the first rows of the dev set: text columns, ``given`` label, and the answers of all nets in ``answers``.
+
+    At most 2,000 rows; 50 where texts are written; none where the rows are one text.
+    """
+    task, kind, most = data.record, task_type(data.record), MOST.get(data.record.kind, USUAL)
+    if not most or not len(data.validation_rows[0]):
+        return []
+    rows = data.validation_rows[0]
+    rows = rows.select(range(min(most, len(rows))))
+    found = []
+    for net in nets:
+        pieces = _pieces(net, data, len(rows))
+        found.append([kind.answer(task, row, some) for row, some in zip(rows, pieces, strict=True)])
+    lines = []
+    for number, row in enumerate(rows):
+        texts = {name: row[name] for name in task.text}
+        label = kind.given(task, row[task.label]) if task.label in row else None
+        both = [next(iter(some[number].values())) for some in found]
+        lines.append({"texts": texts, "given": label, "answers": both})
+    return lines
+
+
+@torch.inference_mode()
+def _pieces(net: PreTrainedModel, data: DataModule, rows: int) -> list[list[Any]]:
+    """Return for every row the pieces of its answer; the inputs are read from the shortest to the longest."""
+    task, kind, loader = data.record, task_type(data.record), data.val_dataloader()[0]
+    batches, numbers = _inputs(loader.dataset, rows)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    net = net.to(device).eval()
+    found: list[list[Any]] = [[] for _ in range(rows)]
+    parts = [numbers[i : i + data.eval_batch_size] for i in range(0, len(numbers), data.eval_batch_size)]
+    for part in track(parts, "answers", len(parts)):
+        batch = batches[part]
+        outputs = kind.outputs(net, {name: c.to(device) for name, c in batch.items()}, data.tokenizer).cpu()
+        for number, piece in kind.pieces(task, outputs, batch):
+            found[number].append(piece)
+    net.to("cpu")
+    return found
+
+
+def _inputs(whole: PaddedBatches, rows: int) -> tuple[PaddedBatches, list[int]]:
+    """Return the inputs of the first rows, and their order."""
+    encoded: Dataset = whole.encoded
+    of = encoded["example"] if "example" in encoded.column_names else range(len(encoded))  # a row may be several
+    chosen = encoded.select([number for number, row in enumerate(of) if row < rows])
+    lengths = list(chosen["length"])
+    return PaddedBatches(chosen, whole.pad_token), sorted(range(len(lengths)), key=lengths.__getitem__)
+
+
+def changes(lines: Sequence[dict[str, Any]], kind: str, labels: Sequence[str] = ()) -> dict[str, Any] | None:
+    """Return what changed between the first and the last answers of :func:`answers`; None without rows.
+
+    Returns:
+        ``rows``, ``changed`` (None for numbers, of which all differ a little), ``examples``, of which those that became
+        wrong are first; where an answer is right or wrong, ``became_right``, ``became_wrong`` and ``p_value`` of
+        :func:`sign_test`; for classes also ``confusion``: ``labels`` and a table [given][answer] for each net.
+    """
+    if not lines:
+        return None
+    shown = [{**line, "before": line["answers"][0], "after": line["answers"][-1]} for line in lines]
+    for line in shown:
+        del line["answers"]
+    if kind == "regression":
+        shown.sort(key=lambda line: -abs(line["after"] - line["before"]))
+        return {"rows": len(lines), "changed": None, "examples": shown[:EXAMPLES]}
+    other = [line for line in shown if line["before"] != line["after"]]
+    found: dict[str, Any] = {"rows": len(lines), "changed": len(other)}
+    if kind in ("classification", "tagging"):
+        wrong = [line for line in other if line["before"] == line["given"]]
+        right = [line for line in other if line["after"] == line["given"]]
+        other = wrong + right + [line for line in other if line["given"] not in (line["before"], line["after"])]
+        found |= {"became_wrong": len(wrong), "became_right": len(right)}
+        found["p_value"] = sign_test(len(wrong), len(right))
+    if kind == "classification" and 1 < len(labels) <= MOST_CLASSES:
+        found["confusion"] = {
+            "labels": list(labels),
+            **{key: _table(shown, key, labels) for key in ("before", "after")},
+        }
+    return found | {"examples": other[:EXAMPLES]}
+
+
+def _table(lines: Sequence[dict[str, Any]], key: str, labels: Sequence[str]) -> list[list[int]]:
+    counts = Counter((line["given"], line[key]) for line in lines)
+    return [[counts[given, answer] for answer in labels] for given in labels]
+
+
+def sign_test(wrong: int, right: int) -> float:
+    """Return how probable changes as uneven as these are, if none of the nets is better (McNemar's test, exact).
+
+    >>> sign_test(9, 1) < 0.03 < sign_test(6, 4)
+    True
+    """
+    total, least = wrong + right, min(wrong, right)
+    return min(1.0, 2 * sum(comb(total, k) for k in range(least + 1)) / 2**total)

@@ -1,0 +1,79 @@
+"""What a page shows of a run beside its report: kept when the run ends, so that a page of 200 runs takes seconds.
+
+RUN/details.json   layers: what is left of every matrix; curves: what was logged, thinned; changes: between the answers
+RUN/answers.jsonl  the first rows of the dev set with the answers of the dense and the compressed net
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.analysis.pictures import site_table
+from lit_compress.evaluation.answers import answers, changes
+from lit_compress.models.storage import load_net
+from lit_compress.run.curves import read_curves
+from lit_compress.run.folder import Run
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import write_text
+
+if TYPE_CHECKING:
+    from lit_compress.data.datamodule import DataModule
+
+DETAILS, ANSWERS = "details.json", "answers.jsonl"
+
+
+def keep_details(run: Run, data: DataModule) -> None:
+    """Write the details of a run whose export is written: answers of two nets, layers, curves.
+
+    Args:
+        run: with the nets of its stages, and ``export``.
+        data: of the run.
+    """
+    small = load_net(run.folder / "export", as_stored=True)
+    lines = answers([load_net(run.net("dense")), small], data)
+    shown = (
+        {
+            "texts": line["texts"],
+            "given": line["given"],
+            **dict(zip(("dense", "compressed"), line["answers"], strict=True)),
+        }
+        for line in lines
+    )
+    write_text(run.folder / ANSWERS, "".join(json.dumps(line) + "\n" for line in shown))
+    found = {
+        "layers": site_table(small),
+        "changes": changes(lines, data.record.kind, data.record.labels),
+        "curves": read_curves(run.folder),
+    }
+    write_text(run.folder / DETAILS, json.dumps(found) + "\n")
+
+
+def details_of(folder: Path, look: bool = True) -> dict[str, Any]:
+    """Return the details of a run or an export; of those that kept none, what its files say.
+
+    Args:
+        folder: of a run or an export.
+        look: read events and the exported net where nothing was kept, a second for each.
+    """
+    path = folder / DETAILS
+    if path.is_file():
+        try:
+            return json.loads(path.read_text())
+        except ValueError:
+            pass  # read anew
+    if not look:
+        return {}
+    return {"layers": _layers(folder), "curves": read_curves(folder), "changes": None}
+
+
+def _layers(folder: Path) -> list[dict[str, Any]]:
+    """Return what is left of every matrix of the exported net; [] where there is none that can be read."""
+    net = folder / "export" if (folder / "export").is_dir() else folder
+    if not (net / "structure.json").is_file():
+        return []
+    try:
+        return site_table(load_net(net))
+    except UserError:
+        return []  # a page of results needs no nets

@@ -1,0 +1,235 @@
+"""What a page shows, as plain values and SVG: studies (one per task and metric), runs, versions. Knows no HTML page."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from lit_compress.analysis import svg
+from lit_compress.analysis.pareto import COSTS, cost_of, front
+from lit_compress.evaluation.intervals import standard_error
+from lit_compress.export.report import counted, rows, speed_lines
+from lit_compress.run.curves import thin
+from lit_compress.run.details import details_of
+from lit_compress.run.results import Result, budget_order, groups
+
+VERDICTS = {"held": "held", "not held": "not", "within noise": "noise", "not measured": "unknown"}  # verdict: class
+FEW = 12  # runs: what was not kept is read from their nets and events
+SOME = 60  # runs: their charts have all points, their maps all texts
+MOST_TEXT = 300  # characters of a text of a changed answer
+
+
+def studies(runs: Sequence[Result], anchors: dict[str, str]) -> list[dict[str, Any]]:
+    """Return for every task and metric the tables and charts of its runs."""
+    found: dict[tuple[str, str], list[Result]] = {}
+    for run in runs:
+        if run.report:
+            found.setdefault((run.report["task"], run.report["metric"]["name"]), []).append(run)
+    without = [run for run in runs if run.report is None]
+    if len(found) == 1:  # what is not there is of the only task
+        found = {key: [run for run in runs if run in some or run in without] for key, some in found.items()}
+    return [_study(task, metric, some, anchors) for (task, metric), some in found.items()]
+
+
+def _study(task: str, metric: str, runs: list[Result], anchors: dict[str, str]) -> dict[str, Any]:
+    first = next(run.report for run in runs if run.report)
+    found, mode = groups(runs), first["metric"].get("mode", "max")
+    labels = list(dict.fromkeys(group["label"] for group in found))
+    budgets = sorted({group["budget"] for group in found}, key=budget_order)
+    dense = [run.report["dense"]["metric"] for run in runs if run.report]
+    ends = [run.report["dense"].get("interval") for run in runs if run.report]
+    error = mean(standard_error(pair) for pair in ends if pair) if any(ends) else None
+    cells = {(group["label"], group["budget"]): group for group in found}
+    best = {budget: _best([g for g in found if g["budget"] == budget], mode) for budget in budgets}
+    for group in found:
+        share = group["mean"] / mean(dense) if group["mean"] is not None and mean(dense) else None
+        group |= {
+            "best": len(labels) > 1 and group is best[group["budget"]], "of_dense": share,
+            "mark": Markup(svg.mark(labels.index(group["label"]))), "link": anchors[group["runs"][0].name],
+        }  # fmt: skip
+    several = len({round(value, 9) for value in dense}) > 1
+    return {
+        "task": task, "metric": metric, "mode": mode, "groups": found, "labels": labels, "budgets": budgets,
+        "rows": counted(first) if "rows" in first["metric"] else "", "error": error,
+        "dense": {"mean": mean(dense), "spread": stdev(dense) if several else None, "n": len(dense)},
+        "table": [{"label": label, "mark": Markup(svg.mark(number)), "cells": [cells.get((label, b)) for b in budgets]}
+                  for number, label in enumerate(labels)],
+        "charts": _charts(found, runs, labels, mean(dense), metric, mode, anchors), "star": Markup(svg.mark(None)),
+    }  # fmt: skip
+
+
+def _best(some: list[dict[str, Any]], mode: str) -> dict[str, Any] | None:
+    done = [group for group in some if group["mean"] is not None]
+    return (max if mode == "max" else min)(done, key=lambda group: group["mean"]) if len(done) > 1 else None
+
+
+def _charts(
+    found: list[dict[str, Any]], runs: list[Result], labels: list[str], level: float, metric: str, mode: str,
+    anchors: dict[str, str],
+) -> list[Markup]:  # fmt: skip
+    """Return a chart of the metric against every cost that is known."""
+    charts = []
+    for cost, (_, title) in COSTS.items():
+        points, ends = [], []
+        for group in found:
+            number, x = labels.index(group["label"]), group["costs"][cost]
+            if x is None:
+                continue
+            ends.append((x, group["mean"]))
+            what = f"{group['label']}, {group['budget']}: {metric} {group['mean']:.4f}"
+            what += f" ± {group['spread']:.4f}, {group['n']} runs" if group["spread"] is not None else ""
+            points.append(
+                svg.Point(x, group["mean"], number, f"{what}; {svg.compact(x)}", group["link"], group["spread"])
+            )
+            for run in group["runs"] if group["n"] > 1 else ():
+                if run.report and (own := cost_of(run.report["compressed"], cost)) is not None:
+                    y = run.report["compressed"]["metric"]
+                    said = f"{run.name}: {metric} {y:.4f}; {svg.compact(own)}"
+                    points.append(svg.Point(own, y, number, said, anchors[run.name], small=True))
+        dense = [v for run in runs if run.report and (v := cost_of(run.report["dense"], cost)) is not None]
+        if points and dense:
+            points.append(
+                svg.Point(mean(dense), level, None, f"dense: {metric} {level:.4f}; {svg.compact(mean(dense))}")
+            )
+        if points:
+            charts.append(Markup(svg.scatter(points, front(ends, mode), (title, f"dev {metric}"), level)))
+    return charts
+
+
+# ------------------------------------------------------------------------------------------------------------ runs
+
+
+def shown_runs(runs: Sequence[Result], out: Path, anchors: dict[str, str]) -> list[dict[str, Any]]:
+    """Return what the page shows of every run."""
+    few, some = len(runs) <= FEW, len(runs) <= SOME
+    flips = max(4, min(30, 600 // max(1, len(runs))))
+    return [_shown(run, out, anchors[run.name], few, some, flips) for run in runs]
+
+
+def _shown(run: Result, out: Path, anchor: str, few: bool, some: bool, flips: int) -> dict[str, Any]:
+    report, details = run.report, {}
+    if run.folder is not None:
+        details = details_of(run.folder, look=few)
+    ends = report["compressed"].get("interval") if report else None
+    header, body = rows(report) if report else ([], [])
+    return {
+        "run": run, "anchor": anchor, "error": standard_error(ends) if ends else None,
+        "place": quote(os.path.relpath(run.folder, out)) + "/" if run.folder else None,
+        "header": header, "body": body, "speed": speed_lines(report) if report else [],
+        "curves": curve_charts(details.get("curves") or {}, run.stages, report, 120 if some else 30),
+        "map": layer_map(details.get("layers") or [], titles=some),
+        "changes": shown_changes(details.get("changes"), flips),
+        "minutes": None if run.seconds is None else run.seconds / 60,
+        "config": _config_text(report) if some and report else None,
+    }  # fmt: skip
+
+
+def _config_text(report: dict[str, Any]) -> str:
+    import yaml
+
+    config = {key: report["config"].get(key) for key in ("model", "data", "seed_everything")}
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+
+
+def curve_charts(
+    curves: dict[str, Any], stages: list[dict[str, Any]], report: dict[str, Any] | None, most: int
+) -> list[Markup]:
+    """Return the charts of a run's training: loss, dev metrics, density, each where it was logged."""
+    starts, step = [], 0
+    for record in stages:
+        if record.get("steps"):
+            starts.append((record["name"], float(step)))
+            step += record["steps"]
+    metric = f"val/{report['metric']['name']}" if report else ""
+    wanted = {"training loss": ["train/loss"], "dev metric": [metric], "density": ["train/density"]}
+    charts = []
+    for label, names in wanted.items():
+        lines = {name: thin([(x, y) for x, y in curves[name]], most) for name in names if curves.get(name)}
+        if lines:
+            label = metric.replace("val/", "dev ") if label == "dev metric" else label
+            charts.append(Markup(svg.curves(lines, ("optimizer step", label), starts)))
+    return charts
+
+
+def layer_map(layers: list[dict[str, Any]], titles: bool) -> Markup | None:
+    """Return the map of what is left of every matrix: its rank, else its density; None without layers."""
+    if not layers:
+        return None
+    blocks = [_split(row) for row in layers]
+    names = list(dict.fromkeys(block for block, _ in blocks))
+    roles = list(dict.fromkeys(role for _, role in blocks))
+    cells = {}
+    for row, (block, role) in zip(layers, blocks, strict=True):
+        density, rank = row["density"], row.get("rank")
+        text = "gone" if not density else f"r {rank}" if rank else "dense" if density > 0.9995 else f"{density:.0%}"
+        title = f"{row['name']}: {density:.1%} left" + (f", rank {rank}" if rank else "")
+        cells[names.index(block), roles.index(role)] = (density, text, title if titles else "")
+    return Markup(svg.grid(names, roles, cells))
+
+
+def _split(row: dict[str, Any]) -> tuple[str, str]:
+    """Return the block and the role of a matrix; a decoder's attention over the encoder's states has own roles."""
+    name = row["name"]
+    stack = next((s for s in ("encoder", "decoder") if f"{s}.layers." in name or f"{s}.block." in name), "")
+    cross = " cross" if any(part in name for part in ("encoder_attn", "EncDecAttention", "crossattention")) else ""
+    return f"{stack} {row['layer']}".strip(), f"{row['role']}{cross}"
+
+
+def shown_changes(found: dict[str, Any] | None, flips: int) -> dict[str, Any] | None:
+    """Return what changed between two nets' answers, with a few examples as short texts."""
+    if not found:
+        return None
+    examples = [
+        {"texts": {name: _text(value) for name, value in line["texts"].items()},
+         **{key: _text(line.get(key)) for key in ("given", "before", "after")}}
+        for line in found["examples"][:flips]
+    ]  # fmt: skip
+    numbers = found.get("confusion")
+    most = max((n for key in ("before", "after") for line in numbers[key] for n in line), default=1) if numbers else 1
+    return {**found, "examples": examples, "most": max(most, 1)}
+
+
+def _text(value: Any) -> str:
+    """Return a value of a row as a short text."""
+    if value is None:
+        return ""
+    if isinstance(value, dict) and "text" in value:
+        value = value["text"]
+    if isinstance(value, list):
+        value = (" " if all(isinstance(v, str) and " " not in v for v in value) else " | ").join(map(str, value))
+    text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} …"
+
+
+# ------------------------------------------------------------------------------------------------ claims, origin
+
+
+def shown_claims(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the claims with a verdict each; what is none of the four is within noise, never held."""
+    found = []
+    for claim in claims:
+        verdict = claim.get("verdict")
+        verdict = verdict if verdict in VERDICTS else "within noise"
+        found.append({**{k: claim.get(k) or "" for k in ("text", "test", "detail", "paper")}, "verdict": verdict,
+                      "kind": VERDICTS[verdict]})  # fmt: skip
+    return found
+
+
+def origins(runs: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return the different versions and machines of the runs, with the number of runs and the commits of each."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        if run.report:
+            own = {"versions": run.report.get("versions") or {}, "hardware": run.report.get("hardware") or {}}
+            entry = found.setdefault(json.dumps(own, sort_keys=True), {**own, "runs": 0, "commits": []})
+            entry["runs"] += 1
+            if (commit := run.report.get("commit")) and commit not in entry["commits"]:
+                entry["commits"].append(commit)
+    return list(found.values())

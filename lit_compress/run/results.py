@@ -1,0 +1,288 @@
+"""Reading of results: every run of a comparison, of one run folder or export, or of a folder with several of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from shlex import quote
+from statistics import mean, stdev
+from typing import Any
+
+import yaml
+
+from lit_compress.analysis.pareto import COSTS, cost_of
+from lit_compress.run.folder import flatten
+from lit_compress.utils.errors import UserError
+
+COMPARISON = "compare.json"
+_BUDGETS = ("budget", "params", "rank", "rank_ratio", "density")  # options that say what may be left, first wins
+# options that make no label: where things are, what a budget has become, the seed
+_OWN = {*_BUDGETS, "task", "backbone", "teacher", "calibration_seed"}
+
+
+@dataclass
+class Result:
+    """A run of a page.
+
+    Attributes:
+        name: of the run, different for every one.
+        label: what it is called in tables, e.g. its method.
+        budget: what it may have, e.g. ``density=0.25``.
+        seed: of the run; None where it is not known.
+        status: ``done``, ``failed``, ``missing`` or ``running``.
+        folder: of the run or export; None where there is none.
+        report: None unless it is done.
+        stages: records of its finished stages.
+        error: why it failed, one line.
+        learning_rate: that was chosen; None where none was.
+        tried: learning rates that were tried, with what they have on held-out training data.
+        cell: what a comparison recorded of it; {} outside of one.
+    """
+
+    name: str
+    label: str
+    budget: str
+    seed: int | None
+    status: str
+    folder: Path | None
+    report: dict[str, Any] | None = None
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    error: str | None = None
+    learning_rate: float | None = None
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    cell: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def metric(self) -> float | None:
+        """The dev metric of the compressed net."""
+        return self.report["compressed"]["metric"] if self.report else None
+
+    @property
+    def seconds(self) -> float | None:
+        """The wall time of all its stages, or of its process; None where none is recorded."""
+        found = [s["seconds"] for s in self.stages if s.get("seconds") is not None]
+        return sum(found) if found else self.cell.get("seconds")
+
+    @property
+    def steps(self) -> int | None:
+        """The optimizer steps of all its stages."""
+        return sum(s.get("steps") or 0 for s in self.stages) if self.stages else None
+
+    @property
+    def peak_mib(self) -> float | None:
+        """The largest memory of its stages, that of the GPU where there is one; None in runs of earlier versions."""
+        found = [s.get("gpu_peak_mib") or s["peak_mib"] for s in self.stages if s.get("peak_mib")]
+        return max(found) if found else self.cell.get("memory_mib")
+
+
+@dataclass
+class Results:
+    """All that a page shows.
+
+    Attributes:
+        folder: that was read.
+        runs: in order.
+        claims: with their verdicts.
+        command: that makes it all again; "" where it is not known.
+        config: of the comparison.
+    """
+
+    folder: Path
+    runs: list[Result]
+    claims: list[dict[str, Any]] = field(default_factory=list)
+    command: str = ""
+    config: dict[str, Any] | None = None
+
+
+def read_results(folder: Path, command: str = "report") -> Results:
+    """Read a comparison, a run, an export, or a folder that has several of them; messages begin with ``command``.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{command}: no folder '{folder}'; give a run, an export or a folder of runs")
+    if (folder / COMPARISON).is_file():
+        return _comparison(folder)
+    places = [folder] if _is_run(folder) else list(_below(folder, 3))
+    if not places:
+        raise UserError(f"{command}: '{folder}' has no run (report.json); give a run, an export or a folder of runs")
+    runs = [_result(place, place.name if place == folder else str(place.relative_to(folder))) for place in places]
+    _name_labels(runs)
+    return Results(folder, sorted(runs, key=order), command=_again(folder) if places == [folder] else "")
+
+
+def _again(folder: Path) -> str:
+    """Return the command that makes a run again; "" for an export, whose config is in its report."""
+    if not (folder / "config.yaml").is_file():
+        return ""
+    place = str(_config(folder).get("run_dir") or folder.name).rstrip("/")
+    config, again = quote(f"{place}/config.yaml"), quote(f"{place}-again")
+    return f"python -m lit_compress fit --config {config} --run_dir {again} --ckpt_path null"
+
+
+def _is_run(folder: Path) -> bool:
+    has = {name for name in ("report.json", "config.yaml", "structure.json") if (folder / name).is_file()}
+    return "config.yaml" in has or {"report.json", "structure.json"} <= has or has == {"report.json"}
+
+
+def _below(folder: Path, depth: int) -> Iterable[Path]:
+    """Yield the runs and exports under ``folder``, not those inside of another, in the order of their names."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            if _is_run(path):
+                yield path
+            elif depth > 1:
+                yield from _below(path, depth - 1)
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; None where it is missing or broken."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _result(folder: Path, name: str) -> Result:
+    report, stages = read_report(folder), read_json(folder / "stages.json") or []
+    config = (report or {}).get("config") or _config(folder)
+    method = (report or {}).get("method") or _init(config)[0] or "?"
+    status = "done" if report else "running"
+    return Result(name, method, _budget(config, report), config.get("seed_everything"), status, folder, report, stages)
+
+
+def read_report(folder: Path) -> dict[str, Any] | None:
+    """Return the report of a run or an export; None where there is none, or not one of this package."""
+    found = read_json(folder / "report.json")
+    fits = isinstance(found, dict) and isinstance(found.get("metric"), dict)
+    return found if fits and {"task", "dense", "compressed", "stages"} <= found.keys() else None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.yaml"
+    try:
+        return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+    except (OSError, yaml.YAMLError):
+        return {}
+
+
+def _init(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of a config's method and its options."""
+    model = config.get("model") or {}
+    return str(model.get("class_path", "")).rpartition(".")[2], model.get("init_args") or {}
+
+
+def _budget(config: dict[str, Any], report: dict[str, Any] | None) -> str:
+    _, init = _init(config)
+    name = next((name for name in _BUDGETS if init.get(name) is not None), None)
+    if name is not None:
+        return (
+            str(init[name]) if name == "budget" else f"{name}={init[name]:g}" if _plain(init[name]) else str(init[name])
+        )
+    return f"density={report['compressed']['density']:.2g}" if report else ""
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _name_labels(runs: Sequence[Result]) -> None:
+    """Add to the labels of runs of one method the options in which they differ, as few as tell them apart."""
+    for method in {run.label for run in runs}:
+        some = [run for run in runs if run.label == method and run.report]
+        options = [flatten(_init(run.report["config"])[1]) for run in some if run.report]
+        names = dict.fromkeys(name for found in options for name in found if name.rpartition(".")[2] not in _OWN)
+        differing = [n for n in names if len({str(found[n]) for found in options if n in found}) > 1]
+        for name in (chosen := _telling(options, differing)):
+            for run, found in zip(some, options, strict=True):
+                if name in found:
+                    short = name.rpartition(".")[2]
+                    alike = sum(other.rpartition(".")[2] == short for other in chosen) > 1
+                    run.label += f", {name if alike else short} {_short(found[name])}"
+
+
+def _telling(options: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
+    """Return those of ``names`` that tell the same options apart as all of them, as few as a greedy search finds."""
+
+    def kinds(some: Sequence[str]) -> int:
+        return len({tuple(str(found.get(name)) for name in some) for found in options})
+
+    chosen: list[str] = []
+    while kinds(chosen) < kinds(names):
+        chosen.append(max((n for n in names if n not in chosen), key=lambda name: kinds([*chosen, name])))
+    return chosen
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if _plain(value) else str(value)
+
+
+def _comparison(folder: Path) -> Results:
+    found = read_json(folder / COMPARISON)
+    if not isinstance(found, dict) or not isinstance(found.get("cells"), list):
+        raise UserError(f"report: '{folder / COMPARISON}' is not the record of a comparison; run compare again")
+    runs = []
+    for cell in found["cells"]:
+        place = folder / cell["run"] if cell.get("run") else None
+        report = read_report(place) if place else None
+        status = cell.get("status") or "missing"
+        status = "missing" if status == "done" and report is None else status
+        runs.append(
+            Result(
+                cell["name"], cell.get("label") or cell.get("method") or "?", str(cell.get("budget") or ""),
+                cell.get("seed"), status, place if place and place.is_dir() else None,
+                report if status == "done" else None, (read_json(place / "stages.json") if place else None) or [],
+                cell.get("error"), cell.get("learning_rate"), cell.get("tried") or [], cell,
+            )
+        )  # fmt: skip
+    return Results(folder, runs, found.get("claims") or [], found.get("command") or "", found.get("config"))
+
+
+def order(run: Result) -> tuple[Any, ...]:
+    """Return the key by which runs are sorted: label, budget from much to little, seed, name."""
+    return run.label, budget_order(run.budget), run.seed or 0, run.name
+
+
+def budget_order(budget: str) -> tuple[Any, ...]:
+    """Return the key by which budgets are sorted: by name, from much to little, speed-ups from little to much.
+
+    >>> sorted(["density=0.1", "params=5M", "density=0.25", "params=800K"], key=budget_order)
+    ['density=0.25', 'density=0.1', 'params=5M', 'params=800K']
+    """
+    name, _, value = budget.rpartition("=")
+    found = re.match(r"-?[\d.]+(?:e-?\d+)?", value)
+    try:
+        number = float(found[0]) if found else math.inf
+    except ValueError:
+        number = math.inf
+    unit = value[found.end() :].strip().lower()[:1] if found else ""
+    number *= {"k": 1e3, "m": 1e6, "g": 1e9}.get(unit, 1)
+    return name, number if name == "speedup" else -number, budget
+
+
+def groups(runs: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return for every label and budget of finished runs: how many, mean, spread (standard deviation), mean costs."""
+    keys = dict.fromkeys((run.label, run.budget) for run in runs)
+    found = []
+    for label, budget in sorted(keys, key=lambda key: (key[0], budget_order(key[1]))):
+        some = [run for run in runs if (run.label, run.budget) == (label, budget)]
+        done = [run for run in some if run.report]
+        values = [run.report["compressed"]["metric"] for run in done if run.report]
+        entries = [run.report["compressed"] for run in done if run.report]
+        costs = {}
+        for cost in COSTS:
+            several = [value for entry in entries if (value := cost_of(entry, cost)) is not None]
+            costs[cost] = mean(several) if several else None
+        found.append({
+            "label": label, "budget": budget, "n": len(values), "wanted": len(some),
+            "mean": mean(values) if values else None, "spread": stdev(values) if len(values) > 1 else None,
+            "density": mean(e["density"] for e in entries) if entries else None,
+            "speedup": mean(r.report["ratios"]["speedup"] for r in done if r.report) if done else None,
+            "costs": costs, "runs": some,
+        })  # fmt: skip
+    return found

@@ -1,0 +1,75 @@
+"""report, list and verify on a finished run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from mistakes import fails
+from safetensors.torch import load_file, save_file
+
+from lit_compress import methods
+from lit_compress.__main__ import main
+from lit_compress.cli.recipes import recipes
+from lit_compress.run.details import ANSWERS, DETAILS
+
+
+def said(capsys, *words):
+    capsys.readouterr()
+    main([str(word) for word in words])
+    return capsys.readouterr().out
+
+
+def test_what_there_is(run, capsys):
+    found = json.loads(said(capsys, "list", "methods", "--json"))
+    assert {line["method"] for line in found} == set(methods.__all__) - {"Method"}
+    assert all(line["what it does"].endswith(".") for line in found)
+    assert {line["recipe"] for line in json.loads(said(capsys, "list", "recipes", "--json"))} == {
+        f"{name}.yaml" for name in recipes()
+    }
+    assert "sst2" in said(capsys, "list", "tasks")
+    (line,) = [x for x in json.loads(said(capsys, "list", "runs", run.parent, "--json")) if x["run"] == run.name]
+    report = json.loads((run / "report.json").read_text())
+    assert (line["status"], line["method"], line["compressed"]) == ("done", "SVD", report["compressed"]["metric"])
+
+
+def test_mistakes(capsys, tmp_path):
+    assert "list: unknown 'method'; did you mean 'methods'?" in fails(capsys, "list", "method")
+    assert "has no run (report.json)" in fails(capsys, "list", "runs", tmp_path)
+    assert "is not a run folder" in fails(capsys, "verify", tmp_path)
+    assert "no folder" in fails(capsys, "report", tmp_path / "none")
+
+
+def test_a_run_keeps_what_its_page_shows(run, capsys, tmp_path, monkeypatch):
+    details = json.loads((run / DETAILS).read_text())
+    changes, report = details["changes"], json.loads((run / "report.json").read_text())
+    rows = [json.loads(line) for line in (run / ANSWERS).read_text().splitlines()]
+    assert changes["rows"] == len(rows) == 40
+    for net in ("dense", "compressed"):  # the answers are those of which the report has the accuracy
+        right = sum(row[net] == row["given"] for row in rows) / 40
+        assert right == pytest.approx(report[net]["metric"], abs=1e-6)
+    assert changes["changed"] == sum(row["dense"] != row["compressed"] for row in rows)
+    assert len(details["layers"]) == 12 and details["curves"]["val/accuracy"]
+    assert json.loads((run / "stages.json").read_text())[0]["peak_mib"] > 1
+    monkeypatch.setattr("lit_compress.run.pages.write_pareto", lambda *_: None)
+    text = said(capsys, "report", run, "--out", tmp_path / "page")
+    assert text == f"page: {tmp_path / 'page' / 'index.html'}\n"
+    assert "What changed in the answers" in (tmp_path / "page" / "index.html").read_text()
+
+
+def test_verify_says_whether_a_run_is_what_its_record_makes(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    lines = said(capsys, "verify", run).splitlines()
+    assert not [line for line in lines if line.startswith("differs")] and lines[-1].endswith("is what its record makes")
+    other = shutil.copytree(run, tmp_path / "other")
+    path = other / "retrain" / "net" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["classifier.weight"] = -tensors["classifier.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(SystemExit) as stop:
+        main(["verify", str(other)])
+    assert stop.value.code == 1
+    text = capsys.readouterr().out
+    assert "differs: tensors: they differ by up to" in text and "(classifier.weight)" in text
+    assert "differs: dev accuracy of the export was" in text

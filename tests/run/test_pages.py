@@ -1,0 +1,228 @@
+"""The page of runs: fast with many of them, nothing from outside, no text of a file as HTML, the same again."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from lit_compress.run import pages
+from lit_compress.run.details import DETAILS
+from lit_compress.utils.errors import UserError
+
+OLD = Path(__file__).parents[1] / "old_runs" / "lpaf"
+BUDGETS = ("density=0.5", "density=0.25", "density=0.1", "density=0.06")
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """Checks that tags are nested, and collects what a page is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, (tag, self.getpos())
+
+    def handle_data(self, data):
+        if self.open[-1:] != ["style"]:
+            self.text += data
+
+
+def read(page: Path) -> Reader:
+    """Read a page that must be valid, alone, and whose links lead somewhere."""
+    html, found = page.read_text(encoding="utf-8"), Reader()
+    found.feed(html)
+    assert not found.open
+    ids = [attrs["id"] for _, attrs in found.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    links = [attrs["href"] for tag, attrs in found.tags if tag == "a"]
+    assert all(link[1:] in ids for link in links if link.startswith("#"))
+    links = [link for link in links if not link.startswith("#") and "pareto" not in link]
+    assert all((page.parent / unquote(link)).exists() for link in links)
+    assert not {tag for tag, _ in found.tags} & {"script", "img", "link", "iframe", "object", "embed"}
+    assert not re.search(r"(?:https?:)?//\w", html), "something from outside"
+    assert not any(name.startswith("on") for _, attrs in found.tags for name in attrs)
+    return found
+
+
+def report(metric: float, density: float) -> dict:
+    """A report of an earlier version with other numbers."""
+    made = copy.deepcopy(json.loads((OLD / "report.json").read_text()))
+    entry = made["compressed"]
+    entry |= {"metric": metric, "density": density, "flops": int(1e9 * density), "bytes": int(4e8 * density) + 10**7}
+    entry["params"]["non_embedding"] = int(1e8 * density)
+    made["stages"]["compressed"] = entry
+    return made
+
+
+DETAIL = {
+    "layers": [
+        {"name": f"bert.encoder.layer.{n}.{role}", "role": role, "layer": n, "rank": 64 * (n > 0), "density": n / 12}
+        for n in range(12) for role in ("q", "k", "v", "o", "up", "down")
+    ],
+    "curves": {name: [[n * 10, 1 / (n + 1)] for n in range(120)] for name in ("train/loss", "val/accuracy")},
+    "changes": {
+        "rows": 872, "changed": 40, "became_wrong": 21, "became_right": 19, "p_value": 0.87,
+        "confusion": {"labels": ["no", "yes"], "before": [[400, 28], [30, 414]], "after": [[390, 38], [31, 413]]},
+        "examples": [{"texts": {"sentence": "so so " * 20}, "given": "no", "before": "no", "after": "yes"}] * 40,
+    },
+}  # fmt: skip
+
+
+def comparison(folder: Path, labels: int, seeds: int, detail: dict = DETAIL, **more) -> Path:
+    """Write a comparison of finished runs."""
+    cells = []
+    for label in range(labels):
+        for place, budget in enumerate(BUDGETS):
+            for seed in range(seeds):
+                run = folder / "runs" / f"{label}-{place}-{seed}"
+                run.mkdir(parents=True)
+                made = report(0.9 - 0.02 * place - 0.003 * label + 0.001 * seed, float(budget[8:]))
+                (run / "report.json").write_text(json.dumps(made))
+                (run / "stages.json").write_text(json.dumps([{"name": "retrain", "steps": 1200, "seconds": 90.0}]))
+                (run / DETAILS).write_text(json.dumps(detail))
+                cells.append({"name": run.name, "method": "LPAF", "label": f"method {label}", "budget": budget,
+                              "seed": seed, "learning_rate": 3e-4, "tried": [], "status": "done", "error": None,
+                              "run": f"runs/{run.name}"})  # fmt: skip
+    made = {"format": 1, "config": {"task": "sst2"}, "cells": cells, "claims": [], "command": "compare --config a.yaml"}
+    (folder / "compare.json").write_text(json.dumps(made | more))
+    return folder
+
+
+def test_200_runs_are_a_page_at_once(tmp_path):
+    folder = comparison(tmp_path, labels=10, seeds=5)
+    began = time.process_time()
+    page = pages.write(folder)
+    assert time.process_time() - began < 15
+    assert page == folder / "report" / "index.html" and page.stat().st_size < 5e6
+    found = read(page)
+    assert sum(tag == "details" for tag, _ in found.tags) >= 200
+    charts = [attrs for tag, attrs in found.tags if tag == "svg" and attrs.get("class") == "chart"]
+    assert sum("against" in attrs["aria-label"] for attrs in charts) == 4
+    assert "0.9020 ± 0.0016 (5)" in found.text and "This makes it again" in found.text
+    rows = list(csv.DictReader((page.parent / "results.csv").open()))
+    assert len(rows) == 200 and rows[0]["steps"] == "1200"
+    assert {path.name for path in page.parent.iterdir()} == {
+        "index.html", "report.md", "results.csv", "results.json", "pareto.png", "pareto.svg",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """They take seconds to draw."""
+    monkeypatch.setattr(pages, "write_pareto", lambda *_: None)
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A comparison whose every text is hostile, with runs that failed, are missing or go on, and all verdicts."""
+    detail = copy.deepcopy(DETAIL)
+    detail["changes"]["confusion"]["labels"] = [HOSTILE, "yes"]
+    detail["changes"]["examples"] = [
+        {"texts": {HOSTILE: HOSTILE, "b": "half \ud800"}, "given": HOSTILE, "before": HOSTILE, "after": ["B-<b>", "O"]}
+    ]
+    detail["layers"][0]["name"] = detail["layers"][0]["role"] = HOSTILE
+    verdicts = ("held", "not held", "within noise", "not measured", "sure!", None)
+    claims = [{"text": HOSTILE, "verdict": v, "test": HOSTILE, "detail": "x|y", "paper": HOSTILE} for v in verdicts]
+    folder = comparison(tmp_path / "a b", 1, 2, detail, claims=claims, command=HOSTILE)
+    found = json.loads((folder / "compare.json").read_text())
+    found["cells"][0] |= {"label": HOSTILE, "tried": [{"learning_rate": HOSTILE, "held_out": None, "run": HOSTILE}]}
+    for number, status in ((1, "failed"), (2, "missing"), (3, "running")):
+        found["cells"][number] |= {"status": status, "run": None, "error": HOSTILE if number == 1 else None}
+    (folder / "compare.json").write_text(json.dumps(found))
+    return folder
+
+
+def test_texts_of_files_stay_texts(hostile):
+    page = pages.write(hostile, hostile / "out")
+    found = read(page)
+    assert HOSTILE in found.text
+    assert all(word in found.text for word in ("1 failed", "1 missing", "1 running", "5 done"))
+    text = (page.parent / "report.md").read_text()
+    assert "<script>" not in text.replace(f"```bash\n{HOSTILE}", "") and "Not done" in text
+
+
+def test_a_claim_that_is_not_decided_is_within_noise(hostile, no_pictures):
+    page = pages.write(hostile)
+    found = json.loads((page.parent / "results.json").read_text())["claims"]
+    assert [claim["verdict"] for claim in found] == [
+        "held", "not held", "within noise", "not measured", "within noise", "within noise",
+    ]  # fmt: skip
+    assert read(page).text.count("within noise:") == 1  # the explanation
+
+
+def test_one_run_of_an_earlier_version(tmp_path, no_pictures):
+    """Its layers are read from its net; a second page is the same and takes its place."""
+    run = Path(shutil.copytree(OLD, tmp_path / "lpaf"))
+    page = pages.write(run)
+    found = read(page)
+    assert "What is left of every layer" in found.text and "r 8" in found.text
+    before = page.read_bytes()
+    assert pages.write(run).read_bytes() == before
+
+
+def test_labels_of_a_folder_of_runs_are_told_apart(tmp_path, no_pictures):
+    """By the options in which runs of a method differ; a run that is not finished is shown, what is none is not."""
+    for name, power in (("a", 0.5), ("b", 1.0)):
+        made = report(0.8, 0.25)
+        made["config"]["model"]["init_args"]["retrain"]["power"] = power
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(json.dumps(made))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "config.yaml").write_text("model: {class_path: x.SVD, init_args: {density: 0.1}}")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text("{}")
+    page = pages.write(tmp_path)
+    runs = json.loads((page.parent / "results.json").read_text())["runs"]
+    assert [(run["label"], run["status"]) for run in runs] == [
+        ("LPAF, power 0.5", "done"), ("LPAF, power 1", "done"), ("SVD", "running"),
+    ]  # fmt: skip
+
+
+def test_mistakes_are_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"has no run \(report.json\)"):
+        pages.write(tmp_path)
+    (tmp_path / "mine.txt").write_text("")
+    with pytest.raises(UserError, match="holds something that is not a report"):
+        pages.write(OLD, tmp_path)
+    assert (tmp_path / "mine.txt").is_file()
+
+
+BROWSER = next(
+    filter(None, map(shutil.which, (os.environ.get("CHROME", "chromium"), "chromium-browser", "google-chrome"))), None
+)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium, google-chrome, or the one that CHROME names")
+@pytest.mark.slow
+def test_a_browser_shows_it(hostile, tmp_path):
+    page = pages.write(hostile)
+    shot = tmp_path / "page.png"
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr",
+             f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={shot}", page.as_uri()]  # fmt: skip
+    done = subprocess.run([BROWSER, *words], capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    assert shot.stat().st_size > 10_000
