@@ -24,6 +24,7 @@ from lit_compress.cli.recipes import FOLDER
 from lit_compress.evaluation.claims import Claim, read_claims
 from lit_compress.methods import __all__ as method_names
 from lit_compress.models.backbones import finetuned_on
+from lit_compress.run import pages
 from lit_compress.run.comparison import (
     COMMAND,
     Cell,
@@ -40,7 +41,7 @@ from lit_compress.run.comparison import (
     teachers,
     words_of,
 )
-from lit_compress.run.gather import fairness, gather, table, write, write_page
+from lit_compress.run.gather import fairness, gather, table, write
 from lit_compress.run.workers import Place, Worker, seconds_left
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, nearest
@@ -290,7 +291,7 @@ def _make_one(plan: Plan, index: int) -> None:
         raise UserError(f"{job.name} failed: {error}; its log: {plan.place.log(job)}")
     print(f"{job.name}: {'was done already' if was_there else 'done'}")
     if all(cell["status"] in ("done", "failed") for cell in found["cells"]):
-        _say_page(plan)
+        print(f"page: {pages.write(plan.place.out)}")
 
 
 def _make_all(plan: Plan, workers: int) -> None:
@@ -317,12 +318,7 @@ def _make_all(plan: Plan, workers: int) -> None:
     for claim in found["claims"]:
         if claim["verdict"] != "not measured":
             print(f"{claim['verdict']}: {claim['text']}")
-    _say_page(plan)
-
-
-def _say_page(plan: Plan) -> None:
-    page = write_page(plan.place.out)
-    print(f"results: {plan.place.out / 'compare.json'}" + (f"\npage: {page}" if page else ""))
+    print(f"results: {plan.place.out / 'compare.json'}\npage: {pages.write(plan.place.out)}")
 
 
 class _Waiting:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -137,13 +135,6 @@ def _error(entry: dict[str, Any]) -> float | None:
 def write(place: Place, found: dict[str, Any]) -> None:
     """Write ``compare.json``."""
     write_json(place.out / FILE, found)
-
-
-def write_page(out: Path) -> Path | None:
-    """Write the page of a comparison; None where there is nothing that writes pages."""
-    if find_spec("lit_compress.run.pages") is None:
-        return None
-    return import_module("lit_compress.run.pages").write(out)
 
 
 def table(found: dict[str, Any], place: Place) -> Table:
