@@ -108,7 +108,7 @@ def tiny_compare(words: list[str], place: Path) -> list[str]:
     """Return ``compare WORDS`` for a tiny net; where all runs are made, only those of one method."""
     few = [] if {"--list", "--index", "--methods"} & set(words) else ["--methods", "SVD"]
     options = {"data.task": "sst2", "data.path": place / "data" / "sst2", "model.backbone": place / "my_model"}
-    sizes = ["--updates", "6", "--hold_out", "12"]
+    sizes = ["--updates", "6", "--hold_out", "12", "--trainer.logger", "false"]  # no curves and pictures
     return [*words, *few, *sizes, *(f"--{name}={value}" for name, value in options.items()), *LIKE_TINY]
 
 
