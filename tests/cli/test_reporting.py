@@ -58,6 +58,7 @@ def test_a_run_keeps_what_its_page_shows(run, capsys, tmp_path, monkeypatch):
     assert "What changed in the answers" in (tmp_path / "page" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_verify_says_whether_a_run_is_what_its_record_makes(run, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
     lines = said(capsys, "verify", run).splitlines()

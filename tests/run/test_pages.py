@@ -112,6 +112,7 @@ def comparison(folder: Path, labels: int, seeds: int, detail: dict = DETAIL, **m
     return folder
 
 
+@pytest.mark.slow
 def test_200_runs_are_a_page_at_once(tmp_path):
     folder = comparison(tmp_path, labels=10, seeds=5)
     began = time.process_time()
@@ -156,7 +157,7 @@ def hostile(tmp_path):
     return folder
 
 
-def test_texts_of_files_stay_texts(hostile):
+def test_texts_of_files_stay_texts(hostile, no_pictures):
     page = pages.write(hostile, hostile / "out")
     found = read(page)
     assert HOSTILE in found.text
