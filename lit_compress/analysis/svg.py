@@ -47,7 +47,9 @@ def mark(series: int | None) -> str:
 
 def _marker(series: int | None) -> str:
     shape, colour = (
-        (_DENSE, "var(--ink)") if series is None else (_SHAPES[(series + series // COLOURS) % len(_SHAPES)], f"var(--c{series % COLOURS})")
+        (_DENSE, "var(--ink)")
+        if series is None
+        else (_SHAPES[(series + series // COLOURS) % len(_SHAPES)], f"var(--c{series % COLOURS})")
     )
     return f'<path d="{shape}" style="fill:{colour}"/>'
 

@@ -66,8 +66,11 @@ def test_verify_says_whether_a_run_is_what_its_record_makes(run, capsys, tmp_pat
     other = shutil.copytree(run, tmp_path / "other")
     path = other / "retrain" / "net" / "model.safetensors"
     tensors = load_file(path)
-    tensors["classifier.weight"] = -tensors["classifier.weight"]
+    tensors["classifier.weight"] *= -1
     save_file(tensors, path, metadata={"format": "pt"})
+    report = json.loads((other / "export" / "report.json").read_text())
+    report["compressed"]["metric"] += 0.1
+    (other / "export" / "report.json").write_text(json.dumps(report))
     with pytest.raises(SystemExit) as stop:
         main(["verify", str(other)])
     assert stop.value.code == 1
