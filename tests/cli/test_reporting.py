@@ -58,6 +58,7 @@ def test_a_run_keeps_what_its_page_shows(run, capsys, tmp_path, monkeypatch):
     assert "What changed in the answers" in (tmp_path / "page" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_verify_says_whether_a_run_is_what_its_record_makes(run, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
     lines = said(capsys, "verify", run).splitlines()
@@ -65,8 +66,11 @@ def test_verify_says_whether_a_run_is_what_its_record_makes(run, capsys, tmp_pat
     other = shutil.copytree(run, tmp_path / "other")
     path = other / "retrain" / "net" / "model.safetensors"
     tensors = load_file(path)
-    tensors["classifier.weight"] = -tensors["classifier.weight"]
+    tensors["classifier.weight"] *= -1
     save_file(tensors, path, metadata={"format": "pt"})
+    report = json.loads((other / "export" / "report.json").read_text())
+    report["compressed"]["metric"] += 0.1
+    (other / "export" / "report.json").write_text(json.dumps(report))
     with pytest.raises(SystemExit) as stop:
         main(["verify", str(other)])
     assert stop.value.code == 1

@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import csv
 import json
-import os
 import re
 import shutil
-import subprocess
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -112,6 +110,7 @@ def comparison(folder: Path, labels: int, seeds: int, detail: dict = DETAIL, **m
     return folder
 
 
+@pytest.mark.slow
 def test_200_runs_are_a_page_at_once(tmp_path):
     folder = comparison(tmp_path, labels=10, seeds=5)
     began = time.process_time()
@@ -156,7 +155,7 @@ def hostile(tmp_path):
     return folder
 
 
-def test_texts_of_files_stay_texts(hostile):
+def test_texts_of_files_stay_texts(hostile, no_pictures):
     page = pages.write(hostile, hostile / "out")
     found = read(page)
     assert HOSTILE in found.text
@@ -209,20 +208,3 @@ def test_mistakes_are_one_line(tmp_path):
     with pytest.raises(UserError, match="holds something that is not a report"):
         pages.write(OLD, tmp_path)
     assert (tmp_path / "mine.txt").is_file()
-
-
-BROWSER = next(
-    filter(None, map(shutil.which, (os.environ.get("CHROME", "chromium"), "chromium-browser", "google-chrome"))), None
-)
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium, google-chrome, or the one that CHROME names")
-@pytest.mark.slow
-def test_a_browser_shows_it(hostile, tmp_path):
-    page = pages.write(hostile)
-    shot = tmp_path / "page.png"
-    words = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr",
-             f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={shot}", page.as_uri()]  # fmt: skip
-    done = subprocess.run([BROWSER, *words], capture_output=True, text=True, timeout=120)
-    assert "CONSOLE" not in done.stderr, done.stderr
-    assert shot.stat().st_size > 10_000
