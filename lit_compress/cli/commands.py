@@ -43,7 +43,14 @@ from lit_compress.run.plan import (
     stages_table,
 )
 from lit_compress.run.rehearsal import measure_pace, stage_seconds
-from lit_compress.run.runner import Components, check_stages, outline_of, run_stages, solve_budget
+from lit_compress.run.runner import (
+    Components,
+    check_stages,
+    outline_of,
+    run_stages,
+    settle_storage,
+    solve_budget,
+)
 from lit_compress.run.tensorboard import log_report
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, nearest
@@ -89,13 +96,14 @@ def settle_budget(cli: CommandLine, run: Run | None = None) -> Components:
     parts = cli.build()
     if (budget := parts.method.budget) is None:
         return parts
+    cli.tokens = settle_storage(parts).tokens
     if run is not None:
         while rank_zero_only.rank and budget.kind == "speedup" and run.density(budget.asked) is None:
             time.sleep(0.2)  # no process group yet to wait in
         if run.started or (rank_zero_only.rank and budget.kind == "speedup"):
             cli.density = run.density(budget.asked)
     if cli.density is None:
-        cli.density = solve_budget(parts, cli.at_density)
+        cli.density = solve_budget(cli.build(), cli.at_density)
     return cli.build()
 
 
@@ -157,7 +165,7 @@ def _report(run: Run, cli: CommandLine) -> None:
         report = json.loads(path.read_text())
     else:
         parts = cli.build()
-        report = export_run(run, run.folder / "export", parts.method, parts.data)
+        report = export_run(run, run.folder / "export", parts.method, parts.data, parts.storage.choices)
         write_json(path, report)
         log_report(run, report)
     print_table(report)

@@ -52,7 +52,7 @@ def choices_of(given: argparse.Namespace) -> Choices:
         UserError: it cannot be done.
     """
     choices = Choices(
-        form=getattr(given, "format", "hf"),
+        format=getattr(given, "format", "hf"),
         round_to=getattr(given, "round_to", None),
         vocabulary=given.vocabulary,
         embeddings=given.embeddings,

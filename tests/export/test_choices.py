@@ -152,7 +152,7 @@ def test_a_program_of_eight_bits(export, data):
     """Matrices are integers, the metric is that of the file, and its logits are near those of the folder."""
     import onnx
 
-    out, report, card = export(form="onnx", dtype="int8", embeddings="int8")
+    out, report, card = export(format="onnx", dtype="int8", embeddings="int8")
     found, file = report["program"], onnx.load(out / "model.onnx")
     assert found["dtype"] == "int8" and found["examples"] == 100 and report["dtype"] == "float32"
     assert found["bytes"] == (out / "model.onnx").stat().st_size
