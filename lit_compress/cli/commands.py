@@ -7,8 +7,8 @@ import filecmp
 import json
 import signal
 import sys
-import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 
 from lit_compress.cli.bench import bench_command
-from lit_compress.cli.exporting import add_choices, choices_of, print_choices
+from lit_compress.cli.exporting import add_choices, print_choices, typed_choices
 from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs, factorize_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import one_line, parse_one_shot, silence_libraries
@@ -25,6 +25,7 @@ from lit_compress.cli.targets import find_target, parse_stored
 from lit_compress.data.facts import DataFacts
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.evaluation.predict import write_predictions
+from lit_compress.export.choices import Choices
 from lit_compress.export.folder import check_out
 from lit_compress.export.report import print_table
 from lit_compress.models.backbones import finetuned_on
@@ -43,14 +44,8 @@ from lit_compress.run.plan import (
     stages_table,
 )
 from lit_compress.run.rehearsal import measure_pace, stage_seconds
-from lit_compress.run.runner import (
-    Components,
-    check_stages,
-    outline_of,
-    run_stages,
-    settle_storage,
-    solve_budget,
-)
+from lit_compress.run.runner import Components, check_stages, outline_of, run_stages
+from lit_compress.run.settle import density_of_first, failure_told, settle_storage, solve_budget
 from lit_compress.run.tensorboard import log_report
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, nearest
@@ -71,9 +66,10 @@ def fit(args: list[str]) -> None:
         raise UserError(f"checkpoint_every: {config.checkpoint_every} is below 1, the smallest valid value")
     parts = cli.build()
     run = _run_of(cli, parts)
-    _choose_teacher(cli, run, parts.data.record, args)
-    settle_budget(cli, run)
-    _prepare_run(run, cli, config.ckpt_path)
+    with failure_told(run):
+        _choose_teacher(cli, run, parts.data.record, args)
+        settle_budget(cli, run)
+        _prepare_run(run, cli, config.ckpt_path)
     try:
         run_stages(cli.build, run, config.ckpt_path, config.checkpoint_every)
     except SIGTERMException as error:  # Lightning's would end the process with exit code 0
@@ -94,13 +90,13 @@ def settle_budget(cli: CommandLine, run: Run | None = None) -> Components:
     Milliseconds differ between processes, so all take the density of the first.
     """
     parts = cli.build()
-    if (budget := parts.method.budget) is None:
-        return parts
     cli.tokens = settle_storage(parts).tokens
+    if (budget := parts.method.budget) is None:
+        return cli.build()
     if run is not None:
-        while rank_zero_only.rank and budget.kind == "speedup" and run.density(budget.asked) is None:
-            time.sleep(0.2)  # no process group yet to wait in
-        if run.started or (rank_zero_only.rank and budget.kind == "speedup"):
+        if rank_zero_only.rank and budget.kind == "speedup":
+            cli.density = density_of_first(run, budget.asked)
+        elif run.started:
             cli.density = run.density(budget.asked)
     if cli.density is None:
         cli.density = solve_budget(cli.build(), cli.at_density)
@@ -169,6 +165,7 @@ def _report(run: Run, cli: CommandLine) -> None:
         write_json(path, report)
         log_report(run, report)
     print_table(report)
+    print_choices(report)
     _warn_missed(report)
     print(f"export: {run.folder / 'export'}\nreport: {path}\ncurves: tensorboard --logdir {run.folder}")
 
@@ -220,9 +217,12 @@ def export(args: list[str]) -> None:
     parser.error = one_line  # type: ignore[method-assign]
     given = parser.parse_args(args)
     silence_libraries()
-    run, out, choices = Run(given.run), Path(given.out).expanduser(), choices_of(given)
+    run, out = Run(given.run), Path(given.out).expanduser()
+    config = run.config()
+    choices = replace(Choices(**config["export"]), **typed_choices(given))
+    choices.check()
     check_out(out)
-    parts = parse_stored(run.config(), [], "export").build()
+    parts = parse_stored(config, [], "export").build()
     report = export_run(run, out, parts.method, parts.data, choices)
     print(f"exported {given.out}: density {report['compressed']['density']:.4f}")
     print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
@@ -244,10 +244,10 @@ def factorize(args: list[str]) -> None:
     parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
     add_choices(parser, programs=False)
     given, cli = parse_one_shot(parser, args, "factorize")
-    out, choices = Path(given.out).expanduser(), choices_of(given)
+    out = Path(given.out).expanduser()
     check_out(out)
     parts = settle_budget(cli)
-    report = factorize_model(out, parts.method, parts.data, cli.dump(), choices)
+    report = factorize_model(out, parts.method, parts.data, cli.dump(), parts.storage.choices)
     print_table(report)
     if (loss := report["calibration"]) and loss["estimated_loss"] is not None:
         print(f"loss added: {loss['estimated_loss']:.2g} estimated, {loss['measured_loss']:.2g} measured on dev rows")

@@ -28,6 +28,7 @@ from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import Axis
 from lit_compress.run.folder import Run
+from lit_compress.run.solve import check_choices
 from lit_compress.stages.low_rank import Decomposer
 from lit_compress.stages.weighted_retraining import add_estimate, calibration_of, check_removal, remove_structures
 from lit_compress.stages.weighting import KRONECKER, Weighted, fisher_of, kronecker_of, refit, weigh
@@ -90,17 +91,11 @@ def factorize_model(
     Raises:
         UserError: the model, the data or ``out`` cannot be used; nothing would be factorized for ``pivot``.
     """
-    choices.check()
     if choices.pivot and method.retrain.removes == "structures":
         raise UserError("factorize: --pivot is for factors, and retrain.removes structures makes none; nearest: both")
     data.reads_labels = method.retrain.reads_labels(method.kind)
     dense = load_model(method.backbone, method)
-    if choices.embeddings and method.ranks.scope == "all":
-        raise UserError(
-            f"--embeddings: '{choices.embeddings}' and scope all both make the table of embeddings smaller; leave "
-            "--embeddings out, or give --scope blocks"
-        )
-    choices.check_net(dense)
+    check_choices(choices, method, dense)
     check_removal(method.retrain, method.ranks, dense)
     net = copy.deepcopy(dense).to(_device())
     rule, loss = remove_structures(method.retrain, method.ranks, net, method.task, data)

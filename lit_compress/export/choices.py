@@ -27,7 +27,7 @@ class Choices:
         round_to: widths of hidden states and feed-forward networks are padded with zeros to multiples of this number
             (SP3); None for no padding.
         embeddings: ``rank=64`` (any number) or ``int8``: the table of token embeddings as two factors, or as integers
-            with a scale per row (embeddings.py); None leaves it.
+            with a scale per row (embeddings.py); None or ``none`` leaves it.
         dtype: of the weights in the file; ``int8``: of the weights and activations of the ONNX program
             (number_format.py).
         pivot: low-rank matrices are stored in pivot form (pivot.py).
@@ -40,6 +40,10 @@ class Choices:
     embeddings: str | None = None
     dtype: Dtype = "float32"
     pivot: bool = False
+
+    def __post_init__(self) -> None:
+        if self.embeddings == "none":
+            object.__setattr__(self, "embeddings", None)
 
     @property
     def rank(self) -> int | None:

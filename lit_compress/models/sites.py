@@ -274,7 +274,7 @@ def sublayers(net: PreTrainedModel) -> list[SubLayer]:
     return found
 
 
-def held_part(parts: Sequence[SubLayer]) -> SubLayer | None:
+def held_part(parts: list[SubLayer]) -> SubLayer | None:
     """Return the sub-layer that keeps one unit: a decoder's first self-attention, by which its cache counts tokens."""
     return next((part for part in parts if part.cached), None)
 

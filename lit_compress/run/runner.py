@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from lit_compress.evaluation.evaluate import constant_score, evaluate
 from lit_compress.export.folder import read_task
 from lit_compress.export.fuse import compact
 from lit_compress.export.report import reading_length
-from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.methods.base import Method, check_mark
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import empty_net, load_config, load_finetuned, load_tokenizer
@@ -33,7 +32,7 @@ from lit_compress.run.callbacks import Checkpoints, EpochLines, StageBar
 from lit_compress.run.clean import remove_checkpoints
 from lit_compress.run.folder import Run
 from lit_compress.run.plan import Plan, StagePlan, budget_plan, target_density
-from lit_compress.run.solve import Outline, Storage, outline, solve
+from lit_compress.run.solve import Outline, Storage, check_choices, outline
 from lit_compress.run.tensorboard import RunLogger, log_structure, log_widths
 from lit_compress.run.threads import use_threads
 from lit_compress.stages.base import Stage, count_steps
@@ -49,13 +48,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Components:
-    """Method, data, Trainer arguments and the form of the export, which the command line builds anew for every stage."""
+    """Method, data, Trainer arguments and form of the export, which the command line builds anew for every stage."""
 
     method: Method
     data: DataModule
     trainer: dict[str, Any]
     seed: int
-    storage: Storage = Storage()
+    storage: Storage = field(default_factory=Storage)
 
 
 def check_stages(parts: Components) -> Plan:
@@ -70,7 +69,7 @@ def check_stages(parts: Components) -> Plan:
     method, data, trainer = parts.method, parts.data, parts.trainer
     net = shapes_of(method)
     find_sites(net)
-    _check_choices(parts, net)
+    check_choices(parts.storage.choices, method, net)
     if method.teacher:
         _check_given_teacher(method, net.config)
     checked = make_trainer(**trainer | {"logger": False, "enable_checkpointing": False})
@@ -112,52 +111,6 @@ def outline_of(parts: Components) -> Outline:
     """Return the sizes of the net that a run will export, as far as they are known before it."""
     net = shapes_of(parts.method)
     return outline(parts.method, net, reading_length(net, read_task(parts.data)), parts.storage)
-
-
-def solve_budget(parts: Components, build: Callable[[float], Method]) -> float:
-    """Return the density that meets the budget of a method; ``build`` makes the method with another density.
-
-    Raises:
-        UserError: the budget cannot be met, or does not go with the price of a density.
-    """
-    method = parts.method
-    assert method.budget is not None
-    rule = getattr(method.stages()[-1], "ranks", None)
-    if method.budget.kind == "density" and getattr(rule, "price", "parameters") != "parameters":
-        raise UserError(
-            f"model.budget: '{method.budget.asked}' counts parameters, model.price is '{rule.price}'; nearest: "  # type: ignore
-            "model.density, or model.price parameters"
-        )
-    net = shapes_of(method)
-    _check_choices(parts, net)
-    return solve(method.budget, build, net, reading_length(net, read_task(parts.data)), parts.storage)
-
-
-def _check_choices(parts: Components, net: PreTrainedModel) -> None:
-    """Refuse an export that cannot be made of ``net``.
-
-    Raises:
-        UserError: a choice is not valid, does not go with another or with the method.
-    """
-    choices, rule = parts.storage.choices, getattr(parts.method.stages()[-1], "ranks", None)
-    choices.check()
-    if choices.embeddings and getattr(rule, "scope", None) == "all":
-        raise UserError(
-            f"--embeddings: '{choices.embeddings}' and scope all both make the table of embeddings smaller; leave "
-            "--embeddings out, or give --scope blocks"
-        )
-    choices.check_net(net)
-
-
-def settle_storage(parts: Components) -> Storage:
-    """Return the form of the export with the number of tokens that ``vocabulary data`` leaves, which budgets count.
-
-    Raises:
-        UserError: the vocabulary cannot be cut.
-    """
-    if parts.storage.choices.vocabulary != "data":
-        return parts.storage
-    return replace(parts.storage, tokens=tokens_kept(shapes_of(parts.method), parts.data))
 
 
 def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:

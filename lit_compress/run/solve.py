@@ -116,6 +116,21 @@ class Storage:
             method.ranks = replace(rule, pivot=self.choices.pivot, tokens_left=self.tokens)  # type: ignore[assignment]
 
 
+def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> None:
+    """Refuse an export that cannot be made of what ``method`` leaves of ``net``; only shapes are read.
+
+    Raises:
+        UserError: a choice is not valid, does not go with another or with the method.
+    """
+    choices.check()
+    if choices.embeddings and getattr(getattr(method.stages()[-1], "ranks", None), "scope", None) == "all":
+        raise UserError(
+            f"--embeddings: '{choices.embeddings}' and scope all both make the table of embeddings smaller; leave "
+            "--embeddings out, or give --scope blocks"
+        )
+    choices.check_net(net)
+
+
 def outline(method: Method, dense: PreTrainedModel, length: int, storage: Storage = Storage()) -> Outline:
     """Return the sizes of the net that ``method`` will export.
 
@@ -180,7 +195,9 @@ def solve(
             "nearest: a smaller one"
         )
     plain = replace(storage.choices, pivot=False)  # the dense net has no factors
-    kept = whole if storage == Storage() else Outline(outline_export(dense, plain, storage.tokens), dense, length, False)
+    kept = whole
+    if storage != Storage():
+        kept = Outline(outline_export(dense, plain, storage.tokens), dense, length, False)
     most = cost(budget, kept)
     if limit >= most:
         return 1.0
@@ -229,9 +246,7 @@ def _limit(budget: Budget, whole: Outline) -> float:
     return whole.milliseconds / budget.value if budget.kind == "speedup" else budget.value
 
 
-def _impossible(
-    budget: Budget, method: Method, kept: PreTrainedModel, least: float, choices: Choices
-) -> UserError:
+def _impossible(budget: Budget, method: Method, kept: PreTrainedModel, least: float, choices: Choices) -> UserError:
     """Return the line for a budget that no density meets: how far the method gets, and what would help.
 
     Args:
