@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,13 +48,15 @@ class KroneckerDecomposer:
         damping: of both moments, as shares of the means of their diagonals.
         stacks: first site -> names of all sites that get one right factor. A weight that comes with the first name is
             then that of the stack: the rows of all its matrices.
+        release: every matrix is decomposed once; the sums of its moments are given up then.
     """
 
-    moments: Mapping[str, KroneckerFactors]
+    moments: MutableMapping[str, KroneckerFactors]
     gradients: bool = True
     centred: frozenset[str] = frozenset()
     damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    release: bool = False
     _sigma: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
     _kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
     nested = True
@@ -81,6 +83,8 @@ class KroneckerDecomposer:
             rows = weight.split([len(moment) for moment in gradients])
         svd = kronecker_svd(rows, inputs, gradients, mean=mean, damping=self.damping, name=name)
         self._sigma[name] = svd.sigma
+        for site in self.stacks.get(name, (name,)) if self.release else ():
+            self.moments[site] = self.moments[site].released()
         return svd
 
     def estimate(self, ranks: Mapping[str, int]) -> float:
