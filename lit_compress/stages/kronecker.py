@@ -15,6 +15,7 @@ from lit_compress.numerics.kronecker import (
     INPUT_DAMPING,
     KroneckerSVD,
     kronecker_svd,
+    row_costs,
 )
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.utils.progress import note
@@ -102,6 +103,11 @@ class KroneckerDecomposer:
         svd = self.svd(name, weight)
         self._kept[name] = svd.factors(max(1, largest_rank(*weight.shape)))
         return svd.sigma
+
+    def row_costs(self, name: str, matrix: Tensor) -> Tensor:
+        """Return what it costs to leave out each row of ``matrix``, a part of that of site ``name``; float64 [out]."""
+        moment = self.moments[name]
+        return row_costs(matrix, moment.inputs(), moment.gradients(), self._mean(name))
 
     def bias_change(self, name: str, weight: Tensor, approx: Tensor) -> Tensor | None:
         """Return (W - X) m [out], which keeps the mean of the outputs, in the weight's dtype; None if not centred."""
