@@ -92,7 +92,8 @@ def check_stages(parts: Components) -> Plan:
     density = target_density(method, net)
     rule = getattr(method.stages()[-1], "ranks", None)
     of = rule.counted if isinstance(rule, RankRule) else "sites"
-    asked = method.budget and budget_plan(method.budget, method.density, outline_of(parts))
+    found = outline_of(parts) if method.budget or parts.storage.choices.pivot else None  # refuses a net without factors
+    asked = method.budget and found and budget_plan(method.budget, method.density, found)
     return Plan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of, asked)
 
 

@@ -72,7 +72,7 @@ def test_rows_are_ranked_by_their_costs(fit, dense):
     kept = torch.cat([layer.sparse.detach().any(1) for layer in layers(method.net)])
     ranking = torch.cat(costs)
     assert 0 < kept.sum() < len(kept) and ranking[kept].min() >= ranking[~kept].max()
-    with pytest.raises(UserError, match="prune.rows: 'kfac' takes the moments of prune.weighting kfac"):
+    with pytest.raises(UserError, match=r"prune\.rows: 'kfac' takes the moments of prune\.weighting kfac"):
         losparse(init="finetuned", rows="kfac")
 
 
