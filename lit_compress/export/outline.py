@@ -8,7 +8,6 @@ import torch
 
 from lit_compress.export.choices import Choices
 from lit_compress.export.fuse import compact, fuse
-from lit_compress.export.narrow import pad_widths
 from lit_compress.export.pivot import check_pivot, pivot_shapes
 from lit_compress.models.embeddings import shrink_shapes
 from lit_compress.models.vocabulary import cut_rows
@@ -20,7 +19,9 @@ if TYPE_CHECKING:
 def outline_export(
     net: PreTrainedModel, choices: Choices, tokens_left: int | None = None, merge: bool = False
 ) -> PreTrainedModel:
-    """Return a copy of ``net`` in the shapes and dtypes of the file that ``write_export`` writes; programs not.
+    """Return a copy of ``net`` in the shapes and dtypes of the file that ``write_export`` writes.
+
+    Padding of widths (``round_to``) and programs are left out.
 
     Args:
         net: as a method leaves it, without values.
@@ -41,6 +42,4 @@ def outline_export(
         cut_rows(small, range(tokens_left))
     if choices.embeddings:
         shrink_shapes(small, choices.rank, f"export: --embeddings {choices.embeddings}")
-    if choices.round_to is not None:
-        small = pad_widths(small, choices.round_to)
     return small.to(getattr(torch, choices.dtype)) if choices.half else small  # type: ignore[arg-type]
