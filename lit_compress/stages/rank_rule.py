@@ -186,7 +186,7 @@ class RankRule:
         def sigma(name: str, weight: Tensor) -> Tensor:
             most = min(weight.shape)
             worth = 1 - (torch.arange(most, dtype=torch.float64) + place[name]) / most
-            return (prices[name].component * worth).sqrt()
+            return (prices[name].each(most) * worth).sqrt()
 
         return self.allocate(net, sigma)
 
