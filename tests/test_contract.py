@@ -43,7 +43,10 @@ VARIANTS = {
     "CoFi": {"": ["--model.distil.epochs", "1"]},
     "CoFiLoSparse": {"": ["--model.distil.epochs", "1"]},
     "LPAF": {"": [], "kfac": ["--model.retrain.weighting", "kfac"]},
-    "LoSparse": {"": [], "kfac": ["--model.prune.weighting", "kfac", "--model.prune.init", "finetuned"]},
+    "LoSparse": {
+        "": [],
+        "kfac": ["--model.prune.weighting", "kfac", "--model.prune.rows", "kfac", "--model.prune.init", "finetuned"],
+    },
     # a window of scores must be complete before the first ranking; and once from the backbone, with a new head
     "PLATON": {"": ["--model.prune.interval", "2", "--model.prune.start", "0.2", "--model.prune.init", "pretrained"]},
     "SP3": {

@@ -20,10 +20,14 @@ class Gram:
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.size, self.ends = size, [min(start + BLOCK, size) for start in range(0, size, BLOCK)]
-        heights = [min(BLOCK, size - start) for start in range(0, size, BLOCK)]
-        numbers = [height * end for height, end in zip(heights, self.ends, strict=True)]
+        numbers = self.numbers(size)
         self.flat = torch.zeros(sum(numbers), dtype=dtype, device=device)  # one tensor, so that one reduction serves
         self.strips = [part.view(-1, end) for part, end in zip(self.flat.split(numbers), self.ends, strict=True)]
+
+    @staticmethod
+    def numbers(size: int) -> list[int]:
+        """Return how many numbers each strip of the triangle has."""
+        return [min(BLOCK, size - start) * min(start + BLOCK, size) for start in range(0, size, BLOCK)]
 
     def add(self, rows: Tensor) -> None:
         """Add ``rows`` [tokens, n]; the products are in their dtype."""

@@ -6,10 +6,10 @@ import argparse
 import filecmp
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,15 @@ from rich.console import Console
 
 from lit_compress.cli.bench import bench_command
 from lit_compress.cli.compare import compare_command
-from lit_compress.cli.exporting import add_choices, choices_of, print_choices
+from lit_compress.cli.exporting import add_choices, print_choices, typed_choices
 from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs, factorize_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import one_line, parse_one_shot, silence_libraries
 from lit_compress.cli.reporting import list_command, report_command, verify_command
 from lit_compress.cli.targets import find_target, parse_stored
-from lit_compress.data.facts import DataFacts
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.evaluation.predict import write_predictions
+from lit_compress.export.choices import Choices
 from lit_compress.export.folder import check_out
 from lit_compress.export.report import print_table
 from lit_compress.models.backbones import finetuned_on
@@ -38,17 +38,15 @@ from lit_compress.run.details import keep_details
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import LOCK, Run
 from lit_compress.run.plan import (
-    Plan,
-    facts_lines,
-    facts_table,
     layer_notes,
     layers_table,
-    plan_lines,
+    show_plan,
     sizes_table,
     stages_table,
 )
 from lit_compress.run.rehearsal import measure_pace, stage_seconds
-from lit_compress.run.runner import Components, check_stages, outline_of, run_stages, solve_budget
+from lit_compress.run.runner import Components, check_stages, outline_of, run_stages
+from lit_compress.run.settle import density_of_first, failure_told, settle_storage, solve_budget
 from lit_compress.run.tensorboard import log_report
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError, nearest
@@ -70,12 +68,15 @@ def fit(args: list[str]) -> None:
             raise UserError(f"{name}: {config[name]} is below 1, the smallest valid value")
     parts = cli.build()
     run = _run_of(cli, parts)
-    _choose_teacher(cli, run, parts.data.record, args)
-    settle_budget(cli, run)
-    begin = _prepare_run(run, cli, config.ckpt_path)
-    with nullcontext() if rank_zero_only.rank else run.claim():
-        if begin:
-            begin()
+    with ExitStack() as claim:
+        with failure_told(run):
+            _choose_teacher(cli, run, parts.data.record, args)
+            settle_budget(cli, run)
+            begin = _prepare_run(run, cli, config.ckpt_path)
+            if not rank_zero_only.rank:
+                claim.enter_context(run.claim())
+            if begin:
+                begin()
         try:
             run_stages(cli.build, run, config.ckpt_path, config.checkpoint_every, config.max_skipped)
         except SIGTERMException as error:  # Lightning's would end the process with exit code 0
@@ -96,15 +97,16 @@ def settle_budget(cli: CommandLine, run: Run | None = None) -> Components:
     Milliseconds differ between processes, so all take the density of the first.
     """
     parts = cli.build()
+    cli.tokens = settle_storage(parts).tokens
     if (budget := parts.method.budget) is None:
-        return parts
+        return cli.build()
     if run is not None:
-        while rank_zero_only.rank and budget.kind == "speedup" and run.density(budget.asked) is None:
-            time.sleep(0.2)  # no process group yet to wait in
-        if run.started or (rank_zero_only.rank and budget.kind == "speedup"):
+        if rank_zero_only.rank and budget.kind == "speedup":
+            cli.density = density_of_first(run, budget.asked)
+        elif run.started:
             cli.density = run.density(budget.asked)
     if cli.density is None:
-        cli.density = solve_budget(parts, cli.at_density)
+        cli.density = solve_budget(cli.build(), cli.at_density)
     return cli.build()
 
 
@@ -141,7 +143,7 @@ def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[
             raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
         parts = cli.build()
         plan, facts = check_stages(parts), parts.data.facts()
-        _show_plan(parts.data.record.name, facts, plan)
+        show_plan(parts.data.record.name, facts, plan)
         budget = parts.method.budget and {"asked": parts.method.budget.asked, "density": parts.method.density}
         return partial(run.begin, config, facts.as_dict(), budget)
     run.check_same(config)
@@ -152,13 +154,6 @@ def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[
     return None
 
 
-def _show_plan(task: str, facts: DataFacts, plan: Plan) -> None:
-    """Show what was found and what will be done."""
-    Console().print(facts_table(task, facts))
-    for line in (*facts_lines(facts), *plan_lines(plan)):
-        print(line)
-
-
 @rank_zero_only
 def _report(run: Run, cli: CommandLine) -> None:
     """Export the net, write the report, print the final table and log it to TensorBoard."""
@@ -167,11 +162,12 @@ def _report(run: Run, cli: CommandLine) -> None:
         report = read_json("run_dir", path, dict)
     else:
         parts = cli.build()
-        report = export_run(run, run.folder / "export", parts.method, parts.data)
+        report = export_run(run, run.folder / "export", parts.method, parts.data, parts.storage.choices)
         keep_details(run, parts.data)
         write_json(path, report)
         log_report(run, report)
     print_table(report)
+    print_choices(report)
     _warn_missed(report)
     print(f"export: {run.folder / 'export'}\nreport: {path}\ncurves: tensorboard --logdir {run.folder}")
 
@@ -190,7 +186,7 @@ def plan(args: list[str]) -> None:
     _choose_teacher(cli, _run_of(cli, first), first.data.record, args)
     parts = settle_budget(cli)
     made, facts = check_stages(parts), parts.data.facts()
-    _show_plan(parts.data.record.name, facts, made)
+    show_plan(parts.data.record.name, facts, made)
     found = outline_of(parts)
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=120)
@@ -228,9 +224,12 @@ def export(args: list[str]) -> None:
     parser.error = one_line  # type: ignore[method-assign]
     given = parser.parse_args(args)
     silence_libraries()
-    run, out, choices = Run(given.run), Path(given.out).expanduser(), choices_of(given)
+    run, out = Run(given.run), Path(given.out).expanduser()
+    config = run.config()
+    choices = replace(Choices(**config["export"]), **typed_choices(given))
+    choices.check()
     check_out(out)
-    parts = parse_stored(run.config(), [], "export").build()
+    parts = parse_stored(config, [], "export").build()
     report = export_run(run, out, parts.method, parts.data, choices)
     print(f"exported {given.out}: density {report['compressed']['density']:.4f}")
     print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
@@ -268,10 +267,10 @@ def factorize(args: list[str]) -> None:
     parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
     add_choices(parser, programs=False)
     given, cli = parse_one_shot(parser, args, "factorize")
-    out, choices = Path(given.out).expanduser(), choices_of(given)
+    out = Path(given.out).expanduser()
     check_out(out)
     parts = settle_budget(cli)
-    report = factorize_model(out, parts.method, parts.data, cli.dump(), choices)
+    report = factorize_model(out, parts.method, parts.data, cli.dump(), parts.storage.choices)
     print_table(report)
     if (loss := report["calibration"]) and loss["estimated_loss"] is not None:
         print(f"loss added: {loss['estimated_loss']:.2g} estimated, {loss['measured_loss']:.2g} measured on dev rows")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from typing import Any
 
 from lit_compress.export.choices import Choices
@@ -10,57 +11,43 @@ from lit_compress.export.report import pivot_line
 
 
 def add_choices(parser: argparse.ArgumentParser, programs: bool = True) -> None:
-    """Add the options that :func:`choices_of` reads; ``programs``: also those of nets that are exported from a run."""
+    """Add the options that :func:`typed_choices` reads; ``programs``: also those of nets that a run exports."""
+    kept = "; default: as the run was made" if programs else ""
     if programs:
         parser.add_argument(
-            "--format", choices=("hf", "onnx", "torch"), default="hf",
-            help="onnx, torch: also write model.onnx or model.pt2, which run without transformers "
-            "(default hf: neither)",
+            "--format", choices=("hf", "onnx", "torch"),
+            help="onnx, torch: also write model.onnx or model.pt2, which run without transformers (hf: neither)",
         )  # fmt: skip
         parser.add_argument(
             "--round_to", type=int, metavar="N",
-            help="SP3: pad widths with zeros to multiples of N; 8 is faster in PyTorch with many tokens "
-            "(default: none)",
+            help="SP3: pad widths with zeros to multiples of N; 8 is faster in PyTorch with many tokens",
         )  # fmt: skip
     parser.add_argument(
-        "--pivot", action="store_true",
-        help="store low-rank matrices in pivot form: the same outputs, k * k parameters fewer at rank k "
-        "(default: factors)",
+        "--pivot", action=argparse.BooleanOptionalAction,
+        help=f"store low-rank matrices in pivot form: the same outputs, k * k parameters fewer at rank k{kept}",
     )  # fmt: skip
     parser.add_argument(
-        "--vocabulary", choices=("all", "data"), default="all",
-        help="data: keep the pieces that the training data and unknown words need, and export the small tokenizer "
-        "(default all)",
+        "--vocabulary", choices=("all", "data"),
+        help="data: keep the pieces that the training data and unknown words need, and export the small tokenizer"
+        + kept,
     )  # fmt: skip
     parser.add_argument(
         "--embeddings", metavar="FORM",
         help="rank=64 (any number): store the table of token embeddings as two factors, weighted by how often the "
-        "tokens occur; int8: as 8-bit integers with one scale per row (default: as it is)",
+        f"tokens occur; int8: as 8-bit integers with one scale per row; none: as it is{kept}",
     )  # fmt: skip
     parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16", *(["int8"] if programs else [])), default="float32",
+        "--dtype", choices=("float32", "bfloat16", "float16", *(["int8"] if programs else [])),
         help="of the weights in the file, in which the metric is measured"
         + ("; int8, with --format onnx: of weights and activations of the program" if programs else "")
-        + " (default float32)",
+        + kept,
     )  # fmt: skip
 
 
-def choices_of(given: argparse.Namespace) -> Choices:
-    """Return what the options say.
-
-    Raises:
-        UserError: it cannot be done.
-    """
-    choices = Choices(
-        form=getattr(given, "format", "hf"),
-        round_to=getattr(given, "round_to", None),
-        vocabulary=given.vocabulary,
-        embeddings=given.embeddings,
-        dtype=given.dtype,
-        pivot=given.pivot,
-    )
-    choices.check()
-    return choices
+def typed_choices(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the choices among the options that were typed."""
+    values = {field.name: getattr(given, field.name, None) for field in fields(Choices)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def print_choices(report: dict[str, Any]) -> None:

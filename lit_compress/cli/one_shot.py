@@ -27,6 +27,7 @@ from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import Axis
 from lit_compress.run.folder import Run
+from lit_compress.run.solve import check_choices
 from lit_compress.stages.low_rank import Decomposer
 from lit_compress.stages.weighted_retraining import add_estimate, calibration_of, check_removal, remove_structures
 from lit_compress.stages.weighting import KRONECKER, Weighted, fisher_of, kronecker_of, refit, weigh
@@ -52,9 +53,11 @@ def load_model(name: str, method: OneShot) -> PreTrainedModel:
 
 
 def decomposers(
-    method: OneShot, net: PreTrainedModel, data: DataModule, settings: Sequence[Weighted]
+    method: OneShot, net: PreTrainedModel, data: DataModule, settings: Sequence[Weighted], once: bool = False
 ) -> list[Decomposer]:
     """Return a decomposer of ``net`` for each of ``settings``, after one pass over training data for all of a kind.
+
+    With ``once`` every matrix is decomposed once, before ``net`` is changed; then a large net takes several passes.
 
     Raises:
         UserError: there are no scores, or no usable gradients.
@@ -64,10 +67,11 @@ def decomposers(
     if any(s.weighting == "fisher" for s in settings):
         batches = data.calibration_dataloader(method.retrain.fisher_examples)
         fisher = fisher_of(net, method.task, batches, settings)
-    moments = kronecker_of(net, method.task, data, settings, table=method.ranks.table(net))
+    alone = len(settings) == 1 and once
+    moments = kronecker_of(net, method.task, data, settings, table=method.ranks.table(net), stream=alone)
     net.to("cpu")
     folder = Path(method.backbone).expanduser()
-    return [weigh(s, net, fisher, moments, folder, s.rule(method.ranks).stacks(net)) for s in settings]
+    return [weigh(s, net, fisher, moments, folder, s.rule(method.ranks).stacks(net), alone) for s in settings]
 
 
 def _device() -> str:
@@ -89,24 +93,20 @@ def factorize_model(
     Raises:
         UserError: the model, the data or ``out`` cannot be used; nothing would be factorized for ``pivot``.
     """
-    choices.check()
     if choices.pivot and method.retrain.removes == "structures":
         raise UserError("factorize: --pivot is for factors, and retrain.removes structures makes none; nearest: both")
     data.reads_labels = method.retrain.reads_labels(method.kind)
     dense = load_model(method.backbone, method)
-    if choices.embeddings and method.ranks.scope == "all":
-        raise UserError(
-            f"--embeddings: '{choices.embeddings}' and scope all both make the table of embeddings smaller; leave "
-            "--embeddings out, or give --scope blocks"
-        )
-    choices.check_net(dense)
+    check_choices(choices, method, dense)
     check_removal(method.retrain, method.ranks, dense)
-    net = copy.deepcopy(dense).to(_device())
+    whole = method.retrain.removes == "components"  # then nothing changes before all matrices are decomposed
+    net = dense if whole else copy.deepcopy(dense).to(_device())
     rule, loss = remove_structures(method.retrain, method.ranks, net, method.task, data)
     made = calibration_of(method.retrain, data, loss)
     if not rule.keeps_all:
-        (decomposer,) = decomposers(method, net, data, [method.retrain])
+        (decomposer,) = decomposers(method, net, data, [method.retrain], once=True)
         ranks, stacks = rule.allocate(net, decomposer.sigma), rule.stacks(net)
+        net = copy.deepcopy(dense) if whole else net
         factorize(net, ranks, decomposer.factors, bias_change=decomposer.bias_change, stacks=stacks)
         refit(method.retrain, dense, net, method.task, data)
         add_estimate(made, decomposer, ranks)

@@ -18,8 +18,10 @@ from lit_compress.cli.arguments import after_configs, chosen_method, content_of,
 from lit_compress.cli.help import fit_help
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.sources import CUSTOM
+from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
 from lit_compress.run.runner import Components
+from lit_compress.run.solve import Storage
 from lit_compress.run.strategies import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
 from lit_compress.stages.base import Training
 from lit_compress.tasks.records import task_name
@@ -72,6 +74,7 @@ class CommandLine(LightningCLI):
     def __init__(self, args: list[str], command: str, own: Iterable[str] = ()) -> None:
         self.command = command
         self.density: float | None = None  # that meets the budget, once it is known
+        self.tokens: int | None = None  # that the export's vocabulary has, once it is known
         _Parser.own = tuple(own)
         super().__init__(
             Method,
@@ -116,6 +119,7 @@ class CommandLine(LightningCLI):
             default=20,
             help="Steps in a row whose gradients are not finite, which are left out, before the run stops.",
         )
+        parser.add_class_arguments(Choices, "export")
         parser.link_arguments("data.record", "model.init_args.task", task_name, apply_on="instantiate")
         parser.link_arguments("model.init_args.backbone", "data.backbone")
         parser.link_arguments("seed_everything", "data.seed")
@@ -171,7 +175,9 @@ class CommandLine(LightningCLI):
         if init.data.task == CUSTOM:
             self.config.data.custom.labels = list(init.data.record.labels)  # later commands need the same ones
             self.config.data.custom.numbered = init.data.record.numbered
-        return Components(init.model, init.data, dict(init.trainer), self.config.seed_everything)
+        storage = Storage(init.export, self.tokens)
+        storage.tell(init.model)
+        return Components(init.model, init.data, dict(init.trainer), self.config.seed_everything, storage)
 
     def at_density(self, density: float) -> Method:
         """Build the method with a density, which later calls of :meth:`build` keep."""
@@ -238,7 +244,7 @@ def _keys(method: type[Method] | None = None) -> list[str]:
             keys.append(f"model.{option}")
             if is_dataclass(parameter.default):
                 keys += [f"model.{option}.{field.name}" for field in fields(parameter.default)]
-    for prefix, kind in (("data", DataModule), ("trainer", pl.Trainer)):
+    for prefix, kind in (("data", DataModule), ("export", Choices), ("trainer", pl.Trainer)):
         for option, parameter in signature(kind).parameters.items():
             keys.append(f"{prefix}.{option}")
             if is_dataclass(parameter.default):
@@ -291,7 +297,7 @@ def _no_method() -> str:
 def _full(key: str) -> str:
     """Return the full option, as users type it, for a key that a nested parser names without its prefix."""
     known = _keys()
-    return next((k for k in (key, f"model.{key}", f"data.{key}") if k in known), key)
+    return next((k for k in (key, f"model.{key}", f"data.{key}", f"export.{key}") if k in known), key)
 
 
 def _unknown(key: str) -> str:
@@ -305,7 +311,8 @@ def _unknown(key: str) -> str:
         own = ", ".join(name for name in known if name.rpartition(".")[0] == group)
         return f"unknown option '{key}' for {method.__name__}; its options: {own}"
     same = min((name for name in known if name.endswith(f".{key}")), key=len, default=None)
-    prefixes = ("",) if key.startswith(("model.", "data.", "trainer.")) else ("", "model.", "data.", "trainer.")
+    groups = ("model.", "data.", "export.", "trainer.")
+    prefixes = ("",) if key.startswith(groups) else ("", *groups)
 
     def likeness(prefix: str) -> float:
         close = get_close_matches(prefix + key, known, n=1)
@@ -340,7 +347,8 @@ def as_typed(message: str, args: list[str]) -> str:
     known = set(_keys())
     if not option or option[0] in known:
         return message
-    return next((f"{prefix}.{message}" for prefix in ("model", "data") if f"{prefix}.{option[0]}" in known), message)
+    groups = ("model", "data", "export")
+    return next((f"{prefix}.{message}" for prefix in groups if f"{prefix}.{option[0]}" in known), message)
 
 
 def _with_stage(message: str, args: list[str]) -> str:

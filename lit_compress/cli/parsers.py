@@ -8,6 +8,7 @@ import os
 import warnings
 from typing import NoReturn
 
+from lit_compress.cli.exporting import typed_choices
 from lit_compress.cli.options import CommandLine
 from lit_compress.utils.errors import UserError
 
@@ -77,6 +78,7 @@ def parse_one_shot(
     model = given.model if isinstance(given.model, str) else given.model[0]
     method = _method_of(given, rest) if command == "factorize" else "FWSVD"
     shared = ["--model", method, f"--model.backbone={model}", f"--data.task={given.task}"]
+    short += [f"--export.{name}={value}" for name, value in typed_choices(given).items()]
     return given, CommandLine([*shared, *short, *rest], command, (name for name in vars(given) if name in typed))
 
 

@@ -22,24 +22,28 @@ Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 class Choices:
     """How a net is exported; the options of ``export``.
 
-    Attributes:
-        form: ``onnx`` and ``torch`` also write the net as one program (program.py).
+    Args:
+        format: ``onnx`` and ``torch`` also write the net as one program (program.py).
         round_to: widths of hidden states and feed-forward networks are padded with zeros to multiples of this number
             (SP3); None for no padding.
         embeddings: ``rank=64`` (any number) or ``int8``: the table of token embeddings as two factors, or as integers
-            with a scale per row (embeddings.py); None leaves it.
+            with a scale per row (embeddings.py); None or ``none`` leaves it.
         dtype: of the weights in the file; ``int8``: of the weights and activations of the ONNX program
             (number_format.py).
         pivot: low-rank matrices are stored in pivot form (pivot.py).
         vocabulary: ``data`` keeps the pieces that the training data and unknown words need (vocabulary.py).
     """
 
-    form: Format = "hf"
+    format: Format = "hf"
     round_to: int | None = None
     vocabulary: Vocabulary = "all"
     embeddings: str | None = None
     dtype: Dtype = "float32"
     pivot: bool = False
+
+    def __post_init__(self) -> None:
+        if self.embeddings == "none":
+            object.__setattr__(self, "embeddings", None)
 
     @property
     def rank(self) -> int | None:
@@ -62,7 +66,7 @@ class Choices:
         Raises:
             UserError: a value is not valid; packages are missing; two choices exclude each other.
         """
-        check_format(self.form)
+        check_format(self.format)
         if self.embeddings not in (None, "int8") and self.rank is None:
             raise UserError(f"export: --embeddings '{self.embeddings}' is not valid; rank=64 (any number) or int8")
         if self.embeddings and self.round_to is not None:
@@ -70,11 +74,11 @@ class Choices:
                 f"export: --round_to {self.round_to} pads the table that --embeddings {self.embeddings} replaces; "
                 "leave one out"
             )
-        if self.dtype == "int8" and self.form != "onnx":
+        if self.dtype == "int8" and self.format != "onnx":
             raise UserError("export: --dtype int8 is for the program that ONNX Runtime runs; add --format onnx")
-        if self.half and self.form != "hf":
+        if self.half and self.format != "hf":
             raise UserError(
-                f"export: --format {self.form} writes a program of float32, --dtype {self.dtype} is for the folder; "
+                f"export: --format {self.format} writes a program of float32, --dtype {self.dtype} is for the folder; "
                 "leave one out, or give --format onnx --dtype int8"
             )
 

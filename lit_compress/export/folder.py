@@ -125,9 +125,9 @@ def write_export(
         report["ordinary"] = not (temporary / f"{MODULE}.py").exists()
         report["refuses"] = bool(getattr(exported.config, "structure", None))
         report["merged"] = {"above": MERGE, "sites": len(find_sites(net)), "matrices": dense}
-        if choices.form != "hf":
-            for _ in track([0], f"write and check {choices.form}"):
-                report["program"] = write_program(exported, data.tokenizer, temporary, choices.form)
+        if choices.format != "hf":
+            for _ in track([0], f"write and check {choices.format}"):
+                report["program"] = write_program(exported, data.tokenizer, temporary, choices.format)
         if choices.dtype == "int8":
             for _ in track([0], "quantize and measure"):
                 report["program"] |= quantize_program(temporary, exported, data)

@@ -65,6 +65,27 @@ def to_pivot_form(net: PreTrainedModel) -> dict[str, int]:
     return saved
 
 
+def pivot_shapes(net: PreTrainedModel) -> None:
+    """Bring the low-rank matrices of a ``net`` without values into pivot form, in place.
+
+    How many pivots each of several matrices on one right factor has depends on values; here the first have them all.
+    """
+    for names in pivot_sites(net):
+        layers: list[Any] = [net.get_submodule(name) for name in names]
+        rank, first = layers[0].rank, ""
+        for name, layer in zip(names, layers, strict=True):
+            rows = getattr(layer, "rows", 0)
+            pivots = min(rank, layer.out_features - rows)
+            rank, rest, bias = rank - pivots, layer.out_features - rows - pivots, layer.bias is not None
+            with torch.device("meta"):
+                made = PivotLinear(
+                    layer.in_features, layer.out_features, layers[0].rank, rest, rows, bias, first, len(names)
+                )
+            replace(net, name, made)
+            first = names[0]
+    link(net)
+
+
 def _stack(layers: list[Any], first: str) -> list[PivotLinear]:
     """Return the pivot form of layers on one right factor, or of one; the pivots are rows of any. [] without one."""
     left, right = torch.cat([layer.left for layer in layers]), layers[0].factors()[1]

@@ -16,6 +16,20 @@ if TYPE_CHECKING:
 _OPTION = "export: --vocabulary data"
 
 
+def tokens_kept(net: PreTrainedModel, data: DataModule) -> int:
+    """Return how many tokens ``cut_vocabulary`` keeps; of ``net`` only the configuration is read.
+
+    Raises:
+        UserError: the tokenizer cannot be cut.
+    """
+    return len(cut_tokenizer(data.tokenizer, _used(net, data), _OPTION)[1])
+
+
+def _used(net: PreTrainedModel, data: DataModule) -> set[int]:
+    counts = token_counts(data, net.config.vocab_size, written=net.can_generate())
+    return {*counts.nonzero().flatten().tolist(), *special_ids(net)}
+
+
 def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedModel, DataModule, dict[str, Any]]:
     """Return ``net`` and ``data`` with a smaller tokenizer, and what the report says of it.
 
@@ -30,8 +44,7 @@ def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedMo
         UserError: the tokenizer or the net cannot be cut.
     """
     size = net.config.vocab_size
-    counts = token_counts(data, size, written=net.can_generate())
-    tokenizer, kept = cut_tokenizer(data.tokenizer, {*counts.nonzero().flatten().tolist(), *special_ids(net)}, _OPTION)
+    tokenizer, kept = cut_tokenizer(data.tokenizer, _used(net, data), _OPTION)
     small = keep_tokens(net, kept, _OPTION)
     other = with_tokenizer(data, tokenizer)
     found = {"rows": len(kept), "of": size, "inputs": data.train_size(), "changed": changed_inputs(data, other, kept)}

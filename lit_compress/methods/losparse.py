@@ -48,15 +48,23 @@ class LowRankPlusSparse(RowPruning):
             density - low_rank as the authors do, although their ranks are rounded up (5.1 % for 5 % of BERT-base).
         weighting: ``none`` = the factors of the plain SVD, as the paper has them; ``kfac`` = the best ones under the
             Kronecker-factored Fisher information (second-order compression), with ``init finetuned``.
+        rows: what ranks the rows: their ``sensitivity`` while they are trained, as the paper has it; or, with weighting
+            ``kfac``, their cost under the same Fisher information before they are trained.
     """
 
     low_rank: float = 0.05
     ratio: Literal["exact", "nominal"] = "exact"
     weighting: Literal["none", "kfac"] = "none"
+    rows: Literal["sensitivity", "kfac"] = "sensitivity"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "prune.low_rank", above=0, high=1)
+        if self.rows == "kfac" and self.weighting != "kfac":
+            raise UserError(
+                "prune.rows: 'kfac' takes the moments of prune.weighting kfac, which is none; nearest: prune.weighting "
+                "kfac"
+            )
         if self.weighting == "kfac" and self.init == "pretrained":
             raise UserError(
                 "prune.weighting: 'kfac' needs a net that is trained on the task, not prune.init pretrained; nearest: "
@@ -89,8 +97,8 @@ class LoSparse(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        kfac = self.prune.weighting == "kfac"
-        prune = RowSparsePruning(self.prune, self.density, self.prune.low_rank, self.prune.ratio, kfac)
+        kfac = (self.prune.weighting == "kfac", self.prune.rows == "kfac")
+        prune = RowSparsePruning(self.prune, self.density, self.prune.low_rank, self.prune.ratio, *kfac)
         return [*self.dense_stage(), prune]
 
 

@@ -42,6 +42,16 @@ def check_table(net: PreTrainedModel, rank: int | None, option: str) -> str:
     return name
 
 
+def shrink_shapes(net: PreTrainedModel, rank: int | None, option: str = "--embeddings") -> None:
+    """Do what :func:`shrink_table` does to a ``net`` without values, in place."""
+    name = check_table(net, rank, option)
+    with torch.device("meta"):
+        if rank is None:
+            replace(net, name, Int8Embedding(*net.get_submodule(name).weight.shape))  # type: ignore[union-attr, misc]
+        else:
+            factorize(net, {name: rank}, None)
+
+
 @torch.no_grad()
 def shrink_table(
     net: PreTrainedModel, rank: int | None, counts: Tensor | None = None, option: str = "--embeddings"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
-from lit_compress.models.sites import find_sites, of_kind, sublayers
+from lit_compress.models.sites import find_sites, held_part, of_kind, sublayers
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import replace
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _KINDS = ("attention", "ffn")
-_DTYPES = {torch.float32: "F32", torch.int32: "I32", torch.int64: "I64", torch.bool: "BOOL"}
+_DTYPES = {
+    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8", torch.int32: "I32",
+    torch.int64: "I64", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 def file_bytes(net: PreTrainedModel) -> int:
@@ -38,20 +41,24 @@ def file_bytes(net: PreTrainedModel) -> int:
     return 8 + text + -text % 8 + end
 
 
-def cut_evenly(net: PreTrainedModel, density: float, units: Collection[str] = ("heads", "neurons")) -> PreTrainedModel:
+def cut_evenly(
+    net: PreTrainedModel, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False
+) -> PreTrainedModel:
     """Remove the same share of heads and neurons everywhere, in place, so that about ``density`` of the sites is left.
 
     Args:
         net: dense, without values.
         density: of the weights of the sites.
         units: ``heads``, ``neurons`` or both; where one of them stays whole, more of the other goes.
+        whole: sub-layers may lose their last head or neuron, and are then removed (stages/units.py); else each keeps
+            one.
 
     Returns:
         ``net``.
     """
     parts = sublayers(net)
     left = {kind: _weights(net, [s for part in of_kind(parts, kind) for s in part.sites.values()]) for kind in _KINDS}
-    room, z = density * sum(left.values()), {}
+    room, held, z = density * sum(left.values()), held_part(parts), {}
     for kind in _KINDS:  # heads are coarse: neurons make up for what their rounding leaves
         unit, group = SUBLAYER_GATES[kind][1], of_kind(parts, kind)
         if unit not in units or not group:
@@ -59,10 +66,13 @@ def cut_evenly(net: PreTrainedModel, density: float, units: Collection[str] = ("
         cut = sum(left[k] for k in _KINDS if SUBLAYER_GATES[k][1] in units and SUBLAYER_GATES[k][1] not in z)
         share = max(0.0, (room - sum(left.values()) + cut) / cut)
         counts = [part.heads if kind == "attention" else _inputs(net, part.sites["down"]) for part in group]
-        kept = [max(1, k) for k in _spread(share, counts)]
+        least = [0 if whole and part is not held else 1 for part in group]
+        kept = [max(pair) for pair in zip(least, _spread(share, counts), strict=True)]
         z[unit] = torch.stack([(torch.arange(n) < k).float() for n, k in zip(counts, kept, strict=True)])
+        if whole:
+            z[SUBLAYER_GATES[kind][0]] = torch.ones(len(group), 1)  # closes with the last of its units
         left[kind] = left[kind] * sum(kept) // sum(counts)
-    cut_closed(net, z)
+    cut_closed(net, z, constant=whole)
     return net
 
 

@@ -274,6 +274,11 @@ def sublayers(net: PreTrainedModel) -> list[SubLayer]:
     return found
 
 
+def held_part(parts: list[SubLayer]) -> SubLayer | None:
+    """Return the sub-layer that keeps one unit: a decoder's first self-attention, by which its cache counts tokens."""
+    return next((part for part in parts if part.cached), None)
+
+
 def of_kind(parts: list[SubLayer], kind: str) -> list[SubLayer]:
     """Return the attentions or the feed-forward networks, in order; a gate has a group for each."""
     return [part for part in parts if part.kind == kind]

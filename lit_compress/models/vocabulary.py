@@ -47,7 +47,29 @@ def keep_tokens(net: PreTrainedModel, kept: Sequence[int], option: str = "--voca
         UserError: the copy does not compute the same logits (some architectures number positions by a token's id).
     """
     small, rows = copy.deepcopy(net), torch.tensor(kept)
+    cut_rows(small, kept)
     new = {old: number for number, old in enumerate(kept)}
+    for config in _configurations(small):
+        for name, value in _named(config).items():
+            setattr(config, name, _renumbered(value, new))
+    with tempfile.TemporaryDirectory() as work:  # modules have ids of their own, which they read from the configuration
+        save_net(small, Path(work))
+        small = load_net(Path(work))
+    if not (difference := _difference(net, small, rows)) <= TOLERANCE:
+        raise UserError(
+            f"{option}: with fewer tokens the logits of {type(net).__name__} differ by {difference:.1e}; nothing was "
+            "exported; leave the option out"
+        )
+    return small
+
+
+@torch.no_grad()
+def cut_rows(small: PreTrainedModel, kept: Sequence[int]) -> None:
+    """Cut the table of ``small``, and its output layer over the vocabulary, to the rows ``kept``, in place.
+
+    A net without values has the right shapes afterwards, whatever rows these are.
+    """
+    rows, new = torch.tensor(kept), {old: number for number, old in enumerate(kept)}
     tables = [small.get_input_embeddings(), *filter(None, [small.get_output_embeddings()])]
     values = {
         value: nn.Parameter(value[rows].contiguous())
@@ -63,18 +85,6 @@ def keep_tokens(net: PreTrainedModel, kept: Sequence[int], option: str = "--voca
     if isinstance(bias := getattr(small, _BIAS, None), Tensor):
         setattr(small, _BIAS, bias[:, rows].contiguous())
     small.config.vocab_size = len(kept)
-    for config in _configurations(small):
-        for name, value in _named(config).items():
-            setattr(config, name, _renumbered(value, new))
-    with tempfile.TemporaryDirectory() as work:  # modules have ids of their own, which they read from the configuration
-        save_net(small, Path(work))
-        small = load_net(Path(work))
-    if not (difference := _difference(net, small, rows)) <= TOLERANCE:
-        raise UserError(
-            f"{option}: with fewer tokens the logits of {type(net).__name__} differ by {difference:.1e}; nothing was "
-            "exported; leave the option out"
-        )
-    return small
 
 
 def _resize(module: nn.Module, size: int, new: dict[int, int]) -> None:

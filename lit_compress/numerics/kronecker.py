@@ -108,6 +108,22 @@ def centred(moment: Moment, mean: Tensor | None) -> Moment:
     return wide - m.square() if wide.ndim == 1 else wide - m[:, None] * m
 
 
+@torch.no_grad()
+def row_costs(matrix: Tensor, inputs: Tensor, gradients: Tensor, mean: Tensor | None = None) -> Tensor:
+    """Return what (M) grows by if a row s_i of a matrix is set to zero alone, G_ii s_i A s_i^T, float64 [out].
+
+    Args:
+        matrix: S [out, in].
+        inputs: A [in, in].
+        gradients: G [out, out].
+        mean: m [in], which a bias takes over; None without one.
+    """
+    rows = matrix.detach().to("cpu", torch.float64)
+    moment = centred(inputs, mean)
+    assert moment is not None
+    return gradients.diagonal().double() * (rows @ moment.double() * rows).sum(1)
+
+
 @dataclass(frozen=True)
 class KroneckerSVD:
     """The best approximations of all ranks of a matrix, or of stacked matrices, under (M); :func:`kronecker_svd`.

@@ -52,9 +52,27 @@ def largest_rank(out: int, inner: int) -> int:
     return ceil(out * inner / (out + inner)) - 1
 
 
-def stored(out: int, inner: int, rank: int) -> int:
-    """Return the number of stored parameters of an out x inner matrix at ``rank``, the dense one if that is smaller."""
-    return min(rank * (out + inner), out * inner)
+def stored(out: int, inner: int, rank: int, pivot: bool = False) -> int:
+    """Return the number of stored parameters of an out x inner matrix at ``rank``, the dense one if factors are larger.
+
+    In pivot form (numerics/pivot.py) factors of rank k have k^2 parameters fewer.
+    """
+    if rank * (out + inner) >= out * inner:
+        return out * inner
+    return rank * (out + inner - (rank if pivot else 0))
+
+
+def pivot_rank(density: float, out: int, inner: int) -> int:
+    """Return the largest rank whose pivot form has at most ``density`` of the parameters; at least 1.
+
+    The factors are smaller than the matrix, too, so that nothing is larger before the pivot form is made.
+    """
+    low, high = 1, max(1, largest_rank(out, inner))
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = stored(out, inner, middle, pivot=True) <= density * out * inner + 1e-6
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
 
 
 @dataclass(frozen=True)
@@ -65,15 +83,22 @@ class Price:
         component: of one more rank, above 0.
         dense: of the whole matrix, or of all stacked matrices.
         fixed: of factors at any rank, e.g. of a second kernel.
+        pivot: factors of rank k are cheaper by k^2 of it, as they are stored in pivot form.
     """
 
     component: float
     dense: float
     fixed: float = 0.0
+    pivot: float = 0.0
 
     def at(self, rank: int) -> float:
         """Return the price at a rank; dense where factors would not be cheaper."""
-        return min(self.fixed + rank * self.component, self.dense)
+        return self.fixed + rank * (self.component - rank * self.pivot) if self.saves(rank) else self.dense
+
+    def each(self, ranks: int) -> Tensor:
+        """Return what every component adds to the price, from the first on, float64 [ranks]."""
+        more = self.component - self.pivot * (2 * torch.arange(ranks, dtype=torch.float64) + 1)
+        return more.clamp_min(self.component / 4) if self.pivot else more  # never free, at ranks that save nothing
 
     def saves(self, rank: int) -> bool:
         """Say whether factors of this rank are cheaper than the dense matrix."""
@@ -84,7 +109,8 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
     """Spend a budget on the components of all matrices that are worth most for their price.
 
     One threshold on sigma_j ** 2 / price holds for all matrices; sigma falls, so each keeps a prefix. Every matrix
-    keeps at least one component. With the singular values of a Fisher-weighted matrix the sum of what is dropped is the
+    keeps at least one component. In pivot form later components are cheaper; each is worth at most what the one before
+    it is. With the singular values of a Fisher-weighted matrix the sum of what is dropped is the
     second-order estimate of the loss it costs (second-order compression, section 3).
 
     Args:
@@ -95,7 +121,10 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
     Returns:
         rank by matrix; a matrix whose factors would not be cheaper is left out and stays dense.
     """
-    worth = {name: values.double() ** 2 / prices[name].component for name, values in sigma.items()}
+    worth = {
+        name: (values.double() ** 2 / prices[name].each(len(values)).to(values.device)).cummin(0).values
+        for name, values in sigma.items()
+    }
     thresholds = torch.cat(list(worth.values())).sort(descending=True).values
 
     def ranks(threshold: Tensor) -> dict[str, int]:

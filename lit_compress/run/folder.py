@@ -16,6 +16,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import yaml
 
 from lit_compress import methods
+from lit_compress.export.choices import Choices
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json, write_json, write_text
 
@@ -176,8 +178,10 @@ def _with_density(config: dict[str, Any]) -> dict[str, Any]:
 def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:
     """Return a stored config with the names and the meaning of today, if an earlier version wrote it.
 
-    Gates had other names; a rank decided beside any density; distances of hidden states were relative in one method.
+    Exports had no choices; gates had other names; a rank decided beside any density; distances of hidden states were
+    relative in one method.
     """
+    config.setdefault("export", asdict(Choices()))
     model = config["model"]
     method, init = getattr(methods, model["class_path"].rpartition(".")[2], None), model["init_args"]
     former, gates = getattr(method, "former_gates", {}), (init.get("prune") or {}).get("gates")

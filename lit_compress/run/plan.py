@@ -204,9 +204,12 @@ def layer_notes(found: Outline) -> Iterator[str]:
     if any(getattr(layer, "rank", 0) for layer in layers):
         more = "; +n: n of its rows beside them" if any(getattr(layer, "rows", 0) for layer in layers) else ""
         yield f"out x in of every matrix; r: rank of its factors{more}"
-    table = found.net.get_input_embeddings()
-    if rank := getattr(table, "rank", 0):
-        yield f"token embeddings: {table.num_embeddings:,} x {table.embedding_dim}, rank {rank}"
+    table, before = found.net.get_input_embeddings(), found.dense.get_input_embeddings().num_embeddings
+    rank, whole = getattr(table, "rank", 0), next(table.parameters()).is_floating_point()
+    if rank or not whole or table.num_embeddings < before:
+        form = f", rank {rank}" if rank else "" if whole else ", int8"
+        kept = "" if table.num_embeddings == before else f" of {before:,}"
+        yield f"token embeddings: {table.num_embeddings:,}{kept} x {table.embedding_dim}{form}"
     if found.kept is not None:
         yield f"this method does not say which shapes it leaves; {found.kept:.4g} of the matrices' weights stay"
     elif found.about:
@@ -245,3 +248,12 @@ def facts_lines(facts: DataFacts) -> Iterator[str]:
                 shown[MOST_CLASSES - 1 : -1] = [f"{len(shown) - MOST_CLASSES} more"]
             yield f"classes of {split.split}: {', '.join(shown)}"
     yield f"longest: tokens of the longest input; cut: inputs of more than {facts.max_length} tokens"
+
+
+def show_plan(task: str, facts: DataFacts, plan: Plan) -> None:
+    """Show what was found and what will be done."""
+    from rich.console import Console
+
+    Console().print(facts_table(task, facts))
+    for line in (*facts_lines(facts), *plan_lines(plan)):
+        print(line)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, Sta
 from lit_compress.run.clean import remove_checkpoints
 from lit_compress.run.folder import Run
 from lit_compress.run.plan import Plan, StagePlan, budget_plan, target_density
-from lit_compress.run.solve import Outline, outline, solve
+from lit_compress.run.solve import Outline, Storage, check_choices, outline
 from lit_compress.run.tensorboard import RunLogger, log_structure, log_widths
 from lit_compress.run.threads import use_threads
 from lit_compress.run.trainer import check_trainer, make_trainer
@@ -50,12 +50,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Components:
-    """Method, data and Trainer arguments, which the command line builds anew for every stage."""
+    """Method, data, Trainer arguments and form of the export, which the command line builds anew for every stage."""
 
     method: Method
     data: DataModule
     trainer: dict[str, Any]
     seed: int
+    storage: Storage = field(default_factory=Storage)
 
 
 def check_stages(parts: Components) -> Plan:
@@ -70,6 +71,7 @@ def check_stages(parts: Components) -> Plan:
     method, data, trainer = parts.method, parts.data, parts.trainer
     net = shapes_of(method)
     find_sites(net)
+    check_choices(parts.storage.choices, method, net)
     if method.teacher:
         _check_given_teacher(method, net.config)
     check_trainer(trainer, {stage.name: stage.settings.epochs for stage in method.stages()})
@@ -93,7 +95,8 @@ def check_stages(parts: Components) -> Plan:
     density = target_density(method, net)
     rule = getattr(method.stages()[-1], "ranks", None)
     of = rule.counted if isinstance(rule, RankRule) else "sites"
-    asked = method.budget and budget_plan(method.budget, method.density, outline_of(parts))
+    found = outline_of(parts) if method.budget or parts.storage.choices.pivot else None  # refuses a net without factors
+    asked = method.budget and found and budget_plan(method.budget, method.density, found)
     return Plan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of, asked)
 
 
@@ -111,25 +114,7 @@ def shapes_of(method: Method) -> PreTrainedModel:
 def outline_of(parts: Components) -> Outline:
     """Return the sizes of the net that a run will export, as far as they are known before it."""
     net = shapes_of(parts.method)
-    return outline(parts.method, net, reading_length(net, read_task(parts.data)))
-
-
-def solve_budget(parts: Components, build: Callable[[float], Method]) -> float:
-    """Return the density that meets the budget of a method; ``build`` makes the method with another density.
-
-    Raises:
-        UserError: the budget cannot be met, or does not go with the price of a density.
-    """
-    method = parts.method
-    assert method.budget is not None
-    rule = getattr(method.stages()[-1], "ranks", None)
-    if method.budget.kind == "density" and getattr(rule, "price", "parameters") != "parameters":
-        raise UserError(
-            f"model.budget: '{method.budget.asked}' counts parameters, model.price is '{rule.price}'; nearest: "  # type: ignore
-            "model.density, or model.price parameters"
-        )
-    net = shapes_of(method)
-    return solve(method.budget, build, net, reading_length(net, read_task(parts.data)))
+    return outline(parts.method, net, reading_length(net, read_task(parts.data)), parts.storage)
 
 
 def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:

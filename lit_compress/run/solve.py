@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from lit_compress.export.fuse import compact, fuse
+from lit_compress.export.choices import AS_IS, Choices
+from lit_compress.export.outline import outline_export
 from lit_compress.models.accounting import (
     Params,
     count_params,
@@ -25,6 +26,7 @@ from lit_compress.models.outline import file_bytes
 from lit_compress.models.prices import forward_price
 from lit_compress.models.shapes import with_zeros
 from lit_compress.models.sites import embedding_params
+from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -96,13 +98,47 @@ def dense_milliseconds(dense: PreTrainedModel, length: int) -> float:
     return _measured[key]
 
 
-def outline(method: Method, dense: PreTrainedModel, length: int) -> Outline:
+@dataclass(frozen=True)
+class Storage:
+    """What makes the file of an export smaller beside the method.
+
+    Attributes:
+        choices: for the export.
+        tokens: that ``vocabulary data`` leaves; None: all, or it is not known yet.
+    """
+
+    choices: Choices = AS_IS
+    tokens: int | None = None
+
+    def tell(self, method: Method) -> None:
+        """Let the rule for the ranks of ``method``, if it has one, count what is stored of factors and of the table."""
+        if isinstance(rule := getattr(method, "ranks", None), RankRule):
+            method.ranks = replace(rule, pivot=self.choices.pivot, tokens_left=self.tokens)  # type: ignore[assignment]
+
+
+def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> None:
+    """Refuse an export that cannot be made of what ``method`` leaves of ``net``; only shapes are read.
+
+    Raises:
+        UserError: a choice is not valid, does not go with another or with the method.
+    """
+    choices.check()
+    if choices.embeddings and getattr(getattr(method.stages()[-1], "ranks", None), "scope", None) == "all":
+        raise UserError(
+            f"--embeddings: '{choices.embeddings}' and scope all both make the table of embeddings smaller; leave "
+            "--embeddings out, or give --scope blocks"
+        )
+    choices.check_net(net)
+
+
+def outline(method: Method, dense: PreTrainedModel, length: int, storage: Storage = Storage()) -> Outline:
     """Return the sizes of the net that ``method`` will export.
 
     Args:
         method: with its density.
         dense: the backbone, without values; it is not changed.
         length: tokens of a text.
+        storage: how it will be exported.
 
     Raises:
         UserError: its settings cannot work for this net.
@@ -111,8 +147,9 @@ def outline(method: Method, dense: PreTrainedModel, length: int) -> Outline:
     for stage in method.stages():
         stage.check(dense)
         net, about = stage.outline(net), about or stage.decided_by_data
-    small = fuse(net) if method.budget is None or method.budget.merges else compact(net)
-    same = count_params(small).sites == dense_site_params(dense)
+    same = count_params(net).sites == dense_site_params(dense)
+    merge = method.budget is None or method.budget.merges
+    small = outline_export(net, storage.choices, storage.tokens, merge)
     unknown = same and method.density < 1 and not method.stores_zeros and type(method).__module__.split(".")[0] != _OURS
     return Outline(small, dense, length, about or unknown, method.density if unknown else None)
 
@@ -129,7 +166,13 @@ def cost(budget: Budget, found: Outline) -> float:
     return found.flops if budget.kind == "flops" else found.milliseconds
 
 
-def solve(budget: Budget, build: Callable[[float], Method], dense: PreTrainedModel, length: int) -> float:
+def solve(
+    budget: Budget,
+    build: Callable[[float], Method],
+    dense: PreTrainedModel,
+    length: int,
+    storage: Storage = Storage(),
+) -> float:
     """Return the largest density at which the export is expected to be within ``budget``.
 
     Args:
@@ -137,6 +180,7 @@ def solve(budget: Budget, build: Callable[[float], Method], dense: PreTrainedMod
         build: function of a density that returns the method.
         dense: the backbone, without values.
         length: tokens of a text.
+        storage: how the net will be exported.
 
     Raises:
         UserError: the method cannot get there, or its settings cannot work at any density.
@@ -144,18 +188,23 @@ def solve(budget: Budget, build: Callable[[float], Method], dense: PreTrainedMod
     if budget.kind == "density":
         return budget.value
     whole = Outline(dense, dense, length, False)
-    limit, most = _limit(budget, whole), cost(budget, whole)
+    limit, before = _limit(budget, whole), cost(budget, whole)
+    if limit > before and budget.kind in ("params", "size"):
+        raise UserError(
+            f"model.budget: '{budget.asked}' is more than the dense net has, {shown(budget.kind, before)}; "
+            "nearest: a smaller one"
+        )
+    plain = replace(storage.choices, pivot=False)  # the dense net has no factors
+    kept = whole
+    if storage != Storage():
+        kept = Outline(outline_export(dense, plain, storage.tokens), dense, length, False)
+    most = cost(budget, kept)
     if limit >= most:
-        if limit > most and budget.kind in ("params", "size"):
-            raise UserError(
-                f"model.budget: '{budget.asked}' is more than the dense net has, {shown(budget.kind, most)}; "
-                "nearest: a smaller one"
-            )
         return 1.0
 
     def value(density: float) -> float | None:
         try:
-            return cost(budget, outline(build(density), dense, length))
+            return cost(budget, outline(build(density), dense, length, storage))
         except UserError as error:
             errors.append(error)
             return None
@@ -185,7 +234,8 @@ def solve(budget: Budget, build: Callable[[float], Method], dense: PreTrainedMod
         else:
             high = middle
     if best is None:
-        raise _impossible(budget, build(start[0]), dense, most / least if budget.kind == "speedup" else least, most)
+        least = {"speedup": before / least, "flops": least / before}.get(budget.kind, least)
+        raise _impossible(budget, build(start[0]), kept.net, least, storage.choices)
     return best
 
 
@@ -196,10 +246,17 @@ def _limit(budget: Budget, whole: Outline) -> float:
     return whole.milliseconds / budget.value if budget.kind == "speedup" else budget.value
 
 
-def _impossible(budget: Budget, method: Method, dense: PreTrainedModel, least: float, most: float) -> UserError:
-    """Return the line for a budget that no density meets: how far the method gets, and what would help."""
+def _impossible(budget: Budget, method: Method, kept: PreTrainedModel, least: float, choices: Choices) -> UserError:
+    """Return the line for a budget that no density meets: how far the method gets, and what would help.
+
+    Args:
+        budget: what is asked for.
+        method: at a density that it can have.
+        kept: the dense net, as it would be exported.
+        least: that the method gets to, in the units of the budget.
+        choices: for the export.
+    """
     name, kind = type(method).__name__, budget.kind
-    least = least / most if kind == "flops" else least
     text = f"model.budget: '{budget.asked}' cannot be met by {name}, which"
     if kind == "speedup":
         if least < 1.05:
@@ -209,12 +266,14 @@ def _impossible(budget: Budget, method: Method, dense: PreTrainedModel, least: f
     text += f" leaves at least {shown(kind, least)}"
     if kind == "flops":
         return UserError(f"{text} of the FLOPs; nearest: flops={1.005 * least:.3g}")
-    tables = sum(parameter.numel() for parameter in embedding_params(dense))
+    tables = embedding_params(kept)
     rule = getattr(method.stages()[-1], "ranks", None)
     if getattr(rule, "scope", None) == "all":
-        return UserError(f"{text}; nearest: a larger one")
-    tables_shown = shown(kind, tables * (4 if kind == "size" else 1))
+        other = "" if choices.vocabulary == "data" else ", or --export.vocabulary data"
+        return UserError(f"{text}; nearest: a larger one{other}")
+    tables_shown = shown(kind, sum(p.numel() * (p.element_size() if kind == "size" else 1) for p in tables))
+    text += f", {tables_shown} of them embeddings"
+    if choices.embeddings:
+        return UserError(f"{text} as they are exported; nearest: a larger one")
     other = "" if name == "SecondOrder" else "--model SecondOrder "
-    return UserError(
-        f"{text}, {tables_shown} of them embeddings, which keep their size; {other}--model.scope all makes them smaller"
-    )
+    return UserError(f"{text}, which keep their size; {other}--model.scope all makes them smaller")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from lit_compress.numerics.kronecker import (
     INPUT_DAMPING,
     KroneckerSVD,
     kronecker_svd,
+    row_costs,
 )
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.utils.progress import note
@@ -48,13 +49,15 @@ class KroneckerDecomposer:
         damping: of both moments, as shares of the means of their diagonals.
         stacks: first site -> names of all sites that get one right factor. A weight that comes with the first name is
             then that of the stack: the rows of all its matrices.
+        release: every matrix is decomposed once; the sums of its moments are given up then.
     """
 
-    moments: Mapping[str, KroneckerFactors]
+    moments: MutableMapping[str, KroneckerFactors]
     gradients: bool = True
     centred: frozenset[str] = frozenset()
     damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    release: bool = False
     _sigma: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
     _kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
     nested = True
@@ -81,6 +84,8 @@ class KroneckerDecomposer:
             rows = weight.split([len(moment) for moment in gradients])
         svd = kronecker_svd(rows, inputs, gradients, mean=mean, damping=self.damping, name=name)
         self._sigma[name] = svd.sigma
+        for site in self.stacks.get(name, (name,)) if self.release else ():
+            self.moments[site] = self.moments[site].released()
         return svd
 
     def estimate(self, ranks: Mapping[str, int]) -> float:
@@ -98,6 +103,11 @@ class KroneckerDecomposer:
         svd = self.svd(name, weight)
         self._kept[name] = svd.factors(max(1, largest_rank(*weight.shape)))
         return svd.sigma
+
+    def row_costs(self, name: str, matrix: Tensor) -> Tensor:
+        """Return what it costs to leave out each row of ``matrix``, a part of that of site ``name``; float64 [out]."""
+        moment = self.moments[name]
+        return row_costs(matrix, moment.inputs(), moment.gradients(), self._mean(name))
 
     def bias_change(self, name: str, weight: Tensor, approx: Tensor) -> Tensor | None:
         """Return (W - X) m [out], which keeps the mean of the outputs, in the weight's dtype; None if not centred."""

@@ -18,6 +18,7 @@ from lit_compress.numerics.ranks import (
     Shape,
     allocate,
     largest_rank,
+    pivot_rank,
     rank_for_density,
     rank_for_ratio,
     stored,
@@ -54,6 +55,9 @@ class RankRule:
         tokens: of a text, for FLOPs and milliseconds.
         fill: with ``uniform``: the parameters that rounding ranks down leaves of the density go to the first matrices,
             one more rank each. A budget is met so.
+        pivot: factors are exported in pivot form, and counted so (not in milliseconds).
+        tokens_left: rows that the export keeps of the table of token embeddings, by which scope ``all`` counts it;
+            None: all.
     """
 
     density: float = 1.0
@@ -65,6 +69,8 @@ class RankRule:
     price: Unit = "parameters"
     tokens: int = 128
     fill: bool = False
+    pivot: bool = False
+    tokens_left: int | None = None
 
     def __post_init__(self) -> None:
         require(self, "model.rank", low=1)
@@ -149,7 +155,7 @@ class RankRule:
         if self.by_density:
             budget = self._budget(net, prices)
         else:
-            budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
+            budget = sum(self._stored(shape, ranks[name]) for name, shape in shapes.items())
         found = allocate(self.sigmas(net, sigma), prices, budget)
         return {name: min(rank, largest_rank(*shapes[name])) for name, rank in found.items()}
 
@@ -157,12 +163,13 @@ class RankRule:
         """Return the ranks with one more in matrices from the first on, as long as the density is not exceeded."""
         whole = sum(out * inner for out, inner in shapes.values())
         left = floor(self.density * whole + 1e-6) - sum(
-            stored(*shapes[n], ranks.get(n, max(shapes[n]))) for n in shapes
+            self._stored(shapes[n], ranks.get(n, max(shapes[n]))) for n in shapes
         )
         filled = dict(ranks)
         for name, rank in ranks.items():
-            if rank < largest_rank(*shapes[name]) and sum(shapes[name]) <= left:
-                filled[name], left = rank + 1, left - sum(shapes[name])
+            more = self._stored(shapes[name], rank + 1) - self._stored(shapes[name], rank)
+            if rank < largest_rank(*shapes[name]) and more <= left:
+                filled[name], left = rank + 1, left - more
         return filled
 
     def even(self, net: PreTrainedModel) -> dict[str, int]:
@@ -179,7 +186,7 @@ class RankRule:
         def sigma(name: str, weight: Tensor) -> Tensor:
             most = min(weight.shape)
             worth = 1 - (torch.arange(most, dtype=torch.float64) + place[name]) / most
-            return (prices[name].component * worth).sqrt()
+            return (prices[name].each(most) * worth).sqrt()
 
         return self.allocate(net, sigma)
 
@@ -191,14 +198,22 @@ class RankRule:
         """
         whole = sum(price.dense for price in prices.values())
         total = count_params(net).total if self.scope == "all" else whole
-        least = total - whole + sum(price.at(1) for price in prices.values())
+        rest = total - self._cut_off(net) - whole
+        least = rest + sum(price.at(1) for price in prices.values())
         if self.density * total < least:
             raise UserError(
                 f"model.density: {self.density} of the {self.counted} cannot be reached with allocation global; one "
                 f"component of each matrix{' and what is not factorized' if self.scope == 'all' else ''} make "
                 f"{least / total + 5e-4:.3f}"
             )
-        return (floor(self.density * total) if self.price == "parameters" else self.density * total) - (total - whole)
+        return (floor(self.density * total) if self.price == "parameters" else self.density * total) - rest
+
+    def _cut_off(self, net: PreTrainedModel) -> int:
+        """Return the weights of the rows of the table that the export leaves out, with scope ``all``."""
+        if self.tokens_left is None or (name := self.table(net)) is None:
+            return 0
+        width, rows = _size(net.get_submodule(name))
+        return (rows - self.tokens_left) * width
 
     def sigmas(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
         """Return the singular values of every matrix or stack, by ``sigma`` as for :meth:`allocate`."""
@@ -211,7 +226,12 @@ class RankRule:
         members = self._members(net)
         sizes = {site: _size(net.get_submodule(site)) for names in members.values() for site in names}
         shapes = {name: (tuple(sizes[site][0] for site in names), sizes[name][1]) for name, names in members.items()}
-        return prices_of(shapes, tokens_read(net, self.tokens), self.price)
+        found = prices_of(shapes, tokens_read(net, self.tokens), self.price, self.pivot)
+        if (table := self.table(net)) is None:
+            return found
+        ((width,), rows) = shapes[table]
+        rows = self.tokens_left or rows
+        return found | {table: Price(width + rows, width * rows)}  # it has no pivot form
 
     def unit_price(self, net: PreTrainedModel, part: SubLayer, units: int) -> float:
         """Return what one head or neuron of a sub-layer costs, in the units of ``price``."""
@@ -234,7 +254,7 @@ class RankRule:
             return self.density
         layers = dense_layers(net)
         shapes = _shapes(layers, self._members(net) if self.stacked else {name: (name,) for name in layers}).values()
-        left = sum(stored(*shape, self._uniform(*shape)) for shape in shapes)
+        left = sum(self._stored(shape, self._uniform(*shape)) for shape in shapes)
         return left / sum(out * inner for out, inner in shapes)
 
     def left_of(self, net: PreTrainedModel) -> float:
@@ -261,7 +281,10 @@ class RankRule:
             return self.rank
         if self.rank_ratio is not None:
             return rank_for_ratio(self.rank_ratio, out, inner)
-        return rank_for_density(self.density, out, inner)
+        return (pivot_rank if self.pivot else rank_for_density)(self.density, out, inner)
+
+    def _stored(self, shape: Shape, rank: int) -> int:
+        return stored(*shape, rank, self.pivot)
 
 
 def _shapes(layers: Mapping[str, Any], members: Mapping[str, tuple[str, ...]]) -> dict[str, Shape]:

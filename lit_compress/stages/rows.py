@@ -37,6 +37,7 @@ from lit_compress.numerics.masks import keep_count, select_rows
 from lit_compress.numerics.ranks import break_even_rank, rank_for_density
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.kronecker import KroneckerDecomposer
 from lit_compress.stages.weighting import Weighted, kronecker_decomposer
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import Shards, local
@@ -110,6 +111,8 @@ class RowSparsePruning(Stage):
             density - low_rank, although ranks are rounded up.
         kfac: True to take the factors that are best under the Kronecker-factored Fisher information of the net, on
             1,024 examples, in place of those of the plain SVD.
+        kfac_rows: True to rank the rows, too, by their cost under that information, which stays as it is before the
+            training.
     """
 
     settings: RowPruning
@@ -122,10 +125,12 @@ class RowSparsePruning(Stage):
         low_rank: float = 0.0,
         ratio: Literal["exact", "nominal"] = "exact",
         kfac: bool = False,
+        kfac_rows: bool = False,
     ) -> None:
         super().__init__("prune", settings)
         self.density, self.low_rank, self.ratio = density, min(low_rank, density), ratio
-        self.kfac = kfac
+        self.kfac, self.kfac_rows = kfac, kfac_rows
+        self._costs: list[Tensor] = []
         self.from_backbone = settings.init == "pretrained"
         self._final = density - self.low_rank  # until a net gives the exact one
 
@@ -159,9 +164,15 @@ class RowSparsePruning(Stage):
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Decompose every site into factors and a sparse matrix (Eqs. 6-8); at density 1 change nothing."""
         net = super().build(method, previous, structure)
-        calibrated = self.kfac and structure is None and self.density < 1
-        factors = kronecker_decomposer(method, net, Weighted(weighting="kfac")).factors if calibrated else balanced
-        self.decompose(net, structure, factors)
+        if not self.kfac or structure is not None or self.density == 1:
+            self.decompose(net, structure)
+            return net
+        decomposer = kronecker_decomposer(method, net, Weighted(weighting="kfac"))
+        self.decompose(net, structure, decomposer.factors)
+        if self.kfac_rows:
+            parts = {site.name: net.get_submodule(site.name).sparse for site in find_sites(net)}
+            assert isinstance(decomposer, KroneckerDecomposer)
+            self._costs = [decomposer.row_costs(name, s) / s.shape[1] for name, s in parts.items()]  # type: ignore
         return net
 
     def decompose(self, net: PreTrainedModel, structure: Structure | None, factors: Factors = balanced) -> None:
@@ -181,6 +192,9 @@ class RowSparsePruning(Stage):
             for name in ("average", "window"):
                 self.register_buffer(f"{name}_{i}", torch.zeros_like(weight.detach().select(1, 0), dtype=torch.float32))
         self._shards = Shards(next(net.parameters()))
+        for score, costs in zip(self.scores if self._costs else (), self._costs, strict=True):
+            number, shards = self._shards.place
+            local(score).copy_([*costs.chunk(shards), *[costs[:0]] * shards][number])
         self._whole: list[Tensor | None] | None = None  # gradients before they were clipped
         self._rows: Tensor | None = None  # the last selection; only logged, so it is not saved
         self._flips: Tensor | None = None
@@ -252,9 +266,10 @@ class RowSparsePruning(Stage):
             self._terms = row_sensitivity(self._weights, self._whole or [weight.grad for weight in self._weights])
             self._whole = None
         interval = self.settings.interval
-        update_row_average_(
-            self.scores, self.windows, self._terms, step - 1, self.settings.beta, interval, self._shards.reduce
-        )
+        if not self.kfac_rows:
+            update_row_average_(
+                self.scores, self.windows, self._terms, step - 1, self.settings.beta, interval, self._shards.reduce
+            )
         if step > max(self._start, interval) and ((step - 1) % interval == 0 or self.at_budget(step)):
             self._zero(step)
 

@@ -9,7 +9,7 @@ whole: it adds the mean of its outputs, which the last bias carries, and its mat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lit_compress.calibration.kronecker import KroneckerFactors
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
-from lit_compress.models.sites import SubLayer, of_kind, sublayers
+from lit_compress.models.sites import SubLayer, held_part, of_kind, sublayers
 from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.ranks import Price
 from lit_compress.numerics.structures import (
@@ -65,11 +65,6 @@ def unit_inputs(net: PreTrainedModel, part: SubLayer) -> Tensor:
     """Return the inputs of the last matrix of ``part`` that each of its units writes, int64 [units, width]."""
     inputs = int(net.get_submodule(part.sites[LAST[part.kind]]).in_features)  # type: ignore[arg-type]
     return torch.arange(inputs).view(part.heads if part.kind == "attention" else inputs, -1)
-
-
-def held_part(parts: Sequence[SubLayer]) -> SubLayer | None:
-    """Return the sub-layer that keeps one unit: a decoder's first self-attention, by which its cache counts tokens."""
-    return next((part for part in parts if part.cached), None)
 
 
 def least_density(net: PreTrainedModel) -> float:

@@ -158,7 +158,7 @@ class WeightedRetraining(LowRankRetraining):
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with factors, or with fewer heads and neurons."""
         if self.settings.removes == "structures" and not self.ranks.keeps_all:
-            return cut_evenly(net, self.ranks.density)
+            return cut_evenly(net, self.ranks.density, whole=True)
         return super().outline(net)
 
     def narrow(self, method: StageContext, net: PreTrainedModel) -> RankRule:

@@ -7,8 +7,9 @@ information).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +18,7 @@ import torch
 from lit_compress.calibration.fisher import Estimator, Fisher, estimate_fisher
 from lit_compress.calibration.kronecker import KroneckerFactors, collect_kronecker
 from lit_compress.calibration.sequential import refit_net
+from lit_compress.calibration.streamed import StreamedFactors, parts_within
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_row_importance
 from lit_compress.numerics.decompose import Axis
@@ -27,7 +29,7 @@ from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.low_rank import Decomposer, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError, require
-from lit_compress.utils.progress import track
+from lit_compress.utils.progress import note, track
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -41,6 +43,7 @@ Removes = Literal["components", "structures", "both"]
 Weighting = Literal["none", "fisher", "importance", "inputs", "kfac"]
 KRONECKER = ("inputs", "kfac")  # weightings by whole moments
 CALIBRATION_EXAMPLES = 1024
+MOST_BYTES = 768 * 2**20  # of sums of second moments in one pass; those of BERT-base take 673 MiB
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,8 @@ def kronecker_of(
     settings: Sequence[Weighted],
     shared: bool = False,
     table: str | None = None,
-) -> dict[str, KroneckerFactors]:
+    stream: bool = False,
+) -> MutableMapping[str, KroneckerFactors]:
     """Return the Kronecker factors by site, from one pass over calibration examples; {} if no setting asks for them.
 
     Args:
@@ -228,6 +232,8 @@ def kronecker_of(
         settings: one or several weightings with the same calibration.
         shared: True if every process of the default group has batches of its own.
         table: name of a table of embeddings whose factors are collected, too.
+        stream: take several passes if all sums are more than :data:`MOST_BYTES`; ``net`` must not change until the last
+            matrix was asked for.
 
     Raises:
         UserError: the moments are not usable, or there are too few examples.
@@ -236,16 +242,29 @@ def kronecker_of(
     if not asked:
         return {}
     first = asked[0]
-    batches = calibration_batches(first, data)
-    return collect_kronecker(
-        net,
-        track(batches, "Kronecker factors", len(batches)),
-        task.kind,
-        labels=first.labels if any(s.weighting == "kfac" for s in asked) else None,
-        seed=seed_of(first, data),
-        table=table,
-        reduce=torch.distributed.all_reduce if shared else None,
-    )
+    batches, device = calibration_batches(first, data), net.device
+
+    def collect(names: Sequence[str]) -> dict[str, KroneckerFactors]:
+        there = net.device
+        net.to(device)  # type: ignore[arg-type]
+        found = collect_kronecker(
+            net,
+            track(batches, "Kronecker factors", len(batches)),
+            task.kind,
+            [name for name in names if name != table],
+            labels=first.labels if any(s.weighting == "kfac" for s in asked) else None,
+            seed=seed_of(first, data),
+            table=table if table in names else None,
+            reduce=torch.distributed.all_reduce if shared else None,
+        )
+        net.to(there)  # type: ignore[arg-type]
+        return found
+
+    parts = parts_within(net, MOST_BYTES if stream and not shared else inf, table)
+    if len(parts) == 1:
+        return collect(parts[0])
+    note(f"calibration: {len(parts)} passes over the examples, as the sums of all matrices are too large for one")
+    return StreamedFactors(collect, parts)
 
 
 def kronecker_decomposer(
@@ -278,9 +297,10 @@ def weigh(
     settings: Weighted,
     net: PreTrainedModel,
     fisher: dict[str, Fisher],
-    moments: dict[str, KroneckerFactors],
+    moments: MutableMapping[str, KroneckerFactors],
     folder: Path,
     stacks: Mapping[str, tuple[str, ...]] | None = None,
+    release: bool = False,
 ) -> Decomposer:
     """Return the decomposer with the weighting of ``settings``.
 
@@ -291,6 +311,7 @@ def weigh(
         moments: Kronecker factors by site, for weightings ``inputs`` and ``kfac``.
         folder: folder of the net, with the scores of a pruning stage for weighting ``importance``.
         stacks: first site -> all sites that get one right factor, for weightings ``inputs`` and ``kfac``.
+        release: give up the moments of a matrix with its decomposition; nothing else needs them.
 
     Raises:
         UserError: there are no scores.
@@ -304,6 +325,7 @@ def weigh(
             centred=biased_sites(net, stacks) if settings.centred else frozenset(),
             damping=(settings.input_damping, settings.gradient_damping),
             stacks=stacks or {},
+            release=release,
         )
     if settings.weighting == "importance":
         return WeightedDecomposer(load_row_importance(folder, "scores"), "out", settings.power)

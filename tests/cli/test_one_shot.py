@@ -111,10 +111,14 @@ def test_whole_sublayers_go(words, tmp_path):
 
 
 def test_factors_in_pivot_form(words, tmp_path, capsys):
-    """The same answers with rank^2 parameters fewer for every product; what has no factors is refused at once."""
+    """The same answers with rank^2 parameters fewer for every product; what has no factors is refused at once.
+
+    A density is that of the pivot form, and is used up.
+    """
     model, data = words
     for out, options in (("plain", []), ("pivot", ["--pivot"])):
-        main(["factorize", *model, str(tmp_path / out), *data, "--density", "0.5", *options])
+        ranks = ["--rank", "7", "--allocation", "uniform"]
+        main(["factorize", *model, str(tmp_path / out), *data, *ranks, *options])
     plain, pivot = (json.loads((tmp_path / out / "report.json").read_text()) for out in ("plain", "pivot"))
     sizes = json.loads((tmp_path / "plain" / "structure.json").read_text())
     saved = {name: spec["rank"] ** 2 for name, spec in sizes.items() if not spec.get("first")}
@@ -130,6 +134,13 @@ def test_factors_in_pivot_form(words, tmp_path, capsys):
     answers = [[json.loads(row) for row in (tmp_path / out).read_text().splitlines()] for out in "ab"]
     for one, other in zip(*answers, strict=True):
         assert one["label"] == other["label"] and one["probability"] == pytest.approx(other["probability"], abs=1e-5)
+    main(["factorize", *model, str(tmp_path / "full"), *data, "--density", "0.5", "--pivot"])
+    found = json.loads((tmp_path / "full" / "report.json").read_text())
+    most = max(spec["rank"] * 2 for spec in json.loads((tmp_path / "full" / "structure.json").read_text()).values())
+    file = load_file(tmp_path / "full" / "model.safetensors")
+    stored = sum(v.numel() for n, v in file.items() if n.endswith((".rest", ".right")))
+    dense = sum(v.numel() for n, v in file.items() if n.endswith(".weight") and "encoder" in n and v.ndim == 2)
+    assert stored + dense == found["compressed"]["params"]["sites"] and 8192 - 128 - most < stored + dense <= 8192
     line = fails(capsys, "factorize", *model, tmp_path / "c", *data, "--pivot", "--removes", "structures")
     assert "--pivot is for factors, and retrain.removes structures makes none; nearest: both" in line
 

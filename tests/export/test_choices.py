@@ -19,8 +19,13 @@ from lit_compress.export.choices import Choices
 from lit_compress.export.embeddings import shrink_embeddings
 from lit_compress.export.folder import write_export
 from lit_compress.export.number_format import Program, cast
+from lit_compress.export.outline import outline_export
 from lit_compress.export.report import Measured
+from lit_compress.export.vocabulary import tokens_kept
+from lit_compress.models.accounting import count_params
 from lit_compress.models.backbones import load_net as load_backbone
+from lit_compress.models.outline import file_bytes
+from lit_compress.models.shapes import without_values
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize
 from lit_compress.tasks.records import get_task
@@ -140,6 +145,25 @@ def test_sixteen_bits(dtype, export, data):
     assert evaluate(net, data)["val/accuracy"] == report["compressed"]["metric"]
 
 
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"vocabulary": "data", "embeddings": "int8", "dtype": "bfloat16", "pivot": True},
+        {"vocabulary": "data", "embeddings": "rank=6", "dtype": "float16"},
+    ],
+)
+def test_the_file_is_as_large_as_was_said_before(choices, export, data, backbone):
+    net = load_backbone(str(backbone), get_task("sst2"))
+    empty = without_values(lambda: type(net)(net.config))
+    with torch.device("meta"):
+        factorize(empty, {"bert.encoder.layer.0.output.dense": 5}, None)
+    small = outline_export(empty, Choices(**choices), tokens_kept(empty, data))
+    out, report, _ = export(**choices)
+    assert file_bytes(small) == (out / "model.safetensors").stat().st_size
+    assert count_params(small).total == report["compressed"]["params"]["total"]
+    assert empty.config.vocab_size == net.config.vocab_size
+
+
 def test_a_weight_that_a_dtype_cannot_hold():
     net = make_net("bert")
     net.classifier.bias.data[0] = 1e5
@@ -152,7 +176,7 @@ def test_a_program_of_eight_bits(export, data):
     """Matrices are integers, the metric is that of the file, and its logits are near those of the folder."""
     import onnx
 
-    out, report, card = export(form="onnx", dtype="int8", embeddings="int8")
+    out, report, card = export(format="onnx", dtype="int8", embeddings="int8")
     found, file = report["program"], onnx.load(out / "model.onnx")
     assert found["dtype"] == "int8" and found["examples"] == 100 and report["dtype"] == "float32"
     assert found["bytes"] == (out / "model.onnx").stat().st_size
@@ -174,7 +198,7 @@ def test_a_program_of_eight_bits(export, data):
     ("choices", "text"),
     [
         ({"dtype": "int8"}, "--dtype int8 is for the program that ONNX Runtime runs; add --format onnx"),
-        ({"dtype": "float16", "form": "onnx"}, "--format onnx writes a program of float32, --dtype float16 is for"),
+        ({"dtype": "float16", "format": "onnx"}, "--format onnx writes a program of float32, --dtype float16 is for"),
         ({"embeddings": "int9"}, "--embeddings 'int9' is not valid; rank=64 (any number) or int8"),
         ({"embeddings": "rank=-1"}, "--embeddings 'rank=-1' is not valid"),
         ({"embeddings": "int8", "round_to": 8}, "--round_to 8 pads the table that --embeddings int8 replaces"),

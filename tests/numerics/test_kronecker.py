@@ -15,6 +15,7 @@ from lit_compress.numerics.kronecker import (
     damped_root,
     estimated_loss,
     kronecker_svd,
+    row_costs,
 )
 from lit_compress.utils.errors import UserError
 
@@ -211,3 +212,13 @@ def test_errors(changes: dict, words: str) -> None:
         kronecker_svd(**{"weight": draw(5, 6), "name": "key", **changes})
     with pytest.raises(UserError, match="key: rank 6 does not fit"):
         kronecker_svd(draw(5, 6), name="key").factors(6)
+
+
+@pytest.mark.parametrize("with_mean", [False, True])
+def test_the_cost_of_a_row_is_what_the_matrix_without_it_loses(with_mean: bool) -> None:
+    matrix, a, g = draw(6, 9), moment(9, 1), moment(6, 2)
+    mean = a.mean(0) / 9 if with_mean else None
+    for i, cost in enumerate(row_costs(matrix, a, g, mean)):
+        without = matrix.clone()
+        without[i] = 0
+        assert float(cost) == pytest.approx(loss_by_loops(matrix - without, centred(a, mean), g).item(), rel=1e-9)

@@ -82,6 +82,12 @@ def test_what_cannot_be(dense):
     assert 0 < solve(parse_budget("size=60kB"), rank, dense, LENGTH) < 1
 
 
+def test_whole_sublayers_may_go_for_a_small_budget(dense):
+    build = builder("SecondOrder", "params=7300", retrain=KroneckerWeighted(removes="structures"))
+    found = outline(build(solve(parse_budget("params=7300"), build, dense, LENGTH)), dense, LENGTH)
+    assert found.params.sites > 0 and 7100 < found.params.total <= 7300
+
+
 def test_settings_that_never_work_are_refused_as_without_a_budget(dense):
     build = builder("SecondOrder", "size=60kB", scope="all", retrain=KroneckerWeighted(weighting="fisher"))
     with pytest.raises(UserError, match=r"^model\.scope: 'all' needs whole second moments"):

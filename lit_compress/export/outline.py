@@ -1,0 +1,45 @@
+"""What the choices for an export leave of a net without values, for what is known of the file before training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lit_compress.export.choices import Choices
+from lit_compress.export.fuse import compact, fuse
+from lit_compress.export.pivot import check_pivot, pivot_shapes
+from lit_compress.models.embeddings import shrink_shapes
+from lit_compress.models.vocabulary import cut_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def outline_export(
+    net: PreTrainedModel, choices: Choices, tokens_left: int | None = None, merge: bool = False
+) -> PreTrainedModel:
+    """Return a copy of ``net`` in the shapes and dtypes of the file that ``write_export`` writes.
+
+    Padding of widths (``round_to``) and programs are left out.
+
+    Args:
+        net: as a method leaves it, without values.
+        choices: what the user asked for.
+        tokens_left: rows that ``vocabulary data`` keeps; None: all.
+        merge: matrices are stored dense that are faster so.
+
+    Raises:
+        UserError: what was asked for cannot be done with ``net``.
+    """
+    small = compact(net)
+    if choices.pivot:
+        check_pivot(small)
+        pivot_shapes(small)
+    if merge:
+        small = fuse(small)
+    if tokens_left is not None:
+        cut_rows(small, range(tokens_left))
+    if choices.embeddings:
+        shrink_shapes(small, choices.rank, f"export: --embeddings {choices.embeddings}")
+    return small.to(getattr(torch, choices.dtype)) if choices.half else small  # type: ignore[arg-type]

@@ -1,0 +1,105 @@
+"""What is found before a run starts: the tokens that its export keeps, and the density that meets its budget.
+
+Milliseconds differ between processes, so the first process of a run finds the density that meets a speed-up, and the
+others read it from the run folder. There is no process group yet to wait in.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from lit_compress.export.folder import read_task
+from lit_compress.export.report import reading_length
+from lit_compress.export.vocabulary import tokens_kept
+from lit_compress.methods.base import Method
+from lit_compress.run.folder import Run
+from lit_compress.run.runner import Components, shapes_of
+from lit_compress.run.solve import Storage, check_choices, solve
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import write_text
+
+MOST = 1800.0  # seconds that a process waits for the first one
+STALE = 30.0  # seconds after which a failure is that of this start: at a new start the first process removes the file
+
+
+def settle_storage(parts: Components) -> Storage:
+    """Return the form of the export with the number of tokens that ``vocabulary data`` leaves.
+
+    It is counted only where budgets or scope ``all`` need it.
+
+    Raises:
+        UserError: the vocabulary cannot be cut.
+    """
+    rule = getattr(parts.method.stages()[-1], "ranks", None)
+    counted = parts.method.budget is not None or getattr(rule, "scope", None) == "all"
+    if parts.storage.choices.vocabulary != "data" or not counted:
+        return parts.storage
+    return replace(parts.storage, tokens=tokens_kept(shapes_of(parts.method), parts.data))
+
+
+def solve_budget(parts: Components, build: Callable[[float], Method]) -> float:
+    """Return the density that meets the budget of a method; ``build`` makes the method with another density.
+
+    Raises:
+        UserError: the budget cannot be met, or does not go with the price of a density.
+    """
+    method = parts.method
+    assert method.budget is not None
+    rule = getattr(method.stages()[-1], "ranks", None)
+    if method.budget.kind == "density" and getattr(rule, "price", "parameters") != "parameters":
+        raise UserError(
+            f"model.budget: '{method.budget.asked}' counts parameters, model.price is '{rule.price}'; nearest: "  # type: ignore
+            "model.density, or model.price parameters"
+        )
+    net = shapes_of(method)
+    check_choices(parts.storage.choices, method, net)
+    return solve(method.budget, build, net, reading_length(net, read_task(parts.data)), parts.storage)
+
+
+def density_of_first(run: Run, asked: str) -> float:
+    """Return the density that the first process finds for a budget; wait for it.
+
+    Raises:
+        UserError: the first process has failed, or takes longer than :data:`MOST`.
+    """
+    start, failed = time.monotonic(), 0.0
+    while (found := run.density(asked)) is None:
+        time.sleep(0.2)
+        file, now = _failure(run), time.monotonic()
+        failed = (failed or now) if file.is_file() else 0.0
+        if failed and now - failed > STALE:
+            raise UserError(f"the first process has failed: {file.read_text().strip()}")
+        if now - start > MOST:
+            raise UserError(
+                f"model.budget: '{asked}' has no density from the first process after {MOST / 60:.0f} minutes; see "
+                "what it says"
+            )
+    return found
+
+
+@contextmanager
+def failure_told(run: Run) -> Iterator[None]:
+    """Leave a file beside the run folder if the first of several processes fails, so that no other waits for it."""
+    several = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) > 1
+    if rank_zero_only.rank or not several:
+        yield
+        return
+    file = _failure(run)
+    file.unlink(missing_ok=True)
+    try:
+        yield
+    except BaseException as error:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, f"{error or type(error).__name__}\n")
+        raise
+
+
+def _failure(run: Run) -> Path:
+    return run.folder.with_name(f"{run.folder.name}.failed")

@@ -1,0 +1,41 @@
+"""What processes of a run wait for: the density of the first one, or its failure."""
+
+import pytest
+
+from lit_compress.run import settle
+from lit_compress.run.folder import Run
+from lit_compress.run.settle import density_of_first, failure_told
+from lit_compress.utils.errors import UserError
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(settle.rank_zero_only, "rank", 0)
+    return Run(tmp_path / "runs" / "mine")
+
+
+def test_the_density_of_the_first_process(run):
+    run.begin({}, budget={"asked": "speedup=3x", "density": 0.3})
+    assert density_of_first(run, "speedup=3x") == 0.3
+
+
+def test_a_failure_of_the_first_process_ends_the_others(run, monkeypatch):
+    with pytest.raises(UserError, match="cannot be met"), failure_told(run):
+        raise UserError("the budget cannot be met")
+    monkeypatch.setattr(settle, "STALE", 0.1)
+    with pytest.raises(UserError, match="the first process has failed: the budget cannot be met"):
+        density_of_first(run, "speedup=9x")
+    assert not run.folder.exists()
+    with failure_told(run):  # the next start
+        pass
+    monkeypatch.setattr(settle, "MOST", 0.3)
+    with pytest.raises(UserError, match=r"'speedup=9x' has no density from the first process after 0 minutes"):
+        density_of_first(run, "speedup=9x")
+
+
+def test_one_process_leaves_no_file(run, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(UserError), failure_told(run):
+        raise UserError("no")
+    assert not run.folder.parent.exists()
