@@ -23,6 +23,44 @@ use), unless a column says default allocator (which also counts memory that glib
 """
 
 
+LOW_RANK = """## Time that low rank saves / FLOPs that it saves
+
+BERT-base shapes, {layers} blocks, random weights, {batch} texts of {length} tokens, {threads} thread: dense / low rank, of FLOPs and of
+time, and the share of the first that the second is. Median over {rounds} rounds in which all nets and runtimes take turns (p10 - p90).
+The goal is a share of 85 % in the best runtime. `stacked`: query, key and value on one right factor; `round_to 16`: ranks that are
+multiples of 16.
+"""
+
+
+def low_rank() -> list[str]:
+    """Return the table of speed-ups over FLOP ratios."""
+    lines = []
+    for result in load("speed/low_rank"):
+        nets: dict[str, dict[str, Any]] = {}
+        for row in result["times"]:
+            nets.setdefault(row["net"], {})[row["runtime"]] = row
+        runtimes = list(nets["dense"])
+        rows = []
+        for name, found in nets.items():
+            if name == "dense":
+                rows.append(["dense, ms", "", *(f"{found[r]['milliseconds']['median']:,.0f}" for r in runtimes), ""])
+                continue
+            ratio = found[runtimes[0]]["flop_ratio"]
+            gains = {runtime: row["over_dense"] for runtime, row in found.items()}
+            text = {
+                r: f"{g['median']:.2f} ({g['low']:.2f} - {g['high']:.2f}), {g['median'] / ratio:.0%}"
+                for r, g in gains.items()
+            }
+            shown, best = (
+                [text.get(runtime, "") for runtime in runtimes],
+                max(g["median"] for g in gains.values()) / ratio,
+            )
+            rows.append([name, f"{ratio:.2f}", *shown, "reached" if best >= 0.85 else "not reached"])
+        head = ["net, density", "FLOPs, dense / low rank", *(f"{runtime}: time, share" for runtime in runtimes), "85 %"]
+        lines += [LOW_RANK.format(**result), table(head, rows), origin(result, "speed/low_rank", result["threads"])]
+    return lines
+
+
 def sections() -> list[str]:
     """Return the sections of the page: every ratio beside the paper's and the goal."""
     results = load("speed")
@@ -68,4 +106,4 @@ def sections() -> list[str]:
             lines.append(
                 f"- `python -m lit_compress --help` / `python -c 'import lightning.pytorch'`: {spread(r['ratio'])} (goal: 1.5)."
             )
-    return [*lines, "", origin(steps[0], "speed", steps[0]["setting"]["threads"])]
+    return [*lines, "", origin(steps[0], "speed", steps[0]["setting"]["threads"]), *low_rank()]

@@ -28,6 +28,12 @@ def add_choices(parser: argparse.ArgumentParser, programs: bool = True) -> None:
         "(default: factors)",
     )  # fmt: skip
     parser.add_argument(
+        "--merge", choices=("large", "slower", "never"), default="large",
+        help="slower: store a matrix dense where its factors are slower on this machine (measured once, one thread, "
+        "one text of the task's length); never: keep all factors and rows (default large: a matrix with rows of which "
+        "more than 70 %% is left is stored dense)",
+    )  # fmt: skip
+    parser.add_argument(
         "--vocabulary", choices=("all", "data"), default="all",
         help="data: keep the pieces that the training data and unknown words need, and export the small tokenizer "
         "(default all)",
@@ -58,6 +64,7 @@ def choices_of(given: argparse.Namespace) -> Choices:
         embeddings=given.embeddings,
         dtype=given.dtype,
         pivot=given.pivot,
+        merge=given.merge,
     )
     choices.check()
     return choices
@@ -67,6 +74,11 @@ def print_choices(report: dict[str, Any]) -> None:
     """Print one line for everything that was chosen beside the folder itself."""
     if report["pivot"] is not None:
         print(pivot_line(report))
+    if (found := report["merged"])["by"] == "slower":
+        print(
+            f"merge: {len(found['matrices'])} of {found['sites']} matrices are stored dense, as factors and rows they "
+            "are slower on this machine"
+        )
     if words := report["vocabulary"]:
         print(
             f"vocabulary: {words['rows']:,} of {words['of']:,} pieces are left; {words['changed']:,} of "

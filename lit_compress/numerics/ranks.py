@@ -52,6 +52,15 @@ def largest_rank(out: int, inner: int) -> int:
     return ceil(out * inner / (out + inner)) - 1
 
 
+def rounded(number: int, multiple: int) -> int:
+    """Return the largest multiple that is not above ``number``; a number below all of them stays as it is.
+
+    >>> rounded(93, 8), rounded(5, 8)
+    (88, 5)
+    """
+    return number - number % multiple if number >= multiple else number
+
+
 def stored(out: int, inner: int, rank: int) -> int:
     """Return the number of stored parameters of an out x inner matrix at ``rank``, the dense one if that is smaller."""
     return min(rank * (out + inner), out * inner)
@@ -110,3 +119,26 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
         low, high = (middle, high) if size(ranks(thresholds[middle])) <= budget else (low, middle)
     chosen = ranks(thresholds[low])
     return {name: rank for name, rank in chosen.items() if prices[name].saves(rank)}
+
+
+def allocate_in_steps(
+    sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: float, step: int
+) -> dict[str, int]:
+    """Spend a budget as :func:`allocate` does, on so many components of a matrix at a time.
+
+    Args:
+        sigma: as there.
+        prices: as there.
+        budget: not exceeded, unless one step each is more.
+        step: ranks are multiples of it, but for a matrix that has not so many components.
+    """
+    if step == 1:
+        return allocate(sigma, prices, budget)
+    groups, coarse = {}, {}
+    for name, values in sigma.items():
+        energy = torch.nn.functional.pad(values.double().square(), (0, -len(values) % step))
+        groups[name] = energy.view(-1, step).sum(1).sqrt()
+        price = prices[name]
+        coarse[name] = Price(step * price.component, price.dense, price.fixed)
+    found = allocate(groups, coarse, budget)
+    return {name: min(step * count, len(sigma[name])) for name, count in found.items()}

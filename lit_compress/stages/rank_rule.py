@@ -16,10 +16,11 @@ from lit_compress.models.surgery import stacked_weight
 from lit_compress.numerics.ranks import (
     Price,
     Shape,
-    allocate,
+    allocate_in_steps,
     largest_rank,
     rank_for_density,
     rank_for_ratio,
+    rounded,
     stored,
 )
 from lit_compress.utils.errors import UserError, require
@@ -54,6 +55,8 @@ class RankRule:
         tokens: of a text, for FLOPs and milliseconds.
         fill: with ``uniform``: the parameters that rounding ranks down leaves of the density go to the first matrices,
             one more rank each. A budget is met so.
+        round_to: ranks are multiples of it, within the same density: rounded down, and what that leaves is spent in
+            such steps, on the first matrices (``uniform``) or by worth (``global``). A rank below it stays.
     """
 
     density: float = 1.0
@@ -65,9 +68,11 @@ class RankRule:
     price: Unit = "parameters"
     tokens: int = 128
     fill: bool = False
+    round_to: int = 1
 
     def __post_init__(self) -> None:
         require(self, "model.rank", low=1)
+        require(self, "model.round_to", low=1)
         require(self, "model.rank_ratio", above=0, high=1)
         for name, usual in (("scope", "blocks"), ("price", "parameters")):
             if (value := getattr(self, name)) == usual:
@@ -83,9 +88,9 @@ class RankRule:
             raise UserError(f"model.price: a table of embeddings costs no {self.price}; nearest with scope all: "
                             "parameters")  # fmt: skip
 
-    def at_budget(self, budget: str | None) -> RankRule:
-        """Return this rule, which fills its density if there is a budget."""
-        return replace(self, fill=budget is not None)
+    def within(self, budget: object, round_to: int | None) -> RankRule:
+        """Return this rule, which fills its density if there is a budget, with ranks that are multiples."""
+        return replace(self, fill=budget is not None, round_to=1 if round_to is None else round_to)
 
     @property
     def by_density(self) -> bool:
@@ -143,26 +148,27 @@ class RankRule:
             limit = max(largest_rank(*shape) for shape in shapes.values())
             raise UserError(f"model.{what}: {value} makes no matrix smaller; the largest rank that does is {limit}")
         if self.allocation == "uniform":
-            return self._filled(kept, shapes) if self.fill and self.by_density else kept
+            return self._filled(kept, shapes) if (self.fill or self.round_to > 1) and self.by_density else kept
         assert sigma is not None
         prices = self.prices(net)
         if self.by_density:
             budget = self._budget(net, prices)
         else:
             budget = sum(stored(*shape, ranks[name]) for name, shape in shapes.items())
-        found = allocate(self.sigmas(net, sigma), prices, budget)
-        return {name: min(rank, largest_rank(*shapes[name])) for name, rank in found.items()}
+        found = allocate_in_steps(self.sigmas(net, sigma), prices, budget, self.round_to)
+        return {name: rounded(min(rank, largest_rank(*shapes[name])), self.round_to) for name, rank in found.items()}
 
     def _filled(self, ranks: dict[str, int], shapes: Mapping[str, Shape]) -> dict[str, int]:
-        """Return the ranks with one more in matrices from the first on, as long as the density is not exceeded."""
+        """Return the ranks with one step more in matrices from the first on, while the density is not exceeded."""
         whole = sum(out * inner for out, inner in shapes.values())
         left = floor(self.density * whole + 1e-6) - sum(
             stored(*shapes[n], ranks.get(n, max(shapes[n]))) for n in shapes
         )
         filled = dict(ranks)
         for name, rank in ranks.items():
-            if rank < largest_rank(*shapes[name]) and sum(shapes[name]) <= left:
-                filled[name], left = rank + 1, left - sum(shapes[name])
+            step = self.round_to if rank >= self.round_to else self.round_to - rank
+            if rank + step <= largest_rank(*shapes[name]) and step * sum(shapes[name]) <= left:
+                filled[name], left = rank + step, left - step * sum(shapes[name])
         return filled
 
     def even(self, net: PreTrainedModel) -> dict[str, int]:
@@ -191,12 +197,13 @@ class RankRule:
         """
         whole = sum(price.dense for price in prices.values())
         total = count_params(net).total if self.scope == "all" else whole
-        least = total - whole + sum(price.at(1) for price in prices.values())
+        least = total - whole + sum(price.at(self.round_to) for price in prices.values())
         if self.density * total < least:
+            count = "one component" if self.round_to == 1 else f"{self.round_to} components"
+            also = " and what is not factorized" if self.scope == "all" else ""
             raise UserError(
-                f"model.density: {self.density} of the {self.counted} cannot be reached with allocation global; one "
-                f"component of each matrix{' and what is not factorized' if self.scope == 'all' else ''} make "
-                f"{least / total + 5e-4:.3f}"
+                f"model.density: {self.density} of the {self.counted} cannot be reached with allocation global; "
+                f"{count} of each matrix{also} make {least / total + 5e-4:.3f}"
             )
         return (floor(self.density * total) if self.price == "parameters" else self.density * total) - (total - whole)
 
@@ -258,10 +265,10 @@ class RankRule:
 
     def _uniform(self, out: int, inner: int) -> int:
         if self.rank is not None:
-            return self.rank
+            return rounded(self.rank, self.round_to)
         if self.rank_ratio is not None:
-            return rank_for_ratio(self.rank_ratio, out, inner)
-        return rank_for_density(self.density, out, inner)
+            return rounded(rank_for_ratio(self.rank_ratio, out, inner), self.round_to)
+        return rounded(rank_for_density(self.density, out, inner), self.round_to)
 
 
 def _shapes(layers: Mapping[str, Any], members: Mapping[str, tuple[str, ...]]) -> dict[str, Shape]:

@@ -7,6 +7,9 @@ wide; a sub-layer reads the front and writes into the back; the norm at the next
 
     [x, 0]  --read front-->  f  --write back-->  [x, 0] + [0, y] = [x, y]  --norm-->  norm(W_R x + y)
 
+Where a module of its own adds and normalises (BERT), :class:`NarrowOutput` takes its place and hands x and y to the
+norm one by one: no zeros are made, added and cut off again.
+
 The classes are self-contained on purpose: the export copies their source.
 """
 
@@ -59,10 +62,12 @@ class NarrowNorm(nn.Module):
         """Return the cheapest layer with the same outputs: itself."""
         return self
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [..., in_features + features] to [..., features + room]."""
+    def forward(self, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+        """Map [..., in_features + features] to [..., features + room]; with ``before`` x is y alone."""
         if self.weight is not None:
-            x = x[..., self.in_features :] + F.linear(x[..., : self.in_features], self.weight, self.bias)
+            if before is None:
+                before, x = x[..., : self.in_features], x[..., self.in_features :]
+            x = x + F.linear(before, self.weight, self.bias)
         if self.padded:
             mean = x.sum(-1, keepdim=True) / self.padded
             variance = x.square().sum(-1, keepdim=True) / self.padded - mean.square()
@@ -70,6 +75,32 @@ class NarrowNorm(nn.Module):
         else:
             x = F.rms_norm(x, (self.features,), None, self.eps)
         return F.pad(x, (0, self.room)) if self.room else x
+
+
+class NarrowOutput(nn.Module):
+    """The end of a sub-layer of BERT and its relatives: norm(W_R x + y), from x and y of different widths."""
+
+    kind = "narrow_output"
+    dense: Any
+    dropout: Any
+    LayerNorm: Any
+
+    @classmethod
+    def adopt(cls, output: nn.Module) -> None:
+        """Change the class of ``output``, a module of the host model, in place; its attributes stay."""
+        output.__class__ = type(f"Narrow{type(output).__name__}", (cls, type(output)), {})
+
+    def spec(self) -> dict[str, Any]:
+        """Return the kind and the arguments of :meth:`adopt`, as JSON."""
+        return {"kind": self.kind}
+
+    def fuse(self) -> nn.Module:
+        """Return the cheapest layer with the same outputs: itself."""
+        return self
+
+    def forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
+        """Map what the sub-layer computed, and what it read, to the next hidden state."""
+        return self.LayerNorm(self.dropout(self.dense(hidden_states)), input_tensor)
 
 
 class NarrowLinear(nn.Module):
