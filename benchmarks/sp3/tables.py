@@ -165,8 +165,8 @@ def speed() -> Iterator[str]:
 WHERE = """## Where the time of an export goes
 
 MiniLM-L6-H384 with random weights: SP3 with the widths of its net of SST-2 at 6 %, and a net of CoFi's form with as many weights;
-one thread. Dense / small, median over rounds in which the nets take turns; milliseconds of a forward per kind of operation, under
-PyTorch's profiler. `with room`: the form of earlier exports, in which zeros made room for the next hidden state. `W_R`: share of
+one thread. Dense / small, median over rounds in which the nets take turns; milliseconds of a forward per kind of operation (and how
+many there are), under PyTorch's profiler. `with room`: the form of earlier exports, in which zeros made room for the next hidden state. `W_R`: share of
 the matrices on the residual path in the weights.
 """
 
@@ -177,17 +177,18 @@ def where() -> Iterator[str]:
     if not results:
         return
     yield WHERE
-    kinds = list(next(iter(results[0]["nets"].values()))["kinds"] or results[0]["nets"]["CoFi"]["kinds"])
+    kinds = list(results[0]["nets"]["CoFi"]["kinds"])
     rows = []
     for r in results:
         dense = r["nets"]["dense"]
         for name, net in r["nets"].items():
             if net["kinds"] is None:
                 continue
+            shown = [f"{part['milliseconds']:.2f} ({part['operations']:.0f})" for part in net["kinds"].values()]
             rows.append([
                 f"{r['batch']} x {r['length']}", name, f"{dense['flops'] / net['flops']:.1f}",
                 f"{net['faster']['median']:.2f} ({net['faster']['low']:.2f} - {net['faster']['high']:.2f})",
-                percent(net["residual_weights"] / net["weights"]) + " %", *(f"{net['kinds'][kind]:.2f}" for kind in kinds),
+                percent(net["residual_weights"] / net["weights"]) + " %", *shown,
             ])  # fmt: skip
     yield table(["texts x tokens", "net", "FLOPs", "time", "W_R", *(f"{kind}, ms" for kind in kinds)], rows)
     yield origin(results[0], "sp3/where", results[0]["threads"])

@@ -75,19 +75,27 @@ def cofi_net() -> Any:
     return net.eval()
 
 
-def shares(forward: Any, passes: int) -> dict[str, float]:
-    """Return the milliseconds of a forward per kind of operation."""
+def shares(forward: Any, passes: int) -> dict[str, dict[str, float]]:
+    """Return per kind of operation the milliseconds of a forward and how many operations there are.
+
+    Of the same operation on the same shapes the shortest time counts for all: other processes only make times longer.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     forward()
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
         for _ in range(passes):
             forward()
     of = {f"aten::{name}": kind for kind, names in KINDS.items() for name in names}
-    sums = dict.fromkeys([*KINDS, "others"], 0.0)
-    for event in found.key_averages():
-        sums[of.get(event.key, "others")] += event.self_cpu_time_total / 1000 / passes
-    return sums
+    times: dict[tuple[str, str], list[float]] = {}
+    for event in profiled.events():
+        times.setdefault((event.name, str(event.input_shapes)), []).append(event.self_cpu_time_total / 1000)
+    found = {kind: {"milliseconds": 0.0, "operations": 0.0} for kind in [*KINDS, "others"]}
+    for (name, _), record in times.items():
+        kind = found[of.get(name, "others")]
+        kind["milliseconds"] += min(record) * len(record) / passes
+        kind["operations"] += len(record) / passes
+    return found
 
 
 def measure(batch: int, length: int, rounds: int) -> dict[str, Any]:
@@ -96,7 +104,7 @@ def measure(batch: int, length: int, rounds: int) -> dict[str, Any]:
     runs = dict(zip(nets, forwards(list(nets.values()), length, batch), strict=True))
     with pinned(1):
         times = in_turns(list(runs.values()), rounds, warm_up=2, clock=time.process_time)
-        kinds = {name: shares(run, max(1, rounds // 4)) for name, run in runs.items() if name != "dense"}
+        kinds = {name: shares(run, min(rounds, 12)) for name, run in runs.items() if name != "dense"}
     found: dict[str, Any] = {}
     for (name, net), record in zip(nets.items(), times, strict=True):
         residual = sum(w.numel() for m in net.modules() if hasattr(m, "counted_weights") for w in m.counted_weights())

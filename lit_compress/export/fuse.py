@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from lit_compress.export.narrow import without_room
 from lit_compress.layers import LAYERS, LowRankRowsLinear, PivotLinear, SizedLinear
 from lit_compress.models.accounting import dense_sizes, weights
 from lit_compress.models.prices import factor_prices
 from lit_compress.models.slicing import remove_constant_units
-from lit_compress.models.surgery import replace
+from lit_compress.models.surgery import link, replace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,8 +38,7 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
             if isinstance(smallest, nn.Linear) and smallest.weight.numel() != dense[name]:
                 smallest = SizedLinear.from_tensors(smallest.weight, smallest.bias)
             replace(small, name, smallest)
-    without_room(small)
-    return small.eval()
+    return link(small).eval()
 
 
 def merged(net: PreTrainedModel) -> dict[str, float]:

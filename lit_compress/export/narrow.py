@@ -1,4 +1,4 @@
-"""Deployed nets of narrow hidden states: an ordinary net where they are one; without zeros; widths filled up."""
+"""Deployed nets of narrow hidden states: an ordinary net where they are one, or with widths filled up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lit_compress.layers import NarrowLinear, NarrowNorm, NarrowOutput
+from lit_compress.layers import (
+    NarrowNorm,
+)
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.residual_stream import group_of, residual_stream
 from lit_compress.models.sites import head_width
@@ -53,26 +55,6 @@ def as_ordinary(net: PreTrainedModel) -> PreTrainedModel | None:
     if net.can_generate():
         ordinary.generation_config = net.generation_config
     return ordinary.eval()
-
-
-def without_room(net: PreTrainedModel) -> None:
-    """Let hidden states of ``net`` do without the zeros that make room for the next site, in place; outputs stay.
-
-    That is possible where every sub-layer ends in a module of its own that adds and normalises: in BERT, RoBERTa,
-    ELECTRA and DeBERTa. Anything else stays as it is.
-    """
-    norms = {name: norm for name, norm in net.named_modules() if isinstance(norm, NarrowNorm)}
-    ends: list[Any] = [net.get_submodule(name.rpartition(".")[0]) for name, norm in norms.items() if norm.in_features]
-    parts = {"dense", "dropout", "LayerNorm"}
-    if not ends or any({name for name, _ in end.named_children()} != parts for end in ends):
-        return
-    if not all(isinstance(end.dense, NarrowLinear) and end.dense.lead for end in ends):
-        return
-    for end in ends:
-        NarrowOutput.adopt(end)
-        end.dense.lead = 0
-    for norm in norms.values():
-        norm.room = 0
 
 
 @torch.no_grad()
@@ -127,7 +109,7 @@ def pad_widths(net: PreTrainedModel, multiple: int) -> PreTrainedModel:
         for role, read in sublayer.roles.items():
             widen(sublayer.linears[role], neurons, more[read], scales[read])
         widen(sublayer.linears[sublayer.last], more[sublayer.writes], neurons)
-        last.lead += more[sublayer.reads] if last.lead else 0
+        last.lead += 0 if stream.pre_norm else more[sublayer.reads]
     for sublayer in stream.group_ends:
         widen(sublayer.junction, more[sublayer.writes], more[sublayer.reads])
     widen(stream.reader, columns=more[-1], scale=scales[-1])

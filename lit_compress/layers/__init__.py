@@ -15,7 +15,7 @@ from lit_compress.layers.deployed.int8_embedding import Int8Embedding
 from lit_compress.layers.deployed.low_rank import LowRankLinear
 from lit_compress.layers.deployed.low_rank_embedding import LowRankEmbedding
 from lit_compress.layers.deployed.low_rank_rows import LowRankRowsLinear
-from lit_compress.layers.deployed.narrow import NarrowLinear, NarrowNorm, NarrowOutput
+from lit_compress.layers.deployed.narrow import NarrowLinear, NarrowNorm
 from lit_compress.layers.deployed.pivot import PivotLinear
 from lit_compress.layers.deployed.removed import Removed
 from lit_compress.layers.deployed.sized import SizedLinear
@@ -32,8 +32,8 @@ from lit_compress.layers.training.stream import BasisChange, StreamNorm
 
 _KINDS = (
     BasisChange, Int8Embedding, LowRankEmbedding, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear,
-    NarrowEmbedding, NarrowLinear, NarrowNorm, NarrowOutput, PivotLinear, ProjectedLinear, ProjectedNorm, Removed,
-    SizedEmbedding, SizedLinear, SizedNorm, StackedLowRankLinear, StreamBlock, StreamNorm,
+    NarrowEmbedding, NarrowLinear, NarrowNorm, PivotLinear, ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding,
+    SizedLinear, SizedNorm, StackedLowRankLinear, StreamBlock, StreamNorm,
 )  # fmt: skip
 LAYERS: dict[str, type[nn.Module]] = {layer.kind: layer for layer in _KINDS}
 
@@ -54,7 +54,6 @@ __all__ = [
     "NarrowEmbedding",
     "NarrowLinear",
     "NarrowNorm",
-    "NarrowOutput",
     "PivotLinear",
     "ProjectedLinear",
     "ProjectedNorm",

@@ -7,8 +7,8 @@ wide; a sub-layer reads the front and writes into the back; the norm at the next
 
     [x, 0]  --read front-->  f  --write back-->  [x, 0] + [0, y] = [x, y]  --norm-->  norm(W_R x + y)
 
-Where a module of its own adds and normalises (BERT), :class:`NarrowOutput` takes its place and hands x and y to the
-norm one by one: no zeros are made, added and cut off again.
+Where modules of their own add and normalise (BERT), they hand x and y to the norm one by one: no zeros are made, added
+and cut off again (:meth:`NarrowNorm.link`).
 
 The classes are self-contained on purpose: the export copies their source.
 """
@@ -28,6 +28,7 @@ class NarrowNorm(nn.Module):
     Attributes:
         weight: W_R [features, in_features]; None where there is no x (the embeddings).
         bias: [features], or None likewise.
+        bare: whether hidden states have no zeros; not stored, :meth:`link` finds it out.
     """
 
     kind = "narrow_norm"
@@ -44,6 +45,7 @@ class NarrowNorm(nn.Module):
         """
         super().__init__()
         self.in_features, self.features, self.room, self.eps, self.padded = in_features, features, room, eps, padded
+        self.bare = False
         self.weight = nn.Parameter(torch.empty(features, in_features)) if in_features else None
         self.bias = nn.Parameter(torch.empty(features)) if in_features else None
 
@@ -62,8 +64,27 @@ class NarrowNorm(nn.Module):
         """Return the cheapest layer with the same outputs: itself."""
         return self
 
+    def link(self, net: nn.Module) -> None:
+        """Do without zeros in the whole ``net`` if every sub-layer ends in dense, dropout and norm of one module."""
+        norms = {name: norm for name, norm in net.named_modules() if isinstance(norm, NarrowNorm)}
+        ends: list[Any] = [net.get_submodule(name.rpartition(".")[0]) for name, n in norms.items() if n.in_features]
+        parts = {"dense", "dropout", "LayerNorm"}
+        if self.bare or not ends or any({name for name, _ in end.named_children()} != parts for end in ends):
+            return
+        if not all(getattr(end.dense, "lead", 0) for end in ends):
+            return
+        for end in ends:
+            end.__class__ = type(f"Narrow{type(end).__name__}", (type(end),), {"forward": NarrowNorm.end})
+        for module in (*norms.values(), *(end.dense for end in ends)):
+            module.bare = True
+
+    @staticmethod
+    def end(host: Any, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
+        """Map what a sub-layer computed, and what it read, to the next hidden state; the forward of module ``host``."""
+        return host.LayerNorm(host.dropout(host.dense(hidden_states)), input_tensor)
+
     def forward(self, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [..., in_features + features] to [..., features + room]; with ``before`` x is y alone."""
+        """Map [..., in_features + features] to [..., features + room]; with ``before`` x is y alone, without room."""
         if self.weight is not None:
             if before is None:
                 before, x = x[..., : self.in_features], x[..., self.in_features :]
@@ -74,33 +95,7 @@ class NarrowNorm(nn.Module):
             x = (x - mean) * torch.rsqrt(variance + self.eps)
         else:
             x = F.rms_norm(x, (self.features,), None, self.eps)
-        return F.pad(x, (0, self.room)) if self.room else x
-
-
-class NarrowOutput(nn.Module):
-    """The end of a sub-layer of BERT and its relatives: norm(W_R x + y), from x and y of different widths."""
-
-    kind = "narrow_output"
-    dense: Any
-    dropout: Any
-    LayerNorm: Any
-
-    @classmethod
-    def adopt(cls, output: nn.Module) -> None:
-        """Change the class of ``output``, a module of the host model, in place; its attributes stay."""
-        output.__class__ = type(f"Narrow{type(output).__name__}", (cls, type(output)), {})
-
-    def spec(self) -> dict[str, Any]:
-        """Return the kind and the arguments of :meth:`adopt`, as JSON."""
-        return {"kind": self.kind}
-
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self
-
-    def forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
-        """Map what the sub-layer computed, and what it read, to the next hidden state."""
-        return self.LayerNorm(self.dropout(self.dense(hidden_states)), input_tensor)
+        return F.pad(x, (0, self.room)) if self.room and not self.bare else x
 
 
 class NarrowLinear(nn.Module):
@@ -144,6 +139,7 @@ class NarrowLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features, self.lead = in_features, out_features, lead
         self.side, self.heads, self.head_width = side, heads, head_width
+        self.bare = False  # with the norms' link: y alone, without the zeros before it
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.table = nn.Embedding(positions, out_features, _freeze=True) if positions else None
@@ -184,4 +180,4 @@ class NarrowLinear(nn.Module):
                 return x.new_zeros(*x.shape[:-1], self.head_width)
             width = self.out_features // self.heads
             y = F.pad(y.unflatten(-1, (self.heads, width)), (0, self.head_width - width)).flatten(-2)
-        return F.pad(y, (self.lead, 0)) if self.lead else y
+        return F.pad(y, (self.lead, 0)) if self.lead and not self.bare else y

@@ -11,7 +11,7 @@ from tiny import VARIANTS, make_batch, make_net
 
 from lit_compress.calibration.second_moments import collect_grams
 from lit_compress.export.narrow import as_ordinary, pad_widths
-from lit_compress.layers import NarrowLinear, NarrowNorm, NarrowOutput, SizedLinear
+from lit_compress.layers import NarrowLinear, NarrowNorm, SizedLinear
 from lit_compress.methods.sp3.bases import bases_of
 from lit_compress.methods.sp3.gates import GateSlots, ProjectionSpec
 from lit_compress.methods.sp3.insert import insert_projections
@@ -119,14 +119,18 @@ def test_what_cannot_be_rounded():
 
 
 @pytest.mark.parametrize("family", ["bert", "deberta-v2", "distilbert"])
-def test_hidden_states_without_room_for_the_next(family):
+def test_hidden_states_without_room_for_the_next(family, tmp_path):
     """In a family whose sub-layers end in a module of their own, hidden states have their own width and no zeros."""
     net = net_of(family)
     insert_projections(net, random_bases(net))
     disturb(net)
     fused = as_deployed(net)
     assert torch.allclose(logits(fused), logits(net), atol=1e-6)
-    ends = [module for module in fused.modules() if isinstance(module, NarrowOutput)]
-    rooms = sum(module.room for module in fused.modules() if isinstance(module, NarrowNorm))
-    leads = sum(module.lead for module in fused.modules() if isinstance(module, NarrowLinear))
-    assert (len(ends), rooms, leads) == (4, 0, 0) if family != "distilbert" else (not ends and rooms and leads)
+    save_net(fused.float(), tmp_path)
+    assert torch.equal(logits(load_net(tmp_path)), logits(fused))
+    norms = [module for module in fused.modules() if isinstance(module, NarrowNorm)]
+    padded = family == "distilbert"
+    for module in norms:
+        wide = torch.randn(2, module.in_features + module.features)
+        assert module(wide).shape[1] == module.features + module.room * padded
+    assert all(module.room for module in norms[:-1]) and all(module.bare != padded for module in norms)
