@@ -23,12 +23,6 @@ from lit_compress.utils.timing import in_turns, pinned, speedup, summary
 WIDTHS = "sst2-pca-0.06-1"  # the result with the widths of every layer
 SHAPES = ((1, 25), (32, 128))
 HIDDEN, HEADS, NEURONS = 312, (4, 0, 3, 3, 0, 0), (0, 160, 0, 0, 100, 120)  # of CoFi's form
-KINDS = {
-    "products": ("mm", "addmm", "bmm"),
-    "attention": ("_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention"),
-    "norms": ("native_layer_norm", "layer_norm", "rms_norm", "pow", "mean", "sum", "rsqrt", "mul", "div_"),
-    "sums and copies": ("add", "add_", "fill_", "copy_", "cat", "zero_"),
-}
 
 
 def sp3_nets() -> dict[str, Any]:
@@ -75,36 +69,13 @@ def cofi_net() -> Any:
     return net.eval()
 
 
-def shares(forward: Any, passes: int) -> dict[str, dict[str, float]]:
-    """Return per kind of operation the milliseconds of a forward and how many operations there are.
-
-    Of the same operation on the same shapes the shortest time counts for all: other processes only make times longer.
-    """
-    from torch.profiler import ProfilerActivity, profile
-
-    forward()
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
-        for _ in range(passes):
-            forward()
-    of = {f"aten::{name}": kind for kind, names in KINDS.items() for name in names}
-    times: dict[tuple[str, str], list[float]] = {}
-    for event in profiled.events():
-        times.setdefault((event.name, str(event.input_shapes)), []).append(event.self_cpu_time_total / 1000)
-    found = {kind: {"milliseconds": 0.0, "operations": 0.0} for kind in [*KINDS, "others"]}
-    for (name, _), record in times.items():
-        kind = found[of.get(name, "others")]
-        kind["milliseconds"] += min(record) * len(record) / passes
-        kind["operations"] += len(record) / passes
-    return found
-
-
 def measure(batch: int, length: int, rounds: int) -> dict[str, Any]:
     """Time all nets at one shape."""
     nets = {"dense": timing.random_bert(timing.MINILM).eval(), **sp3_nets(), "CoFi": cofi_net()}
     runs = dict(zip(nets, forwards(list(nets.values()), length, batch), strict=True))
     with pinned(1):
         times = in_turns(list(runs.values()), rounds, warm_up=2, clock=time.process_time)
-        kinds = {name: shares(run, min(rounds, 12)) for name, run in runs.items() if name != "dense"}
+        kinds = {name: timing.shares(run, min(rounds, 12)) for name, run in runs.items() if name != "dense"}
     found: dict[str, Any] = {}
     for (name, net), record in zip(nets.items(), times, strict=True):
         residual = sum(w.numel() for m in net.modules() if hasattr(m, "counted_weights") for w in m.counted_weights())

@@ -24,7 +24,8 @@ from lit_compress.export.bench import Settings, Source
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.export.runtimes import RUNTIMES
-from lit_compress.models.accounting import flops, stored_density
+from lit_compress.models.accounting import flops, forwards, stored_density
+from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.timing import in_turns, pinned, speedup, summary
@@ -82,13 +83,33 @@ def measure(rounds: int, threads: int) -> dict[str, Any]:
     return {"times": rows, "batch": timing.BATCH, "length": timing.LENGTH, "layers": LAYERS, "rounds": rounds}
 
 
+def without_matrices(net: Any) -> Any:
+    """Return a copy of ``net`` whose matrices give zeros without a product; everything else stays."""
+    bare = copy.deepcopy(net)
+    for site in find_sites(bare):
+        layer = bare.get_submodule(site.name)
+        layer.forward = lambda x, width=layer.out_features: x.new_zeros(*x.shape[:-1], width)
+    return bare
+
+
+def rest(rounds: int, threads: int) -> dict[str, Any]:
+    """Time in PyTorch what low rank does not touch: the dense net without its matrices."""
+    dense = timing.random_bert(num_hidden_layers=LAYERS, vocab_size=VOCABULARY).eval()
+    runs = forwards([dense, without_matrices(dense)], timing.LENGTH, timing.BATCH)
+    with pinned(threads):
+        whole, left = in_turns(runs, rounds, warm_up=1, clock=time.process_time)
+    return {"rest": timing.ratio(left, whole), "milliseconds": {"dense": summary(whole), "rest": summary(left)}}
+
+
 def main() -> None:
     """Measure what is missing."""
     options = common.parser(SCRIPT, __doc__, rounds=7).parse_args()
     torch.set_num_threads(options.threads)
-    name = timing.BERT_BASE
-    if not (options.results / f"{name}.json").exists():
-        timing.store(options, name, measure(options.rounds, options.threads), threads=options.threads)
+    settings = (options.rounds, options.threads)
+    parts = {timing.BERT_BASE: lambda: measure(*settings), "rest": lambda: rest(*settings)}
+    for name, part in parts.items():
+        if not (options.results / f"{name}.json").exists():
+            timing.store(options, name, part(), threads=options.threads)
 
 
 if __name__ == "__main__":
