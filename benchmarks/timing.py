@@ -27,6 +27,13 @@ BATCH, LENGTH = 32, 128
 # glibc keeps freed tensors below 32 MiB in a heap that fragments; mapped one by one, the resident size is what is alive
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 PRECISIONS = ("32", "bf16")
+# kinds of operations that PyTorch's profiler counts, without its prefix
+KINDS = {
+    "products": ("mm", "addmm", "bmm"),
+    "attention": ("_scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention"),
+    "norms": ("native_layer_norm", "layer_norm", "rms_norm", "pow", "mean", "sum", "rsqrt", "mul", "div_"),
+    "sums and copies": ("add", "add_", "fill_", "copy_", "cat", "zero_"),
+}
 DEVICES = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu", "cuda")
 
 
@@ -77,6 +84,29 @@ def ratio(above: list[float], below: list[float]) -> dict[str, float]:
     """Return the median over rounds of above / below of the same round, and the range."""
     found = sorted(a / b for a, b in zip(above, below, strict=True))
     return {"median": median(found), "min": found[0], "max": found[-1]}
+
+
+def shares(forward: Any, passes: int) -> dict[str, dict[str, float]]:
+    """Return per kind of operation the milliseconds of a forward and how many operations there are.
+
+    Of the same operation on the same shapes the shortest time counts for all: other processes only make times longer.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    forward()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+        for _ in range(passes):
+            forward()
+    of = {f"aten::{name}": kind for kind, names in KINDS.items() for name in names}
+    times: dict[tuple[str, str], list[float]] = {}
+    for event in profiled.events():
+        times.setdefault((event.name, str(event.input_shapes)), []).append(event.self_cpu_time_total / 1000)
+    found = {kind: {"milliseconds": 0.0, "operations": 0.0} for kind in [*KINDS, "others"]}
+    for (name, _), record in times.items():
+        kind = found[of.get(name, "others")]
+        kind["milliseconds"] += min(record) * len(record) / passes
+        kind["operations"] += len(record) / passes
+    return found
 
 
 def again(script: str, *words: object, **environment: str) -> str:

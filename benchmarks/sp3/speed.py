@@ -55,6 +55,7 @@ def narrow_bert(net: Any, density: float) -> Any:
     """Return ``net`` as SP3 leaves it at a density, the same fraction of every dimension, heads and layers whole."""
     from lit_compress.export.fuse import fuse
     from lit_compress.methods.sp3.bases import identity_bases
+    from lit_compress.methods.sp3.fold import fold_projections
     from lit_compress.methods.sp3.gates import GateSlots, ProjectionSpec, gate_shapes, gated_size
     from lit_compress.methods.sp3.insert import insert_projections
 
@@ -72,7 +73,7 @@ def narrow_bert(net: Any, density: float) -> Any:
     heads = net.config.num_attention_heads
     z = {n: mask.float().repeat(1, heads if n in ("qk", "vo") else 1) for n, mask in kept(low).items()}
     GateSlots(net, form).set(z)
-    return fuse(net)
+    return fuse(fold_projections(net))
 
 
 def speed(rounds: int) -> dict[str, Any]:

@@ -162,6 +162,38 @@ def speed() -> Iterator[str]:
                 )
 
 
+WHERE = """## Where the time of an export goes
+
+MiniLM-L6-H384 with random weights: SP3 with the widths of its net of SST-2 at 6 %, and a net of CoFi's form with as many weights;
+one thread. Dense / small, median over rounds in which the nets take turns; milliseconds of a forward per kind of operation (and how
+many there are), under PyTorch's profiler. `with room`: the form of earlier exports, in which zeros made room for the next hidden state. `W_R`: share of
+the matrices on the residual path in the weights.
+"""
+
+
+def where() -> Iterator[str]:
+    """Yield the table of what an export of SP3 spends its time on."""
+    results = load("sp3/where")
+    if not results:
+        return
+    yield WHERE
+    kinds = list(results[0]["nets"]["CoFi"]["kinds"])
+    rows = []
+    for r in results:
+        dense = r["nets"]["dense"]
+        for name, net in r["nets"].items():
+            if net["kinds"] is None:
+                continue
+            shown = [f"{part['milliseconds']:.2f} ({part['operations']:.0f})" for part in net["kinds"].values()]
+            rows.append([
+                f"{r['batch']} x {r['length']}", name, f"{dense['flops'] / net['flops']:.1f}",
+                f"{net['faster']['median']:.2f} ({net['faster']['low']:.2f} - {net['faster']['high']:.2f})",
+                percent(net["residual_weights"] / net["weights"]) + " %", *shown,
+            ])  # fmt: skip
+    yield table(["texts x tokens", "net", "FLOPs", "time", "W_R", *(f"{kind}, ms" for kind in kinds)], rows)
+    yield origin(results[0], "sp3/where", results[0]["threads"])
+
+
 def decoders() -> Iterator[str]:
     """Yield the section on the small Llama."""
     found = {result["cell"]: result for result in load("sp3/decoders")}
@@ -232,4 +264,5 @@ def sections() -> Iterator[str]:
         if pictured(found):
             yield "Fraction left per layer at 6 %: ![figure](figures/widths.png)\n"
     yield "\n".join(speed()) + "\n"
+    yield from where()
     yield from decoders()

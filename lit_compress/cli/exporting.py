@@ -27,6 +27,12 @@ def add_choices(parser: argparse.ArgumentParser, programs: bool = True) -> None:
         help=f"store low-rank matrices in pivot form: the same outputs, k * k parameters fewer at rank k{kept}",
     )  # fmt: skip
     parser.add_argument(
+        "--merge", choices=("large", "slower", "never"),
+        help="slower: store a matrix dense where its factors are slower on this machine (measured once, one thread, "
+        "one text of the task's length); never: keep all factors and rows; large: a matrix with rows of which "
+        f"more than 70 %% is left is stored dense{kept}",
+    )  # fmt: skip
+    parser.add_argument(
         "--vocabulary", choices=("all", "data"),
         help="data: keep the pieces that the training data and unknown words need, and export the small tokenizer"
         + kept,
@@ -54,6 +60,11 @@ def print_choices(report: dict[str, Any]) -> None:
     """Print one line for everything that was chosen beside the folder itself."""
     if report["pivot"] is not None:
         print(pivot_line(report))
+    if (found := report["merged"])["by"] == "slower":
+        print(
+            f"merge: {len(found['matrices'])} of {found['sites']} matrices are stored dense, as factors and rows they "
+            "are slower on this machine"
+        )
     if words := report["vocabulary"]:
         print(
             f"vocabulary: {words['rows']:,} of {words['of']:,} pieces are left; {words['changed']:,} of "

@@ -21,6 +21,7 @@ SHORT = {
         "model.budget",
         "what the export may have instead: params=5M, size=20MB, flops=0.3, speedup=3x or density=0.25",
     ),
+    "round_to": ("model.round_to", "ranks and numbers of neurons become multiples of it, e.g. 8 (default 1)"),
     "allocation": (
         "model.allocation",
         "global: one budget for all, where energy is most (default for kfac), or uniform (default for the others)",

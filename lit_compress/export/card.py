@@ -102,10 +102,13 @@ in the folder.
 """
 
 _MERGED = """{count} of {sites} matrices are stored dense although the method kept less of them ({kept:.1%} of all), so
-{stored:.1%} of the block matrices are in the folder: on a CPU factors and rows of over {above:.0%} of a matrix's
-parameters are no faster.
+{stored:.1%} of the block matrices are in the folder: on a CPU {why}.
 
 """
+_WHY = {
+    "large": "factors and rows of over {above:.0%} of a matrix's\nparameters are no faster",
+    "slower": "their factors and rows took longer, measured on\nthe machine that exported the net",
+}
 
 
 _VOCABULARY = """The tokenizer is the small one of this folder: {rows:,} of {of:,} pieces are left, those of the
@@ -188,8 +191,9 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
     found, merged = report["compressed"], report["merged"]
     note = ""
     if merged["matrices"]:
+        why = _WHY[merged["by"]].format(**merged)
         note = _MERGED.format(
-            **merged | {"count": len(merged["matrices"]), "stored": found["stored"], "kept": found["kept"]}
+            **merged | {"count": len(merged["matrices"]), "stored": found["stored"], "kept": found["kept"], "why": why}
         )
     elif report["round_to"]:
         note = _ROUNDED.format(multiple=report["round_to"], stored=found["stored"])

@@ -14,7 +14,10 @@ from lit_compress.utils.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lit_compress.models.budget import Budget
+
 Vocabulary = Literal["all", "data"]
+Merge = Literal["large", "slower", "never"]
 Dtype = Literal["float32", "bfloat16", "float16", "int8"]
 
 
@@ -31,6 +34,8 @@ class Choices:
         dtype: of the weights in the file; ``int8``: of the weights and activations of the ONNX program
             (number_format.py).
         pivot: low-rank matrices are stored in pivot form (pivot.py).
+        merge: which factors and rows are stored as dense matrices (fuse.py): ``large``: rows and factors of a matrix of
+            which more than 70 % is left; ``slower``: all that are slower so on this machine; ``never``: none.
         vocabulary: ``data`` keeps the pieces that the training data and unknown words need (vocabulary.py).
     """
 
@@ -40,6 +45,7 @@ class Choices:
     embeddings: str | None = None
     dtype: Dtype = "float32"
     pivot: bool = False
+    merge: Merge = "large"
 
     def __post_init__(self) -> None:
         if self.embeddings == "none":
@@ -80,6 +86,18 @@ class Choices:
             raise UserError(
                 f"export: --format {self.format} writes a program of float32, --dtype {self.dtype} is for the folder; "
                 "leave one out, or give --format onnx --dtype int8"
+            )
+
+    def check_budget(self, budget: Budget | None) -> None:
+        """Refuse, for a net that was made for ``budget``, to store more than that allows.
+
+        Raises:
+            UserError: matrices were to be merged.
+        """
+        if self.merge == "slower" and budget is not None and not budget.merges:
+            raise UserError(
+                f"export: --merge slower stores matrices whole, and the net was made for the budget '{budget.asked}'; "
+                "leave one out, or give a budget of speedup"
             )
 
     def check_net(self, net: PreTrainedModel) -> None:

@@ -12,7 +12,7 @@ from lit_compress.export.card import card
 from lit_compress.export.check import check_export
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.embeddings import shrink_embeddings, table_bytes
-from lit_compress.export.fuse import MERGE, compact, fuse, merged
+from lit_compress.export.fuse import MERGE, compact, fuse, merged, slower
 from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.narrow import pad_widths
 from lit_compress.export.number_format import cast, quantize_program
@@ -85,6 +85,7 @@ def write_export(
     """
     choices.check()
     choices.check_net(net)
+    choices.check_budget(budget and budget[0])
     check_out(out)
     task = read_task(data)
     with atomic_folder(out) as temporary:
@@ -92,9 +93,11 @@ def write_export(
         if choices.pivot:
             check_pivot(small)
         saved = to_pivot_form(small) if choices.pivot else {}
-        merge = budget is None or budget[0].merges
-        kept, dense = density(small), merged(small) if merge else {}
-        net, vocabulary, embeddings = fuse(small) if merge else small, None, None
+        merges = choices.merge != "never" and (budget is None or budget[0].merges)
+        kept, dense = density(small), {}
+        if merges:
+            dense = slower(small, task.length) if choices.merge == "slower" else merged(small)
+        net, vocabulary, embeddings = fuse(small, dense), None, None
         if choices.vocabulary == "data":
             net, data, vocabulary = cut_vocabulary(net, data)
         if choices.embeddings:
@@ -124,7 +127,9 @@ def write_export(
         report["dtype"] = choices.dtype if choices.half else "float32"
         report["ordinary"] = not (temporary / f"{MODULE}.py").exists()
         report["refuses"] = bool(getattr(exported.config, "structure", None))
-        report["merged"] = {"above": MERGE, "sites": len(find_sites(net)), "matrices": dense}
+        report["merged"] = {
+            "by": choices.merge, "above": MERGE, "sites": len(find_sites(net)), "matrices": dense,
+        }  # fmt: skip
         if choices.format != "hf":
             for _ in track([0], f"write and check {choices.format}"):
                 report["program"] = write_program(exported, data.tokenizer, temporary, choices.format)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from lit_compress.layers import LAYERS, LowRankRowsLinear, PivotLinear, SizedLinear
 from lit_compress.models.accounting import dense_sizes, weights
+from lit_compress.models.prices import factor_prices
 from lit_compress.models.slicing import remove_constant_units
-from lit_compress.models.surgery import replace
+from lit_compress.models.surgery import link, replace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +38,7 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
             if isinstance(smallest, nn.Linear) and smallest.weight.numel() != dense[name]:
                 smallest = SizedLinear.from_tensors(smallest.weight, smallest.bias)
             replace(small, name, smallest)
-    return small.eval()
+    return link(small).eval()
 
 
 def merged(net: PreTrainedModel) -> dict[str, float]:
@@ -45,17 +47,45 @@ def merged(net: PreTrainedModel) -> dict[str, float]:
     In pivot form (pivot.py) a matrix has fewer parameters, and may be below the limit that it is above as factors.
     """
     shares = {
-        name: sum(weight.numel() for weight in weights(module)) / (module.in_features * module.out_features)
+        name: _share(module)
         for name, module in net.named_modules()
         if isinstance(module, LowRankRowsLinear | PivotLinear) and module.rows
     }
     return {name: share for name, share in shares.items() if share > MERGE}
 
 
-def fuse(net: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of ``net`` as it is exported: :func:`compact`, then layers of :func:`merged` made dense."""
+def slower(net: PreTrainedModel, length: int) -> dict[str, float]:
+    """Return the matrices whose factors and rows take as long as the dense ones, or longer: {name: share as above}.
+
+    Args:
+        net: of :func:`compact`.
+        length: tokens of the one text that is read, with one thread.
+    """
+    lost = [group.names for group in factor_prices(net, length) if group.time >= group.dense]
+    return {name: _share(net.get_submodule(name)) for names in lost for name in names}
+
+
+def _share(module: Any) -> float:
+    return sum(weight.numel() for weight in weights(module)) / (module.in_features * module.out_features)
+
+
+def fuse(net: PreTrainedModel, names: Iterable[str] | None = None) -> PreTrainedModel:
+    """Return a copy of ``net`` as it is exported: :func:`compact`, then some layers made dense.
+
+    Args:
+        net: in any form.
+        names: of these layers; None for those of :func:`merged`.
+    """
     fused = compact(net)
-    for name in merged(fused):
-        layer = fused.get_submodule(name)
-        replace(fused, name, SizedLinear.from_tensors(layer.dense(), layer.bias))  # type: ignore[operator]
+    names = list(merged(fused) if names is None else names)
+    dense = [_dense(fused.get_submodule(name)) for name in names]  # all before the first factor is gone
+    for name, layer in zip(names, dense, strict=True):
+        replace(fused, name, layer)
     return fused
+
+
+def _dense(layer: Any) -> SizedLinear:
+    if hasattr(layer, "dense"):
+        return SizedLinear.from_tensors(layer.dense(), layer.bias)
+    left, right = layer.factors()
+    return SizedLinear.from_tensors((left.detach().double() @ right.detach().double()).to(left.dtype), layer.bias)

@@ -22,7 +22,7 @@ from lit_compress.models.accounting import dense_site_params, forward_times, mea
 from lit_compress.models.budget import budget_line
 from lit_compress.models.budget import shown as shown_value
 from lit_compress.utils.progress import track
-from lit_compress.utils.timing import STEADY, Speedup, speedup, spread, summary
+from lit_compress.utils.timing import STEADY, Speedup, processor, speedup, spread, summary
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,14 +44,9 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, Any]:
     """Return the machine: processor, cores, memory in GiB, accelerator."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        name = names[0] if names else name
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else None
     return {
-        "cpu": name,
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gib": memory and round(memory, 1),

@@ -2,8 +2,7 @@
 
 This is the only file that knows Lightning's order inside an optimizer step: closure (forward, backward) ->
 ``on_before_optimizer_step`` (gradients accumulated, reduced, unscaled, not clipped: scores are read here) -> clipping
-(scores computed after the step copy the unclipped gradients just before it) -> step -> back in ``optimizer_step``
-(weights are zeroed here).
+(scores of after the step copy the gradients before it) -> step -> back in ``optimizer_step`` (weights are zeroed here).
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class Method(pl.LightningModule):
         backbone: folder or hub name of the pre-trained model, or ``embedded`` for a small one built here.
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.25.
         budget: of the export, in place of a density: size=20MB, params=5M, flops=0.3, speedup=3x or density=0.25.
-        teacher: folder of a net already fine-tuned on the task, e.g. ``runs/x/dense/net``; it takes the place
-            of the dense stage.
+        round_to: ranks and numbers of neurons and dimensions become multiples of it, within the same density.
+        teacher: folder of a net fine-tuned on the task already, e.g. ``runs/x/dense/net``, in place of the dense stage.
         dense: fine-tuning of the backbone; its result is the teacher of the later stages.
         distillation: weights of the loss terms that compare the net with its teacher in the later stages.
 
@@ -70,6 +69,7 @@ class Method(pl.LightningModule):
         backbone: str = "bert-base-uncased",
         density: float | None = None,
         budget: str | None = None,
+        round_to: int | None = None,
         teacher: str | None = None,
         dense: Training = Training(),
         distillation: Distillation = Distillation(),
@@ -81,7 +81,7 @@ class Method(pl.LightningModule):
             raise UserError(f"model.density: {density} is not in (0, 1]; nearest valid value {near}")
         self.task, self.kind = get_task(task), task_type(get_task(task))
         self.backbone, self.density, self.teacher = backbone, density, teacher
-        self.dense, self.distillation = dense, distillation
+        self.dense, self.distillation, self.round_to = dense, distillation, round_to
         self.budget = parse_budget(budget, type(self).__name__ if self.stores_zeros else None)
         self.net: PreTrainedModel | None = None
         self.stage: Stage | None = None

@@ -64,7 +64,7 @@ class FWSVD(Method):
     ) -> None:
         rule = choose_rule(
             {"rank_ratio": PAPER_RANK_RATIO}, allocation, density=density, rank=rank, rank_ratio=rank_ratio
-        ).at_budget(common.get("budget"))
+        ).within(common.get("budget"), common.get("round_to"))
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
         self.ranks = retrain.rule(rule)

@@ -99,7 +99,7 @@ class LoSparse(Method):
         """Return dense (without a teacher), prune."""
         kfac = (self.prune.weighting == "kfac", self.prune.rows == "kfac")
         prune = RowSparsePruning(self.prune, self.density, self.prune.low_rank, self.prune.ratio, *kfac)
-        return [*self.dense_stage(), prune]
+        return [*self.dense_stage(), prune.rounded(self.round_to)]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,8 @@ class LowRankI(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), retrain."""
-        return [*self.dense_stage(), FactorTuning(self.retrain, RankRule(self.density, fill=self.budget is not None))]
+        ranks = RankRule(self.density).within(self.budget, self.round_to)
+        return [*self.dense_stage(), FactorTuning(self.retrain, ranks)]
 
 
 class LowRankII(Method):
@@ -178,4 +179,5 @@ class LowRankII(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), RowSparsePruning(self.prune, self.density, self.density)]
+        prune = RowSparsePruning(self.prune, self.density, self.density)
+        return [*self.dense_stage(), prune.rounded(self.round_to)]

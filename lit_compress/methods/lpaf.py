@@ -258,7 +258,7 @@ class LPAF(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune, retrain."""
-        ranks = RankRule(self.density, self.rank, fill=self.budget is not None)
+        ranks = RankRule(self.density, self.rank).within(self.budget, self.round_to)
         return [*self.dense_stage(), LPAFPruning(self.prune, ranks), MixedRankRetraining(self.retrain, ranks)]
 
 

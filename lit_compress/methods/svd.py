@@ -69,7 +69,7 @@ class SVD(Method):
     ) -> None:
         default = {"density": self.usual_density}
         rule = choose_rule(default, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
-        rule = rule.at_budget(common.get("budget"))
+        rule = rule.within(common.get("budget"), common.get("round_to"))
         super().__init__(density=rule.density, **common)
         self.ranks = rule
         self.retrain = retrain

@@ -1,8 +1,13 @@
-"""What matrices cost at every rank: parameters, FLOPs of a forward, or milliseconds measured on this machine."""
+"""What matrices cost at every rank: parameters, FLOPs of a forward, or milliseconds measured on this machine.
+
+Times of a shape are measured once and kept in the cache, unless the machine was too busy for them to be trusted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,9 +17,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_compress.layers import LowRankEmbedding
-from lit_compress.models.sites import tokens_read
+from lit_compress.models.sites import find_sites, tokens_read
 from lit_compress.numerics.ranks import Price, largest_rank
-from lit_compress.utils.timing import in_turns, pinned
+from lit_compress.utils.cache import build_once, cache_folder, short_hash
+from lit_compress.utils.files import write_json
+from lit_compress.utils.timing import in_turns, is_steady, pinned, processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,7 +80,7 @@ def measured(outs: tuple[int, ...], inner: int, tokens: int) -> Price:
 
     variants: list[Callable[[], object]] = [lambda: [F.linear(x, matrix) for matrix in dense]]
     variants += [lambda pair=pair: factorized(*pair) for pair in factors.values()]  # type: ignore[misc]
-    whole, *times = timed(variants)
+    whole, *times = timed(variants, ("factors", outs, inner, tokens, ranks))
     return line(ranks, times, whole)
 
 
@@ -86,10 +93,22 @@ def line(ranks: Sequence[int], times: Sequence[float], dense: float) -> Price:
     return Price(slope, dense, max(0.0, (y - slope * x) / n))
 
 
-def timed(variants: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the median milliseconds of every function; they take turns, with one thread."""
+def timed(variants: Sequence[Callable[[], object]], key: tuple[object, ...] | None = None) -> list[float]:
+    """Return the median milliseconds of every function; they take turns, with one thread.
+
+    Args:
+        variants: the functions.
+        key: what they are; with it, the times come from the cache where they were measured before on this machine.
+    """
+    folder = cache_folder() / f"times-{short_hash(processor(), torch.__version__, REPEATS, key)}"
+    if key is not None and folder.is_dir():
+        return json.loads((folder / "times.json").read_text())
     with pinned(1):
-        return [median(times) for times in in_turns(variants, REPEATS)]
+        rounds = in_turns(variants, REPEATS)
+    times = [median(record) for record in rounds]
+    if key is not None and all(map(is_steady, rounds)):
+        build_once(folder, lambda temporary: write_json(temporary / "times.json", times))
+    return times
 
 
 def unit_price(sizes: Sequence[tuple[int, int, int]], units: int, unit: Unit) -> float:
@@ -120,6 +139,49 @@ def _measured_unit(sizes: tuple[tuple[int, int, int], ...], units: int) -> float
     return max(whole - half, 1e-3 * whole) / (units / 2)
 
 
+@dataclass(frozen=True)
+class Factors:
+    """A matrix that is stored as factors, or several on one right factor, and what they cost in milliseconds.
+
+    Attributes:
+        names: of the sites.
+        time: of the factors and the rows beside them.
+        dense: of the matrices.
+    """
+
+    names: tuple[str, ...]
+    time: float
+    dense: float
+
+
+def factor_prices(net: PreTrainedModel, length: int) -> list[Factors]:
+    """Return the measured prices of all matrices of ``net`` that are stored as factors or rows.
+
+    Args:
+        net: as exported; only shapes are read.
+        length: tokens of the text.
+    """
+    found = []
+    for names, outs, layer, tokens in _groups(net, length):
+        if (rank := getattr(layer, "rank", None)) is not None:
+            price = measured(outs, layer.in_features, tokens)
+            rows = getattr(layer, "rows", 0) * layer.in_features / (layer.in_features + layer.out_features)
+            found.append(Factors(names, price.fixed + (rank + rows) * price.component, price.dense))
+    return found
+
+
+def _groups(net: PreTrainedModel, length: int) -> Iterator[tuple[tuple[str, ...], tuple[int, ...], Any, int]]:
+    """Yield (names, outputs of each, first layer, tokens that it reads) of every matrix or stack on one factor."""
+    read = tokens_read(net, length)
+    stacked: dict[str, list[str]] = {}
+    for name in read:
+        first = getattr(net.get_submodule(name), "first", None)
+        stacked.setdefault(first or name, []).append(name)
+    for first, names in stacked.items():
+        outs = tuple(int(net.get_submodule(name).out_features) for name in names)  # type: ignore[arg-type]
+        yield tuple(names), outs, net.get_submodule(first), read[first]
+
+
 def forward_price(net: PreTrainedModel, length: int) -> float:
     """Return the milliseconds of the matrices of ``net`` in a forward of one text, from measured prices of shapes.
 
@@ -130,25 +192,11 @@ def forward_price(net: PreTrainedModel, length: int) -> float:
         net: dense or as exported; only shapes are read.
         length: tokens of the text.
     """
-    read = tokens_read(net, length)
-    outs = {name: int(net.get_submodule(name).out_features) for name in read}  # type: ignore[arg-type]
-    stacked: dict[str, list[str]] = {}
-    for name in read:
-        if (first := getattr(net.get_submodule(name), "first", None)) is not None:
-            stacked.setdefault(first or name, []).append(name)
-    total, inside = 0.0, {name for names in stacked.values() for name in names}
-    for name, tokens in read.items():
-        layer: Any = net.get_submodule(name)
-        if name in inside and name not in stacked:
-            continue
-        group, rank = tuple(outs[n] for n in stacked.get(name, [name])), getattr(layer, "rank", None)
-        if rank is None:
-            total += measured(group, layer.in_features, tokens).dense if layer.in_features else 0.0
-            continue
-        price = measured(group, layer.in_features, tokens)
-        rows = getattr(layer, "rows", 0) * layer.in_features / (layer.in_features + layer.out_features)
-        total += price.fixed + (rank + rows) * price.component
-    sites = [net.get_submodule(name) for name in read]
+    total = sum(factors.time for factors in factor_prices(net, length))
+    for _, outs, layer, tokens in _groups(net, length):
+        if getattr(layer, "rank", None) is None and layer.in_features:
+            total += measured(outs, layer.in_features, tokens).dense
+    sites = [net.get_submodule(site.name) for site in find_sites(net)]
     for module in net.modules():
         if isinstance(module, LowRankEmbedding):
             total += measured((module.embedding_dim,), module.rank, length).dense

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +95,12 @@ class Size(nn.Module):
 
 @torch.no_grad()
 def fit_budget(
-    log_alphas: Mapping[str, Tensor], size: Size, budget: int, least: Mapping[str, int], finest: str | None
+    log_alphas: Mapping[str, Tensor],
+    size: Size,
+    budget: int,
+    least: Mapping[str, int],
+    finest: str | None,
+    steps: Mapping[str, int] | None = None,
 ) -> dict[str, Tensor]:
     """Choose the units to keep so that at most ``budget`` weights are left, and as many as units allow.
 
@@ -109,13 +115,18 @@ def fit_budget(
         budget: number of weights to keep.
         least: name of a gate -> number of units that every group always keeps; 0 for gates not named.
         finest: gate of the units with the fewest weights, which gets the rest last; None leaves the rest unused.
+        steps: name of a gate -> number of which every group keeps a multiple, or fewer, or all; 1 for gates not named.
 
     Returns:
         Name of a gate -> bool [groups, size], True = keep.
     """
 
     def kept(offset: float) -> dict[str, Tensor]:
-        return {name: kept_units(a, least.get(name, 0), offset) for name, a in log_alphas.items()}
+        found = {name: kept_units(a, least.get(name, 0), offset) for name, a in log_alphas.items()}
+        return {name: _rounded(count, log_alphas[name].shape[1], step(name)) for name, count in found.items()}
+
+    def step(name: str) -> int:
+        return (steps or {}).get(name, 1)
 
     low, high = -64.0, 64.0
     for _ in range(60):
@@ -124,8 +135,13 @@ def fit_budget(
     chosen = kept(low)
     if finest is not None:
         for name in sorted(log_alphas, key=lambda name: (name == finest, -_cost(chosen, size, name))):
-            _fill(chosen, log_alphas[name], size, budget, name)
+            _fill(chosen, log_alphas[name], size, budget, name, step(name))
     return {name: keep_best(a, chosen[name]) for name, a in log_alphas.items()}
+
+
+def _rounded(kept: Tensor, most: int, step: int) -> Tensor:
+    """Return the largest multiples of ``step`` that are not above ``kept``; fewer than that, and all, stay."""
+    return torch.where((kept < step) | (kept == most), kept, kept - kept % step)
 
 
 def _cost(kept: dict[str, Tensor], size: Size, name: str) -> int:
@@ -134,23 +150,28 @@ def _cost(kept: dict[str, Tensor], size: Size, name: str) -> int:
     return max(size.count(kept | {name: kept[name] + (groups == group)}) - now for group in groups.tolist())
 
 
-def _fill(kept: dict[str, Tensor], log_alpha: Tensor, size: Size, budget: int, name: str) -> None:
+def _fill(kept: dict[str, Tensor], log_alpha: Tensor, size: Size, budget: int, name: str, step: int = 1) -> None:
     """Add units of one gate, those with the largest log_alpha first, while they fit the budget; in place."""
     groups, most = log_alpha.shape
     ordered = log_alpha.sort(dim=1, descending=True).values.tolist()
     waiting = [
-        (-ordered[group][rank], group)
+        (-ordered[group][begin], group, end)
         for group in range(groups)
-        for rank in range(int(kept[name][group]), most)
-        if ordered[group][rank] > -math.inf
+        for begin, end in pairwise(_stops(int(kept[name][group]), most, step))
+        if ordered[group][end - 1] > -math.inf
     ]
     full: set[int] = set()
-    for _, group in sorted(waiting):
+    for _, group, end in sorted(waiting):
         if group in full:
             continue
-        before = size.count(kept)
-        kept[name][group] += 1
+        now, before = size.count(kept), int(kept[name][group])
+        kept[name][group] = end
         after = size.count(kept)
-        if after > budget or after == before:  # it does not fit, or counts for nothing
-            kept[name][group] -= 1
+        if after > budget or after == now:  # it does not fit, or counts for nothing
+            kept[name][group] = before
             full.add(group)
+
+
+def _stops(start: int, most: int, step: int) -> list[int]:
+    """Return ``start``, the multiples of ``step`` above it, and ``most``."""
+    return [start, *range(start - start % step + step, most, step), most] if start < most else [start]

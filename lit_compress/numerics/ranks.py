@@ -75,6 +75,15 @@ def pivot_rank(density: float, out: int, inner: int) -> int:
     return low
 
 
+def rounded(number: int, multiple: int) -> int:
+    """Return the largest multiple that is not above ``number``; a number below all of them stays as it is.
+
+    >>> rounded(93, 8), rounded(5, 8)
+    (88, 5)
+    """
+    return number - number % multiple if number >= multiple else number
+
+
 @dataclass(frozen=True)
 class Price:
     """What a factorized matrix costs at a rank, and what it costs dense: parameters, FLOPs or milliseconds.
@@ -139,3 +148,26 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
         low, high = (middle, high) if size(ranks(thresholds[middle])) <= budget else (low, middle)
     chosen = ranks(thresholds[low])
     return {name: rank for name, rank in chosen.items() if prices[name].saves(rank)}
+
+
+def allocate_in_steps(
+    sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: float, step: int
+) -> dict[str, int]:
+    """Spend a budget as :func:`allocate` does, on so many components of a matrix at a time.
+
+    Args:
+        sigma: as there.
+        prices: as there.
+        budget: not exceeded, unless one step each is more.
+        step: ranks are multiples of it, but for a matrix that has not so many components.
+    """
+    if step == 1:
+        return allocate(sigma, prices, budget)
+    groups, coarse = {}, {}
+    for name, values in sigma.items():
+        energy = torch.nn.functional.pad(values.double().square(), (0, -len(values) % step))
+        groups[name] = energy.view(-1, step).sum(1).sqrt()
+        price = prices[name]
+        coarse[name] = Price(step * price.component, price.dense, price.fixed)
+    found = allocate(groups, coarse, budget)
+    return {name: min(step * count, len(sigma[name])) for name, count in found.items()}

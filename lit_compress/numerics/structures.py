@@ -130,6 +130,7 @@ def removal_path(
     mean: Tensor | None = None,
     chunk: float = 0.0,
     keep: int = 0,
+    multiple: int = 1,
     damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING),
     name: str = "weight",
 ) -> RemovalPath:
@@ -146,6 +147,7 @@ def removal_path(
         mean: m [in], for the covariance instead of A; the bias carries the mean.
         chunk: at each step this share of the groups that are left goes, at least one; 0.04 serves for neurons.
         keep: how many groups stay.
+        multiple: a multiple of it is left after every step.
         damping: of the inputs and of the gradients.
         name: what to call this matrix in messages.
 
@@ -161,7 +163,8 @@ def removal_path(
     steps, costs = [], []
     while len(left) > keep:
         alone = removal_costs(wide, inverse, places)
-        take = alone.argsort(stable=True)[: min(max(1, ceil(chunk * len(left))), len(left) - keep)]
+        stay = len(left) - max(1, ceil(chunk * len(left)))
+        take = alone.argsort(stable=True)[: len(left) - max(keep, stay - stay % multiple)]
         gone = places[take].flatten()
         costs.append(alone[take[0]] if len(take) == 1 else removal_costs(wide, inverse, gone[None])[0])
         steps.append(left[take])

@@ -59,6 +59,18 @@ class Components:
     storage: Storage = field(default_factory=Storage)
 
 
+def _check_rounding(method: Method) -> None:
+    """Refuse to round what a method does not choose, and a number that cannot be."""
+    if method.round_to is None:
+        return
+    if method.round_to < 1:
+        raise UserError(f"model.round_to: {method.round_to} is below 1, the smallest valid value; usual: 8")
+    if all(stage.round_to is None for stage in method.stages()):
+        raise UserError(
+            f"model.round_to: {type(method).__name__} chooses no ranks or widths, only weights or rows; leave it out"
+        )
+
+
 def check_stages(parts: Components) -> Plan:
     """Check data, architecture, ranks and schedules of all stages before the first one starts.
 
@@ -79,6 +91,7 @@ def check_stages(parts: Components) -> Plan:
     data.prepare_data()
     accumulate = trainer.get("accumulate_grad_batches") or 1
     planned = []
+    _check_rounding(method)
     for stage in method.stages():
         stage.check(net)
         stage.check_data(data.train_size())

@@ -80,12 +80,14 @@ class Stage(nn.Module):
         decided_by_data: True if training or calibration decides which shapes the stage leaves.
         forwards: how often a batch goes through the net in a step.
         total_steps: optimizer steps of the stage; 0 until :meth:`set_total_steps`.
+        round_to: ranks and numbers of units are multiples of it; None: the stage chooses none.
         notes: what :meth:`build` found out, as JSON, for the record of the stage; checkpoints have it.
     """
 
     from_backbone = False
     decided_by_data = False
     forwards = 1
+    round_to: int | None = None
 
     def __init__(self, name: str, training: Training, distil: bool = True) -> None:
         super().__init__()

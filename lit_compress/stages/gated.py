@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -93,12 +93,27 @@ class GatedStage(Stage):
     decided_by_data = True
     clamp: tuple[float, float] | None = None  # bounds of log_alpha, applied after every optimizer step
     finest: str | None = None  # the gate whose units have the fewest weights; they fill up the budget
+    rounds: frozenset[str] = frozenset({"neurons", "hidden", "qk", "vo"})  # gates whose units are kept in multiples
+    round_to = 1
     tolerance = 0.01  # without exact_target: largest distance of the expected density from the final one at the budget
 
     def __init__(self, name: str, settings: GatedTraining, density: float) -> None:
         super().__init__(name, settings)
         self.density = density
         self.gates: dict[str, HardConcrete] = {}
+
+    def rounded(self, round_to: int | None) -> Self:
+        """Return this stage, whose gates of dimensions and neurons keep multiples of a number.
+
+        Raises:
+            UserError: it is left to the gates how many they keep.
+        """
+        if round_to is not None and not self.settings.exact_target:
+            raise UserError(
+                f"model.round_to: {round_to} needs prune.exact_target true; with false the gates alone say what is kept"
+            )
+        self.round_to = round_to or 1
+        return self
 
     def make_gates(self, gates: dict[str, HardConcrete], size: Size) -> None:
         """Register the gates, by name, and the function of their sizes; make the multipliers."""
@@ -180,7 +195,8 @@ class GatedStage(Stage):
         """Return the units to keep so that the budget is met exactly: name of a gate -> bool [groups, size]."""
         least, size = {name: gate.least for name, gate in self.gates.items()}, self.size.cpu()
         finest = self.finest if self.finest in log_alphas else None
-        masks = fit_budget(log_alphas, size, keep_count(self.density, size.total), least, finest)
+        steps = dict.fromkeys(self.rounds, self.round_to)
+        masks = fit_budget(log_alphas, size, keep_count(self.density, size.total), least, finest, steps)
         self.size.to(next(iter(self.log_alphas.values())).device)
         return masks
 

@@ -118,6 +118,11 @@ class LowRankRetraining(Stage):
         self.ranks = ranks
 
     @property
+    def round_to(self) -> int:  # type: ignore[override]
+        """Number of which the ranks are multiples."""
+        return self.ranks.round_to
+
+    @property
     def decided_by_data(self) -> bool:  # type: ignore[override]
         """Whether singular values decide on the ranks."""
         return self.ranks.allocation == "global" and not self.ranks.keeps_all

@@ -16,11 +16,12 @@ from lit_compress.models.surgery import stacked_weight
 from lit_compress.numerics.ranks import (
     Price,
     Shape,
-    allocate,
+    allocate_in_steps,
     largest_rank,
     pivot_rank,
     rank_for_density,
     rank_for_ratio,
+    rounded,
     stored,
 )
 from lit_compress.utils.errors import UserError, require
@@ -58,6 +59,8 @@ class RankRule:
         pivot: factors are exported in pivot form, and counted so (not in milliseconds).
         tokens_left: rows that the export keeps of the table of token embeddings, by which scope ``all`` counts it;
             None: all.
+        round_to: ranks are multiples of it, within the same density: rounded down, and what that leaves is spent in
+            such steps, on the first matrices (``uniform``) or by worth (``global``). A rank below it stays.
     """
 
     density: float = 1.0
@@ -71,9 +74,11 @@ class RankRule:
     fill: bool = False
     pivot: bool = False
     tokens_left: int | None = None
+    round_to: int = 1
 
     def __post_init__(self) -> None:
         require(self, "model.rank", low=1)
+        require(self, "model.round_to", low=1)
         require(self, "model.rank_ratio", above=0, high=1)
         for name, usual in (("scope", "blocks"), ("price", "parameters")):
             if (value := getattr(self, name)) == usual:
@@ -89,9 +94,9 @@ class RankRule:
             raise UserError(f"model.price: a table of embeddings costs no {self.price}; nearest with scope all: "
                             "parameters")  # fmt: skip
 
-    def at_budget(self, budget: str | None) -> RankRule:
-        """Return this rule, which fills its density if there is a budget."""
-        return replace(self, fill=budget is not None)
+    def within(self, budget: object, round_to: int | None) -> RankRule:
+        """Return this rule, which fills its density if there is a budget, with ranks that are multiples."""
+        return replace(self, fill=budget is not None, round_to=1 if round_to is None else round_to)
 
     @property
     def by_density(self) -> bool:
@@ -149,27 +154,28 @@ class RankRule:
             limit = max(largest_rank(*shape) for shape in shapes.values())
             raise UserError(f"model.{what}: {value} makes no matrix smaller; the largest rank that does is {limit}")
         if self.allocation == "uniform":
-            return self._filled(kept, shapes) if self.fill and self.by_density else kept
+            return self._filled(kept, shapes) if (self.fill or self.round_to > 1) and self.by_density else kept
         assert sigma is not None
         prices = self.prices(net)
         if self.by_density:
             budget = self._budget(net, prices)
         else:
             budget = sum(self._stored(shape, ranks[name]) for name, shape in shapes.items())
-        found = allocate(self.sigmas(net, sigma), prices, budget)
-        return {name: min(rank, largest_rank(*shapes[name])) for name, rank in found.items()}
+        found = allocate_in_steps(self.sigmas(net, sigma), prices, budget, self.round_to)
+        return {name: rounded(min(rank, largest_rank(*shapes[name])), self.round_to) for name, rank in found.items()}
 
     def _filled(self, ranks: dict[str, int], shapes: Mapping[str, Shape]) -> dict[str, int]:
-        """Return the ranks with one more in matrices from the first on, as long as the density is not exceeded."""
+        """Return the ranks with one step more in matrices from the first on, while the density is not exceeded."""
         whole = sum(out * inner for out, inner in shapes.values())
         left = floor(self.density * whole + 1e-6) - sum(
             self._stored(shapes[n], ranks.get(n, max(shapes[n]))) for n in shapes
         )
         filled = dict(ranks)
         for name, rank in ranks.items():
-            more = self._stored(shapes[name], rank + 1) - self._stored(shapes[name], rank)
-            if rank < largest_rank(*shapes[name]) and more <= left:
-                filled[name], left = rank + 1, left - more
+            step = self.round_to if rank >= self.round_to else self.round_to - rank
+            more = self._stored(shapes[name], rank + step) - self._stored(shapes[name], rank)
+            if rank + step <= largest_rank(*shapes[name]) and more <= left:
+                filled[name], left = rank + step, left - more
         return filled
 
     def even(self, net: PreTrainedModel) -> dict[str, int]:
@@ -199,12 +205,13 @@ class RankRule:
         whole = sum(price.dense for price in prices.values())
         total = count_params(net).total if self.scope == "all" else whole
         rest = total - self._cut_off(net) - whole
-        least = rest + sum(price.at(1) for price in prices.values())
+        least = rest + sum(price.at(self.round_to) for price in prices.values())
         if self.density * total < least:
+            count = "one component" if self.round_to == 1 else f"{self.round_to} components"
+            also = " and what is not factorized" if self.scope == "all" else ""
             raise UserError(
-                f"model.density: {self.density} of the {self.counted} cannot be reached with allocation global; one "
-                f"component of each matrix{' and what is not factorized' if self.scope == 'all' else ''} make "
-                f"{least / total + 5e-4:.3f}"
+                f"model.density: {self.density} of the {self.counted} cannot be reached with allocation global; "
+                f"{count} of each matrix{also} make {least / total + 5e-4:.3f}"
             )
         return (floor(self.density * total) if self.price == "parameters" else self.density * total) - rest
 
@@ -278,10 +285,11 @@ class RankRule:
 
     def _uniform(self, out: int, inner: int) -> int:
         if self.rank is not None:
-            return self.rank
+            return rounded(self.rank, self.round_to)
         if self.rank_ratio is not None:
-            return rank_for_ratio(self.rank_ratio, out, inner)
-        return (pivot_rank if self.pivot else rank_for_density)(self.density, out, inner)
+            return rounded(rank_for_ratio(self.rank_ratio, out, inner), self.round_to)
+        found = (pivot_rank if self.pivot else rank_for_density)(self.density, out, inner)
+        return rounded(found, self.round_to)
 
     def _stored(self, shape: Shape, rank: int) -> int:
         return stored(*shape, rank, self.pivot)

@@ -34,7 +34,7 @@ from lit_compress.models.surgery import Factors, Structure, factorize
 from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.importance import row_sensitivity, update_row_average_
 from lit_compress.numerics.masks import keep_count, select_rows
-from lit_compress.numerics.ranks import break_even_rank, rank_for_density
+from lit_compress.numerics.ranks import break_even_rank, rank_for_density, rounded
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.stages.kronecker import KroneckerDecomposer
@@ -117,6 +117,7 @@ class RowSparsePruning(Stage):
 
     settings: RowPruning
     decided_by_data = True
+    round_to = None  # rows are those that scores choose: their layer fills its product up to multiples of 8 by itself
 
     def __init__(
         self,
@@ -133,6 +134,11 @@ class RowSparsePruning(Stage):
         self._costs: list[Tensor] = []
         self.from_backbone = settings.init == "pretrained"
         self._final = density - self.low_rank  # until a net gives the exact one
+
+    def rounded(self, round_to: int | None) -> RowSparsePruning:
+        """Return this stage, with ranks of the factors that are multiples of a number, rounded down."""
+        self.round_to = round_to or 1
+        return self
 
     def check(self, net: PreTrainedModel) -> None:
         """Compute the final density from the shapes of ``net``; the schedule is checked with it."""
@@ -157,6 +163,7 @@ class RowSparsePruning(Stage):
         self.ranks = {name: _rank(self.low_rank, *shape) for name, shape in shapes.items()}
         if self.ratio == "exact" and size() > budget:  # no room to round up
             self.ranks = {name: rank_for_density(self.low_rank, *shape) for name, shape in shapes.items()}
+        self.ranks = {name: rounded(rank, self.round_to or 1) for name, rank in self.ranks.items()}
         self._factors = size()
         low_rank = self._factors if self.ratio == "exact" else round(self.low_rank * self._total)
         self._final = max(0, budget - low_rank) / self._total if self.low_rank < self.density else 0.0

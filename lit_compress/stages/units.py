@@ -87,6 +87,7 @@ def find_units(
     damping: tuple[float, float],
     price: Callable[[SubLayer, int], float],
     gradients: bool = True,
+    round_to: int = 1,
 ) -> dict[str, Units]:
     """Return by last matrix the units of every sub-layer of the dense ``net``, of :func:`held_part` all but one.
 
@@ -97,6 +98,7 @@ def find_units(
         damping: of the moments, as shares of the means of their diagonals.
         price: function of a sub-layer and its number of units that returns what one costs.
         gradients: False to weigh all outputs alike.
+        round_to: neurons go so that a multiple of it is left.
 
     Raises:
         UserError: sub-layers of its architecture cannot be cut, or a moment is not usable.
@@ -111,7 +113,7 @@ def find_units(
         path = removal_path(
             layer.weight, moment.inputs(), moment.gradients() if gradients else None, groups,
             mean=moment.mean if name in biased else None, chunk=CHUNK if part.kind == "ffn" else 0.0,
-            keep=int(part is held), damping=damping, name=name,
+            keep=int(part is held), multiple=round_to if part.kind == "ffn" else 1, damping=damping, name=name,
         )  # fmt: skip
         found[name] = Units(part, path, price(part, len(groups)), len(groups))
     return found

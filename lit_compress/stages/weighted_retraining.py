@@ -97,7 +97,7 @@ def remove_structures(
 
     def choose() -> tuple[dict[str, Tensor], float]:
         price, gradients = partial(rule.unit_price, net), settings.weighting == "kfac"
-        units = find_units(net, moments, biased, damping, price, gradients)
+        units = find_units(net, moments, biased, damping, price, gradients, rule.round_to)
         sigma: dict[str, Tensor] = {}
         if settings.removes == "both":
             sigma = rule.sigmas(net, weigh(settings, net, {}, moments, Path(), rule.stacks(net)).sigma)

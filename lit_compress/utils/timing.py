@@ -5,10 +5,12 @@ Every time that this package reports is measured here: on the nets of a run, on 
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Literal
 
@@ -18,6 +20,14 @@ STEADY = 1.5  # p90 / p10 above which a machine was too busy for its times to be
 WARM_UP = 5  # first rounds, which fill caches and are not counted
 
 Verdict = Literal["faster", "slower", "noise", "unsteady"]
+
+
+def processor() -> str:
+    """Return the name of this machine's processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 @contextmanager

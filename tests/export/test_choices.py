@@ -24,6 +24,7 @@ from lit_compress.export.report import Measured
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.accounting import count_params
 from lit_compress.models.backbones import load_net as load_backbone
+from lit_compress.models.budget import parse_budget
 from lit_compress.models.outline import file_bytes
 from lit_compress.models.shapes import without_values
 from lit_compress.models.storage import load_net, save_net
@@ -208,6 +209,14 @@ def test_a_program_of_eight_bits(export, data):
 def test_choices_that_are_refused(choices, text, export):
     with pytest.raises(UserError, match=re.escape(text)):
         export(**choices)
+
+
+def test_merged_matrices_may_break_a_budget():
+    choices = Choices(merge="slower")
+    with pytest.raises(UserError, match=r"--merge slower stores matrices whole, .* the budget 'size=8MB'; leave one"):
+        choices.check_budget(parse_budget("size=8MB"))
+    choices.check_budget(parse_budget("speedup=3x"))
+    choices.check_budget(None)
 
 
 def test_counts_are_those_of_the_texts(data, backbone):

@@ -14,7 +14,7 @@ from lit_compress.export import folder
 from lit_compress.export import fuse as module
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import write_export
-from lit_compress.export.fuse import compact, merged
+from lit_compress.export.fuse import compact, fuse, merged, slower
 from lit_compress.export.report import Measured
 from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear, NarrowNorm, SizedLinear
 from lit_compress.methods.sp3.insert import insert_projections
@@ -24,6 +24,8 @@ from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, factorize
 from lit_compress.numerics.decompose import decompose
+from lit_compress.numerics.ranks import Price
+from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks.records import get_task
 
 
@@ -89,6 +91,26 @@ def test_the_limit_is_a_share_of_the_parameters(monkeypatch):
         assert bool(merged(compact(net))) == merges
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_factors_that_are_slower_become_dense(stacked, monkeypatch):
+    """Those of a stack together, or none of them; rows count for what they cost."""
+    net = make_net("bert").eval()
+    rule = RankRule(0.3, stacked=stacked)
+    factorize(net, rule.allocate(net), lambda name, weight, rank: decompose(weight, rank), stacks=rule.stacks(net))
+    down = [site.name for site in find_sites(net) if site.role == "down"]
+    clock = lambda outs, inner, tokens: Price(1.0, 40.0 if inner == 32 else 3.0)  # noqa: E731
+    monkeypatch.setattr("lit_compress.models.prices.measured", clock)
+    small = compact(net)
+    assert list(slower(small, 8)) == down and not merged(small)
+    monkeypatch.setattr("lit_compress.models.prices.measured", lambda outs, inner, tokens: Price(1.0, 3.0 * len(outs)))
+    names = slower(small, 8)
+    fused = fuse(small, names)
+    left = {site.name for site in find_sites(net)} - set(names)
+    assert all(isinstance(fused.get_submodule(name), SizedLinear) for name in names)
+    assert all(getattr(fused.get_submodule(name), "rank", None) for name in left)
+    assert torch.allclose(logits(fused), logits(small), atol=1e-5)
+
+
 @pytest.fixture
 def export(tiny_backbone, tiny_data, tmp_path):
     """export(make=None, **options) -> compact net, report and card; ``make`` makes the net from the dense one."""
@@ -124,6 +146,10 @@ def test_report_and_card_say_what_was_kept_and_what_is_stored(export, monkeypatc
     assert "rows of over 40% of" in card and "as zeros" not in card and f"({found['kept']:.1%} of all), so" in card
     assert f"| kept by the method |  | {found['kept']:.4f} |" in card
     assert f"to {found['density']:.1%} of its block" in card
+    monkeypatch.setattr("lit_compress.models.prices.measured", lambda outs, inner, tokens: Price(1.0, 2.0))
+    net, report, card = export(merge="slower")
+    assert report["merged"]["by"] == "slower" and len(report["merged"]["matrices"]) == 12
+    assert "12 of 12 matrices are stored dense" in card and "their factors and rows took longer" in card
     monkeypatch.setattr(module, "MERGE", 1.0)
     net, report, card = export()
     found = report["compressed"]

@@ -6,7 +6,7 @@ from tiny import make_net
 
 from lit_compress.models import prices
 from lit_compress.models.accounting import flops
-from lit_compress.models.prices import line, measured, prices_of, unit_price
+from lit_compress.models.prices import line, measured, prices_of, timed, unit_price
 from lit_compress.models.sites import find_sites, stacks, sublayers, tokens_read
 from lit_compress.numerics.ranks import Price
 from lit_compress.stages.rank_rule import RankRule
@@ -52,6 +52,15 @@ def test_measured_times_rise_with_the_sizes():
     small, large = measured((16,), 16, 8), measured((512, 512), 512, 64)
     assert 0 < small.dense < large.dense and small.component > 0 and large.component > 0
     assert torch.get_num_threads() == 1
+
+
+def test_times_are_measured_once(monkeypatch):
+    """Those of a busy machine are not kept; nor are those that have no name."""
+    rounds = iter([[[1.0, 9.0], [2.0, 2.0]], [[3.0, 3.0], [4.0, 4.0]], [[5.0, 5.0], [6.0, 6.0]]])
+    monkeypatch.setattr(prices, "in_turns", lambda variants, repeats: next(rounds))
+    key = ("factors", "of this test")
+    assert timed([], key) == [5.0, 2.0] and timed([], key) == timed([], key) == [3.0, 4.0]
+    assert timed([]) == [5.0, 6.0] and timed([], key) == [3.0, 4.0]
 
 
 def test_ranks_by_milliseconds(monkeypatch):

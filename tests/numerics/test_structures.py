@@ -208,3 +208,9 @@ def test_the_convex_path_is_the_lower_hull(seed):
         at = y[corners[inside]] + (slopes[inside] * (x[k] - x[corners[inside]]) if inside < len(slopes) else 0)
         assert y[k] >= at - 1e-9
     assert [path.steps_until(n) for n in range(len(corners))] == corners
+
+
+def test_a_multiple_is_left_after_every_step():
+    x, weight, _ = tokens()
+    path = removal_path(weight, x.T @ x / 80, None, torch.arange(12)[:, None], chunk=0.1, multiple=5)
+    assert (12 - path.sizes().cumsum(0)).tolist() == [10, 5, 0]

@@ -4,7 +4,10 @@ import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from lit_compress import methods
 from lit_compress.__main__ import main
+from lit_compress.run.runner import _check_rounding
+from lit_compress.utils.errors import UserError
 
 
 def test_a_second_process_writes_nothing_before_training(short_run, tmp_path, monkeypatch):
@@ -15,3 +18,19 @@ def test_a_second_process_writes_nothing_before_training(short_run, tmp_path, mo
     with pytest.raises(ZeroDivisionError):
         main(args)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_can_be_rounded():
+    """Every method that chooses ranks or widths; the others, and numbers that are none, are refused in one line."""
+    able, names = set(), {*methods.__all__} - {"Method"}
+    for name in names:
+        try:
+            _check_rounding(getattr(methods, name)(task="sst2", round_to=8))
+            able.add(name)
+        except UserError as error:
+            assert str(error).startswith(f"model.round_to: {name} chooses no ranks or widths")
+    assert names - able == {"ITP", "Movement", "Magnitude", "FirstOrder", "PLATON"}
+    with pytest.raises(UserError, match=r"model\.round_to: 0 is below 1"):
+        _check_rounding(methods.CoFi(task="sst2", round_to=0))
+    with pytest.raises(UserError, match=r"model\.round_to: 8 needs prune\.exact_target true"):
+        methods.SP3(task="sst2", round_to=8, fidelity="official").stages()

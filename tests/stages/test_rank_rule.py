@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import combinations
 
 import pytest
+import torch
+from tiny import make_net
 
 from lit_compress import methods
 from lit_compress.cli.options import parameters_of
+from lit_compress.models.accounting import stored_density
+from lit_compress.models.sites import find_sites
+from lit_compress.models.surgery import factorize
+from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 
 VALUES = {"density": 0.25, "rank": 30, "rank_ratio": 0.33}  # the density and the ratio that methods take by themselves
@@ -34,3 +41,26 @@ def test_one_rule_is_taken(name):
         last = method(task="sst2", **{key: VALUES[key]}).stages()[-1]
         assert getattr(last.ranks, key) == VALUES[key]
     assert method(task="sst2").stages()[-1].ranks.density == (method.usual_density or 1.0)
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "global"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_ranks_in_multiples_within_the_density(allocation, stacked):
+    """No other choice of multiples could take one step more; a rank that is too small for a step stays."""
+    net = make_net("bert", hidden_size=64, intermediate_size=128)
+    places = {site.name: i for i, site in enumerate(find_sites(net))}
+
+    def sigma(name, weight):  # no two components are worth the same
+        return torch.linspace(2 + 0.01 * places[name], 1, min(weight.shape), dtype=torch.float64)
+
+    rule = RankRule(0.5, allocation=allocation, stacked=stacked, round_to=4)
+    ranks = rule.allocate(net, sigma)
+    assert ranks and not any(rank % 4 for rank in ranks.values())
+    small = copy.deepcopy(net)
+    factorize(small, ranks, None, stacks=rule.stacks(small))
+    whole = sum(net.get_submodule(site.name).weight.numel() for site in find_sites(net))
+    assert 0.5 - 4 * 256 / whole < stored_density(small) <= 0.5
+    assert RankRule(rank=3, round_to=4).allocate(net) == RankRule(rank=3).allocate(net)
+    assert set(RankRule(rank=11, round_to=4).allocate(net).values()) == {8}
+    with pytest.raises(UserError, match=r"model\.round_to: 0 .* 1"):
+        RankRule(0.5, round_to=0)

@@ -7,6 +7,9 @@ wide; a sub-layer reads the front and writes into the back; the norm at the next
 
     [x, 0]  --read front-->  f  --write back-->  [x, 0] + [0, y] = [x, y]  --norm-->  norm(W_R x + y)
 
+Where modules of their own add and normalise (BERT), they hand x and y to the norm one by one: no zeros are made, added
+and cut off again (:meth:`NarrowNorm.link`).
+
 The classes are self-contained on purpose: the export copies their source.
 """
 
@@ -25,6 +28,7 @@ class NarrowNorm(nn.Module):
     Attributes:
         weight: W_R [features, in_features]; None where there is no x (the embeddings).
         bias: [features], or None likewise.
+        bare: whether hidden states have no zeros; not stored, :meth:`link` finds it out.
     """
 
     kind = "narrow_norm"
@@ -41,6 +45,7 @@ class NarrowNorm(nn.Module):
         """
         super().__init__()
         self.in_features, self.features, self.room, self.eps, self.padded = in_features, features, room, eps, padded
+        self.bare = False
         self.weight = nn.Parameter(torch.empty(features, in_features)) if in_features else None
         self.bias = nn.Parameter(torch.empty(features)) if in_features else None
 
@@ -59,17 +64,38 @@ class NarrowNorm(nn.Module):
         """Return the cheapest layer with the same outputs: itself."""
         return self
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [..., in_features + features] to [..., features + room]."""
+    def link(self, net: nn.Module) -> None:
+        """Do without zeros in the whole ``net`` if every sub-layer ends in dense, dropout and norm of one module."""
+        norms = {name: norm for name, norm in net.named_modules() if isinstance(norm, NarrowNorm)}
+        ends: list[Any] = [net.get_submodule(name.rpartition(".")[0]) for name, n in norms.items() if n.in_features]
+        parts = {"dense", "dropout", "LayerNorm"}
+        if self.bare or not ends or any({name for name, _ in end.named_children()} != parts for end in ends):
+            return
+        if not all(getattr(end.dense, "lead", 0) for end in ends):
+            return
+        for end in ends:
+            end.__class__ = type(f"Narrow{type(end).__name__}", (type(end),), {"forward": NarrowNorm.end})
+        for module in (*norms.values(), *(end.dense for end in ends)):
+            module.bare = True
+
+    @staticmethod
+    def end(host: Any, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
+        """Map what a sub-layer computed, and what it read, to the next hidden state; the forward of module ``host``."""
+        return host.LayerNorm(host.dropout(host.dense(hidden_states)), input_tensor)
+
+    def forward(self, x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+        """Map [..., in_features + features] to [..., features + room]; with ``before`` x is y alone, without room."""
         if self.weight is not None:
-            x = x[..., self.in_features :] + F.linear(x[..., : self.in_features], self.weight, self.bias)
+            if before is None:
+                before, x = x[..., : self.in_features], x[..., self.in_features :]
+            x = x + F.linear(before, self.weight, self.bias)
         if self.padded:
             mean = x.sum(-1, keepdim=True) / self.padded
             variance = x.square().sum(-1, keepdim=True) / self.padded - mean.square()
             x = (x - mean) * torch.rsqrt(variance + self.eps)
         else:
             x = F.rms_norm(x, (self.features,), None, self.eps)
-        return F.pad(x, (0, self.room)) if self.room else x
+        return F.pad(x, (0, self.room)) if self.room and not self.bare else x
 
 
 class NarrowLinear(nn.Module):
@@ -113,6 +139,7 @@ class NarrowLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features, self.lead = in_features, out_features, lead
         self.side, self.heads, self.head_width = side, heads, head_width
+        self.bare = False  # with the norms' link: y alone, without the zeros before it
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.table = nn.Embedding(positions, out_features, _freeze=True) if positions else None
@@ -153,4 +180,4 @@ class NarrowLinear(nn.Module):
                 return x.new_zeros(*x.shape[:-1], self.head_width)
             width = self.out_features // self.heads
             y = F.pad(y.unflatten(-1, (self.heads, width)), (0, self.head_width - width)).flatten(-2)
-        return F.pad(y, (self.lead, 0)) if self.lead else y
+        return F.pad(y, (self.lead, 0)) if self.lead and not self.bare else y

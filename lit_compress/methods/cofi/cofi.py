@@ -326,4 +326,4 @@ class CoFi(Method):
         """Return dense (without a teacher), distil (from the backbone), prune, retrain."""
         distil = [Distilling(self.distil, self.matched)] if self.prune.init == "pretrained" else []
         prune = self.pruning(self.prune, self.density, self.matched)
-        return [*self.dense_stage(), *distil, prune, CoFiRetraining(self.retrain, self.matched)]
+        return [*self.dense_stage(), *distil, prune.rounded(self.round_to), CoFiRetraining(self.retrain, self.matched)]

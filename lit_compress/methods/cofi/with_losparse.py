@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -241,6 +241,11 @@ class RowsAndGates(GatedPruning):
             )
         super().__init__(settings, density / share, distillation)
         self.rows = OpenRows(settings.rows(), share, settings.low_rank, density, self._open, self._arrived)
+
+    def rounded(self, round_to: int | None) -> Self:
+        """Also round the ranks of the factors."""
+        self.rows.rounded(round_to)
+        return super().rounded(round_to)
 
     def check(self, net: PreTrainedModel) -> None:
         """Also choose the ranks of the factors."""

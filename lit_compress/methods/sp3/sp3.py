@@ -99,7 +99,7 @@ class SP3(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), ProjectedStage(self.prune, self.density, self.params)]
+        return [*self.dense_stage(), ProjectedStage(self.prune, self.density, self.params).rounded(self.round_to)]
 
 
 def parse_count(text: str) -> int:

@@ -116,3 +116,21 @@ def test_what_cannot_be_rounded():
         pad_widths(make_net("bert"), 8)
     with pytest.raises(UserError, match="--round_to 0 is below 1"):
         pad_widths(make_net("bert"), 0)
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "distilbert"])
+def test_hidden_states_without_room_for_the_next(family, tmp_path):
+    """In a family whose sub-layers end in a module of their own, hidden states have their own width and no zeros."""
+    net = net_of(family)
+    insert_projections(net, random_bases(net))
+    disturb(net)
+    fused = as_deployed(net)
+    assert torch.allclose(logits(fused), logits(net), atol=1e-6)
+    save_net(fused.float(), tmp_path)
+    assert torch.equal(logits(load_net(tmp_path)), logits(fused))
+    norms = [module for module in fused.modules() if isinstance(module, NarrowNorm)]
+    padded = family == "distilbert"
+    for module in norms:
+        wide = torch.randn(2, module.in_features + module.features)
+        assert module(wide).shape[1] == module.features + module.room * padded
+    assert all(module.room for module in norms[:-1]) and all(module.bare != padded for module in norms)
