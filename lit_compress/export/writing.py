@@ -35,7 +35,7 @@ def write_writing(
 ) -> dict[str, Any] | None:
     """Write the programs, ``writing.json`` and ``write.py`` into ``folder``, and compare what they write with ``net``.
 
-    Where that cannot be done, e.g. for a net whose blocks read a window of the text, a warning says it.
+    Where that cannot be done, a warning says it, in one line.
 
     Args:
         net: a net that writes; in evaluation mode, without gradients.

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from test_generation import cut, make_writer, turned
+from test_generation import cut, make_writer
 from tiny import make_batch
 
 from lit_compress.export import writing
@@ -31,20 +31,13 @@ def inputs_for(net):
     return found if net.config.is_encoder_decoder else {name: value.flip(1) for name, value in found.items()}
 
 
-@pytest.mark.parametrize(
-    ("variant", "change", "form"),
-    [
-        ("opt", turned, "torch"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [("t5", cut, "torch"), ("llama", turned, "onnx"), ("bart", turned, "onnx")]
-        ),
-    ],
-)
-def test_the_same_tokens_as_the_net(variant, change, form, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "form"), [("opt", "torch"), ("bart", "onnx")])
+def test_the_same_tokens_as_the_net(variant, form, tmp_path):
     if form == "onnx":
         pytest.importorskip("onnxruntime")
-    net = change(make_writer(variant)).eval().requires_grad_(False)
+    one = {"encoder_layers": 1, "decoder_layers": 1} if variant == "bart" else {"num_hidden_layers": 1}
+    net = cut(make_writer(variant, **one)).eval().requires_grad_(False)
     net.generation_config.forced_eos_token_id = None
     net.generation_config.forced_bos_token_id = 7 if variant == "bart" else None
     batch = make_batch(3, 12)
@@ -74,7 +67,7 @@ def test_other_tokens_are_seen(tmp_path, monkeypatch):
 
     more = torch.zeros(1, 14, dtype=torch.int64).numpy()
     monkeypatch.setattr(writing.writer, "Writer", Other)
-    texts = [{"input_ids": make_batch(1, 10)["input_ids"].clamp(max=50), "attention_mask": torch.ones(1, 10)}]
+    texts = [{"input_ids": make_batch(2, 10)["input_ids"][:1], "attention_mask": torch.ones(1, 10)}]
     for last, same in ((0, True), (1, False)):
         more[:, 12] = last
         Other.more = more
