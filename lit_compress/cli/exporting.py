@@ -15,8 +15,8 @@ def add_choices(parser: argparse.ArgumentParser, programs: bool = True) -> None:
     kept = "; default: as the run was made" if programs else ""
     if programs:
         parser.add_argument(
-            "--format", choices=("hf", "onnx", "torch"),
-            help="onnx, torch: also write model.onnx or model.pt2, which run without transformers (hf: neither)",
+            "--format", choices=("hf", "onnx", "torch", "openvino"),
+            help="also write model.onnx, model.pt2 or openvino_model.xml, which run without transformers (hf: none)",
         )  # fmt: skip
         parser.add_argument(
             "--round_to", type=int, metavar="N",
@@ -81,3 +81,9 @@ def print_choices(report: dict[str, Any]) -> None:
             print(f"{made['file']}: int8, {made['bytes']:,} bytes, dev {name} {made['metric']:.4f}")
         else:
             print(f"{made['file']}: its logits differ by {made['difference']:.1e}")
+        if wrote := made.get("writing"):
+            print(f"write.py: with the cache of {wrote['files'][2]}, {wrote['tokens']} tokens as the net writes them")
+    for item in report["certificate"]:
+        found, shapes = item["difference"], " and ".join(f"{texts} x {tokens}" for texts, tokens in item["shapes"])
+        off = "cannot be compared" if found is None else f"differs by {found:.1e}, {item['verdict']}"
+        print(f"on {shapes} tokens of the data, {item['file']} {off}")

@@ -79,7 +79,7 @@ def parse_one_shot(
     model = given.model if isinstance(given.model, str) else given.model[0]
     method = _method_of(given, rest) if command == "factorize" else "FWSVD"
     shared = ["--model", method, f"--model.backbone={model}", f"--data.task={given.task}"]
-    short += [f"--export.{name}={value}" for name, value in typed_choices(given).items()]
+    short += [f"--export.{name}={value}" for name, value in typed_choices(given).items() if name not in SHORT]
     return given, CommandLine([*shared, *short, *rest], command, (name for name in vars(given) if name in typed))
 
 

@@ -41,6 +41,14 @@ The metric is that of {rows} of the dev set{error}.
 Latency: one thread, batch 1, {length} tokens, all columns interleaved in one process on {cpu}{speed}.
 Reloaded in a process without lit_compress, the logits differ by at most {difference:.1e}.
 
+## Certificate
+
+On texts of the data, {shapes} tokens, the logits differ from those of the net before export, relative above 1, by
+
+| file | at most | allowed | verdict |
+|---|---|---|---|
+{certificate}
+
 ## Meaning of the output
 
 {labels}
@@ -87,7 +95,24 @@ outputs = dict(zip({names}, session.run({names}, arrays)))""",
     "torch": """import torch
 
 outputs = torch.export.load("{file}").module()(**inputs)  # {names}""",
+    "openvino": """import openvino
+
+model = openvino.compile_model("{file}", "CPU")  # reads openvino_model.bin, too
+found = model({{item.any_name: inputs[item.any_name].numpy() for item in model.inputs}})
+outputs = {{name: found[name] for name in {names}}}""",
 }
+
+_WRITING = """{programs} write with the net's cache, the likeliest token at every step, without beams. They are
+called by `write.py`, which needs NumPy and the runtime:
+
+```python
+from write import Writer
+
+ids = Writer(".").write(inputs["input_ids"], inputs["attention_mask"])
+texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+```
+
+"""
 
 _ERROR = """; with another sample of as many it would be between {:.4f} and {:.4f} in 95 of 100
 cases, and usually off by the standard error"""
@@ -177,6 +202,16 @@ def _metadata(report: dict[str, Any], task: Task, name: str, licence: str) -> Mo
     )
 
 
+def _certificate(entries: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the shapes and the rows of the certificate."""
+    lines = []
+    for item in entries:
+        found, allowed = ("-" if item[key] is None else f"{item[key]:.1e}" for key in ("difference", "allowed"))
+        lines.append(f"| `{item['file']}` | {found} | {allowed} | {item['verdict']} |")
+    return {"shapes": " and ".join(f"{texts} x {tokens}" for texts, tokens in entries[0]["shapes"]),
+            "certificate": "\n".join(lines)}  # fmt: skip
+
+
 def card(report: dict[str, Any], task: Task, factors: bool) -> str:
     """Return the text of the export's README.md.
 
@@ -216,8 +251,12 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
             between = ", between {:.4f} and {:.4f} in 95 of 100 samples".format(*made["interval"] or (0, 0))
             name = report["metric"]["name"]
             program += _INT8.format(**made | {"name": name, "error": between if made["interval"] else ""})
+        if made.get("writing"):
+            programs = [f"`{name}`" for name in made["writing"]["files"][2:]]
+            program += _WRITING.format(programs=" and ".join(programs))
     metadata = _metadata(report, task, name, license_of(backbone)).to_yaml()
     return f"---\n{metadata}\n---\n" + _CARD.format(
+        **_certificate(report["certificate"]),
         note=note,
         program=program,
         trust=", trust_remote_code=True" if report["refuses"] else "",

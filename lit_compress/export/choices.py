@@ -26,7 +26,7 @@ class Choices:
     """How a net is exported; the options of ``export``.
 
     Args:
-        format: ``onnx`` and ``torch`` also write the net as one program (program.py).
+        format: ``onnx``, ``torch`` and ``openvino`` also write the net as one program (program.py).
         round_to: widths of hidden states and feed-forward networks are padded with zeros to multiples of this number
             (SP3); None for no padding.
         embeddings: ``rank=64`` (any number) or ``int8``: the table of token embeddings as two factors, or as integers
@@ -65,6 +65,11 @@ class Choices:
     def half(self) -> bool:
         """Whether the weights are stored in 16 bits."""
         return self.dtype in ("bfloat16", "float16")
+
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether the folder answers as the net does; a smaller table and 16 bits change its logits a little."""
+        return not (self.embeddings or self.half)
 
     def check(self) -> None:
         """Refuse, before the work, what cannot be done.

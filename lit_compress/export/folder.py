@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.card import card
+from lit_compress.export.certificate import Certificate, answers
 from lit_compress.export.check import check_export
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.embeddings import shrink_embeddings, table_bytes
@@ -17,9 +19,10 @@ from lit_compress.export.modelling import MODULE, write_model
 from lit_compress.export.narrow import pad_widths
 from lit_compress.export.number_format import cast, quantize_program
 from lit_compress.export.pivot import check_pivot, to_pivot_form
-from lit_compress.export.program import write_program
+from lit_compress.export.program import read_program, write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.export.vocabulary import cut_vocabulary
+from lit_compress.export.writing import write_writing
 from lit_compress.models.accounting import density
 from lit_compress.models.budget import Budget
 from lit_compress.models.sites import find_sites
@@ -89,6 +92,7 @@ def write_export(
     check_out(out)
     task = read_task(data)
     with atomic_folder(out) as temporary:
+        certificate = Certificate(net, data, "train" if choices.vocabulary == "data" else "validation")
         small = compact(net)
         if choices.pivot:
             check_pivot(small)
@@ -110,6 +114,9 @@ def write_export(
         for _ in track([0], "check the export in another process"):
             difference = check_export(load_net(temporary) if choices.half else net, temporary)
         exported = load_net(temporary, as_stored=True)
+        same = choices.keeps_logits and not (vocabulary and vocabulary["changed"])
+        form = {"file": "model.safetensors", "format": "hf"}
+        certificate.compare(form, exported, data, partial(answers, exported), same)
         if embeddings is not None:
             embeddings["bytes"] = table_bytes(exported)
         scores, key = evaluate(exported, data, sure=True), f"val/{task.metrics[0]}"
@@ -133,9 +140,17 @@ def write_export(
         if choices.format != "hf":
             for _ in track([0], f"write and check {choices.format}"):
                 report["program"] = write_program(exported, data.tokenizer, temporary, choices.format)
+                if exported.can_generate() and choices.format != "openvino":
+                    texts = certificate.inputs(exported, data)
+                    report["program"]["writing"] = write_writing(exported, temporary, choices.format, texts)
         if choices.dtype == "int8":
             for _ in track([0], "quantize and measure"):
                 report["program"] |= quantize_program(temporary, exported, data)
+        if made := report.get("program"):
+            run = read_program(temporary / made["file"], tuple(made["outputs"]))
+            form = {name: made[name] for name in ("file", "format")}
+            certificate.compare(form, exported, data, run, same and "dtype" not in made)
+        report["certificate"] = certificate.entries
         report["budget"] = budget and budget[0].check(report, budget[1])
         report |= more or {}
         write_json(temporary / "report.json", report)

@@ -210,9 +210,7 @@ def _check_data(parts: Components, run: Run) -> None:
     """
     before = next((record for record in run.finished().values() if "data" in record), None)
     if before is not None and before["data"] != parts.data.fingerprint():
-        raise UserError(
-            f"data.path: the data is not what stage {before['name']} of '{run.folder}' was run with; give the same"
-        )
+        raise UserError(f"data.path: the data is not that of stage {before['name']} of '{run.folder}'; give the same")
 
 
 def _previous(names: list[str], number: int, stage: Stage, run: Run) -> Path | None:

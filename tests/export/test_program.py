@@ -90,7 +90,7 @@ def made(case, form, folder):
     """Write a net; return it, what was written says, and how far it is from the net on one text that it never saw."""
     net = compressed(case)
     found = write_program(net, PAIRS, folder, form)
-    assert (folder / found["file"]).stat().st_size == found["bytes"] and found["outputs"] == ["logits"]
+    assert program.program_bytes(folder / found["file"]) == found["bytes"] and found["outputs"] == ["logits"]
     assert found["difference"] <= program.TOLERANCE[form]
     return net, found
 
@@ -128,6 +128,19 @@ def test_onnx(case, tmp_path):
 
 
 @pytest.mark.slow
+def test_openvino(tmp_path):
+    runtime = pytest.importorskip("openvino", reason="OpenVINO is not installed: pip install 'lit_compress[openvino]'")
+    net, found = made("narrow", "openvino", tmp_path)
+    assert found["bytes"] == sum((tmp_path / f"openvino_model.{end}").stat().st_size for end in ("xml", "bin"))
+    inputs = one_text(found["inputs"])
+    model = runtime.compile_model(str(tmp_path / "openvino_model.xml"), "CPU")
+    logits = torch.from_numpy(model({name: value.numpy() for name, value in inputs.items()})["logits"])
+    assert torch.allclose(logits, net(**inputs).logits, atol=1e-3)
+    for place in (lit_compress, transformers):
+        assert place.__file__.rpartition("/")[0].encode() not in (tmp_path / "openvino_model.xml").read_bytes()
+
+
+@pytest.mark.slow
 def test_nets_that_write_give_logits(tmp_path):
     net = net_of("opt", torch.float32, task="wikitext2")
     found = write_program(net, Tokenizer(), tmp_path, "torch")
@@ -162,12 +175,15 @@ def test_nets_that_cannot_be_followed_are_one_line(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("value", [0.01, float("nan")])
 def test_other_logits_are_refused(value, tmp_path, monkeypatch):
-    def write(module, inputs, path):
-        return lambda given: {name: found + value for name, found in module(**given).items()}
+    net = make_net("bert").eval()
 
-    monkeypatch.setattr(program, "_write_torch", write)
+    def run(given):
+        return {"logits": net(**given).logits + value}
+
+    monkeypatch.setattr(program, "_write_torch", lambda module, inputs, path: None)
+    monkeypatch.setattr(program, "read_program", lambda path, results: run)
     with pytest.raises(UserError, match=r"the logits of model.pt2 differ by (1\.00e-02|nan), more than 1e-05; nothing"):
-        write_program(make_net("bert"), PAIRS, tmp_path, "torch")
+        write_program(net, PAIRS, tmp_path, "torch")
 
 
 def test_the_probe_has_padding_and_two_parts():
@@ -178,8 +194,11 @@ def test_the_probe_has_padding_and_two_parts():
 
 
 def test_missing_packages_are_one_line(monkeypatch):
-    monkeypatch.setattr(program, "_ONNX", ("torch", "no_such_package", "no_other"))
+    monkeypatch.setattr(
+        program, "_NEEDS", dict.fromkeys(("onnx", "openvino"), ("torch", "no_such_package", "no_other"))
+    )
     check_format("hf")
     check_format("torch")
-    with pytest.raises(UserError, match=r"needs no_such_package, no_other; pip install 'lit_compress\[onnx\]'"):
-        check_format("onnx")
+    for form in ("onnx", "openvino"):
+        with pytest.raises(UserError, match=rf"needs no_such_package, no_other; pip install 'lit_compress\[{form}\]'"):
+            check_format(form)

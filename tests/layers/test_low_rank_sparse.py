@@ -137,3 +137,14 @@ def test_sized_linear_of_any_size(sizes):
     inner, out = sizes
     weight, bias, x = torch.randn(out, inner), torch.randn(out), torch.randn(2, 5, inner)
     assert torch.equal(SizedLinear.from_tensors(weight, bias)(x), torch.nn.functional.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_program_of_rows_alone_takes_any_batch(bias):
+    """The number of texts that the layer was traced with is not part of it."""
+    layer = make(rank=0, bias=bias).fuse().requires_grad_(False)
+    assert isinstance(layer, LowRankRowsLinear) and layer.left is None
+    free = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(layer, (torch.randn(4, 5, 6).double(),), dynamic_shapes=free)
+    x = torch.randn(3, 7, 6).double()
+    torch.testing.assert_close(program.module()(x), layer(x))

@@ -88,9 +88,9 @@ class LowRankRowsLinear(nn.Module):
         if self.left is not None:
             y = F.linear(hidden[:, : self.rank], self.left, self.bias)
         elif self.bias is not None:
-            y = self.bias.to(hidden.dtype).expand(len(hidden), -1).clone()
+            y = self.bias.to(hidden.dtype).expand(hidden.shape[0], -1).clone()
         else:
-            y = hidden.new_zeros(len(hidden), self.out_features)
+            y = hidden.new_zeros(hidden.shape[0], self.out_features)
         y.index_add_(1, self.index.long(), hidden[:, self.rank : self.rank + self.rows])
         return y.view(*x.shape[:-1], self.out_features)
 

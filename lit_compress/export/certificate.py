@@ -1,0 +1,128 @@
+"""The certificate of an export: how far every file of it is from the net before export, on real texts.
+
+The net before export is the one that training ended with. Nothing was merged, padded or cut in it, and its numbers are
+float32. It and every form of the export, the folder and the programs, read the same texts of the data: one alone, and
+three of different lengths, with padding. These are other shapes than the one that programs are traced with.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from lit_compress.tasks import task_type_of_net
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+
+TOLERANCE = {"hf": 1e-4, "torch": 1e-4, "onnx": 1e-4, "openvino": 1e-3}
+TOKENS = 128  # of a block of a text without end: enough to compare, and logits of all tokens take memory
+SAME, CHANGED = "same", "changed as asked"
+
+Inputs = dict[str, Tensor]
+Entry = dict[str, Any]
+
+
+class Certificate:
+    """What a net answers before it is exported, to be compared with what its export answers.
+
+    Args:
+        net: the net before export; it is in evaluation mode afterwards.
+        data: of its task.
+        split: whose texts are read.
+
+    Attributes:
+        entries: a record of every form that was compared, for the report.
+    """
+
+    def __init__(self, net: PreTrainedModel, data: DataModule, split: Literal["train", "validation"]) -> None:
+        self.entries: list[Entry] = []
+        self._split, self._data, self._kind = split, data, task_type_of_net(net.config)
+        self._rows = _some_rows(_batches(data, split).encoded["length"])
+        self._expected = [self._stacked(answers(net.eval(), inputs)) for inputs in self.inputs(net, data)]
+
+    def compare(
+        self, form: Entry, net: PreTrainedModel, data: DataModule, run: Callable[[Inputs], Inputs], same: bool = True
+    ) -> Entry:
+        """Compare one form of the export with the net before it; return the record, which is in ``entries``, too.
+
+        Args:
+            form: its ``file`` and ``format``.
+            net: the exported net.
+            data: as the export's tokenizer reads it.
+            run: from inputs to results of this form.
+            same: whether the results must be the same; else what was asked for changes them, and is only measured.
+
+        Returns:
+            ``file``; ``format``; ``shapes`` [texts, tokens] of the batches; ``difference`` of the results, the largest,
+            relative above 1; what is ``allowed``, None for any; the ``verdict``.
+
+        Raises:
+            UserError: the results differ by more than ``TOLERANCE``.
+        """
+        batches, differences = self.inputs(net, data), []
+        for inputs, expected in zip(batches, self._expected, strict=True):
+            found = self._stacked(run(inputs))
+            if found.shape[-1] != expected.shape[-1]:  # a token has another number in the vocabulary of the export
+                expected = expected[..., self._numbers(data, found.shape[-1])]
+            if found.shape == expected.shape:  # not where a text has other pieces now
+                differences.append((found - expected).abs().max() / expected.abs().max().clamp_min(1))
+        difference = float(torch.stack(differences).max()) if differences else None
+        allowed = TOLERANCE[form["format"]] if same else None
+        if allowed is not None and (difference is None or not difference <= allowed):
+            raise UserError(
+                f"export: on texts of the data the logits of {form['file']} differ from those of the net before export "
+                f"by {float('nan') if difference is None else difference:.2e}, more than {allowed:.0e}; "
+                "nothing was exported"
+            )
+        self.entries.append({
+            **form, "shapes": [list(inputs["input_ids"].shape) for inputs in batches], "difference": difference,
+            "allowed": allowed, "verdict": SAME if same else CHANGED,
+        })  # fmt: skip
+        return self.entries[-1]
+
+    def inputs(self, net: PreTrainedModel, data: DataModule) -> list[Inputs]:
+        """Return what ``net`` reads of the rows."""
+        takes, source, found = inspect.signature(net.forward).parameters, _batches(data, self._split), []
+        for rows in self._rows:
+            inputs = self._kind.inputs(net, source[rows])
+            if self._kind.one_text:
+                inputs = {name: value[:, :TOKENS] for name, value in inputs.items()}
+            found.append({name: value for name, value in inputs.items() if name in takes})
+        return found
+
+    def _stacked(self, results: Inputs) -> Tensor:
+        return torch.stack([results[name].float() for name in self._kind.results])
+
+    def _numbers(self, data: DataModule, size: int) -> list[int]:
+        """Return which token of the net before export each of the export's ``size`` tokens is."""
+        return self._data.tokenizer.convert_tokens_to_ids(data.tokenizer.convert_ids_to_tokens(range(size)))
+
+
+def answers(net: PreTrainedModel, inputs: Inputs) -> Inputs:
+    """Return the results of ``net`` by name."""
+    with torch.inference_mode():
+        output = net(**inputs)
+    return {name: output[name] for name in task_type_of_net(net.config).results}
+
+
+def _batches(data: DataModule, split: str) -> Any:
+    """Return the rows of a split, to be asked for as batches."""
+    return (data.val_dataloader()[0] if split == "validation" else data.calibration_dataloader()).dataset
+
+
+def _some_rows(lengths: list[int]) -> list[list[int]]:
+    """Return one row of middle length, and the shortest, another and the longest together.
+
+    >>> _some_rows([5, 9, 3, 7, 8])
+    [[3], [2, 0, 1]]
+    """
+    order = sorted(range(len(lengths)), key=lambda row: lengths[row])
+    return [[order[len(order) // 2]], [order[0], order[len(order) // 3], order[-1]]]

@@ -1,0 +1,235 @@
+"""Programs with which a net writes text from its cache: ``decode``, and ``encode`` where the net has an encoder.
+
+``decode`` reads tokens, and the keys and values of those before them, and returns the logits of the next token with all
+keys and values. It begins a text and goes on with it. ``encode`` returns the keys and values of the text that is read,
+so that no matrix stands in both. ``write.py`` (writer.py) calls them. The exporters of transformers divide a net
+otherwise: their ``prefill`` and ``decode`` both hold all matrices, they are called through transformers, and there is
+no loop that writes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.export import writer
+from lit_compress.export.program import FILES, OPSET, TOLERANCE, Inputs
+from lit_compress.models.accounting import random_inputs
+from lit_compress.utils.files import write_json
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel
+
+ENDS = {"onnx": ".onnx", "torch": ".pt2"}
+NEW, BEGIN = 8, 16  # tokens that are written to compare, and those of the text before them
+
+
+def write_writing(
+    net: PreTrainedModel, folder: Path, form: Literal["onnx", "torch"], texts: list[Inputs]
+) -> dict[str, Any] | None:
+    """Write the programs, ``writing.json`` and ``write.py`` into ``folder``, and compare what they write with ``net``.
+
+    Where that cannot be done, a warning says it, in one line.
+
+    Args:
+        net: a net that writes; in evaluation mode, without gradients.
+        folder: to write to.
+        form: of the programs.
+        texts: batches of inputs to compare on.
+
+    Returns:
+        The names of the ``files``, their ``bytes``, how many ``tokens`` were written to compare, and by how much at
+        most the logit of such a token is below the net's largest (``difference``, relative above 1). None without.
+    """
+    files = ["write.py", "writing.json", *(f"{name}{ENDS[form]}" for name in ("decode", "encode"))]
+    try:
+        parts = _parts(net)
+        for name, (module, given, outputs) in parts.items():
+            _save(module, given, outputs, folder / f"{name}{ENDS[form]}")
+        cache = parts["decode"][1]["past"]
+        write_json(folder / "writing.json", _facts(net, cache, {name: f"{name}{ENDS[form]}" for name in parts}))
+        shutil.copyfile(writer.__file__, folder / "write.py")
+        tokens, difference = _compare(net, folder, texts)
+        if not difference <= TOLERANCE[form]:
+            raise ValueError(f"other tokens than the net writes, off by {difference:.1e}")
+    except Exception as error:  # exporters and runtimes raise anything
+        for name in files:
+            (folder / name).unlink(missing_ok=True)
+        reason = (str(error).strip().split("\n")[0] or type(error).__name__)[:120]
+        warnings.warn(
+            f"export: no programs that write with the cache of {type(net).__name__} ({net.config.model_type}), "
+            f"{FILES[form]} gives logits only: {reason}",
+            stacklevel=2,
+        )
+        return None
+    files = [name for name in files if (folder / name).exists()]
+    return {
+        "files": files, "bytes": sum((folder / name).stat().st_size for name in files), "tokens": tokens,
+        "difference": difference,
+    }  # fmt: skip
+
+
+def _parts(net: PreTrainedModel) -> dict[str, tuple[nn.Module, dict[str, Any], list[str]]]:
+    """Return the programs by name: the module, example inputs, names of the outputs."""
+    inputs = random_inputs(net, 3, 9)
+    inputs["attention_mask"][1, 5:] = 0
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    with torch.no_grad():
+        cache = net(**inputs, use_cache=True).past_key_values
+    own = cache.self_attention_cache if _reads(net) else cache
+    past = [tensor.new_zeros(3, tensor.shape[1], 6, tensor.shape[3]) for tensor in _tensors(own)]
+    outputs = ["logits", *(f"present.{i}" for i in range(len(past)))]
+    if not _reads(net):
+        longer = torch.cat([mask.new_zeros(3, 6), mask], dim=1)
+        return {"decode": (_Decode(net), {"input_ids": ids, "attention_mask": longer, "past": past}, outputs)}
+    read = _tensors(cache.cross_attention_cache)
+    given = {"input_ids": ids[:, :4].clone(), "attention_mask": mask, "past": past, "read": read}
+    names = [f"read.{i}" for i in range(len(read))]
+    return {
+        "decode": (_Decode(net), given, outputs),
+        "encode": (_Encode(net), {"input_ids": ids, "attention_mask": mask}, names),
+    }
+
+
+def _reads(net: PreTrainedModel) -> bool:
+    """Say whether ``net`` has an encoder."""
+    return bool(net.config.is_encoder_decoder)
+
+
+class _Encode(nn.Module):
+    """From a text to its keys and values in every block of the decoder."""
+
+    def __init__(self, net: PreTrainedModel) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> list[Tensor]:
+        """Return keys, values, keys, ... of the blocks."""
+        output = self.net(
+            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=input_ids[:, :1], use_cache=True
+        )
+        return _tensors(output.past_key_values.cross_attention_cache)
+
+
+class _Decode(nn.Module):
+    """From tokens, and keys and values of those before them, to the logits of the next and all keys and values."""
+
+    def __init__(self, net: PreTrainedModel) -> None:
+        super().__init__()
+        self.net, self.places = net, "position_ids" in inspect.signature(net.forward).parameters
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor], read: list[Tensor] | None = None
+    ) -> list[Tensor]:
+        """Return logits [texts, vocabulary], then keys, values, keys, ... of the blocks.
+
+        Args:
+            input_ids: new tokens.
+            attention_mask: of the text that is read; without an encoder, of all tokens, those of ``past`` first.
+            past: keys, values, keys, ... of the tokens before the new ones.
+            read: those of the text that is read; None without an encoder.
+        """
+        from transformers import EncoderDecoderCache
+        from transformers.modeling_outputs import BaseModelOutput
+
+        own = _cache(past)
+        if read is None:
+            places = (attention_mask.cumsum(-1) - 1).clamp_min(0)[:, attention_mask.shape[1] - input_ids.shape[1] :]
+            more = {"position_ids": places} if self.places else {}
+            output = self.net(
+                input_ids=input_ids, attention_mask=attention_mask, past_key_values=own, use_cache=True, **more
+            )
+        else:
+            both = EncoderDecoderCache(own, _cache(read))
+            # what the encoder found is in the cache; of its output only the number of texts and tokens is read
+            state = attention_mask[:, :, None].expand(-1, -1, self.net.config.hidden_size).to(read[0].dtype)
+            output = self.net(
+                decoder_input_ids=input_ids, attention_mask=attention_mask, past_key_values=both, use_cache=True,
+                encoder_outputs=BaseModelOutput(last_hidden_state=state),
+            )  # fmt: skip
+        return [output.logits[:, -1], *_tensors(own)]
+
+
+def _cache(tensors: list[Tensor]) -> Cache:
+    """Return a cache of keys, values, keys, ...; all tokens stay in it, also where a block reads a few of them only."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    cache = DynamicCache()
+    for keys, values in zip(tensors[::2], tensors[1::2], strict=True):
+        layer = DynamicLayer()
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys, values
+        cache.layers.append(layer)
+    return cache
+
+
+def _tensors(cache: Cache) -> list[Tensor]:
+    """Return keys, values, keys, ... of the blocks."""
+    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+
+def _save(module: nn.Module, inputs: dict[str, Any], outputs: list[str], path: Path) -> None:
+    """Write one program, for any numbers of texts and tokens."""
+    batch = torch.export.Dim("batch", min=1)
+    free: dict[str, Any] = {
+        name: [{0: batch, 2: torch.export.Dim.DYNAMIC}] * len(value) if isinstance(value, list)
+        else {0: batch, 1: torch.export.Dim.DYNAMIC}
+        for name, value in inputs.items()
+    }  # fmt: skip
+    program = torch.export.export(module, (), inputs, dynamic_shapes=free)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine
+    if path.suffix == ".pt2":
+        torch.export.save(program, path)
+        return
+    names = [f"{n}.{i}" for n, v in inputs.items() if isinstance(v, list) for i in range(len(v))]
+    torch.onnx.export(
+        program, (), kwargs=inputs, dynamo=True, opset_version=OPSET, verbose=False,
+        input_names=[*(name for name, value in inputs.items() if not isinstance(value, list)), *names],
+        output_names=outputs,
+    ).save(path)  # fmt: skip
+
+
+def _facts(net: PreTrainedModel, past: list[Tensor], programs: dict[str, str]) -> dict[str, Any]:
+    """Return what ``write.py`` must know."""
+    chosen = net.generation_config
+    ends = chosen.eos_token_id
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    pad = chosen.pad_token_id
+    return {
+        "programs": programs, "cache": [[tensor.shape[1], tensor.shape[3]] for tensor in past],
+        "start": chosen.decoder_start_token_id if _reads(net) else None,
+        "first": chosen.forced_bos_token_id if _reads(net) else None,
+        "end": ends, "pad": pad if pad is not None else ends[0] if ends else 0,
+        "longest": chosen.max_new_tokens or 20,
+    }  # fmt: skip
+
+
+def _compare(net: PreTrainedModel, folder: Path, texts: list[Inputs]) -> tuple[int, float]:
+    """Return how many tokens the programs write, and how far the net's logit of one is below its largest, at most."""
+    write, off, count = writer.Writer(folder), [torch.zeros(1)], 0
+    for inputs in texts:
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        if not _reads(net):  # padding stands at the right here
+            ids, mask = (value[:, : min(BEGIN, int(mask.sum(dim=1).min()))] for value in (ids, mask))
+        written = torch.from_numpy(write.write(ids.numpy(), mask.numpy(), NEW))
+        with torch.inference_mode():
+            if _reads(net):
+                output = net(input_ids=ids, attention_mask=mask, decoder_input_ids=written[:, :-1])
+            else:
+                output = net(input_ids=written[:, :-1])
+        begin = int(write.facts["first"] is not None) if _reads(net) else ids.shape[1] - 1  # that is not chosen
+        logits, new = output.logits[:, begin:], written[:, begin + 1 :]
+        ends = torch.isin(new, torch.tensor(write.facts["end"], dtype=torch.int64)).long()
+        valid = ends.cumsum(dim=1) - ends == 0  # what follows the end is padding
+        below = logits.amax(dim=-1) - logits.gather(-1, new[..., None])[..., 0]
+        off.append((below / logits.abs().amax().clamp_min(1))[valid])
+        count += int(valid.sum())
+    return count, float(torch.cat(off).max())

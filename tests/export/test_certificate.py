@@ -1,0 +1,77 @@
+"""The certificate: a form of an export is compared with the net before it on real texts of two shapes, or refused."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from tiny import WORDS, write_backbone
+from transformers import AutoTokenizer
+
+from lit_compress.data.datamodule import DataModule
+from lit_compress.data.tokens import with_tokenizer
+from lit_compress.export.certificate import Certificate, answers
+from lit_compress.models.backbones import load_net
+from lit_compress.models.vocabulary import keep_tokens
+from lit_compress.tasks.records import get_task
+from lit_compress.utils.errors import UserError
+
+FOLDER = {"file": "model.safetensors", "format": "hf"}
+
+
+@pytest.fixture(scope="module")
+def data(tiny_backbone, tiny_data):
+    return DataModule("sst2", str(tiny_backbone), str(tiny_data), batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def net(data):
+    return load_net(data.backbone, data.record)
+
+
+def test_the_same_net_is_the_same_on_two_shapes(net, data):
+    certificate = Certificate(net, data, "validation")
+    entry = certificate.compare(FOLDER, net, data, partial(answers, net))
+    assert entry["difference"] == 0 and entry["verdict"] == "same" and certificate.entries == [entry]
+    one, three = entry["shapes"]
+    lengths = data.val_dataloader()[0].dataset.encoded["length"]
+    assert one[0] == 1 and three == [3, max(lengths)] and min(lengths) < max(lengths)
+
+
+@pytest.mark.parametrize("value", [0.01, float("nan")])
+def test_another_is_refused_unless_it_was_asked_for(value, net, data):
+    def other(inputs):
+        return {"logits": net(**inputs).logits.detach() + value}
+
+    certificate = Certificate(net, data, "validation")
+    with pytest.raises(
+        UserError, match=r"logits of model\.safetensors differ from .* by (1\.00e-02|nan), more than 1e"
+    ):
+        certificate.compare(FOLDER, net, data, other)
+    assert certificate.entries == []
+    entry = certificate.compare(FOLDER, net, data, other, same=False)
+    assert entry["allowed"] is None and entry["verdict"] == "changed as asked"
+    assert entry["difference"] != entry["difference"] or entry["difference"] == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize(("family", "task"), [("opt", "plain_text"), ("bart", "xsum")])
+def test_nets_that_write_with_fewer_tokens(family, task, tmp_path):
+    """A logit of the small vocabulary is compared with that of the same piece; a block is read as far as is needed."""
+    texts = [" ".join(WORDS[:number]) for number in range(4, 16)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(f'{{"document": "{t}", "summary": "a film"}}' for t in texts))
+    (tmp_path / "text.txt").write_text("\n".join(texts * 40))
+    source = tmp_path / ("text.txt" if task == "plain_text" else "rows.jsonl")
+    folder = str(write_backbone(tmp_path / "net", family, task, max_position_embeddings=200))
+    data = DataModule(task, folder, str(source))
+    net = load_net(folder, get_task(task)).eval()
+    before = Certificate(net, data, "train")
+    tokenizer = AutoTokenizer.from_pretrained(
+        write_backbone(tmp_path / "few", family, task, WORDS[15::-1], max_position_embeddings=200)
+    )
+    small = keep_tokens(net, data.tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(range(20))))
+    entry = before.compare(FOLDER, small, with_tokenizer(data, tokenizer), partial(answers, small))
+    assert entry["difference"] < 1e-5 and small.config.vocab_size < net.config.vocab_size
+    torch.nn.init.zeros_(small.get_output_embeddings().weight)
+    with pytest.raises(UserError):
+        before.compare(FOLDER, small, with_tokenizer(data, tokenizer), partial(answers, small))
