@@ -52,7 +52,7 @@ def test_other_data_is_refused_between_stages_too(short_run, tiny_data, tmp_path
     (data / "train.jsonl").write_text("\n".join(lines[::-1]) + "\n")
     with pytest.raises(SystemExit):
         main(command)
-    assert "data.path: the data is not what stage dense of" in capsys.readouterr().err
+    assert "data.path: the data is not that of stage dense of" in capsys.readouterr().err
     (data / "train.jsonl").write_text("\n".join(lines) + "\n")
     main(command)
     again = json.loads((tmp_path / "run" / "stages.json").read_text())
