@@ -136,7 +136,8 @@ class FiniteSteps(Callback):
 
 def _finite(optimizer: Optimizer, device: torch.device) -> bool:
     """Say whether the gradients of all ranks are finite."""
-    grads = [local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    held = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+    grads = [grad for grad in map(local, held) if grad.numel()]  # FSDP2 leaves a rank nothing of a short one
     broken = torch.zeros((), device=device)
     for norm in torch._foreach_norm(grads, torch.inf) if grads else ():
         broken += ~norm.isfinite()

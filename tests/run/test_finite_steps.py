@@ -8,9 +8,11 @@ import math
 import pytest
 import torch
 from lightning.pytorch import Callback
+from torch import nn
 
 from lit_compress import methods
 from lit_compress.__main__ import main
+from lit_compress.run import callbacks
 from lit_compress.run.callbacks import FiniteSteps
 from lit_compress.utils.errors import UserError
 
@@ -82,6 +84,16 @@ def test_too_many_in_a_row_stop_the_run(fit, dense):
         UserError, match=r"2 steps in a row were not finite, the last in step 6; try a smaller .*learning_rate"
     ):
         fit(build("ITP"), "prune", dense, callbacks=[Poison(2, 5, 6), FiniteSteps(2)])
+
+
+def test_a_rank_may_hold_nothing_of_a_weight():
+    """FSDP2 gives a rank an empty part of a weight that has fewer rows than there are ranks."""
+    empty, weight = nn.Parameter(torch.zeros(0, 4)), nn.Parameter(torch.zeros(3))
+    empty.grad, weight.grad = torch.zeros(0, 4), torch.tensor([0.0, 1.0, 2.0])
+    optimizer = torch.optim.SGD([empty, weight], lr=0.1)
+    assert callbacks._finite(optimizer, torch.device("cpu"))
+    weight.grad[1] = math.nan
+    assert not callbacks._finite(optimizer, torch.device("cpu"))
 
 
 def test_a_run_that_diverges_is_one_line(short_run, tmp_path, capsys):
