@@ -58,7 +58,7 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
         (("validate",), "the following arguments are required: TARGET"),
         (
             ("export", "RUN", "OUT", "--format", "onx"),
-            "--format: invalid choice: 'onx' (choose from 'hf', 'onnx', 'torch')",
+            "--format: invalid choice: 'onx' (choose from 'hf', 'onnx', 'torch', 'openvino')",
         ),
         (("export", "/nowhere", "/tmp/out"), "'/nowhere' is not a run folder"),
     ],

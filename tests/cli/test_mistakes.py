@@ -172,12 +172,13 @@ GIVEN_BEFORE = ("sweeep", "EMPTY", "./nowhere", "FULL")  # where options follow 
 def place(tmp_path, tiny_backbone, tiny_data, monkeypatch):
     """Folders and files by the names that stand for them."""
     monkeypatch.chdir(tmp_path)
-    for name in ("empty", "full"):
+    for name in ("empty", "full", "run"):
         (tmp_path / name).mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("model: {class_path: SVD, init_args: {density: 0.5}}")
     for name in ("file.bin", "full/thesis.txt"):
         (tmp_path / name).write_bytes(b"\x00\xff not a table")
-    return {"EMPTY": "empty", "FULL": "full", "FILE": "file.bin", "TINY": str(tiny_backbone), "DATA": str(tiny_data),
-            "MODEL": str(tiny_backbone)}  # fmt: skip
+    return {"EMPTY": "empty", "FULL": "full", "RUN": "run", "FILE": "file.bin", "TINY": str(tiny_backbone),
+            "DATA": str(tiny_data), "MODEL": str(tiny_backbone)}  # fmt: skip
 
 
 @pytest.mark.parametrize("args", WRONG, ids=lambda args: " ".join(args))

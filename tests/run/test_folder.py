@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
+from lit_compress.export.choices import Choices
 from lit_compress.run.folder import Run, bring_up_to_date
 from lit_compress.utils.errors import UserError
 
 CONFIG = {
     "run_dir": "a",
+    "export": asdict(Choices()),
     "model": {"class_path": "LPAF", "init_args": {"density": 0.25, "prune": {"epochs": 3}}},
     "data": {"path": "here", "batch_size": 8},
     "trainer": {"devices": 1, "precision": "32"},
