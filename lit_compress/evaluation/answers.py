@@ -25,19 +25,24 @@ EXAMPLES = 40
 MOST_CLASSES = 12  # of a table that one can read
 
 
-def answers(nets: Sequence[PreTrainedModel], data: DataModule) -> list[dict[str, Any]]:
+def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str, Any]]:
     """Return the first rows of the dev set: text columns, ``given`` label, and the answers of all nets in ``answers``.
 
     At most 2,000 rows; 50 where texts are written; none where the rows are one text.
+
+    Args:
+        nets: each with the data as its own tokenizer reads it, which is that of another net only if both have the same
+            tokens.
     """
+    data = nets[0][1]
     task, kind, most = data.record, task_type(data.record), MOST.get(data.record.kind, USUAL)
     if not most or not len(data.validation_rows[0]):
         return []
     rows = data.validation_rows[0]
     rows = rows.select(range(min(most, len(rows))))
     found = []
-    for net in nets:
-        pieces = _pieces(net, data, len(rows))
+    for net, read in nets:
+        pieces = _pieces(net, read, len(rows))
         found.append([kind.answer(task, row, some) for row, some in zip(rows, pieces, strict=True)])
     lines = []
     for number, row in enumerate(rows):

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.analysis.pictures import site_table
+from lit_compress.data.tokens import with_tokenizer
 from lit_compress.evaluation.answers import answers, changes
+from lit_compress.models.backbones import load_tokenizer
 from lit_compress.models.storage import load_net
 from lit_compress.run.curves import read_curves
 from lit_compress.run.folder import Run
@@ -31,8 +33,11 @@ def keep_details(run: Run, data: DataModule) -> None:
         run: with the nets of its stages, and ``export``.
         data: of the run.
     """
-    small = load_net(run.folder / "export", as_stored=True)
-    lines = answers([load_net(run.net("dense")), small], data)
+    export = run.folder / "export"
+    dense, small, own = load_net(run.net("dense")), load_net(export, as_stored=True), data
+    if small.config.vocab_size != dense.config.vocab_size:
+        own = with_tokenizer(data, load_tokenizer(str(export), data.record))
+    lines = answers([(dense, data), (small, own)])
     shown = (
         {
             "texts": line["texts"],

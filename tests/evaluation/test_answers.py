@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from lit_compress.evaluation.answers import changes, sign_test
+import pytest
+from tiny import make_net
+
+from lit_compress.data.datamodule import DataModule
+from lit_compress.evaluation.answers import answers, changes, sign_test
+from lit_compress.export.vocabulary import cut_vocabulary
 
 
 def lines(*triples):
@@ -12,6 +17,19 @@ def lines(*triples):
         {"texts": {"sentence": str(n)}, "given": given, "answers": [before, after]}
         for n, (given, before, after) in enumerate(triples)
     ]
+
+
+def test_each_net_reads_the_pieces_of_its_own_tokenizer(tiny_backbone, tmp_path):
+    """A net with fewer tokens has other ids for the same words."""
+    for split in ("train", "validation"):
+        rows = [{"sentence": text, "label": n % 2} for n, text in enumerate(["cast and but", "but story", "plot"])]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    net, data = make_net().eval(), DataModule("sst2", str(tiny_backbone), str(tmp_path), batch_size=2)
+    small, own, found = cut_vocabulary(net, data)
+    assert found["rows"] < 30 and small.config.vocab_size == found["rows"]
+    lines = answers([(net, data), (small, own)])
+    assert [line["texts"]["sentence"] for line in lines] == ["cast and but", "but story", "plot"]
+    assert all(before == after for before, after in (line["answers"] for line in lines))
 
 
 def test_classes_have_a_table_and_those_that_became_wrong_come_first():
