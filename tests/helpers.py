@@ -22,14 +22,15 @@ ENCODERS = ["bert", "roberta", "electra", "distilbert", "deberta-v2"]
 FIXED = {"albert": ("albert", {}), "electra-small": ("electra", {"embedding_size": 16}),
          **{name: VARIANTS[name] for name in ("albert-groups", "opt-350m", "deberta-v2-conv", "modernbert-biases")},
          "modernbert": ("modernbert", {})}  # fmt: skip
-FAMILIES = [*ENCODERS, "bart", "opt", "llama", "qwen3", *FIXED]
+FAMILIES = [*ENCODERS, "bart", "opt", "llama", "qwen2", "qwen3", *FIXED]
 # an epsilon that is seen
 SETTINGS = {"bert": {"layer_norm_eps": 0.05}, "electra": {"embedding_size": 32}, "bart": {"scale_embedding": True},
-            "llama": {"rms_norm_eps": 0.05}, "qwen3": {"rms_norm_eps": 0.05}}  # fmt: skip
+            **{name: {"rms_norm_eps": 0.05} for name in ("llama", "qwen2", "qwen3")}}  # fmt: skip
 TRAINED = (BasisChange, ProjectedLinear, ProjectedNorm, StreamNorm)
 LLAMA = ("hidden", "neurons")
-IN_FLOAT32 = ("llama", "qwen3")  # whose own norms are computed in float32
-OWN_GATES = {"llama": LLAMA, "qwen3": LLAMA, "modernbert": ("neurons",), "modernbert-biases": ("neurons",)}
+IN_FLOAT32 = ("llama", "qwen2", "qwen3")  # whose own norms are computed in float32
+OWN_GATES = {**dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), LLAMA),
+             **dict.fromkeys(("modernbert", "modernbert-biases"), ("neurons",))}  # fmt: skip
 
 
 def form_of(family, group=1):

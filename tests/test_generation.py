@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import as_deployed, disturb, form_of, random_bases
-from tiny import ALL, make_batch, make_net
+from tiny import ALL, DECODERS, make_batch, make_net
 
 from lit_compress.calibration.fisher import estimate_fisher
 from lit_compress.export.check import check_export
@@ -23,7 +23,7 @@ from lit_compress.tasks import KINDS
 
 WRITERS = {
     **{name: "xsum" for name in ("bart", "bart-uneven", "t5", "t5-gated")},
-    **{name: "plain_text" for name in ("opt", "opt-350m", "llama", "llama-one-key", "qwen3", "qwen3-sliding")},
+    **{name: "plain_text" for name in (*DECODERS, "opt-350m", "llama-one-key", "qwen3-sliding")},
 }
 
 
@@ -76,7 +76,7 @@ def write(net, batch, **settings):
 @pytest.mark.parametrize(
     ("variant", "change"),
     [*((v, change) for change in (compressed, cut) for v in WRITERS),
-     *((v, turned) for v in ("bart", "opt", "llama", "llama-one-key", "qwen3", "qwen3-sliding"))],
+     *((v, turned) for v in ("bart", "opt", "llama", "llama-one-key", "mistral", "qwen2", "qwen3", "qwen3-sliding"))],
 )  # fmt: skip
 def test_cache_changes_nothing(variant, change):
     net, batch = change(make_writer(variant)), make_batch()
@@ -107,7 +107,7 @@ def test_tied_tensors_are_stored_once(variant, tmp_path):
     from safetensors.torch import load_file
 
     net = compressed(make_writer(variant))
-    assert bool(tied(net)) == (variant not in ("llama", "llama-one-key", "qwen3-sliding"))
+    assert bool(tied(net)) == (variant not in ("llama", "llama-one-key", "mistral", "qwen3-sliding"))
     save_net(net, tmp_path)
     assert not tied(net).keys() & load_file(tmp_path / "model.safetensors").keys()
     again = load_net(tmp_path)
@@ -181,7 +181,7 @@ def test_turned_exports_write_elsewhere(variant, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["llama", "qwen3", "qwen3-sliding"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "qwen3-sliding"])
 def test_an_ordinary_net_stays_one_elsewhere(variant, tmp_path):
     """Where all its blocks share one basis, nothing of ours goes with it."""
     net, form = make_writer(variant), ProjectionSpec(("hidden",), group=100)

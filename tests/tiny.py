@@ -12,6 +12,8 @@ WORDS = "a film of great bad warm dull charm wit the plot is so not very fine po
 TINY = {
     "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
     "roberta": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
+    "xlm-roberta": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
+    "mpnet": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
     "electra": {"embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
                 "intermediate_size": 64},
@@ -28,11 +30,25 @@ TINY = {
               "intermediate_size": 64, "pad_token_id": 1},
     "qwen3": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
               "head_dim": 16, "intermediate_size": 64, "pad_token_id": 1, "tie_word_embeddings": True},
+    "mistral": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                "intermediate_size": 64, "pad_token_id": 1, "sliding_window": 4},
+    "qwen2": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "intermediate_size": 64, "pad_token_id": 1, "tie_word_embeddings": True},
+    "gemma2": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+               "head_dim": 16, "intermediate_size": 64, "pad_token_id": 1, "sliding_window": 8,
+               "query_pre_attn_scalar": 16},
+    "gemma3_text": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                    "head_dim": 16, "intermediate_size": 64, "pad_token_id": 1, "sliding_window": 8,
+                    "query_pre_attn_scalar": 16, "sliding_window_pattern": 2},
     "bart": {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
              "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64},
     "t5": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "pad_token_id": 1, "eos_token_id": 2,
            "decoder_start_token_id": 1},
 }  # fmt: skip
+
+DECODERS = ("opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+
+SOFTMAX_IN_FLOAT32 = ("gemma2",)  # its own attention, also in a net of float64
 
 # name -> family and settings: what published models of a family have and the net above has not
 VARIANTS = {

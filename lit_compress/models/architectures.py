@@ -207,15 +207,33 @@ _LLAMA = Architecture(
     removes_heads=True,
 )
 
+# norms before and after every sub-layer, and embeddings that are multiplied, so the stream is not projected
+_GEMMA = replace(
+    _LLAMA,
+    stacks={"decoder": Stack("layers.*", ("embed_tokens",))},
+    sublayers=tuple(replace(spec, norm=None) for spec in _LLAMA.sublayers),
+    narrows=False,
+    activation="hidden_activation",
+)
+
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": _BERT,
     "roberta": _BERT,
-    "electra": Architecture(
-        stacks={"encoder": Stack("encoder.layer.*", _WORDS, "embeddings_project", _NORM)},
-        sublayers=_bert(),
-        embeddings=("embeddings",),
+    "xlm-roberta": _BERT,
+    # like T5, all layers share the heads of one bias of relative positions
+    "mpnet": Architecture(
+        stacks={"encoder": Stack("encoder.layer.*", _WORDS[:2])},
+        sublayers=(
+            SubLayerSpec("attention", _under("attention.attn", {"q": "q", "k": "k", "v": "v", "o": "o"})),
+            SubLayerSpec("ffn", {"intermediate.dense": "up", "output.dense": "down"}),
+        ),
+        embeddings=("embeddings", "encoder.relative_attention_bias"),
         activation="hidden_act",
-        removes_heads=True,
+    ),
+    "electra": replace(
+        _BERT,
+        stacks={"encoder": Stack("encoder.layer.*", _WORDS, "embeddings_project", _NORM)},
+        cuts_stream=False,
     ),
     "distilbert": Architecture(
         stacks={"encoder": Stack("transformer.layer.*", _WORDS[:2], norm=_NORM)},
@@ -307,7 +325,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         cached=True,
     ),
     "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
     "qwen3": replace(_LLAMA, head_norms=True),
+    "gemma2": _GEMMA,
+    "gemma3_text": replace(_GEMMA, head_norms=True),
     "bart": Architecture(
         stacks={
             stack: Stack(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import lightning.pytorch as pl
 import pytest
 import torch
-from tiny import ALL, make_net
+from tiny import ALL, SOFTMAX_IN_FLOAT32, make_net
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -84,11 +84,11 @@ def test_equals_the_loop(variant):
     """Invariants 12, 13: every family, padded texts, batches of 1, 2 and 4; rows, columns, elements."""
     net, sites = make(variant)
     batch = batch_of(net, 4)
-    expected = loop(net, [batch], sites)
+    expected, tolerance = loop(net, [batch], sites), 1e-5 if variant in SOFTMAX_IN_FLOAT32 else 1e-10
     for sizes in ((4,), (2, 2), (1, 1, 1, 1)):
-        check(estimate_fisher(net, cut(batch, *sizes), "classification", sites), expected)
+        check(estimate_fisher(net, cut(batch, *sizes), "classification", sites), expected, tolerance)
     found = estimate_fisher(net, [batch], "classification", sites, elements=True)
-    check(found, expected)
+    check(found, expected, tolerance)
     for entry in found.values():  # invariant 13: sum identities
         total = entry.elements.sum()
         torch.testing.assert_close(torch.stack([entry.rows.sum(), entry.columns.sum()]), total.expand(2))

@@ -49,10 +49,12 @@ def by_hand(family: str, length: int) -> int:
     seconds = layers * length * 4 * 32 * 32 + blocks + 2 * attention  # cross-attention and the rest of a decoder
     gate = layers * length * 32 * 64
     wider = layers * (length * 2 * 32 * 32 + 2 * length * length * 32)  # q, o, scores and context of heads of 16, not 8
+    grouped = length * 32 * 2 + layers * length * (32 * 64 - 2 * 32 * 16)  # gate; keys and values of 2 of 4 heads
+    wide_heads = length * 32 * 2 + gate + wider
     others = {"electra": head + projection, "albert": head + projection, "deberta-v2": head + positions,
               "opt": length * 32 * 2, "bart": head + seconds, "t5": head + seconds,
-              "llama": length * 32 * 2 + layers * length * (32 * 64 - 2 * 32 * 16),
-              "qwen3": length * 32 * 2 + gate + wider, "modernbert": head + gate}  # fmt: skip
+              **dict.fromkeys(("llama", "mistral", "qwen2"), grouped),
+              **dict.fromkeys(("qwen3", "gemma2", "gemma3_text"), wide_heads), "modernbert": head + gate}  # fmt: skip
     return blocks + attention + others.get(family, head)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import ALL, TINY, VARIANTS, make_batch, make_net
+from tiny import ALL, DECODERS, TINY, VARIANTS, make_batch, make_net
 from torch import nn
 
 from lit_compress.export.check import check_export
@@ -20,6 +20,11 @@ BERT = [*SELF, "attention.output.dense", "intermediate.dense", "output.dense"]
 NAMES = {
     "bert": (["bert.encoder.layer.0", "bert.encoder.layer.1"], BERT),
     "roberta": (["roberta.encoder.layer.0", "roberta.encoder.layer.1"], BERT),
+    "xlm-roberta": (["roberta.encoder.layer.0", "roberta.encoder.layer.1"], BERT),
+    "mpnet": (
+        ["mpnet.encoder.layer.0", "mpnet.encoder.layer.1"],
+        [*(f"attention.attn.{part}" for part in "qkvo"), *BERT[4:]],
+    ),
     "electra": (["electra.encoder.layer.0", "electra.encoder.layer.1"], BERT),
     "distilbert": (
         ["distilbert.transformer.layer.0", "distilbert.transformer.layer.1"],
@@ -38,8 +43,7 @@ NAMES = {
         ["model.decoder.layers.0", "model.decoder.layers.1"],
         [*(f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")), "fc1", "fc2"],
     ),
-    "llama": (["model.layers.0", "model.layers.1"], LLAMA),
-    "qwen3": (["model.layers.0", "model.layers.1"], LLAMA),
+    **dict.fromkeys(DECODERS[1:], (["model.layers.0", "model.layers.1"], LLAMA)),
 }
 _ATTENTION = [f"{name}_attn.{part}_proj" for name in ("self", "encoder") for part in ("q", "k", "v", "out")]
 _T5 = [f"layer.{i}.{name}Attention.{part}" for i, name in enumerate(["Self", "EncDec"]) for part in "qkvo"]
@@ -71,7 +75,7 @@ def test_names(family):
     gate = ["gate"] if inside == LLAMA else []
     roles = ["qkv", "o", "gate_up", "down"] if family == "modernbert" else ["q", "k", "v", "o", *gate, "up", "down"]
     assert [site.role for site in sites] == roles * len(names)
-    assert {site.stack for site in sites} == {"decoder" if family in ("opt", "llama", "qwen3") else "encoder"}
+    assert {site.stack for site in sites} == {"decoder" if family in DECODERS else "encoder"}
     assert not any(site.cross for site in sites)
 
 
@@ -106,10 +110,10 @@ def test_roles_have_the_right_shapes(family):
     net = make_net(family)
     for site in find_sites(net):
         linear = net.get_submodule(site.name)
-        wide, narrow = (64, 32), (16, 32) if family == "llama" else (32, 32)
+        wide, narrow = (64, 32), (16, 32) if family in ("llama", "mistral", "qwen2") else (32, 32)
         shape = {"gate": wide, "up": wide, "down": (32, 64), "k": narrow, "v": narrow}.get(site.role, (32, 32))
         shape = {"qkv": (96, 32), "gate_up": (128, 32)}.get(site.role, shape)
-        if family == "qwen3":  # heads of 16, not of 32 / 4
+        if family in ("qwen3", "gemma2", "gemma3_text"):  # heads of 16, not of 32 / 4
             shape = {"q": (64, 32), "o": (32, 64)}.get(site.role, shape)
         assert (linear.out_features, linear.in_features) == shape
         assert f".{site.layer}." in site.name
