@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
 RESULTS = sorted(HERE.glob("*/results/**/*.json"))
 TRAIN = ["lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "sp3/decoders", "tasks", "architectures", "second_order",
-         "second_order/trained", "second_order/tasks"]  # fmt: skip
+         "second_order/trained", "second_order/tasks", "size"]  # fmt: skip
 MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "sp3/where", "data",
            "speed", "speed/low_rank", "threads", "second_order/divergence"]  # fmt: skip
 

@@ -1,0 +1,86 @@
+"""The tables and the picture of accuracy against megabytes, from results/*.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.common import file_density, load, origin, percent, table
+from benchmarks.size.run import CELLS
+
+STUDY = "size"
+TITLE = "Accuracy against megabytes"
+ABOUT = "Budgets of `size=<N>MB` on SST-2, with more and more of what makes a file small: blocks, table, vocabulary, 16 and 8 bits."
+KEY = "val/accuracy"
+
+HEAD = """## What a file of so many megabytes answers: MiniLM-L6-H384 on SST-2
+
+Accuracy in % on the dev set (872 sentences, a standard error about 1.2) / on 2,000 held-out training phrases (0.7). The dense
+file has {megabytes:.1f} MB and {dense} on the dev set. `factorize --budget size=<N>MB`: K-FAC, calibrated on 1,024 training
+phrases, no training; `trained`: 1,000 updates after it, batches of 32, labels, logits and hidden states of the dense net. One seed.
+![figure](figures/megabytes.png)
+"""
+
+
+def groups(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the results by what the picture calls them, the larger file first."""
+    made: dict[str, list[dict[str, Any]]] = {}
+    for cell, levers in CELLS.items():
+        for trained in (False, True):
+            own = [r for r in results if r["cell"] == cell and bool(r["records"]) == trained]
+            if own:
+                made[f"trained, {levers.name}" if trained else levers.name] = sorted(own, key=lambda r: -r["megabytes"])
+    return made
+
+
+def sections() -> Iterator[str]:
+    """Yield the table, if there are results."""
+    results = load(STUDY)
+    if not results:
+        return
+    dense = results[0]["dense"]
+    yield HEAD.format(megabytes=dense["bytes"] / 1e6, dense=percent(dense["metric"]))
+    yield table(
+        ["what is smaller", "budget", "file", "of dense", "density of the blocks", "parameters", "accuracy"],
+        [
+            [
+                name, f"{r['megabytes']:g} MB", f"{r['compressed']['bytes'] / 1e6:.2f} MB", f"{r['ratios']['bytes']:.3f}",
+                f"{file_density(r):.3f}", f"{r['compressed']['params']['total']:,}",
+                f"{percent(r['compressed']['metric'])} / {percent(r['held_out'][KEY])}",
+            ]
+            for name, group in groups(results).items()
+            for r in group
+        ],
+    )  # fmt: skip
+    yield origin(results[0], STUDY, 1)
+
+
+def figures() -> Iterator[tuple[str, Any]]:
+    """Yield name and figure of accuracy against megabytes."""
+    from matplotlib.figure import Figure
+
+    results = load(STUDY)
+    if not results:
+        return
+    dense = results[0]["dense"]
+    figure = Figure(figsize=(7.2, 4.8), layout="constrained", dpi=100)
+    axes = figure.subplots()
+    for name, group in groups(results).items():
+        sizes = [r["compressed"]["bytes"] / 1e6 for r in group]
+        style = "*" if name.startswith("trained") else "o-"
+        axes.plot(
+            sizes,
+            [100 * r["compressed"]["metric"] for r in group],
+            style,
+            markersize=11 if style == "*" else 5,
+            label=name,
+        )
+    axes.plot([dense["bytes"] / 1e6], [100 * dense["metric"]], "ks", label="dense")
+    axes.axhline(100 * dense["metric"] - 3, color="grey", linewidth=0.8, linestyle="--", label="3 points below dense")
+    ticks = [2, 3, 4, 6, 8, 10, 15, 20, 40, 60, 90]
+    axes.set(xscale="log", xlabel="megabytes of the file", ylabel="dev accuracy in %")
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend()
+    yield "megabytes", figure
