@@ -24,7 +24,7 @@ RESULTS = sorted(HERE.glob("*/results/**/*.json"))
 TRAIN = ["lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "sp3/decoders", "tasks", "architectures", "second_order",
          "second_order/trained", "second_order/tasks"]  # fmt: skip
 MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "sp3/where", "data",
-           "speed", "speed/low_rank", "threads", "second_order/divergence"]  # fmt: skip
+           "speed", "speed/low_rank", "threads", "scaling", "reliability/fuzz", "second_order/divergence"]  # fmt: skip
 
 
 WHERE = {"factorize": 5, "analyze": 6}  # word with the folder that a command writes

@@ -33,7 +33,7 @@ from lit_compress.export.folder import check_out
 from lit_compress.export.report import print_table
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.models.budget import budget_line
-from lit_compress.run.changes import changed_line
+from lit_compress.run.changes import changed_line, go_on
 from lit_compress.run.clean import clean as remove_leftovers
 from lit_compress.run.details import keep_details
 from lit_compress.run.finish import export_run
@@ -154,9 +154,7 @@ def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[
         raise UserError(
             f"run_dir: '{run.folder}' exists already; continue it with --ckpt_path last, or give another --run_dir"
         )
-    stages = [stage.name for stage in cli.build().method.stages()] if changed else []
-    stage = next((name for name in stages if name not in run.finished()), "export")
-    return partial(run.change, config, changed, stage) if changed else None
+    return go_on(run, config, changed, cli.build().method) if changed else None
 
 
 @rank_zero_only

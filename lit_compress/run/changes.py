@@ -6,6 +6,8 @@ written down in RUN/changed.json, in the record of the stage, and in the report.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -17,6 +19,7 @@ from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
+    from lit_compress.methods.base import Method
     from lit_compress.stages.base import Stage
 
 
@@ -26,6 +29,18 @@ class OtherData(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the data for that of the checkpoint, before the method compares them."""
         pl_module.saved_data = trainer.datamodule.fingerprint()  # type: ignore[attr-defined]
+
+
+def go_on(run: Run, config: dict[str, Any], found: list[Change], method: Method) -> Callable[[], None]:
+    """Return what gives the run another config and writes down in what it differs, from the next stage on.
+
+    Raises:
+        UserError: the run is finished: its nets would not be those of the config.
+    """
+    if (run.folder / "report.json").is_file():
+        raise UserError(f"allow_changed: '{run.folder}' is finished, nothing would change; give another --run_dir")
+    stage = next((stage.name for stage in method.stages() if stage.name not in run.finished()), "export")
+    return partial(run.change, config, found, stage)
 
 
 def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: bool) -> list[Change]:
