@@ -13,6 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lit_compress.models.sites import blocks
+
 
 def local_bytes(value: Any) -> int:
     """Return the bytes of a tensor on this rank."""
@@ -69,6 +71,7 @@ class Traffic(Callback):
             "sent": {name: median(step.get(name, 0) for step in self.steps) for name in names},
             "most": max(sum(step.values()) for step in self.steps),
             "parameters": sum(value.numel() for value in parameters.values()),
+            "blocks": sum(value.numel() for *_, block in blocks(net) for value in block.parameters()),
             "trained": sum(v.numel() for v in parameters.values() if v.requires_grad),
             "kept": {
                 "parameters": sum(map(local_bytes, parameters.values())),
