@@ -23,7 +23,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.utils.errors import UserError
 
 few = settings(
-    derandomize=True, database=None, deadline=None, max_examples=12, suppress_health_check=list(HealthCheck)
+    derandomize=True, database=None, deadline=None, max_examples=10, suppress_health_check=list(HealthCheck)
 )  # fmt: skip
 
 

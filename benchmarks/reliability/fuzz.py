@@ -3,24 +3,25 @@
     python -m benchmarks.reliability.fuzz [--only data configs exports models] [--share 1.0]
 
 A case must end in one line, as a user's mistake does, or be read; no traceback, no code of a file, no hang, bounded
-memory. What must not be is printed and stored. Needs Hypothesis. Writes benchmarks/reliability/results/fuzz/fuzz.json.
+memory. What must not be is printed and stored. Needs Hypothesis. Writes benchmarks/reliability/results/fuzz/KIND.json.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import tempfile
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import common
 
-COUNTS = {"data": 2000, "configs": 600, "exports": 600, "models": 300}
+COUNTS = {"exports": 500, "models": 300, "configs": 400, "data": 2000}
+SAVED = 50  # cases between two writes of the result: a run that is stopped has counted what it did
 
 
 def draw(strategy: Any, number: int, use: Any) -> None:
@@ -38,8 +39,8 @@ def draw(strategy: Any, number: int, use: Any) -> None:
     every()
 
 
-def measure(kind: str, number: int) -> dict[str, Any]:
-    """Return counts and findings of the cases of a kind."""
+def measure(kind: str, number: int, save: Callable[[dict[str, Any]], None]) -> None:
+    """Count what becomes of the cases of a kind; ``save`` gets the counts and the findings again and again."""
     from benchmarks.reliability import cases, checks
 
     strategy, check = {
@@ -61,12 +62,17 @@ def measure(kind: str, number: int) -> dict[str, Any]:
         if what == "findings":
             findings.append({"found": answer["found"], "case": repr(case)[:1000]})
             print(kind, answer["found"], "|", repr(case)[:300], flush=True)
+        if not sum(counts.values()) % SAVED:
+            tell()
+
+    def tell() -> None:
+        save({
+            "cases": sum(counts.values()), "refused": counts["refused"], "read": counts["read"],
+            "findings": findings, "seconds": round(time.time() - start), "most_mib": round(max(memory)),
+        })  # fmt: skip
 
     draw(strategy, number, use)
-    return {
-        "cases": sum(counts.values()), "refused": counts["refused"], "read": counts["read"],
-        "findings": findings, "seconds": round(time.time() - start), "most_mib": round(max(memory)),
-    }  # fmt: skip
+    tell()
 
 
 def warm_up() -> None:
@@ -104,9 +110,13 @@ def main() -> None:
     warnings.simplefilter("ignore")
     random.seed(0)
     warm_up()
-    found = {kind: measure(kind, max(1, int(COUNTS[kind] * options.share))) for kind in options.only}
-    common.write(options, "fuzz", {"name": "fuzz", "kinds": found, **common.frame()})
-    print(json.dumps({kind: {**value, "findings": len(value["findings"])} for kind, value in found.items()}))
+    for kind in options.only:
+
+        def save(value: dict[str, Any], kind: str = kind) -> None:
+            common.write(options, kind, {"name": kind, **value, **common.frame()})
+
+        measure(kind, max(1, int(COUNTS[kind] * options.share)), save)
+        print(kind, "done", flush=True)
 
 
 if __name__ == "__main__":

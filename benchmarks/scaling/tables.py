@@ -9,6 +9,8 @@ from benchmarks.common import HERE, load, origin, table
 TITLE = "What a step keeps and sends"
 ABOUT = "Bytes that every method keeps on a rank and hands to the collectives per step, on 1, 2 and 4 processes, beside a formula; the page is docs/scaling.md."
 FORWARDS = {("LPAF", "retrain"): 2}  # of a step; all others have one
+HISTOGRAM = 8 * 2**16  # bytes of the sums from which a threshold over shards is found
+HISTOGRAMS = {("LPAF", "prune"): 1}  # of most steps of a stage
 # name -> layers, width, width of keys, neurons, vocabulary, tied embeddings: Llama 3's sizes
 NETS = {"1B": (16, 2048, 512, 8192, 128256, True), "8B": (32, 4096, 1024, 14336, 128256, False),
         "70B": (80, 8192, 1024, 28672, 128256, False)}  # fmt: skip
@@ -16,12 +18,17 @@ GPUS = (8, 64, 512)
 GIB = 2**30
 
 
-def sent(row: dict[str, Any], forwards: int = 1) -> float:
-    """Return the bytes of gradients and parameters that a step hands to the collectives, by the formula."""
+def sent(row: dict[str, Any]) -> float:
+    """Return the bytes of gradients, parameters and thresholds that a step hands to the collectives, by the formula."""
+    forwards, sums = (known.get((row["method"], row["stage"])) for known in (FORWARDS, HISTOGRAMS))
     if row["processes"] == 1:
         return 0
     p, b = row["parameters"], row["blocks"]
-    return 4 * row["trained"] if row["strategy"] == "ddp" else 4 * (p - b) + 8 * forwards * b + 4 * p
+    return (
+        4 * row["trained"]
+        if row["strategy"] == "ddp"
+        else 4 * (p - b) + 8 * (forwards or 1) * b + 4 * p + HISTOGRAM * (sums or 0)
+    )
 
 
 def kept(row: dict[str, Any]) -> float:
@@ -38,8 +45,7 @@ def step_table() -> str:
     """Return what was measured beside the formulas."""
     rows = []
     for row in measured():
-        forwards = FORWARDS.get((row["method"], row["stage"]), 1)
-        total, formula = sum(row["sent"].values()), sent(row, forwards)
+        total, formula = sum(row["sent"].values()), sent(row)
         own, held = row["kept"]["parameters"] + row["kept"]["moments"], kept(row)
         rows.append([
             f"{row['method']} {row['stage']}", str(row["width"]), f"{row['processes']} {row['strategy']}"

@@ -219,19 +219,17 @@ def test_a_mistaken_class_of_the_trainer_is_no_method(given, words, capsys):
     assert words in fails(capsys, *SVD, "--model.backbone", "x", *(f"--trainer.{option}" for option in given))
 
 
-def test_a_warning_is_one_line_without_a_line_of_the_source(capsys, monkeypatch, place):
+@pytest.mark.parametrize("command", ["list", "report", "clean"])
+def test_a_warning_is_one_line_without_a_line_of_the_source(command, monkeypatch):
     """Of every command, also where a library has set its own form again."""
+    said = []
     monkeypatch.setattr(warnings, "formatwarning", lambda *_: "a line of the source")
-
-    def warn(*args):
-        warnings.warn("mind the gap", stacklevel=1)
-
-    monkeypatch.setattr("lit_compress.cli.commands.list_command", warn)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = warnings._showwarning_orig
-        main(["list", "tasks"])
-    assert capsys.readouterr().err == "warning: mind the gap\n"
+    monkeypatch.setattr(
+        f"lit_compress.cli.commands.{'list_' if command == 'list' else command}",
+        lambda args: said.append(warnings.formatwarning("mind the gap", UserWarning, __file__, 1)),
+    )
+    main([command])
+    assert said == ["warning: mind the gap\n"]
 
 
 CONFIGS = {
