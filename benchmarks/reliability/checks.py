@@ -51,7 +51,8 @@ def in_child(check: Callable[[Any, Path], str | None], case: Any) -> dict[str, A
             except BaseException as error:
                 answer = {"found": f"{type(error).__name__}: {error}"}
             finally:
-                os.write(write, json.dumps({"before": before} | answer).encode())
+                with contextlib.suppress(OSError):  # the process that asked is gone
+                    os.write(write, json.dumps({"before": before} | answer).encode())
                 os._exit(0)
         os.close(write)
         said = b""

@@ -11,6 +11,7 @@ ABOUT = "Bytes that every method keeps on a rank and hands to the collectives pe
 FORWARDS = {("LPAF", "retrain"): 2}  # of a step; all others have one
 HISTOGRAM = 8 * 2**16  # bytes of the sums from which a threshold over shards is found
 HISTOGRAMS = {("LPAF", "prune"): 1}  # of most steps of a stage
+TRAIN_OWN = ("CoFi", "SP3")  # gates and maps, trained beside the net, whole on every rank
 # name -> layers, width, width of keys, neurons, vocabulary, tied embeddings: Llama 3's sizes
 NETS = {"1B": (16, 2048, 512, 8192, 128256, True), "8B": (32, 4096, 1024, 14336, 128256, False),
         "70B": (80, 8192, 1024, 28672, 128256, False)}  # fmt: skip
@@ -23,17 +24,17 @@ def sent(row: dict[str, Any]) -> float:
     forwards, sums = (known.get((row["method"], row["stage"])) for known in (FORWARDS, HISTOGRAMS))
     if row["processes"] == 1:
         return 0
-    p, b = row["parameters"], row["blocks"]
-    return (
-        4 * row["trained"]
-        if row["strategy"] == "ddp"
-        else 4 * (p - b) + 8 * (forwards or 1) * b + 4 * p + HISTOGRAM * (sums or 0)
-    )
+    p, b, t = row["parameters"], row["blocks"], row["trained"]
+    own = row["kept"]["of the method"] if row["method"] in TRAIN_OWN else 0
+    gathered = 4 * (p - b) + 8 * (forwards or 1) * b + HISTOGRAM * (sums or 0)
+    return own + 4 * t + (gathered if row["strategy"] == "fsdp2" else 0)
 
 
 def kept(row: dict[str, Any]) -> float:
     """Return the bytes of parameters and moments of AdamW on a rank, by the formula."""
-    return 12 * row["parameters"] / (row["processes"] if row["strategy"] == "fsdp2" else 1)
+    own = row["kept"]["of the method"] if row["method"] in TRAIN_OWN else 0
+    shards = row["processes"] if row["strategy"] == "fsdp2" else 1
+    return 2 * own + (4 * row["parameters"] + 8 * row["trained"]) / shards
 
 
 def measured() -> list[dict[str, Any]]:
