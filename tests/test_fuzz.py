@@ -102,10 +102,10 @@ def test_sizes_are_compared_before_memory_is_taken(case, tmp_path):
     (folder / file).write_text(json.dumps(content))
 
     def check(case, work):
-        start = time.monotonic()
+        start = time.process_time()
         with pytest.raises(UserError, match=r"cannot load a net from") as error:
             load_net(folder)
-        assert time.monotonic() - start < 5
+        assert time.process_time() - start < 5
         return str(error.value)
 
     answer = checks.in_child(check, None)

@@ -26,7 +26,7 @@ PRUNE = ["--model.prune.epochs", "1", "--model.retrain.epochs", "1"]
 METHODS: dict[str, list[str]] = {
     "SVD": ["--model.retrain.epochs", "1"],
     "LPAF": PRUNE,
-    "LoSparse": ["--model.prune.epochs", "1"],
+    "LoSparse": ["--model.prune.epochs", "1", "--model.prune.interval", "2"],
     "Movement": ["--model.prune.epochs", "1"],
     "CoFi": PRUNE,
     "SP3": ["--model.prune.epochs", "1", "--model.prune.tokens", "100"],

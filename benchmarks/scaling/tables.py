@@ -46,7 +46,8 @@ def step_table() -> str:
     """Return what was measured beside the formulas."""
     rows = []
     for row in measured():
-        total, formula = sum(row["sent"].values()), sent(row)
+        total = sum(value for name, value in row["sent"].items() if "wrap" not in name)  # that is no collective
+        formula = sent(row)
         own, held = row["kept"]["parameters"] + row["kept"]["moments"], kept(row)
         rows.append([
             f"{row['method']} {row['stage']}", str(row["width"]), f"{row['processes']} {row['strategy']}"

@@ -35,7 +35,7 @@ class Counted(TorchDispatchMode):
         """Count a call, and make it."""
         if func.namespace in ("c10d", "_c10d_functional"):
             name = func.__name__.partition(".")[0].strip("_")
-            if "wait" not in name and "barrier" not in name:
+            if not any(word in name for word in ("wait", "barrier", "wrap")):
                 # a gather has its output among its arguments: the larger side is what all ranks have together
                 groups = [sum(map(local_bytes, tree_leaves(arg))) for arg in args]
                 self.bytes[name] += max(groups, default=0)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.models.shapes import empty_parameters, stored_shapes
+from lit_compress.models.shapes import stored_shapes, without_values
 from lit_compress.tasks import KINDS, task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
@@ -88,10 +88,7 @@ def check_size(what: str, folder: Path, build: Callable[[], PreTrainedModel]) ->
     stored = stored or sum(file.stat().st_size for file in folder.glob("*.bin")) // 2  # bytes of a number
     if not stored:
         return
-    with empty_parameters():
-        net = build()
-        net.tie_weights()  # which the initialization does
-    described = sum(value.numel() for value in net.parameters())
+    described = sum(value.numel() for value in without_values(build).parameters())
     if described > 1.5 * stored + NEW_HEAD:
         raise UserError(
             f"{what}: its config.json describes {described:,} parameters, its weights have {stored:,}; give the folder "

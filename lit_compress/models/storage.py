@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.checks import check_counts, check_finite
-from lit_compress.models.shapes import empty_parameters, stored_shapes
+from lit_compress.models.shapes import empty_parameters, stored_shapes, without_values
 from lit_compress.models.surgery import check_structure, describe, rebuild, replace
 from lit_compress.numerics.importance import Weighting
 from lit_compress.utils.errors import UserError
@@ -103,14 +103,16 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
             setattr(config, name, value)
         structure = json.loads((folder / "structure.json").read_text())
         shapes = stored_shapes(folder / "model.safetensors")
+        dense = without_values(lambda: empty_net(config))
+        check_structure(structure, dense, shapes)
+        with torch.device("meta"):
+            _check_shapes(rebuild(dense, structure), shapes)
         with empty_parameters():
-            dense = empty_net(config)
-            dense.tie_weights()  # which the initialization does
-            check_structure(structure, dense, shapes)
-            net = rebuild(dense, structure)
+            net = empty_net(config)
+            net.tie_weights()  # which the initialization does
+            rebuild(net, structure)
         if net.can_generate():
             net.generation_config = GenerationConfig.from_pretrained(folder)
-        _check_shapes(net, shapes)
         tensors = load_file(folder / "model.safetensors")
         _load_tensors(net, tensors)
         check_finite(f"'{folder}'", net)
