@@ -72,6 +72,7 @@ def test_no_command_on_local_data_asks_for_another_machine(short_run, tmp_path, 
     assert not online
 
 
+@pytest.mark.slow
 def test_a_hub_name_does_ask(online, capsys, short_run):
     """So that the test above would notice."""
     with pytest.raises(SystemExit):
