@@ -62,7 +62,9 @@ def test_a_study_is_whole(study: str) -> None:
 def test_every_folder_is_a_study() -> None:
     assert {path.parent.name for path in HERE.glob("*/run.py")} == set(tables.STUDIES)
     scripts = {common.module(script).replace(".", "/") + ".py" for script in (*TRAIN, *MEASURE)}
-    found = {str(path.relative_to(ROOT)) for path in HERE.glob("*/*.py") if "__main__" in path.read_text()}
+    found = {
+        str(path.relative_to(ROOT)) for path in HERE.glob("*/*.py") if '__name__ == "__main__"' in path.read_text()
+    }
     assert found == scripts
 
 
