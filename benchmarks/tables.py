@@ -14,6 +14,7 @@ from benchmarks.common import HERE, Cell, file_density, load, mean_and_deviation
 
 STUDIES = (
     "second_order", "size", "lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "tasks", "architectures", "data", "speed", "threads",
+    "scaling",
 )  # fmt: skip
 DENSITIES = (0.25, 0.16, 0.10, 0.06)
 
@@ -102,7 +103,7 @@ def summary() -> str:
     head = HEAD.format(early=early, stages=len(stages), dense=" or ".join(sorted(dense)))
     claims = (HERE / "claims.md").read_text().strip() + "\n"
     listed = [f"- [{made.TITLE}]({study}/README.md): {made.ABOUT}" for study in STUDIES for made in [tables_of(study)]]
-    return "\n".join([head, methods(), "## Ten claims\n", claims, "## Studies\n", *listed]) + "\n"
+    return "\n".join([head, methods(), "## Ten claims\n", claims, "## Studies", *listed]) + "\n"
 
 
 def deeper(folder: Path) -> list[dict[str, Any]]:
@@ -112,7 +113,10 @@ def deeper(folder: Path) -> list[dict[str, Any]]:
 
 def pages() -> dict[Path, str]:
     """Return every page by its file."""
-    return {HERE / "README.md": summary(), **{HERE / study / "README.md": page(study) for study in STUDIES}}
+    return {
+        HERE / "README.md": summary(), **{HERE / study / "README.md": page(study) for study in STUDIES},
+        HERE.parent / "docs" / "scaling.md": tables_of("scaling").page(),
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -65,6 +65,7 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(f"unknown command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")
         from lit_compress.cli import commands
 
+        commands.silence_libraries()
         getattr(commands, "list_" if argv[0] == "list" else argv[0])(argv[1:])
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,7 +9,10 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# sitecustomize.py cuts off the processes that tests start, too
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.dirname(__file__), os.environ.get("PYTHONPATH")]))
 
+import offline
 import pytest
 import torch
 from quick import quick_runs
@@ -18,6 +21,7 @@ from stage_fixtures import dense, fit  # noqa: F401
 from tiny import WORDS, make_net
 
 torch.set_num_threads(1)
+offline.refuse()
 
 SHARED = Path(os.environ.get("LIT_COMPRESS_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 

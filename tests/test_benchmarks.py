@@ -24,7 +24,7 @@ RESULTS = sorted(HERE.glob("*/results/**/*.json"))
 TRAIN = ["lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "sp3/decoders", "tasks", "architectures", "second_order",
          "second_order/trained", "second_order/tasks", "size"]  # fmt: skip
 MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "sp3/where", "data",
-           "speed", "speed/low_rank", "threads", "second_order/divergence"]  # fmt: skip
+           "speed", "speed/low_rank", "threads", "scaling", "reliability/fuzz", "second_order/divergence"]  # fmt: skip
 
 
 WHERE = {"factorize": 5, "analyze": 6}  # word with the folder that a command writes
@@ -62,7 +62,9 @@ def test_a_study_is_whole(study: str) -> None:
 def test_every_folder_is_a_study() -> None:
     assert {path.parent.name for path in HERE.glob("*/run.py")} == set(tables.STUDIES)
     scripts = {common.module(script).replace(".", "/") + ".py" for script in (*TRAIN, *MEASURE)}
-    found = {str(path.relative_to(ROOT)) for path in HERE.glob("*/*.py") if "__main__" in path.read_text()}
+    found = {
+        str(path.relative_to(ROOT)) for path in HERE.glob("*/*.py") if '__name__ == "__main__"' in path.read_text()
+    }
     assert found == scripts
 
 

@@ -45,6 +45,8 @@ def resolve_configs(args: list[str]) -> list[str]:
     words = iter(args)
     for word in words:
         option, equals, name = word.partition("=")
+        if word == "--allow_changed":  # a flag; the parser wants a value
+            word = f"{word}=true"
         if option in _METHOD:
             chosen += [word] if equals else [word, *islice(words, 1)]
             continue
@@ -94,7 +96,8 @@ def chosen_method(args: list[str]) -> type[Method] | None:
 def _method_of(config: str) -> str | None:
     """Return the method that a config, given by its path or its text, names; None if it names none."""
     model = content_of(config).get("model")
-    return model.get("class_path") if isinstance(model, dict) else model if isinstance(model, str) else None
+    name = model.get("class_path") if isinstance(model, dict) else model
+    return name if isinstance(name, str) else None
 
 
 def content_of(config: str) -> dict[str, Any]:

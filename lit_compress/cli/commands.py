@@ -33,6 +33,7 @@ from lit_compress.export.folder import check_out
 from lit_compress.export.report import print_table
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.models.budget import budget_line
+from lit_compress.run.changes import changed_line, go_on
 from lit_compress.run.clean import clean as remove_leftovers
 from lit_compress.run.details import keep_details
 from lit_compress.run.finish import export_run
@@ -78,7 +79,9 @@ def fit(args: list[str]) -> None:
             if begin:
                 begin()
         try:
-            run_stages(cli.build, run, config.ckpt_path, config.checkpoint_every, config.max_skipped)
+            run_stages(
+                cli.build, run, config.ckpt_path, config.checkpoint_every, config.max_skipped, config.allow_changed
+            )
         except SIGTERMException as error:  # Lightning's would end the process with exit code 0
             print("stopped by SIGTERM; the same command with --ckpt_path last continues", file=sys.stderr)
             raise SystemExit(128 + signal.SIGTERM) from error
@@ -146,12 +149,12 @@ def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[
         show_plan(parts.data.record.name, facts, plan)
         budget = parts.method.budget and {"asked": parts.method.budget.asked, "density": parts.method.density}
         return partial(run.begin, config, facts.as_dict(), budget)
-    run.check_same(config)
+    changed = run.check_same(config, cli.config.allow_changed)
     if ckpt_path is None:
         raise UserError(
             f"run_dir: '{run.folder}' exists already; continue it with --ckpt_path last, or give another --run_dir"
         )
-    return None
+    return go_on(run, config, changed, cli.build().method) if changed else None
 
 
 @rank_zero_only
@@ -169,6 +172,8 @@ def _report(run: Run, cli: CommandLine) -> None:
     print_table(report)
     print_choices(report)
     _warn_missed(report)
+    for change in report.get("changed") or ():
+        print(f"changed: {changed_line(change)}")
     print(f"export: {run.folder / 'export'}\nreport: {path}\ncurves: tensorboard --logdir {run.folder}")
 
 

@@ -15,6 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lit_compress import methods
 from lit_compress.cli.arguments import after_configs, chosen_method, content_of, resolve_configs, with_default_method
+from lit_compress.cli.classes import explain_class
 from lit_compress.cli.help import fit_help
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.sources import CUSTOM
@@ -57,7 +58,8 @@ class _Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the message as a :class:`UserError` of one line."""
         text = " ".join(message.split())
-        line = next((known for known in self.explained if known in text), None) or _explain(text)
+        line = next((known for known in self.explained if known in text), None)
+        line = line or explain_class(text, [action.dest for action in self._actions]) or _explain(text)
         self.explained.append(line)
         raise UserError(line)
 
@@ -119,6 +121,12 @@ class CommandLine(LightningCLI):
             default=20,
             help="Steps in a row whose gradients are not finite, which are left out, before the run stops.",
         )
+        parser.add_argument(
+            "--allow_changed",
+            type=bool,
+            default=False,
+            help="true: continue with other data, options or version, and write down what was changed.",
+        )
         parser.add_class_arguments(Choices, "export")
         parser.link_arguments("data.record", "model.init_args.task", task_name, apply_on="instantiate")
         parser.link_arguments("model.init_args.backbone", "data.backbone")
@@ -133,7 +141,7 @@ class CommandLine(LightningCLI):
             own = parameters_of(_Parser.method)
             resolved = after_configs(resolved, [f"--model.{n}=null" for n in _SIZES if n in own and not own[n].default])
         for config in (value for option, value in pairwise(resolved) if option == "--config"):
-            _check_model(content_of(config).get("model"))
+            _check_groups(content_of(config))
         if given & {"-h", "--help"}:
             shown = _Parser.method and f"{_Parser.method.__module__}.{_Parser.method.__qualname__}"
             print(fit_help(parser, self.command, shown, _names(), "trainer" in given))
@@ -214,8 +222,18 @@ def parameters_of(kind: type[Method]) -> dict[str, Parameter]:
     return {name: found[name] for name in sorted(found, key=place)}
 
 
-def _check_model(model: Any) -> None:
-    """Refuse what stands in a config beside the class of a method and its options; the parser blames the class."""
+def _check_groups(config: dict[str, Any]) -> None:
+    """Refuse a value where a config has a group of options, and what stands beside the class of a method.
+
+    The parser takes the one, and blames the class for the other.
+    """
+    model = config.get("model")
+    groups = {name: config[name] for name in ("data", "trainer", "export") if name in config}
+    if isinstance(model, dict) and "init_args" in model:
+        groups["model.init_args"] = model["init_args"]
+    for name, value in groups.items():
+        if not isinstance(value, dict):
+            raise UserError(f"config: {name} is {value!r:.80}; give its options as a mapping, e.g. {name}: {{}}")
     if isinstance(model, dict) and "class_path" in model:
         for key in sorted(model.keys() - {"class_path", "init_args"}):
             moved = _Parser.method is not None and key in parameters_of(_Parser.method)
@@ -234,6 +252,7 @@ def _keys(method: type[Method] | None = None) -> list[str]:
         "ckpt_path",
         "checkpoint_every",
         "max_skipped",
+        "allow_changed",
         "seed_everything",
         "config",
         "print_config",
@@ -354,7 +373,7 @@ def as_typed(message: str, args: list[str]) -> str:
 def _with_stage(message: str, args: list[str]) -> str:
     """Put the stage before a setting that every stage has, such as ``epochs``: that of the option in ``args``."""
     option = message.partition(": ")[0]
-    typed = [word.partition("=")[0].lstrip("-") for word in args if word.startswith("--model.")]
+    typed = [word.partition("=")[0].lstrip("-") for word in args if word.startswith(("--model.", "--trainer."))]
     return next((f"{name.removesuffix(option)}{message}" for name in typed if name.endswith(f".{option}")), message)
 
 

@@ -17,7 +17,7 @@ from lit_compress.data.sources import CUSTOM
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import check_head
 from lit_compress.models.storage import load_net
-from lit_compress.run.folder import Run, bring_up_to_date
+from lit_compress.run.folder import Run, checked_config
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json
 from lit_compress.utils.progress import note
@@ -105,9 +105,7 @@ def find_target(name: str, command: str) -> Target:
         return Target(what, given / "export", Run(given).config())
     if (given / "report.json").is_file() and (given / "structure.json").is_file():
         config = read_json(command, given / "report.json", dict).get("config")
-        if not (isinstance(config, dict) and isinstance(config.get("model"), dict)):
-            raise UserError(f"{what}: its report.json has no config; it is broken")
-        return Target(what, given, bring_up_to_date(config))
+        return Target(what, given, checked_config(f"{what}: its report.json", config))
     if not (given / "config.json").is_file():
         raise UserError(
             f"{what} is neither a run (config.yaml) nor an export (report.json) nor a model (config.json, written by "

@@ -357,7 +357,7 @@ class Method(pl.LightningModule):
         assert self.stage is not None and self.net is not None
         mark = check_mark(checkpoint, type(self).__name__, self.stage.name)
         self.rename_gates(checkpoint["state_dict"])
-        self._saved_steps, self._saved_data = mark["total_steps"], mark["data"]
+        self._saved_steps, self.saved_data = mark["total_steps"], mark["data"]
         self.initial, self.stage.notes = mark["initial"], mark.get("notes", {})
 
     def rename_gates(self, state: dict[str, Any]) -> None:
@@ -378,7 +378,7 @@ class Method(pl.LightningModule):
                 f"ckpt_path: the stage was begun with {saved} optimizer steps, this config makes "
                 f"{self.stage.total_steps}; resume with the same data, epochs and batch size"  # type: ignore[union-attr]
             )
-        if saved is not None and self._saved_data != self.trainer.datamodule.fingerprint():  # type: ignore[attr-defined]
+        if saved is not None and self.saved_data != self.trainer.datamodule.fingerprint():  # type: ignore[attr-defined]
             raise UserError("data.path: the data is not what the stage was begun with; resume with the same files")
 
 

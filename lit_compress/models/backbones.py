@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.models import embedded
-from lit_compress.models.checks import check_head, check_tensors, check_tokenizer, is_finetuned, refuse_compressed
+from lit_compress.models.checks import (
+    check_counts,
+    check_head,
+    check_size,
+    check_tensors,
+    check_tokenizer,
+    is_finetuned,
+    refuse_compressed,
+)
 from lit_compress.tasks import TaskType, task_type, task_type_of_net
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
@@ -75,6 +83,7 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
 
     name = resolve(backbone, task, option)
     with _one_line("tokenizer", name, option):
+        check_counts(f"{option}: '{backbone}'", Path(name))
         tokenizer = AutoTokenizer.from_pretrained(name)
         check_tokenizer(f"{option}: '{backbone}'", tokenizer, AutoConfig.from_pretrained(name))
     tokenizer.init_kwargs.pop("auto_map", None)  # names code of others, which no export may ask its users to run
@@ -91,6 +100,7 @@ def load_config(backbone: str, task: Task, option: str = "model.backbone") -> Pr
 
     name, kind = resolve(backbone, task, option), task_type(task)
     with _one_line("configuration", name, option):
+        check_counts(f"{option}: '{backbone}'", Path(name))
         config = AutoConfig.from_pretrained(name, **kind.head(task))
     classes = _auto_class(kind)._model_mapping
     if type(config) not in classes:
@@ -124,6 +134,7 @@ def load_net(backbone: str, task: Task) -> PreTrainedModel:
     refuse_compressed(what, Path(name))
     config = load_config(backbone, task)
     with _one_line("model", name):
+        check_size(what, Path(name), lambda: empty_net(config))
         net, info = _auto_class(task_type(task)).from_pretrained(
             name, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
             key_mapping=_renamed(config, task),
@@ -165,7 +176,10 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher") -> PreT
     folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
     refuse_compressed(what, Path(folder))
     with _one_line("model", folder, option):
-        check_head(what, AutoConfig.from_pretrained(folder), task)
+        check_counts(what, Path(folder))
+        config = AutoConfig.from_pretrained(folder)
+        check_head(what, config, task)
+        check_size(what, Path(folder), lambda: _auto_class(kind).from_config(config))
         net, info = _auto_class(kind).from_pretrained(
             folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
         )
@@ -189,6 +203,7 @@ def finetuned_on(backbone: str, task: Task) -> bool:
     if not (folder / "config.json").is_file():
         return False
     with _one_line("configuration", str(folder)):
+        check_counts(f"model.backbone: '{backbone}'", folder)
         return is_finetuned(AutoConfig.from_pretrained(folder), task)
 
 

@@ -7,10 +7,13 @@ head answers for labels that it was not trained on. Here each of them is one lin
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_compress.models.shapes import stored_shapes, without_values
 from lit_compress.tasks import KINDS, task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
@@ -29,14 +32,71 @@ def is_compressed(folder: Path) -> bool:
         try:
             if holds(json.loads((folder / file).read_text())):
                 return True
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue  # not there, or broken: whoever reads it says so
     return False
 
 
-def _has_code(config: dict[str, Any]) -> bool:
+def _has_code(config: Any) -> bool:
     """Say whether a configuration names a class of a net outside the library."""
-    return any(name.startswith("AutoModel") for name in config.get("auto_map") or ())
+    named = config.get("auto_map") if isinstance(config, dict) else None
+    return isinstance(named, dict) and any(name.startswith("AutoModel") for name in named)
+
+
+# names in a configuration -> largest number: of what is built one by one, and of what tensors are made of
+_COUNTS = re.compile(r"(num|n|max)_.*layers|.*_layers|num_(hidden_)?groups|inner_group_num|num_labels")
+_SIZES = re.compile(r".*(_size|_dim|_width|_heads|_embeddings|_buckets|_features|d_model|d_ff|d_kv)|dim")
+MOST_COUNTED, MOST_SIZED = 4096, 2**24
+
+
+def check_counts(what: str, folder: Path) -> None:
+    """Refuse a configuration whose numbers alone would fill the memory, before a library builds what they say.
+
+    Args:
+        what: option and value, the begin of the message.
+        folder: with a ``config.json``; of one that is not there or unreadable others say so.
+
+    Raises:
+        UserError: it is no JSON object, or a number in it is too large.
+    """
+    try:
+        found = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return
+    if not isinstance(found, dict):
+        raise UserError(f"{what}: its config.json is no JSON object")
+    for name, value in found.items():
+        most = MOST_COUNTED if _COUNTS.fullmatch(name) else MOST_SIZED if _SIZES.fullmatch(name) else None
+        if most is not None and isinstance(value, int | float) and not abs(value) <= most:
+            raise UserError(f"{what}: {name} in its config.json is {value}, above {most}, the largest valid value")
+
+
+def check_size(what: str, folder: Path, build: Callable[[], PreTrainedModel]) -> None:
+    """Refuse a folder whose configuration describes a much larger net than its weights are, before memory is taken.
+
+    Args:
+        what: option and value, the begin of the message.
+        folder: of the net; a hub name is no folder.
+        build: function that builds the net of the configuration.
+
+    Raises:
+        UserError: it does.
+    """
+    stored = 0
+    for file in folder.glob("*.safetensors"):
+        stored += sum(math.prod(shape) for shape in stored_shapes(file).values())
+    stored = stored or sum(file.stat().st_size for file in folder.glob("*.bin")) // 2  # bytes of a number
+    if not stored:
+        return
+    described = sum(value.numel() for value in without_values(build).parameters())
+    if described > 1.5 * stored + NEW_HEAD:
+        raise UserError(
+            f"{what}: its config.json describes {described:,} parameters, its weights have {stored:,}; give the folder "
+            "of a whole model"
+        )
+
+
+NEW_HEAD = 2**24  # parameters that a file may lack
 
 
 def refuse_compressed(what: str, folder: Path) -> None:

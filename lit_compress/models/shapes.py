@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,6 +26,36 @@ def without_values(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
         net = build()
     net.tie_weights()  # which the initialization does
     return net
+
+
+@contextmanager
+def empty_parameters() -> Iterator[None]:
+    """Give the modules that are built in this context parameters that have shapes, but neither values nor memory.
+
+    Buffers and everything else of a module is what it always is, unlike under the device ``meta``: once parameters are
+    loaded, the module is whole. The sizes of a file can so be compared before they are allocated.
+    """
+    from transformers.initialization import no_init_weights
+
+    def empty(module: nn.Module, name: str, value: nn.Parameter) -> nn.Parameter | None:
+        if value.is_meta:
+            return None  # stays as it is, so that tied parameters stay one
+        return nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=value.requires_grad)
+
+    hook = nn.modules.module.register_module_parameter_registration_hook(empty)
+    try:
+        with no_init_weights():
+            yield
+    finally:
+        hook.remove()
+
+
+def stored_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return {name: shape} of the tensors of a safetensors file, whose values are not read."""
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as tensors:
+        return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
 
 
 def with_zeros(net: PreTrainedModel) -> PreTrainedModel:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.models.backbones import empty_net
-from lit_compress.models.checks import check_finite
-from lit_compress.models.surgery import describe, rebuild, replace
+from lit_compress.models.checks import check_counts, check_finite
+from lit_compress.models.shapes import empty_parameters, stored_shapes, without_values
+from lit_compress.models.surgery import check_structure, describe, rebuild, replace
 from lit_compress.numerics.importance import Weighting
 from lit_compress.utils.errors import UserError
 
@@ -30,12 +31,35 @@ def tied(net: nn.Module) -> dict[str, str]:
 
 
 def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Load ``tensors`` into ``net``; tied names may be missing, and are no longer tied if they are there."""
+    """Give a net of empty parameters the values in ``tensors``, in its own dtypes.
+
+    Tied names may be missing, and are no longer tied if they are there.
+    """
     aliases = tied(net)
     for name in aliases.keys() & tensors.keys():
         replace(net, name, nn.Parameter(torch.empty_like(tensors[name])))  # type: ignore[arg-type]
-    whole = {name: tensors[first] for name, first in tied(net).items()}
-    net.load_state_dict({**tensors, **whole})
+    aliases, own = tied(net), net.state_dict()
+    values = {name: tensors[aliases.get(name, name)].to(value.dtype, copy=True) for name, value in own.items()}
+    net.load_state_dict(values, assign=True)
+    for name, first in aliases.items():
+        replace(net, name, net.get_parameter(first))  # type: ignore[arg-type]
+
+
+def _check_shapes(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Refuse a file whose tensors are not those of the net, before memory is taken for either.
+
+    Raises:
+        UserError: names the first tensor that is missing, of another shape or unknown.
+    """
+    aliases = tied(net)
+    own = {name: tuple(value.shape) for name, value in net.state_dict().items()}
+    for name, shape in own.items():
+        if name not in shapes and name not in aliases:
+            raise UserError(f"Missing key: the file has no tensor '{name}'")
+        if shapes.get(name, shape) != shape:
+            raise UserError(f"'{name}' has the shape {list(shapes[name])} in the file and {list(shape)} by the sizes")
+    if strange := sorted(shapes.keys() - own.keys()):
+        raise UserError(f"its file has a tensor '{strange[0]}' for which the net has no place")
 
 
 def _dtype(tensors: dict[str, Tensor]) -> torch.dtype:
@@ -73,11 +97,20 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
     from transformers import AutoConfig, GenerationConfig
 
     try:
+        check_counts(f"'{folder}'", folder)
         config = AutoConfig.from_pretrained(folder)
         for name, value in config.__dict__.pop(ACTIVATIONS, {}).items():
             setattr(config, name, value)
         structure = json.loads((folder / "structure.json").read_text())
-        net = rebuild(empty_net(config), structure)
+        shapes = stored_shapes(folder / "model.safetensors")
+        dense = without_values(lambda: empty_net(config))
+        check_structure(structure, dense, shapes)
+        with torch.device("meta"):
+            _check_shapes(rebuild(dense, structure), shapes)
+        with empty_parameters():
+            net = empty_net(config)
+            net.tie_weights()  # which the initialization does
+            rebuild(net, structure)
         if net.can_generate():
             net.generation_config = GenerationConfig.from_pretrained(folder)
         tensors = load_file(folder / "model.safetensors")
@@ -85,10 +118,8 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
         check_finite(f"'{folder}'", net)
         if as_stored:
             net.to(_dtype(tensors))
-    except UserError:
-        raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:160]
+        reason = " ".join(str(error).split())[:200]
         raise UserError(f"cannot load a net from '{folder}': {reason or type(error).__name__}") from error
     return net.eval()
 

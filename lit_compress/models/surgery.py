@@ -24,6 +24,7 @@ from lit_compress.layers import (
     SizedLinear,
     StackedLowRankLinear,
 )
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -126,6 +127,35 @@ def stacked_weight(net: nn.Module, names: Sequence[str]) -> Tensor:
         return table.weight.detach().T
     weights = [_linear(net, name).weight.detach() for name in names]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+
+LARGEST = 2**16  # size in a structure that a net may have without a tensor that is as large
+
+
+def check_structure(structure: Any, net: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a structure that is not one of ``net``, or whose sizes are beyond those of the tensors in its file.
+
+    Args:
+        structure: as read from JSON.
+        net: the dense net, see :func:`rebuild`.
+        shapes: of the tensors in the file, by name.
+
+    Raises:
+        UserError: names the first module.
+    """
+    largest = max((size for shape in shapes.values() for size in shape), default=0)
+    if not isinstance(structure, dict):
+        raise UserError("structure.json holds no JSON object")
+    for name, spec in structure.items():
+        if not isinstance(spec, dict) or not (spec.get("kind") == "attributes" or spec.get("kind") in set(LAYERS)):
+            raise UserError(f"structure.json: '{name:.80}' is {spec!r:.80}, no layer of this package")
+        for key, value in spec.items():
+            if isinstance(value, int | float) and not 0 <= value <= max(largest, LARGEST):
+                raise UserError(f"structure.json: {key} of '{name:.80}' is {value}, beyond the tensors of the file")
+            if spec["kind"] == "attributes" and key != "kind":
+                own = getattr(net.get_submodule(name), key, None)
+                if type(value) is not int or type(own) is not int:
+                    raise UserError(f"structure.json: '{name:.80}' has no number '{key:.80}' to be {value!r:.80}")
 
 
 def rebuild(net: PreTrainedModel, structure: Structure) -> PreTrainedModel:

@@ -3,6 +3,7 @@
 RUN/config.yaml            all options of the run
 RUN/data.json              what was found in the data
 RUN/budget.json            with a budget: what was asked, and the density that is to meet it
+RUN/changed.json           with --allow_changed: what was changed, and since when
 RUN/stages.json            finished stages: name, metric before and after, steps, seconds
 RUN/<stage>/net/           the net after the stage (a Hugging Face folder, plus structure.json)
 RUN/<stage>/last.ckpt      where to continue; best.ckpt: the best epoch at budget; both go when the stage is finished
@@ -28,11 +29,15 @@ from lit_compress.export.choices import Choices
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json, write_json, write_text
 
+Change = dict[str, Any]  # what, was, now; in changed.json also stage
+CHANGED = "changed.json"
+# What no run can go on with: its nets and checkpoints would not fit.
+_NEVER = {"model.class_path", "model.backbone", "model.task", "data.task"}
 LOCK = ".lock"  # names the process that works on the folder; it stays, since another may wait with the same file open
 # Options that may differ when a run is continued, because they do not change what is computed.
 _FREE = {
-    "run_dir", "ckpt_path", "checkpoint_every", "max_skipped", "data.path", "data.num_workers", "data.custom.numbered",
-    "model.init_args.teacher", "trainer.accelerator", "trainer.devices", "trainer.num_nodes",
+    "run_dir", "ckpt_path", "allow_changed", "checkpoint_every", "max_skipped", "data.path", "data.num_workers",
+    "data.custom.numbered", "model.init_args.teacher", "trainer.accelerator", "trainer.devices", "trainer.num_nodes",
     "trainer.enable_progress_bar", "trainer.logger", "trainer.callbacks",
     "trainer.log_every_n_steps", "trainer.enable_model_summary", "trainer.profiler",
 }  # fmt: skip
@@ -76,10 +81,7 @@ class Run:
             found = yaml.safe_load(path.read_text())
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise UserError(f"run_dir: '{path}' is not readable YAML: {error}") from error
-        init = found.get("model", {}) if isinstance(found, dict) else {}
-        if not (isinstance(init, dict) and isinstance(init.get("class_path"), str) and init.get("init_args")):
-            raise UserError(f"run_dir: '{path}' names no method with its options; it is broken")
-        return bring_up_to_date(found)
+        return checked_config(f"run_dir: '{path}'", found)
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Return the records of the finished stages by name, in order."""
@@ -90,7 +92,9 @@ class Run:
         return {r["name"]: r for r in records}
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Add the record of a finished stage."""
+        """Add the record of a finished stage, with what was changed under it."""
+        if changed := [change for change in self.changes() if change["stage"] == record["name"]]:
+            record = record | {"changed": changed}
         write_json(self.folder / "stages.json", [*self.finished().values(), record])
 
     def facts(self) -> dict[str, Any] | None:
@@ -139,22 +143,43 @@ class Run:
             write_json(self.folder / "data.json", facts)
         write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
-    def check_same(self, config: dict[str, Any]) -> None:
-        """Compare ``config`` with the one with which the run was started.
+    def check_same(self, config: dict[str, Any], allowed: bool = False) -> list[Change]:
+        """Compare ``config`` with the one with which the run was started; return what differs and changes the result.
 
         Raises:
-            UserError: a value that changes the result differs; the message names the first one.
+            UserError: something does, and is not ``allowed`` or never may; the message names the first.
         """
         old, new = (flatten(_with_density(found)) for found in (self.config(), config))
+        found = []
         for key in sorted({*old, *new} - _FREE):
-            if any(key.startswith(f"{free}.") for free in _FREE):
+            if any(key.startswith(f"{free}.") for free in _FREE) or old.get(key) == new.get(key):
                 continue
-            if old.get(key) != new.get(key):
-                name = key.replace(".init_args", "")
+            name = key.replace(".init_args", "")
+            said = f"{name} was {old.get(key)}, now {new.get(key)}"
+            if not allowed:
                 raise UserError(
-                    f"run_dir: '{self.folder}' belongs to another config: {name} was {old.get(key)}, "
-                    f"now {new.get(key)}; give the same config to continue it, or another --run_dir"
+                    f"run_dir: '{self.folder}' belongs to another config: {said}; give the same config to continue it, "
+                    "another --run_dir, or --allow_changed to go on nevertheless"
                 )
+            if name in _NEVER:
+                raise UserError(f"allow_changed: {said}; what is there cannot go on so, give another --run_dir")
+            found.append({"what": name, "was": old.get(key), "now": new.get(key)})
+        return found
+
+    def changes(self) -> list[Change]:
+        """Return what was changed under the run with ``--allow_changed``, in order."""
+        path = self.folder / CHANGED
+        return read_json("run_dir", path, list) if path.is_file() else []
+
+    def change(self, config: dict[str, Any], found: list[Change], stage: str) -> None:
+        """Give the run another config, and write down in what it differs from ``stage`` on."""
+        self.keep_changes(found, stage)
+        write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+
+    def keep_changes(self, found: list[Change], stage: str) -> None:
+        """Write down what is changed from a stage on; the same is written once."""
+        if new := [change for change in ({"stage": stage, **f} for f in found) if change not in self.changes()]:
+            write_json(self.folder / CHANGED, [*self.changes(), *new])
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -173,6 +198,22 @@ def _with_density(config: dict[str, Any]) -> dict[str, Any]:
     if any(init.get(name) is not None for name in ("density", "rank", "rank_ratio")):
         return config
     return config | {"model": model | {"init_args": init | {"density": getattr(kind, "usual_density", None)}}}
+
+
+def checked_config(what: str, found: Any) -> dict[str, Any]:
+    """Return a stored config as this version writes it.
+
+    Raises:
+        UserError: it has no method, or something else where groups of options belong; begins with ``what``.
+    """
+    model = found.get("model") if isinstance(found, dict) else None
+    if not (isinstance(model, dict) and isinstance(model.get("class_path"), str) and model.get("init_args")):
+        raise UserError(f"{what} names no method with its options; it is broken")
+    groups = {"model.init_args": model["init_args"], **{name: found.get(name, {}) for name in ("data", "trainer")}}
+    groups |= {"model.prune": model["init_args"].get("prune") or {}} if isinstance(model["init_args"], dict) else {}
+    if broken := next((name for name, value in groups.items() if not isinstance(value, dict)), None):
+        raise UserError(f"{what} has no options in {broken}; it is broken")
+    return bring_up_to_date(found)
 
 
 def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from lit_compress.analysis import svg
 from lit_compress.analysis.pareto import COSTS, cost_of, front
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import counted, rows, speed_lines
+from lit_compress.run.changes import changed_line
 from lit_compress.run.curves import thin
 from lit_compress.run.details import details_of
 from lit_compress.run.results import Result, budget_order, groups
@@ -126,6 +127,7 @@ def _shown(run: Result, out: Path, anchor: str, few: bool, some: bool, flips: in
         "curves": curve_charts(details.get("curves") or {}, run.stages, report, 120 if some else 30),
         "map": layer_map(details.get("layers") or [], titles=some),
         "changes": shown_changes(details.get("changes"), flips),
+        "altered": [changed_line(change) for change in (report or {}).get("changed") or ()],
         "minutes": None if run.seconds is None else run.seconds / 60,
         "config": _config_text(report) if some and report else None,
     }  # fmt: skip

@@ -17,6 +17,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
+from lit_compress import __version__
 from lit_compress.evaluation.evaluate import constant_score, evaluate
 from lit_compress.export.folder import read_task
 from lit_compress.export.fuse import compact
@@ -30,14 +31,15 @@ from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_net
 from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar
+from lit_compress.run.changes import OtherData, check_unchanged, other_length
 from lit_compress.run.clean import remove_checkpoints
 from lit_compress.run.folder import Run
 from lit_compress.run.plan import Plan, StagePlan, budget_plan, target_density
 from lit_compress.run.solve import Outline, Storage, check_choices, outline
 from lit_compress.run.tensorboard import RunLogger, log_structure, log_widths
 from lit_compress.run.threads import use_threads
-from lit_compress.run.trainer import check_trainer, make_trainer
-from lit_compress.stages.base import Stage, count_steps
+from lit_compress.run.trainer import check_trainer, make_trainer, processes, stage_steps
+from lit_compress.stages.base import Stage
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder
@@ -87,21 +89,14 @@ def check_stages(parts: Components) -> Plan:
     if method.teacher:
         _check_given_teacher(method, net.config)
     check_trainer(trainer, {stage.name: stage.settings.epochs for stage in method.stages()})
-    checked = make_trainer(**trainer | {"logger": False, "enable_checkpointing": False})
+    number = processes(trainer)
     data.prepare_data()
-    accumulate = trainer.get("accumulate_grad_batches") or 1
     planned = []
     _check_rounding(method)
     for stage in method.stages():
         stage.check(net)
         stage.check_data(data.train_size())
-        steps = count_steps(
-            data.batches_per_epoch(checked.num_devices * checked.num_nodes),
-            stage.settings.epochs,
-            accumulate,
-            trainer.get("limit_train_batches"),
-            trainer.get("max_steps"),
-        )
+        steps = stage_steps(stage, data, trainer, number)
         stage.set_total_steps(steps)
         planned.append(StagePlan(stage.name, stage.settings.epochs, steps))
     sites, total = dense_site_params(net), sum(weight.numel() for weight in net.parameters())
@@ -152,7 +147,9 @@ def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
         )
 
 
-def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None, every: int, skips: int) -> None:
+def run_stages(
+    build: Callable[[], Components], run: Run, ckpt_path: str | None, every: int, skips: int, changed: bool = False
+) -> None:
     """Run every unfinished stage of the method.
 
     Args:
@@ -161,6 +158,7 @@ def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None,
         ckpt_path: ``last`` or a checkpoint file to continue from; None starts the first stage.
         every: optimizer steps between two checkpoints.
         skips: optimizer steps in a row without finite gradients at which the run stops.
+        changed: go on with other data, of another length, or with another version; write it down.
 
     Raises:
         UserError: a checkpoint is corrupt, or belongs to another run; or a stage does not compute finite gradients.
@@ -176,12 +174,17 @@ def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None,
         if name in run.finished() or name not in [s.name for s in stages]:
             continue
         parts = build()
-        _check_data(parts, run)
         stage = next(s for s in parts.method.stages() if s.name == name)
         if stage.distil and parts.method.distillation.on:
             _check_teacher(parts, run)
         previous = _previous(names, number, stage, run)
         checkpoint, mark = _find_checkpoint(run, parts.method, stage, ckpt_path)
+        found = check_unchanged(run, parts.data, mark, changed)
+        if changed and (longer := other_length(stage, parts.data, parts.trainer, mark)):
+            checkpoint, mark, found = None, {}, [*found, *longer]
+            rank_zero_info(f"{name}: begins anew, as its number of steps has changed")
+        if found and rank_zero_only.rank == 0:
+            run.keep_changes(found, name)
         structure, step = mark.get("structure"), mark.get("step")
         use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
         parts.method.prepare(stage, parts.seed, previous, run.net("dense") if name != "dense" else None, structure)
@@ -189,7 +192,7 @@ def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None,
         if rank_zero_only.rank == 0:  # the others can be ahead of its check that the run folder is new
             run.stage(name).mkdir(parents=True, exist_ok=True)
         title = f"{type(parts.method).__name__} {number + 1}/{len(names)} {name}"
-        own = [FiniteSteps(skips), Checkpoints(run.stage(name), every), EpochLines(title)]
+        own = [FiniteSteps(skips), Checkpoints(run.stage(name), every), EpochLines(title), *[OtherData()] * changed]
         trainer = _trainer(parts, run, stage, title, step, own)
         rank_zero_info(f"{title}: {'starts' if step is None else f'continues at step {step}'}")
         try:
@@ -200,17 +203,6 @@ def run_stages(build: Callable[[], Components], run: Run, ckpt_path: str | None,
             raise (KeyboardInterrupt if trainer.interrupted else stop) from stop
         _finish_stage(build(), stage.name, previous, run, trainer, time.time() - start)
         barrier()
-
-
-def _check_data(parts: Components, run: Run) -> None:
-    """Refuse to start a stage with other data than the finished ones had; records of earlier versions do not say.
-
-    Raises:
-        UserError: the data differs.
-    """
-    before = next((record for record in run.finished().values() if "data" in record), None)
-    if before is not None and before["data"] != parts.data.fingerprint():
-        raise UserError(f"data.path: the data is not that of stage {before['name']} of '{run.folder}'; give the same")
 
 
 def _previous(names: list[str], number: int, stage: Stage, run: Run) -> Path | None:
@@ -341,7 +333,8 @@ def _finish_stage(
     record = {
         "name": name, **scores, "steps": trainer.global_step,
         "best_step": checkpoint["global_step"], "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
-        "threads": torch.get_num_threads(), "data": mark["data"], **_memory(), **mark.get("notes", {}),
+        "threads": torch.get_num_threads(), "data": mark["data"], "version": __version__, **_memory(),
+        **mark.get("notes", {}),
     }  # fmt: skip
     if skipped := sum(callback.skipped for callback in trainer.callbacks if isinstance(callback, FiniteSteps)):  # type: ignore
         record["skipped"] = skipped

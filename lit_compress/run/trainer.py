@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lit_compress.stages.base import Stage, count_steps
 from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from lit_compress.data.datamodule import DataModule
 
 _HALF = {"16-true": "16-mixed", "bf16-true": "bf16-mixed", "transformer-engine-float16": "16-mixed"}
 
@@ -39,6 +43,20 @@ def make_trainer(**arguments: Any) -> Trainer:
         named = next((name for name in arguments if f"`{name}`" in str(error)), None)
         option = f"trainer.{named}: '{arguments[named]}'" if named else "trainer"
         raise UserError(f"{option}: {error}") from error
+
+
+def processes(arguments: Mapping[str, Any]) -> int:
+    """Return the number of processes that a Trainer with these arguments has."""
+    made = make_trainer(**{**arguments, "logger": False, "enable_checkpointing": False})
+    return made.num_devices * made.num_nodes
+
+
+def stage_steps(stage: Stage, data: DataModule, arguments: Mapping[str, Any], number: int) -> int:
+    """Return the optimizer steps of a stage on ``number`` processes."""
+    return count_steps(
+        data.batches_per_epoch(number), stage.settings.epochs, arguments.get("accumulate_grad_batches") or 1,
+        arguments.get("limit_train_batches"), arguments.get("max_steps"),
+    )  # fmt: skip
 
 
 def check_trainer(arguments: Mapping[str, Any], epochs: Mapping[str, int]) -> None:

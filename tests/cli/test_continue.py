@@ -24,6 +24,19 @@ def test_a_run_of_another_config_is_refused(run, capsys, short_run):
     assert "model.retrain.learning_rate was 0.001, now 0.5" in line
 
 
+def test_what_is_allowed_to_change_is_written_down(stopped, capsys, short_run, monkeypatch):
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    other = ["--model.retrain.learning_rate", "0.5", "--model.retrain.epochs", "1", "--ckpt_path", "last"]
+    main(fit(short_run, stopped, *other, "--allow_changed"))
+    assert "changed: model.retrain.learning_rate was 0.001, from stage retrain on 0.5" in capsys.readouterr().out
+    record = json.loads((stopped / "stages.json").read_text())[-1]
+    assert record["steps"] == 13
+    assert {change["what"] for change in record["changed"]} == {"model.retrain.epochs", "model.retrain.learning_rate"}
+    main(fit(short_run, stopped, *other))  # what was allowed once is the run's config
+    more = fit(short_run, stopped, *other, "--model.retrain.epochs", "3")
+    assert "now 3" in fails(capsys, *more) and "is finished, nothing would" in fails(capsys, *more, "--allow_changed")
+
+
 def test_a_finished_run_shows_its_table_again(run, capsys, short_run):
     before = (run / "export" / "model.safetensors").stat().st_mtime_ns
     main(fit(short_run, run, "--ckpt_path", "last"))
@@ -96,6 +109,11 @@ def test_a_changed_length_is_refused(run, stopped, capsys, short_run, tmp_path, 
     (data / "train.jsonl").write_text("\n".join(lines) + "\n")  # as many rows, another text
     line = fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))
     assert "the data is not what the stage was begun with" in line
+    main([*args, "--ckpt_path", "last", "--data.path", str(data), "--allow_changed"])
+    record = json.loads((stopped / "stages.json").read_text())[-1]
+    assert [(change["stage"], change["what"]) for change in record["changed"]] == [("retrain", "data")]
+    assert json.loads((stopped / "report.json").read_text())["changed"] == record["changed"]
+    assert "changed: data was " in capsys.readouterr().out
 
 
 def test_unfinished_run_is_not_exported(stopped, tmp_path, capsys):

@@ -6,6 +6,7 @@ The line names the option as it was typed, and what is nearest to it among the o
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import fields, is_dataclass
 from inspect import signature
 
@@ -13,6 +14,7 @@ import pytest
 from test_cli import fails
 
 from lit_compress import methods
+from lit_compress.__main__ import main
 from lit_compress.cli.options import parameters_of
 from lit_compress.cli.parsers import SHORT
 from lit_compress.cli.targets import Target
@@ -193,6 +195,42 @@ def test_a_wrong_value_folder_or_file(args, capsys, place, tmp_path):
     if args[position - 1].startswith("--"):
         assert args[position - 1].lstrip("-") in line
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+CLASSES = [
+    (("callbacks+=NoSuch",), "trainer.callbacks: 'NoSuch' is no callback, or cannot be imported here; valid: "),
+    (("callbacks+=EarlyStoping",), "'EarlyStoping' is no callback, or cannot be imported here; did you mean 'EarlyS"),
+    (("callbacks+=os.system",), "trainer.callbacks: 'os.system' is no callback, or cannot be imported here; give the"),
+    (("logger=NoSuch",), "trainer.logger: 'NoSuch' is no logger"),
+    (("plugins=5",), "trainer.plugins: '5' is no plugin"),
+    (("callbacks+=EarlyStopping",), "trainer: a class that it names needs monitor; "),
+    (
+        ("callbacks+=EarlyStopping", "callbacks.moniter=x"),
+        "unknown option 'trainer.callbacks.moniter'; did you mean 'monitor'?",
+    ),
+    (
+        ("callbacks+=EarlyStopping", "callbacks.monitor=x", "callbacks.patience=y"),
+        "trainer.callbacks.patience: 'y' is not a valid int",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), CLASSES, ids=lambda value: str(value[-1]))
+def test_a_mistaken_class_of_the_trainer_is_no_method(given, words, capsys):
+    assert words in fails(capsys, *SVD, "--model.backbone", "x", *(f"--trainer.{option}" for option in given))
+
+
+@pytest.mark.parametrize("command", ["list", "report", "clean"])
+def test_a_warning_is_one_line_without_a_line_of_the_source(command, monkeypatch):
+    """Of every command, also where a library has set its own form again."""
+    said = []
+    monkeypatch.setattr(warnings, "formatwarning", lambda *_: "a line of the source")
+    monkeypatch.setattr(
+        f"lit_compress.cli.commands.{'list_' if command == 'list' else command}",
+        lambda args: said.append(warnings.formatwarning("mind the gap", UserWarning, __file__, 1)),
+    )
+    main([command])
+    assert said == ["warning: mind the gap\n"]
 
 
 CONFIGS = {

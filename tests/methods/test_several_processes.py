@@ -9,6 +9,7 @@ from pathlib import Path
 import processes
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_contract import COMPARED, check_budget
 from tiny import WORDS, make_net, write_backbone
 
@@ -86,6 +87,34 @@ def test_two_processes_make_the_steps_of_one(case, texts, tmp_path, monkeypatch)
                     assert gates.keys() == expected.keys()
                     assert all(torch.allclose(gates[n], expected[n], atol=2e-3) for n in gates)
         check_budget(case[0], tmp_path / strategy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "strategy"), [("LPAF", "fsdp2"), ("CoFi", "ddp")])
+def test_four_processes_make_the_steps_of_one(method, strategy, tmp_path, monkeypatch):
+    """Of 44 training and 23 dev examples, which 4 processes cannot share evenly in every batch, or at all."""
+    monkeypatch.setattr("lit_compress.cli.commands._report", lambda *_: None)
+    folder, rng = tmp_path / "texts", random.Random(0)
+    write_backbone(tmp_path / "teacher", "bert", "sst2")
+    make_net("bert", dropout=0.0, initializer_range=0.2).save_pretrained(tmp_path / "teacher")
+    folder.mkdir()
+    for split, rows in (("train", 44), ("validation", 23)):
+        lines = [{"sentence": " ".join(rng.choices(WORDS, k=7)), "label": i % 2} for i in range(rows)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    teacher = str(tmp_path / "teacher")
+    own = (method, [*CASES[method], "--model.backbone", teacher, "--model.teacher", teacher])
+    main([*options(own, folder, 16), "--run_dir", str(tmp_path / "one")])
+    more = ["--trainer.strategy", strategy, "--trainer.devices", "4", "--run_dir", str(tmp_path / "four")]
+    processes.fork_ranks([*options(own, folder, 4), *more], tmp_path / "errors", 4)
+    one, four = (json.loads((tmp_path / run / "stages.json").read_text()) for run in ("one", "four"))
+    for expected, record in zip(one, four, strict=True):
+        assert record["steps"] == expected["steps"]
+        assert record["metric"] == pytest.approx(expected["metric"], abs=1e-6), record["name"]
+        net, other = (
+            load_file(tmp_path / run / record["name"] / "net" / "model.safetensors") for run in ("one", "four")
+        )
+        assert net.keys() == other.keys()
+        assert all(torch.allclose(net[name], other[name], atol=5e-4) for name in net), record["name"]
 
 
 def test_the_contract_leaves_out_those_that_are_compared_here():

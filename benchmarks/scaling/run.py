@@ -1,0 +1,151 @@
+"""What each method keeps and sends per step, measured on 1, 2 and 4 CPU processes under DDP and FSDP2.
+
+    python -m benchmarks.scaling.run [--only LPAF CoFi] [--shapes 64 128]
+
+Counts the bytes of parameters, moments, scores and teacher on every rank, and the bytes that a step hands to the
+collectives of torch.distributed (benchmarks/scaling/traffic.py), of small BERTs of two widths with random weights. The
+ranks are forks of one process. Writes benchmarks/scaling/results/METHOD-WIDTH.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common, timing
+
+STUDY = "scaling"
+PRUNE = ["--model.prune.epochs", "1", "--model.retrain.epochs", "1"]
+METHODS: dict[str, list[str]] = {
+    "SVD": ["--model.retrain.epochs", "1"],
+    "LPAF": PRUNE,
+    "LoSparse": ["--model.prune.epochs", "1", "--model.prune.interval", "2"],
+    "Movement": ["--model.prune.epochs", "1"],
+    "CoFi": PRUNE,
+    "SP3": ["--model.prune.epochs", "1", "--model.prune.tokens", "100"],
+}
+WIDTHS = (64, 128)
+PROCESSES = ((1, "ddp"), (2, "ddp"), (4, "ddp"), (2, "fsdp2"), (4, "fsdp2"))
+WORDS = "a film of great bad warm dull charm wit the plot is so not very fine poor story cast and but".split()  # noqa: SIM905
+
+
+def write_inputs(folder: Path, width: int) -> None:
+    """Write a net with a tokenizer, and texts of one length."""
+    from transformers import BertTokenizerFast
+
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    net = folder / "net"
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(net)
+    made = timing.random_bert(
+        timing.MINILM, vocab_size=128, hidden_size=width, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=4 * width, max_position_embeddings=32,
+    )  # fmt: skip
+    made.config.id2label = {0: "negative", 1: "positive"}
+    made.config.label2id = {"negative": 0, "positive": 1}
+    made.save_pretrained(net)
+    rng = random.Random(0)
+    for split, rows in (("train", 96), ("validation", 16)):
+        lines = [{"sentence": " ".join(rng.choices(WORDS, k=6)), "label": i % 2} for i in range(rows)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def ranks(words: list[str], number: int) -> None:
+    """Run a command on processes that know of each other as torchrun's do.
+
+    Raises:
+        RuntimeError: one of them failed.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    sys.stdout.flush()
+    children = []
+    for rank in range(number):
+        if pid := os.fork():
+            children.append(pid)
+            continue
+        code = 1
+        try:
+            told = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number,
+                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "x"}  # fmt: skip
+            os.environ.update({name: str(value) for name, value in told.items()} if number > 1 else {})
+            _run(words, rank)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    failed = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    if any(failed):
+        raise RuntimeError(f"{words}: {failed}")
+
+
+def _run(words: list[str], rank: int) -> None:
+    from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+    from lit_compress.__main__ import main
+    from lit_compress.cli import commands
+
+    rank_zero_only.rank = rank
+    commands._report = lambda *_: None  # nothing is exported
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+    main(words)
+
+
+def measure(method: str, width: int) -> list[dict[str, Any]]:
+    """Return what every stage keeps and sends, for every number of processes."""
+    rows = []
+    with tempfile.TemporaryDirectory() as work:
+        place = Path(work)
+        write_inputs(place, width)
+        for number, strategy in PROCESSES:
+            run = place / f"{number}-{strategy}"
+            words = [
+                "fit", "--model", method, "--model.density", "0.5", *METHODS[method], "--model.backbone",
+                str(place / "net"), "--model.teacher", str(place / "net"), "--data.task", "sst2", "--data.path", work,
+                "--data.batch_size", str(16 // number), "--trainer.accelerator", "cpu", "--run_dir", str(run),
+                "--trainer.enable_progress_bar", "false", "--trainer.logger", "false",
+                "--trainer.callbacks+=benchmarks.scaling.traffic.Traffic",
+                *(["--trainer.devices", str(number), "--trainer.strategy", strategy] if number > 1 else []),
+            ]  # fmt: skip
+            ranks(words, number)
+            for file in sorted(run.glob("*/traffic0.json")):
+                every = [json.loads(other.read_text()) for other in sorted(file.parent.glob("traffic*.json"))]
+                most = max(every, key=lambda found: sum(found["kept"].values()))
+                rows.append({"stage": file.parent.name, "processes": number, "strategy": strategy, **every[0],
+                             "kept": most["kept"]})  # fmt: skip
+                print(method, width, rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure all methods that have no result."""
+    parser = common.parser(STUDY, __doc__, only=tuple(METHODS), shapes=tuple(map(str, WIDTHS)))
+    options = parser.parse_args()
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+    import torch
+
+    import lit_compress.cli.commands
+    import lit_compress.methods  # noqa: F401  imported once, before the ranks are forked
+
+    torch.set_num_threads(1)
+    for method in options.only:
+        for width in map(int, options.shapes):
+            name = f"{method}-{width}"
+            if not (options.results / f"{name}.json").exists():
+                rows = measure(method, width)
+                common.write(options, name, {"name": name, "method": method, "width": width, "rows": rows,
+                                             **common.frame()})  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Mistakes in the classes that options of the trainer name: callbacks, loggers, plugins, and their arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib import import_module
+
+from lit_compress.utils.errors import nearest
+
+# option of the trainer -> module of Lightning with the classes that it takes, and what they are called
+_MODULES = {
+    "callbacks": ("lightning.pytorch.callbacks", "callback"),
+    "logger": ("lightning.pytorch.loggers", "logger"),
+    "plugins": ("lightning.pytorch.plugins", "plugin"),
+    "profiler": ("lightning.pytorch.profilers", "profiler"),
+    "strategy": ("lightning.pytorch.strategies", "strategy"),
+}
+
+
+def explain_class(text: str, options: Sequence[str]) -> str | None:
+    """Return one line for a parser's message on a class of the trainer; None if it is about something else.
+
+    Args:
+        text: the message.
+        options: of the parser that wrote it; that of such a class knows its arguments only.
+    """
+    if found := re.search(rf'Parser key "trainer\.({"|".join(_MODULES)})(?:\.\S+)?":.*Given value: (.*)$', text):
+        return _unknown_class(*found.groups())
+    if {"run_dir", "backbone", "task", "data", "epochs"} & {name.partition(".")[0] for name in options}:
+        return None
+    if found := re.search(r"Option '(\S+)' is not accepted", text):
+        return f"unknown option '{found[1]}'; {nearest(found[1], [name for name in options if name != 'help'])}"
+    if found := re.search(r"the following arguments are required: (.+)$", text):
+        return f"trainer: a class that it names needs {found[1]}; give it as class_path and init_args, or as an option"
+    return None
+
+
+def _unknown_class(option: str, given: str) -> str:
+    module, what = _MODULES[option]
+    names = import_module(module).__all__
+    path = re.search(r"class_path['\"]?[:=]\s*['\"]?([\w.]+)", given)
+    given = path[1] if path else given
+    package, _, name = given.rpartition(".")
+    hint = nearest(name, names) if package in ("", module) else "give the import path of one"
+    return f"trainer.{option}: '{given:.80}' is no {what}, or cannot be imported here; {hint}"

@@ -1,0 +1,90 @@
+"""What a run that goes on has and was not begun with: data, length of the stage, version of the code.
+
+Options are compared by run/folder.py. Without ``--allow_changed`` the first difference ends the command; with it, it is
+written down in RUN/changed.json, in the record of the stage, and in the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_compress import __version__
+from lit_compress.run.folder import Change, Run
+from lit_compress.run.trainer import processes, stage_steps
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.methods.base import Method
+    from lit_compress.stages.base import Stage
+
+
+class OtherData(Callback):
+    """Let a stage go on from a checkpoint with other data than it was begun with."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the data for that of the checkpoint, before the method compares them."""
+        pl_module.saved_data = trainer.datamodule.fingerprint()  # type: ignore[attr-defined]
+
+
+def go_on(run: Run, config: dict[str, Any], found: list[Change], method: Method) -> Callable[[], None]:
+    """Return what gives the run another config and writes down in what it differs, from the next stage on.
+
+    Raises:
+        UserError: the run is finished: its nets would not be those of the config.
+    """
+    if (run.folder / "report.json").is_file():
+        raise UserError(f"allow_changed: '{run.folder}' is finished, nothing would change; give another --run_dir")
+    stage = next((stage.name for stage in method.stages() if stage.name not in run.finished()), "export")
+    return partial(run.change, config, found, stage)
+
+
+def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: bool) -> list[Change]:
+    """Return what of data and code differs from the finished stages and from the checkpoint at hand.
+
+    Args:
+        run: whose records of earlier versions may not say.
+        data: as it is now.
+        mark: of the checkpoint; empty where a stage begins.
+        allowed: return it; a stage that goes on compares its data by itself otherwise.
+
+    Raises:
+        UserError: something differs, and is not ``allowed``.
+    """
+    found: list[Change] = []
+    versions = [known for record in (*run.finished().values(), mark) if (known := record.get("version"))]
+    if other := next((known for known in versions if known != __version__), None):
+        if not allowed:
+            raise UserError(
+                f"ckpt_path: lit_compress {other} made what is in '{run.folder}', this is {__version__}; go on with "
+                "that, or with --allow_changed"
+            )
+        found.append({"what": "version", "was": other, "now": __version__})
+    before = next((record for record in run.finished().values() if "data" in record), None)
+    if before is not None and before["data"] != data.fingerprint():
+        if not allowed:
+            raise UserError(
+                f"data.path: the data is not that of stage {before['name']} of '{run.folder}'; give the same, or "
+                "--allow_changed"
+            )
+        found.append({"what": "data", "was": before["data"], "now": data.fingerprint()})
+    elif allowed and mark and mark["data"] != data.fingerprint():
+        found.append({"what": "data", "was": mark["data"], "now": data.fingerprint()})
+    return found
+
+
+def other_length(stage: Stage, data: DataModule, trainer: dict[str, Any], mark: dict[str, Any]) -> list[Change]:
+    """Return the number of a stage's steps if it is not that of the checkpoint: then the stage begins anew."""
+    if not mark:
+        return []
+    steps = stage_steps(stage, data, trainer, processes(trainer))
+    return [] if steps == mark["total_steps"] else [{"what": "steps", "was": mark["total_steps"], "now": steps}]
+
+
+def changed_line(change: Change) -> str:
+    """Return one line on a change."""
+    return f"{change['what']} was {change['was']}, from stage {change['stage']} on {change['now']}"

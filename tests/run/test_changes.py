@@ -1,0 +1,81 @@
+"""What a run that goes on has and was not begun with: refused in one line, or allowed and written down."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from test_folder import CONFIG
+
+from lit_compress import __version__
+from lit_compress.run import changes
+from lit_compress.run.folder import Run
+from lit_compress.utils.errors import UserError
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = Run(tmp_path)
+    made.begin(CONFIG)
+    made.finish({"name": "dense", "data": "old", "version": __version__})
+    return made
+
+
+def altered(run, path, value):
+    """The run's config with another value at a dotted path."""
+    config = inner = run.config()
+    *parents, last = path.split(".")
+    for key in parents:
+        inner = inner[key]
+    inner[last] = value
+    return config
+
+
+def data(name, batches=10):
+    return SimpleNamespace(fingerprint=lambda: name, batches_per_epoch=lambda number: batches // number)
+
+
+def test_options_that_may_change_are_returned(run):
+    found = run.check_same(altered(run, "model.init_args.density", 0.5), allowed=True)
+    assert found == [{"what": "model.density", "was": 0.25, "now": 0.5}]
+    for path in ("model.class_path", "model.init_args.backbone", "data.task"):
+        with pytest.raises(UserError, match=r"allow_changed: .*now other; what is there cannot go on so"):
+            run.check_same(altered(run, path, "other"), allowed=True)
+
+
+def test_what_is_allowed_is_in_the_record_of_its_stage(run):
+    config, found = altered(run, "data.batch_size", 4), [{"what": "data.batch_size", "was": 8, "now": 4}]
+    run.change(config, found, "prune")
+    run.keep_changes(found, "prune")  # once more, after another kill
+    run.finish({"name": "prune"})
+    assert run.finished()["prune"]["changed"] == run.changes() == [{"stage": "prune", **found[0]}]
+    assert "changed" not in run.finished()["dense"]
+    assert run.check_same(config) == []
+    assert changes.changed_line(run.changes()[0]) == "data.batch_size was 8, from stage prune on 4"
+
+
+@pytest.mark.parametrize("mark", [{}, {"data": "old", "version": __version__}])
+def test_other_data(run, mark):
+    assert changes.check_unchanged(run, data("old"), mark, False) == []
+    with pytest.raises(UserError, match=r"data.path: the data is not that of stage dense of .*or --allow_changed"):
+        changes.check_unchanged(run, data("new"), mark, False)
+    found = changes.check_unchanged(run, data("new"), mark, True)
+    assert found == [{"what": "data", "was": "old", "now": "new"}]
+
+
+def test_another_version(run):
+    mark = {"data": "old", "version": "0.0.1"}
+    with pytest.raises(UserError, match=rf"lit_compress 0.0.1 made what is in .*, this is {__version__}"):
+        changes.check_unchanged(run, data("old"), mark, False)
+    found = changes.check_unchanged(run, data("old"), mark, True)
+    assert found == [{"what": "version", "was": "0.0.1", "now": __version__}]
+
+
+def test_a_stage_of_another_length_begins_anew():
+    stage = SimpleNamespace(settings=SimpleNamespace(epochs=3))
+    trainer = {"accelerator": "cpu", "devices": 2}
+    assert changes.other_length(stage, data("x"), trainer, {}) == []
+    assert changes.other_length(stage, data("x"), trainer, {"total_steps": 15}) == []
+    assert changes.other_length(stage, data("x", 8), trainer, {"total_steps": 15}) == [
+        {"what": "steps", "was": 15, "now": 12}
+    ]

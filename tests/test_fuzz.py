@@ -1,0 +1,149 @@
+"""Damaged configs, data files, exports and models: one line or the right result, in bounded time and memory.
+
+Few cases of each kind, always the same; thousands in benchmarks/reliability/fuzz.py.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from mistakes import fails
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.reliability import cases, checks
+from lit_compress.models.storage import load_net
+from lit_compress.utils.errors import UserError
+
+few = settings(
+    derandomize=True, database=None, deadline=None, max_examples=10, suppress_health_check=list(HealthCheck)
+)  # fmt: skip
+
+
+def tried(check, case) -> None:
+    """In a process of its own, as a finding may be a hang or gigabytes."""
+    answer = checks.in_child(check, case)
+    assert "found" not in answer, answer["found"]
+
+
+@few
+@given(cases.data_cases)
+def test_data_files(case):
+    tried(checks.check_data, case)
+
+
+@few
+@given(cases.config_cases)
+def test_configs(case):
+    tried(checks.check_config, case)
+
+
+@few
+@given(cases.export_cases)
+def test_exports(case):
+    tried(checks.check_folder, case)
+
+
+@few
+@given(cases.model_cases)
+def test_models(case):
+    tried(checks.check_folder, case)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_a_finding_is_noticed(which, tmp_path):
+    """Code that runs, a line break, an error of Python, gigabytes."""
+
+    def check(case, work):
+        if which == 0:
+            pickle.loads(checks._hostile(0))
+        if which == 2:
+            raise KeyError("x")
+        if which == 3:
+            bytearray(800 * 2**20)[::4096] = b"x" * (800 * 256)
+        return "two\nlines" if which == 1 else None
+
+    words = ("code of a file ran", "not one short line", "KeyError", "MiB")
+    assert words[which] in checks.in_child(check, None)["found"]
+
+
+# of what was found: file, place, value, words of the line
+SIZES = {
+    "layers": ("config.json", ("num_hidden_layers",), 10**9, "num_hidden_layers in its config.json is 1000000000"),
+    "labels": ("config.json", ("num_labels",), 10**9, "num_labels in its config.json is 1000000000"),
+    "width": ("config.json", ("hidden_size",), 10**5, "has the shape"),
+    "vocabulary": ("config.json", ("vocab_size",), 10**7, "word_embeddings.weight' has the shape"),
+    "rank": ("structure.json", ("*", "rank"), 10**5, "is 100000, beyond the tensors of the file"),
+    "sizes of a layer": ("structure.json", ("*", "out_features"), 60_000, "has the shape"),
+    "no number": ("structure.json", ("*", "rank"), "x", "cannot load a net"),
+    "no object": ("structure.json", (), 3, "structure.json holds no JSON object"),
+    "no configuration": ("config.json", (), 0, "its config.json is no JSON object"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_sizes_are_compared_before_memory_is_taken(case, tmp_path):
+    file, place, value, words = SIZES[case]
+    folder = shutil.copytree(checks.OLD / "lpaf" / "export", tmp_path / "export")
+    content = json.loads((folder / file).read_text())
+    if "*" in place:
+        next(spec for spec in content.values() if "rank" in spec)[place[1]] = value
+    elif place:
+        content[place[0]] = value
+    else:
+        content = value
+    (folder / file).write_text(json.dumps(content))
+
+    def check(case, work):
+        start = time.process_time()
+        with pytest.raises(UserError, match=r"cannot load a net from") as error:
+            load_net(folder)
+        assert time.process_time() - start < 5
+        return str(error.value)
+
+    answer = checks.in_child(check, None)
+    assert words in answer["line"], answer
+    assert answer["mib"] < 200
+
+
+def test_a_model_larger_than_its_weights_is_refused(tmp_path, capsys):
+    folder = shutil.copytree(checks.OLD / "lpaf" / "dense" / "net", tmp_path / "model")
+    (folder / "structure.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 2**22}))
+    line = fails(capsys, "validate", folder, "--data.task", "sst2", "--data.path", checks.OLD / "data")
+    assert "its config.json describes" in line and "its weights have" in line
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model": {"class_path": 7}}, "model"),
+        ({"model": {"class_path": "SVD", "init_args": 3}}, "config: model.init_args is 3"),
+        ({"model": "SVD", "trainer": 2}, "config: trainer is 2; give its options as a mapping"),
+        ({"model": "SVD", "data": [1]}, "config: data is [1]"),
+    ],
+)
+def test_a_group_of_options_is_a_mapping(values, words, tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text(json.dumps(values))
+    assert words in fails(capsys, "fit", "--config", tmp_path / "mine.yaml")
+
+
+def test_a_broken_configuration_of_a_model_or_a_report(tmp_path, capsys):
+    model = shutil.copytree(checks.OLD / "lpaf" / "dense" / "net", tmp_path / "model")
+    (model / "config.json").write_text("0")
+    assert "no JSON object" in fails(
+        capsys, "validate", model, "--data.task", "sst2", "--data.path", checks.OLD / "data"
+    )
+    out = shutil.copytree(checks.OLD / "cofi" / "export", tmp_path / "export")
+    report = json.loads((out / "report.json").read_text())
+    report["config"]["model"]["init_args"]["prune"] = 5
+    (out / "report.json").write_text(json.dumps(report))
+    assert "has no options in model.prune; it is broken" in fails(capsys, "validate", out)

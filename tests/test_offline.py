@@ -1,0 +1,80 @@
+"""Nothing reaches another machine: no test, no process of one, and no command on local data, also where it could."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import datasets
+import huggingface_hub.constants
+import offline
+import pytest
+
+from lit_compress.__main__ import main
+
+_TRY = "import socket; socket.create_connection(('203.0.113.1', 80), 1)"
+
+
+@pytest.mark.parametrize("host", ["huggingface.co", "203.0.113.1", b"huggingface.co"])
+def test_other_machines_are_refused_here(host, monkeypatch):
+    monkeypatch.setattr(offline, "ASKED", [])
+    with pytest.raises(OSError, match="tests use no network"):
+        socket.getaddrinfo(host, 443)
+    with socket.socket() as tried, pytest.raises(OSError, match="tests use no network"):
+        tried.connect((host, 443))
+    assert len(offline.ASKED) == 2
+
+
+def test_other_machines_are_refused_in_processes():
+    done = subprocess.run([sys.executable, "-c", _TRY], capture_output=True, text=True, env=dict(os.environ))
+    assert "tests use no network" in done.stderr
+
+
+def test_this_machine_is_not():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 1):
+        pass
+
+
+@pytest.fixture
+def online(monkeypatch):
+    """The libraries believe that there is a network; return the machines that they ask for."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(offline, "ASKED", [])
+    return offline.ASKED
+
+
+@pytest.mark.slow
+def test_no_command_on_local_data_asks_for_another_machine(short_run, tmp_path, online, tiny_data):
+    run, out, data = str(tmp_path / "run"), str(tmp_path / "out"), ["--data.path", str(tiny_data)]
+    main(
+        ["fit", "--model", "LPAF", "--model.density", "0.5", "--model.prune.epochs", "1", *short_run, "--run_dir", run]
+    )
+    dense = f"{run}/dense/net"
+    for words in (
+        ["export", run, out],
+        ["validate", out, *data],
+        ["validate", dense, "--data.task", "sst2", *data],
+        ["predict", run],
+        ["report", run],
+        ["list", "runs", str(tmp_path)],
+        ["clean", run],
+        ["factorize", dense, str(tmp_path / "one_shot"), "--data.task", "sst2", *data, "--density", "0.5"],
+        ["analyze", "spectra", dense, str(tmp_path / "analysis"), "--data.task", "sst2", *data],
+        ["verify", run],
+    ):
+        try:
+            main(words)
+        except SystemExit as stop:
+            assert not stop.code, words
+    assert not online
+
+
+@pytest.mark.slow
+def test_a_hub_name_does_ask(online, capsys, short_run):
+    """So that the test above would notice."""
+    with pytest.raises(SystemExit):
+        main(["fit", "--model", "SVD", *short_run, "--model.backbone", "nobody/nothing"])
+    assert "cannot load" in capsys.readouterr().err and online
