@@ -226,7 +226,7 @@ class Refuse:
 
 
 class Fill:
-    """Fill the disk at event ``at``: from then on no file can be longer than ``size`` bytes; what is begun ends short."""
+    """Fill the disk at event ``at``: no file can be longer than ``size`` bytes from then on, what is begun ends short."""
 
     def __init__(self, at: int, size: int) -> None:
         self.at, self.size = at, size
@@ -266,6 +266,7 @@ def command(
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 1 << 20)
     os.dup2(writer, 1)
     os.dup2(writer, 2)
+    sys.stdout = sys.stderr = os.fdopen(writer, "w", buffering=1)  # the old ones may know that theirs was a file
     torch.set_num_threads(1)
     exporting.check_export = lambda net, path: 0.0  # type: ignore[assignment]
     code: object = 0
@@ -279,8 +280,6 @@ def command(
         code = 1
     _limit(None)
     sys.stdout.flush()
-    sys.stderr.flush()
-    os.close(writer)
     os.set_blocking(reader, False)
     with contextlib.suppress(BlockingIOError):
         said.write_bytes(os.read(reader, 1 << 20))

@@ -28,7 +28,7 @@ SCRIPT = "reliability/kills"
 
 
 def choose(events: Sequence[dict[str, Any]], count: int, rng: random.Random) -> list[tuple[int, bool]]:
-    """Return ``count`` numbers of events, and whether the file before is torn: one of every group, the rest anywhere."""
+    """Return ``count`` numbers of events, and whether the file before is torn: one of every group, then any."""
     made = [Event(**{key: value for key, value in event.items() if key != "size"}) for event in events]
     groups: dict[str, list[int]] = {}
     for number, event in enumerate(made):

@@ -32,8 +32,8 @@ def prepare(place: Path) -> None:
     import datasets  # noqa: F401  imported once, before the forks
     import torch
     import torch.distributed.fsdp
-    import torch.utils.flop_counter  # noqa: F401
-    import torch.utils.tensorboard  # noqa: F401
+    import torch.utils.flop_counter
+    import torch.utils.tensorboard
     from transformers import AutoConfig, BertForSequenceClassification, BertTokenizerFast
 
     import lit_compress.cli.commands
