@@ -226,7 +226,7 @@ class Refuse:
 
 
 class Fill:
-    """Fill the disk at event ``at``: no file can be longer than ``size`` bytes from then on, what is begun ends short."""
+    """Fill the disk at event ``at``: no file can be longer than ``size`` bytes from then on; what is begun is cut."""
 
     def __init__(self, at: int, size: int) -> None:
         self.at, self.size = at, size

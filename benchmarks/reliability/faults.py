@@ -2,10 +2,10 @@
 
     python -m benchmarks.reliability.faults [--only fit export] [--work DIR]
 
-For every file that a command opens to write, writes, renames, makes or removes, a new process meets one fault there:
-an error of the file system (full, read-only, broken), a disk that is full in the middle of the file, or ``kill -9`` with
-the file half written. The command must end with one line and exit code 2, or in spite of it well; what it leaves must be
-readable; and the same command, without a fault, must end as an unbroken one. Writes
+At every file that a command opens to write, writes, renames, makes or removes, a new process meets one fault: an error
+of the file system (full, read-only, broken), a disk that is full in the middle of the file, or ``kill -9``, also with
+the file half written. The command must end with one line and exit code 2, or well in spite of it; what it leaves must
+be readable; and the same command, without a fault, must end as an unbroken one. Writes
 benchmarks/reliability/results/faults/<command>.json.
 """
 
@@ -129,12 +129,11 @@ def unreadable(run: Path) -> list[str]:
     return found
 
 
-def one_fault(case: Case, straight: Path, out: Path, act: Act, start: Any = forked) -> dict[str, Any]:
+def one_fault(case: Case, straight: Path, out: Path, act: Act, start: Any) -> dict[str, Any]:
     """Let a command meet a fault, and give it again; return the exit code, its line, and what is wrong."""
-    said = out.with_name(f"{out.name}.said")
+    said = out.parent.with_suffix(".said")
     said.unlink(missing_ok=True)
-    if case.name == "predict":
-        out.mkdir(parents=True)
+    (out if case.name == "predict" else out.parent).mkdir(parents=True)
     first = start(case.words(out), out, said, act)
     text = said.read_text() if said.exists() else ""
     last = text.splitlines()[-1] if text.strip() else ""
@@ -150,7 +149,7 @@ def one_fault(case: Case, straight: Path, out: Path, act: Act, start: Any = fork
     else:
         wrong += case.same(straight, out)
     if not wrong:
-        shutil.rmtree(out)
+        shutil.rmtree(out.parent)
     return {"code": first, "line": last.replace(str(out.parent), "."), "wrong": wrong}
 
 
@@ -163,11 +162,10 @@ def measure(case: Case, place: Path) -> dict[str, Any]:
     def start(words: list[str], out: Path, *more: Any) -> int:
         if case.cache:
             os.environ["LIT_COMPRESS_CACHE"] = str(out)
-        return forked(words, out, *more)
+        return forked(words, out.parent, *more)  # what becomes a folder is written beside it
 
-    straight, said = runs / "straight", runs / "said"
-    if case.name == "predict":
-        straight.mkdir()
+    straight, said = runs / "straight" / "out", runs / "said"
+    (straight if case.name == "predict" else straight.parent).mkdir(parents=True)
     if start(case.words(straight), straight, said, nothing, runs / "events"):
         raise RuntimeError(said.read_text())
     events, found = json.loads((runs / "events").read_text()), []
@@ -176,7 +174,7 @@ def measure(case: Case, place: Path) -> dict[str, Any]:
         size = record.pop("size")
         event = Event(**record)
         for name, make in faults(event, before, size) if event.kind in FILES else ():
-            result = one_fault(case, straight, runs / f"{number}-{name}", make(number), start)
+            result = one_fault(case, straight, runs / f"{number}-{name}" / "out", make(number), start)
             found.append({"event": f"{event.kind} {event.what}", "fault": name, **result})
             if result["wrong"]:
                 print(case.name, number, found[-1], flush=True)

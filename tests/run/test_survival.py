@@ -72,9 +72,18 @@ def test_the_newest_checkpoint_is_taken(two):
     assert path == two and saved["global_step"] == 2
 
 
-@pytest.mark.parametrize("size", [0, 100, 3000])
-def test_a_torn_checkpoint_gives_way_to_the_one_before(two, size):
-    two.write_bytes(two.read_bytes()[:size])
+def cut(size):
+    return lambda content: content[:size]
+
+
+def with_a_hole(content):
+    """As after a crash of the machine: the file has its length, and a block of it was never written."""
+    return content[:2048] + bytes(512) + content[2560:]
+
+
+@pytest.mark.parametrize("tear", [cut(0), cut(100), cut(3000), with_a_hole])
+def test_a_torn_checkpoint_gives_way_to_the_one_before(two, tear):
+    two.write_bytes(tear(two.read_bytes()))
     with pytest.warns(UserWarning, match=r"last.ckpt' is broken; the run goes on from the one before, step 1"):
         path, saved = _newest(two)
     assert path.name == "previous.ckpt" and saved["global_step"] == 1
