@@ -50,7 +50,7 @@ def start_process(words: Sequence[str], log: Path, handle: int, environment: dic
     with log.open("ab") as said:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
-    sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
+    sys.stdout = sys.stderr = os.fdopen(os.dup(1), "w", buffering=1)
     _main(list(words))
     raise AssertionError
 
@@ -85,7 +85,7 @@ def start(words: list[str], said: Path) -> int:
     with said.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1)
+    sys.stdout = sys.stderr = os.fdopen(os.dup(1), "w", buffering=1)
     exporting.check_export = lambda net, path: 0.0  # type: ignore[assignment]
     workers.start_process = start_process
     _main(words)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.reliability.faults [--only fit export] [--work DIR]
 
-At every file that a command opens to write, writes, renames, makes or removes, a new process meets one fault: an error
-of the file system (full, read-only, broken), a disk that is full in the middle of the file, or ``kill -9``, also with
-the file half written. The command must end with one line and exit code 2, or well in spite of it; what it leaves must
+At every file that a command opens to write, writes, renames, makes or removes, a new process meets a fault: an error of
+the file system (full, read-only, broken, in turn), another one a disk that is full in the middle of the file, and
+another one ``kill -9``, with the file half written. The command must end with one line and exit code 2, or well in spite of it; what it leaves must
 be readable; and the same command, without a fault, must end as an unbroken one. Writes
 benchmarks/reliability/results/faults/<command>.json.
 """
@@ -92,21 +92,19 @@ def _left_of(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.parent.glob(f".{folder.name}.*"))
 
 
-def faults(event: Event, before: int | None, size: int | None) -> Iterator[tuple[str, Callable[[int], Act]]]:
-    """Yield the faults that can meet an event: their name, and what makes one for the event's number.
+def faults(number: int, before: int | None, size: int | None) -> Iterator[tuple[str, Act]]:
+    """Yield the faults that can meet an event at a file, with their names: an error in turn, a full disk, a kill.
 
     Args:
-        event: one of FILES.
+        number: of the event.
         before: bytes of the file that the event before wrote; None if it did not.
         size: bytes that this one writes.
     """
-    for code in ERRORS:
-        yield code, lambda number, code=code: Refuse(number, code)  # type: ignore[misc]
+    code = ERRORS[number % len(ERRORS)]
+    yield code, Refuse(number, code)
     if size:
-        yield "half", lambda number: Fill(number, size // 2)
-    if before:
-        yield "torn", lambda number: Kill(number, torn=True)
-    yield "kill", Kill
+        yield "half", Fill(number, size // 2)
+    yield "torn" if before else "kill", Kill(number, torn=bool(before))
 
 
 def unreadable(run: Path) -> list[str]:
@@ -173,8 +171,8 @@ def measure(case: Case, place: Path) -> dict[str, Any]:
     for number, record in enumerate(events):
         size = record.pop("size")
         event = Event(**record)
-        for name, make in faults(event, before, size) if event.kind in FILES else ():
-            result = one_fault(case, straight, runs / f"{number}-{name}" / "out", make(number), start)
+        for name, act in faults(number, before, size) if event.kind in FILES else ():
+            result = one_fault(case, straight, runs / f"{number}-{name}" / "out", act, start)
             found.append({"event": f"{event.kind} {event.what}", "fault": name, **result})
             if result["wrong"]:
                 print(case.name, number, found[-1], flush=True)
