@@ -13,6 +13,7 @@ import fcntl
 import functools
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -26,6 +27,7 @@ _PATHS = {"os.rename": "rename", "os.mkdir": "mkdir", "os.remove": "remove", "os
 FILES = (*_PATHS.values(), "write")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _PACKAGE = f"{os.sep}lit_compress{os.sep}"
+_TEMPORARY = re.compile(r"(^|/)\.([^/]+?)(?:\.\d+)?\.tmp(?=/|$)")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Event:
     what: str
     stage: str = ""
     part: str = ""
+
+    @property
+    def name(self) -> str:
+        """The file's name when it is complete."""
+        return _TEMPORARY.sub(r"\1\2", self.what)
 
     @property
     def group(self) -> str:
@@ -211,18 +218,25 @@ class Kill:
 
 
 class Refuse:
-    """Let the file system refuse event ``at``, one of FILES, with an error, e.g. ``ENOSPC``."""
+    """Let the file system refuse an event at a file once, with an error, e.g. ``ENOSPC``.
 
-    def __init__(self, at: int, code: str) -> None:
-        self.at, self.code = at, getattr(errno, code)
+    Args:
+        at: number of the event, or its kind and name, e.g. ``("rename", "stages.json")``.
+        code: the error's name.
+    """
+
+    def __init__(self, at: int | tuple[str, str], code: str) -> None:
+        self.at, self.code, self.met = at, code, False
 
     def __call__(self, watch: Watch, event: Event) -> None:
-        if watch.number != self.at:
+        if self.met or self.at not in (watch.number, (event.kind, event.name)):
             return
+        self.met = True
         if event.kind == "write":  # Python has no say in it: the kernel refuses the first byte
             _limit(0)
             return
-        raise OSError(self.code, os.strerror(self.code), event.what)
+        number = getattr(errno, self.code)
+        raise OSError(number, os.strerror(number), event.what)
 
 
 class Fill:

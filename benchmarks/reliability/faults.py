@@ -4,8 +4,8 @@
 
 At every file that a command opens to write, writes, renames, makes or removes, a new process meets a fault: an error of
 the file system (full, read-only, broken, in turn), another one a disk that is full in the middle of the file, and
-another one ``kill -9``, with the file half written. The command must end with one line and exit code 2, or well in spite of it; what it leaves must
-be readable; and the same command, without a fault, must end as an unbroken one. Writes
+another one ``kill -9``, with the file half written. The command must end with one line and exit code 2, or well in
+spite of it; what it leaves must be readable; and the same command, without a fault, must end as an unbroken one. Writes
 benchmarks/reliability/results/faults/<command>.json.
 """
 
@@ -171,7 +171,8 @@ def measure(case: Case, place: Path) -> dict[str, Any]:
     for number, record in enumerate(events):
         size = record.pop("size")
         event = Event(**record)
-        for name, act in faults(number, before, size) if event.kind in FILES else ():
+        watched = event.kind in FILES and event.what != "."  # that is a probe, or there already
+        for name, act in faults(number, before, size) if watched else ():
             result = one_fault(case, straight, runs / f"{number}-{name}" / "out", act, start)
             found.append({"event": f"{event.kind} {event.what}", "fault": name, **result})
             if result["wrong"]:
