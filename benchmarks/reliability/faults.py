@@ -6,17 +6,16 @@ At every file that a command opens to write, writes, renames, makes or removes, 
 the file system (full, read-only, broken, in turn), another one a disk that is full in the middle of the file, and
 another one ``kill -9``, with the file half written. The command must end with one line and exit code 2, or well in
 spite of it; what it leaves must be readable; and the same command, without a fault, must end as an unbroken one. Writes
-benchmarks/reliability/results/faults/<command>.json.
+benchmarks/reliability/results/faults/<command>.json; it may be stopped, and goes on where it was.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,9 +150,9 @@ def one_fault(case: Case, straight: Path, out: Path, act: Act, start: Any) -> di
     return {"code": first, "line": last.replace(str(out.parent), "."), "wrong": wrong}
 
 
-def measure(case: Case, place: Path) -> dict[str, Any]:
-    """Return the faults of one command."""
-    began, runs = time.time(), place / case.name
+def measure(case: Case, place: Path, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the result so far after every fault of one command, in a random order; ``known`` are not repeated."""
+    runs = place / case.name
     shutil.rmtree(runs, ignore_errors=True)
     runs.mkdir()
 
@@ -166,20 +165,22 @@ def measure(case: Case, place: Path) -> dict[str, Any]:
     (straight if case.name == "predict" else straight.parent).mkdir(parents=True)
     if start(case.words(straight), straight, said, nothing, runs / "events"):
         raise RuntimeError(said.read_text())
-    events, found = json.loads((runs / "events").read_text()), []
-    before = None
-    for number, record in enumerate(events):
+    left, before = [], None
+    for number, record in enumerate(json.loads((runs / "events").read_text())):
         size = record.pop("size")
         event = Event(**record)
-        watched = event.kind in FILES and event.what != "."  # that is a probe, or there already
-        for name, act in faults(number, before, size) if watched else ():
-            result = one_fault(case, straight, runs / f"{number}-{name}" / "out", act, start)
-            found.append({"event": f"{event.kind} {event.what}", "fault": name, **result})
-            if result["wrong"]:
-                print(case.name, number, found[-1], flush=True)
+        if event.kind in FILES and event.what != ".":  # that is a probe, or there already
+            left += [(number, event, *fault) for fault in faults(number, before, size)]
         before = size
+    points, count = list(known), len(left)
+    random.Random(0).shuffle(left)
+    for number, event, name, act in left:
+        if (number, name) in {(point["at"], point["fault"]) for point in points}:
+            continue
+        result = one_fault(case, straight, runs / f"{number}-{name}" / "out", act, start)
+        points.append({"at": number, "event": f"{event.kind} {event.name}", "fault": name, **result})
+        yield {"name": case.name, "points": points, "of": count}
     os.environ["LIT_COMPRESS_CACHE"] = str(place / "cache")
-    return {"name": case.name, "points": found, "seconds": round(time.time() - began, 1)}
 
 
 def main() -> None:
@@ -191,19 +192,19 @@ def main() -> None:
     options.list = None
     place = (options.work or Path(tempfile.mkdtemp(prefix="faults-"))).absolute()
     tiny.prepare(place)
-    run = place / "teacher"
+    frame, run = common.frame(), place / "teacher"
     if not (run / "report.json").is_file():
         forked([*tiny.options("SVD", place), f"--run_dir={run}", "--ckpt_path=last"], run, place / "said")
     for case in cases(place):
-        if case.name not in options.only or not common.missing(options, case.name):
+        if case.name not in options.only:
             continue
-        made = measure(case, place)
-        common.write(options, case.name, made | common.frame())
-        wrong = sum(bool(point["wrong"]) for point in made["points"])
-        kinds = dict(Counter(point["fault"] for point in made["points"]))
-        print(
-            f"{case.name}: {len(made['points'])} faults {kinds}, {wrong} ended wrong, {made['seconds']} s", flush=True
-        )
+        file = options.results / f"{case.name}.json"
+        known = json.loads(file.read_text()) if file.is_file() else {"points": [], "of": None}
+        if len(known["points"]) == known["of"]:
+            continue
+        for made in measure(case, place, known["points"]):
+            common.write(options, case.name, made | frame)
+            print(f"{case.name} {len(made['points'])}/{made['of']}", made["points"][-1], flush=True)
     if options.work is None:
         shutil.rmtree(place)
 
