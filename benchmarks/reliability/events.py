@@ -229,6 +229,8 @@ class Refuse:
         self.at, self.code, self.met = at, code, False
 
     def __call__(self, watch: Watch, event: Event) -> None:
+        if self.met:
+            _limit(None)
         if self.met or self.at not in (watch.number, (event.kind, event.name)):
             return
         self.met = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import resource
@@ -240,7 +239,7 @@ def test_a_fault_at_any_write_is_one_line_and_the_run_goes_on(short_run, tmp_pat
         said = errors.read_text()
         assert process.exitcode == 2 and "Traceback" not in said, (at, said[-3000:])
         line = said.splitlines()[-1]
-        assert line.startswith("error: ") and os.strerror(getattr(errno, act.code)) in line, (at, line)
+        assert line.startswith("error: ") and "nothing that was complete is lost" in line, (at, line)
         run = Run(met)
         assert not run.started or (run.config() and run.facts())
         assert len(run.finished()) == sum((met / name / "net").exists() for name in ("dense", "retrain")) or at[1] in (
