@@ -4,8 +4,7 @@
 
 steps: a stage of 1,000 optimizer steps, by several methods; the resident memory every 50 steps. data: the peak of a run
 of 100 steps on so many rows, and on ten times as many, from reading and tokenising to the export. Every run is a fork
-of a process that has imported the package; the memory of that process alone is stored beside. Writes
-benchmarks/reliability/results/memory/*.json.
+of a process that has imported the package. Writes benchmarks/reliability/results/memory/*.json.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def main() -> None:
     tiny.prepare(place)
     run = place / "teacher"
     forked([*tiny.options("SVD", place), f"--run_dir={run}"], run, place / "said", nothing)
-    about = {"imported": resident(), **common.frame()}
+    about = common.frame()
     if "steps" in options.only and common.missing(options, "steps"):
         tiny.write_sentences(place / "steps", 4 * options.steps, 24)
         found = [over_steps(place, method, options.steps) for method in METHODS]

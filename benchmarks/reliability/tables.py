@@ -30,8 +30,8 @@ one after the same command was given again.
 
 MEMORY = """## Memory
 
-Resident memory without mapped files, in MiB, at step 100 and at the last of a stage's steps, and the peak of a whole run on so
-many rows and on ten times as many (read, tokenised, 100 steps, export). {imported:.0f} MiB of each is the package itself.
+Resident memory without mapped files, in MiB, at step 100 and at the last of a stage's steps; and the peak, mapped files included,
+of a whole run on so many rows and on ten times as many (read, tokenised, 100 steps, export). The package itself is most of it.
 """
 
 
@@ -94,7 +94,7 @@ def memory() -> list[str]:
     small, large = found["data"]["runs"]
     data = [[f"{run['rows']:,}", _mib(run["peak"])] for run in (small, large)]
     return [
-        MEMORY.format(imported=found["data"]["imported"]["all"]),
+        MEMORY,
         table(["method", "steps", "at step 100", "at the last step", "more"], steps),
         table(["training rows", "peak"], data),
         f"Ten times the data: {100 * (large['peak'] / small['peak'] - 1):+.1f} % of the peak.\n",
