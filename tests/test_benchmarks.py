@@ -64,7 +64,8 @@ def test_a_study_is_whole(study: str) -> None:
 def test_every_folder_is_a_study() -> None:
     assert {path.parent.name for path in HERE.glob("*/run.py")} == set(tables.STUDIES)
     scripts = {common.module(script).replace(".", "/") + ".py" for script in (*TRAIN, *MEASURE)}
-    found = {str(path.relative_to(ROOT)) for path in HERE.glob("*/*.py") if "__main__" in path.read_text()}
+    started = '__name__ == "__main__"'
+    found = {str(path.relative_to(ROOT)) for path in HERE.glob("*/*.py") if started in path.read_text()}
     assert found == scripts
 
 
