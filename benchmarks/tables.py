@@ -14,7 +14,7 @@ from benchmarks.common import HERE, Cell, file_density, load, mean_and_deviation
 
 STUDIES = (
     "second_order", "size", "lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "tasks", "architectures", "data", "speed", "threads",
-    "scaling",
+    "scaling", "reliability",
 )  # fmt: skip
 DENSITIES = (0.25, 0.16, 0.10, 0.06)
 

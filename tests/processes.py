@@ -22,6 +22,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from quick import quick_runs
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.reliability.events import Act, Watch
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
@@ -48,14 +52,19 @@ def start(args: list[str], errors: Path) -> subprocess.Popen:
         )  # fmt: skip
 
 
-def fork(args: list[str], errors: Path, environment: dict[str, str] | None = None) -> BaseProcess:
-    """Run the command in a forked process, but for the reload of its export in yet another one."""
-    process = _CONTEXT.Process(target=_run, args=(args, errors, dict(os.environ) | (environment or {})))
+def fork(
+    args: list[str], errors: Path, environment: dict[str, str] | None = None, met: tuple[Path, Act] | None = None
+) -> BaseProcess:
+    """Run the command in a forked process, but for the reload of its export in yet another one.
+
+    ``met`` is what happens to it at an event, and the folder whose files count (benchmarks/reliability/events.py).
+    """
+    process = _CONTEXT.Process(target=_run, args=(args, errors, dict(os.environ) | (environment or {}), met))
     process.start()
     return process
 
 
-def _run(args: list[str], errors: Path, environment: dict[str, str]) -> None:
+def _run(args: list[str], errors: Path, environment: dict[str, str], met: tuple[Path, Act] | None = None) -> None:
     os.environ.clear()
     os.environ.update(environment)
     with open(os.devnull, "w") as out, errors.open("w") as err:
@@ -70,6 +79,8 @@ def _run(args: list[str], errors: Path, environment: dict[str, str]) -> None:
         rank_zero_only.rank = int(environment["RANK"])
     torch.set_num_threads(1)
     folder.check_export = lambda net, path: 0.0
+    if met is not None:
+        Watch(*met)
     with quick_runs():
         main(args)
 

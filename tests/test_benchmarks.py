@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common, tables
 from benchmarks.lpaf_vs_svd import tables as lpaf_tables
+from benchmarks.reliability import tables as reliability_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
@@ -24,7 +25,8 @@ RESULTS = sorted(HERE.glob("*/results/**/*.json"))
 TRAIN = ["lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "sp3/decoders", "tasks", "architectures", "second_order",
          "second_order/trained", "second_order/tasks", "size"]  # fmt: skip
 MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "sp3/where", "data",
-           "speed", "speed/low_rank", "threads", "scaling", "reliability/fuzz", "second_order/divergence"]  # fmt: skip
+           "speed", "speed/low_rank", "threads", "scaling", "second_order/divergence", "reliability",
+           *(f"reliability/{name}" for name in ("fuzz", "kills", "faults", "memory", "compare_under_kills"))]  # fmt: skip
 
 
 WHERE = {"factorize": 5, "analyze": 6}  # word with the folder that a command writes
@@ -62,15 +64,20 @@ def test_a_study_is_whole(study: str) -> None:
 def test_every_folder_is_a_study() -> None:
     assert {path.parent.name for path in HERE.glob("*/run.py")} == set(tables.STUDIES)
     scripts = {common.module(script).replace(".", "/") + ".py" for script in (*TRAIN, *MEASURE)}
-    found = {
-        str(path.relative_to(ROOT)) for path in HERE.glob("*/*.py") if '__name__ == "__main__"' in path.read_text()
-    }
+    started = '__name__ == "__main__"'
+    found = {str(path.relative_to(ROOT)) for path in HERE.glob("*/*.py") if started in path.read_text()}
     assert found == scripts
 
 
 def test_pages_are_those_of_the_results() -> None:
     for path, text in tables.pages().items():
         assert path.read_text() == text, f"{path.relative_to(ROOT)} is stale: python -m benchmarks.tables"
+
+
+def test_the_page_on_resuming_has_the_numbers_of_the_results() -> None:
+    page = " ".join((ROOT / "docs" / "resume.md").read_text().split())
+    for sentence in reliability_tables.proven():
+        assert sentence in page, f"docs/resume.md has not: {sentence}"
 
 
 def test_links_lead_somewhere() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import yaml
 from safetensors.torch import load_file
 from tiny import make_batch
 
+from benchmarks.reliability.events import Kill
 from lit_compress import methods
 from lit_compress.__main__ import main
 from lit_compress.cli.options import parameters_of
@@ -248,7 +251,8 @@ def test_export_loads_without_the_package(run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [case for case in CASES if not case.values[0][1]], indirect=True)
 def test_killed_and_continued_equals_uninterrupted(run, short_run, tmp_path):
-    """kill -9 in mid-epoch and between stages, through the command line; the exports are bit for bit the same.
+    """kill -9 in mid-epoch, between stages, and at 25 events of all methods, drawn by their names: a file, a step, a
+    batch of training, of calibration, of evaluation. Through the command line; the exports are bit for bit the same.
 
     A teacher takes the place of the dense stage, with the same export; one method goes through that stage, too.
     """
@@ -257,6 +261,16 @@ def test_killed_and_continued_equals_uninterrupted(run, short_run, tmp_path):
     args = ["fit", *options(method, short_run), *STEPS, "--run_dir", str(killed), "--ckpt_path", "last"]
     args += [] if method == WHOLE else [*LEAN, "--model.teacher", str(straight / "dense" / "net")]
     names = [s["name"] for s in json.loads((straight / "stages.json").read_text())]
+    rng = random.Random(method)
+
+    def kill_at_an_event():
+        act = Kill(rng.randrange(80), torn=rng.random() < 0.5)
+        process = processes.fork(args, errors, met=(killed, act))
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, (act.at, errors.read_text()[-3000:])
+
+    if method in METHODS[::3]:
+        kill_at_an_event()
     if method == WHOLE:
         processes.kill_when(processes.fork(args, errors), errors, killed / "dense" / "last.ckpt")
         assert not (killed / "stages.json").exists()
@@ -264,6 +278,7 @@ def test_killed_and_continued_equals_uninterrupted(run, short_run, tmp_path):
     for number, name in enumerate(names[1:], start=1):
         processes.kill_when(processes.fork(args, errors), errors, killed / name / "last.ckpt")  # in mid-epoch
         assert len(json.loads((killed / "stages.json").read_text())) == number
+        kill_at_an_event()
     # once in a new process: it has another hash seed than the forks
     processes.finish((processes.start if method == WHOLE else processes.fork)(args, errors), errors)
     assert (straight / "dense" / "best.ckpt").exists()

@@ -37,7 +37,7 @@ from lit_compress.run.changes import changed_line, go_on
 from lit_compress.run.clean import clean as remove_leftovers
 from lit_compress.run.details import keep_details
 from lit_compress.run.finish import export_run
-from lit_compress.run.folder import LOCK, Run
+from lit_compress.run.folder import Run
 from lit_compress.run.plan import (
     layer_notes,
     layers_table,
@@ -141,8 +141,7 @@ def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[
     config = cli.dump()
     if not run.started:
         check_folder("run_dir", run.folder)
-        there = {path.name for path in run.folder.iterdir()} - {LOCK} if run.folder.exists() else set()
-        if there and "config.yaml" not in there:
+        if run.foreign:
             raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
         parts = cli.build()
         plan, facts = check_stages(parts), parts.data.facts()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ import yaml
 from lit_compress import methods
 from lit_compress.export.choices import Choices
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_json, write_json, write_text
+from lit_compress.utils.files import left_behind, read_json, remove, write_json, write_text
 
 Change = dict[str, Any]  # what, was, now; in changed.json also stage
 CHANGED = "changed.json"
@@ -108,6 +109,13 @@ class Run:
         found = read_json("run_dir", path, dict) if path.is_file() else {}
         return found.get("density") if found.get("asked") == asked else None
 
+    @property
+    def foreign(self) -> bool:
+        """Whether the folder holds something, and is no run, not even one that was killed when it began."""
+        there = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
+        ours = re.compile(rf"{re.escape(LOCK)}|\.config\.yaml\.\d+\.tmp")
+        return "config.yaml" not in there and not all(map(ours.fullmatch, there))
+
     @contextmanager
     def claim(self) -> Iterator[None]:
         """Keep other processes from working on the folder, which is made where it is missing.
@@ -135,13 +143,18 @@ class Run:
     def begin(
         self, config: dict[str, Any], facts: dict[str, Any] | None = None, budget: dict[str, Any] | None = None
     ) -> None:
-        """Create the folder with its config, what was found in the data, and the density that is to meet a budget."""
+        """Create the folder with its config, what was found in the data, and the density that is to meet a budget.
+
+        The config is first, because a folder with other files alone may be of something else.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
+        for path in [*left_behind(self.folder)]:
+            remove(path)
+        write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
         if budget is not None:
             write_json(self.folder / "budget.json", budget)
         if facts is not None:
             write_json(self.folder / "data.json", facts)
-        write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
     def check_same(self, config: dict[str, Any], allowed: bool = False) -> list[Change]:
         """Compare ``config`` with the one with which the run was started; return what differs and changes the result.

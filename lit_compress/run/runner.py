@@ -38,7 +38,7 @@ from lit_compress.run.plan import Plan, StagePlan, budget_plan, target_density
 from lit_compress.run.solve import Outline, Storage, check_choices, outline
 from lit_compress.run.tensorboard import RunLogger, log_structure, log_widths
 from lit_compress.run.threads import use_threads
-from lit_compress.run.trainer import check_trainer, make_trainer, processes, stage_steps
+from lit_compress.run.trainer import check_trainer, make_trainer, processes, read_checkpoint, stage_steps
 from lit_compress.stages.base import Stage
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
@@ -280,21 +280,6 @@ def _newest(last: Path) -> tuple[Path, dict[str, Any] | None]:
             f"ckpt_path: '{last}' is broken; the run goes on from the one before, step {found['global_step']}"
         )
         return before, found
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Load a checkpoint without running code from it.
-
-    Raises:
-        UserError: the file is corrupt.
-    """
-    try:
-        return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
-    except Exception as error:
-        raise UserError(
-            f"ckpt_path: '{path}' is not a readable checkpoint ({type(error).__name__}); "
-            "remove it to start its stage anew, or give another"
-        ) from error
 
 
 @rank_zero_only

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Callback
 from safetensors.torch import load_file
 
+from benchmarks.reliability.events import Refuse
 from lit_compress.__main__ import main
 from lit_compress.run.folder import Run
 from lit_compress.run.runner import _newest
@@ -72,9 +73,18 @@ def test_the_newest_checkpoint_is_taken(two):
     assert path == two and saved["global_step"] == 2
 
 
-@pytest.mark.parametrize("size", [0, 100, 3000])
-def test_a_torn_checkpoint_gives_way_to_the_one_before(two, size):
-    two.write_bytes(two.read_bytes()[:size])
+def cut(size):
+    return lambda content: content[:size]
+
+
+def with_a_hole(content):
+    """As after a crash of the machine: the file has its length, and a block of it was never written."""
+    return content[:2048] + bytes(512) + content[2560:]
+
+
+@pytest.mark.parametrize("tear", [cut(0), cut(100), cut(3000), with_a_hole])
+def test_a_torn_checkpoint_gives_way_to_the_one_before(two, tear):
+    two.write_bytes(tear(two.read_bytes()))
     with pytest.warns(UserWarning, match=r"last.ckpt' is broken; the run goes on from the one before, step 1"):
         path, saved = _newest(two)
     assert path.name == "previous.ckpt" and saved["global_step"] == 1
@@ -151,23 +161,29 @@ def test_where_names_cannot_be_exchanged(tmp_path, monkeypatch):
     test_a_folder_is_never_without_its_name(tmp_path)
 
 
-def test_what_killed_processes_left_goes(tmp_path):
+def gone():
+    """Return the number of a process that has ended."""
     child = processes._CONTEXT.Process(target=int)
     child.start()
     child.join()
+    return child.pid
+
+
+def test_what_killed_processes_left_goes(tmp_path):
+    pid = gone()
     for name in (
-        f".net.{child.pid}.tmp",
-        f".net.{child.pid}.old",
-        f".other.{child.pid}.tmp",
+        f".net.{pid}.tmp",
+        f".net.{pid}.old",
+        f".other.{pid}.tmp",
         f".net.{os.getpid()}.old",
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
     assert len(list(left_behind(tmp_path))) == 2  # the old one is all there is of `net`
     with atomic_folder(tmp_path / "net") as temporary:
-        assert (tmp_path / "net" / "file").read_text() == f".net.{child.pid}.old"
+        assert (tmp_path / "net" / "file").read_text() == f".net.{pid}.old"
         (temporary / "file").write_text("new")
-    assert {path.name for path in tmp_path.iterdir()} == {"net", f".other.{child.pid}.tmp"}
+    assert {path.name for path in tmp_path.iterdir()} == {"net", f".other.{pid}.tmp"}
 
 
 def _fit_with_little_room(arguments, errors, size):
@@ -195,6 +211,43 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(short_run, tmp_path):
     main(args(short_run, full, *more))
     first, second = (load_file(folder / "export" / "model.safetensors") for folder in (straight, full))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+# in the order of a run: each process gets as far as the next of them; benchmarks/reliability/faults.py has all
+WRITES = [
+    ("open", ".lock"), ("open", "data.json"), ("rename", "config.yaml"),
+    ("write", "dense/net/model.safetensors"), ("rename", "stages.json"),
+    ("write", "retrain/last.ckpt"), ("rename", "retrain/last.ckpt"), ("rename", "retrain/best.ckpt"),
+    ("write", "retrain/net/tokenizer.json"), ("remove", "retrain/best.ckpt"), ("write", "export/model.safetensors"),
+    ("open", "export/README.md"), ("rename", "export"), ("rename", "report.json"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_fault_at_any_write_is_one_line_and_the_run_goes_on(short_run, tmp_path):
+    straight, met, errors = tmp_path / "straight", tmp_path / "met", tmp_path / "errors"
+    main(args(short_run, straight, "--model.retrain.epochs", "0"))
+    more = ["--checkpoint_every", "3", "--ckpt_path", "last", "--model.teacher", str(straight / "dense" / "net"),
+            "--data.train_examples", "60", "--model.retrain.epochs", "1"]  # fmt: skip
+    met.mkdir()
+    (met / f".config.yaml.{gone()}.tmp").write_text("model:")  # of a process that was killed at the beginning
+    for number, at in enumerate(WRITES):
+        act = Refuse(at, ("ENOSPC", "EROFS", "EIO")[number % 3])
+        process = processes.fork(args(short_run, met, *more), errors, met=(met, act))
+        process.join()
+        said = errors.read_text()
+        assert process.exitcode == 2 and "Traceback" not in said, (at, said[-3000:])
+        line = said.splitlines()[-1]
+        assert line.startswith("error: ") and "nothing that was complete is lost" in line, (at, line)
+        run = Run(met)
+        assert not run.started or (run.config() and run.facts())
+        assert len(run.finished()) == sum((met / name / "net").exists() for name in ("dense", "retrain")) or at[1] in (
+            "dense/net", "stages.json")  # fmt: skip
+        assert at[1] == ".lock" or not [path for path in met.rglob(".*") if path.name != ".lock"], at
+    processes.finish(processes.fork(args(short_run, met, *more), errors), errors)
+    whole = tmp_path / "whole"
+    processes.finish(processes.fork(args(short_run, whole, *more), errors), errors)
+    assert (whole / "export" / "model.safetensors").read_bytes() == (met / "export" / "model.safetensors").read_bytes()
 
 
 def test_other_errors_are_no_full_disk():

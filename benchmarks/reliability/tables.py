@@ -1,0 +1,157 @@
+"""The tables of kills, faults and memory, from results/*/*.json."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from benchmarks.common import load, origin, table
+
+TITLE = "Kills, faults, memory"
+ABOUT = "Runs of every method killed at random moments and continued; a fault at every write of a command; memory over steps and data; comparisons under kills."
+
+GROUPS = ("records", "net", "checkpoint", "export", "mid-epoch", "mid-accumulation", "calibration", "evaluation")
+
+KILLS = """## Kills
+
+Nets of two blocks and width 32, two batches to a step, a checkpoint every second step, all stages. A point is an event of the
+run: a file that is opened, written, renamed or removed, a step, a batch. The process gets SIGKILL right before it, of `torn`
+with the file at hand half written, and the same command with `--ckpt_path last` goes on. `wrong`: points after which a net, the
+export or a metric differs by a bit from the unbroken run's, or a file is left. `records`: the JSON files of a run, its folders.
+"""
+
+FAULTS = """## A fault at every write
+
+Every file that a command opens, writes, renames, makes or removes meets an error (no space, read-only, I/O, in turn), where it is
+written also a disk that is full in its middle, and a kill, half written where that can be. `one line`: exit code 2 and one line;
+`in spite`: it ended well, as nothing needed the file. `wrong`: a traceback, something unreadable, or another end than the unbroken
+one after the same command was given again.
+"""
+
+MEMORY = """## Memory
+
+Resident memory without mapped files, in MiB, at step 100 and at the last of a stage's steps; and the peak, mapped files included,
+of a whole run on so many rows and on ten times as many (read, tokenised, 100 steps, export). The package itself is most of it.
+"""
+
+
+def kills() -> str:
+    """Return the table of kills; [] groups are of no point."""
+    rows, total = [], Counter()
+    results = load("reliability/kills")
+    for result in results:
+        points = result["points"]
+        count = Counter(point["group"] for point in points)
+        found = Counter(
+            torn=sum(p["torn"] for p in points), wrong=sum(bool(p["wrong"]) for p in points), kills=len(points)
+        )
+        total += count + found
+        rows.append([result["name"], *_counts({**count, **found})])
+    rows.append(["**all**", *_counts(total)])
+    return table(["method", "kills", *GROUPS, "torn", "wrong"], rows)
+
+
+def _counts(found: dict[str, int]) -> list[str]:
+    return [str(found.get(name, 0)) for name in ("kills", *GROUPS, "torn", "wrong")]
+
+
+def faults() -> str:
+    """Return the table of faults."""
+    rows = []
+    for result in load("reliability/faults"):
+        points = result["points"]
+        kind = Counter(
+            "kill" if p["fault"] in ("kill", "torn") else "short" if p["fault"] == "half" else "error" for p in points
+        )
+        codes = Counter(point["code"] for point in points)
+        wrong = sum(bool(point["wrong"]) for point in points)
+        shown = (
+            f"{len(points)} of {result['of']}",
+            kind["error"],
+            kind["short"],
+            kind["kill"],
+            codes[2],
+            codes[0],
+            wrong,
+        )
+        rows.append([f"`{result['name']}`", *map(str, shown)])
+    return table(["command", "faults", "errors", "full in the middle", "kills", "one line", "in spite", "wrong"], rows)
+
+
+def memory() -> list[str]:
+    """Return the tables of memory."""
+    found = {result["name"]: result for result in load("reliability/memory")}
+    steps = [
+        [
+            run["method"],
+            str(run["samples"][-1]["step"]),
+            _mib(first := at(run, 100)),
+            _mib(last := run["samples"][-1]["own"]),
+            f"{last - first:+.1f}",
+        ]
+        for run in found["steps"]["runs"]
+    ]
+    small, large = found["data"]["runs"]
+    data = [[f"{run['rows']:,}", _mib(run["peak"])] for run in (small, large)]
+    return [
+        MEMORY,
+        table(["method", "steps", "at step 100", "at the last step", "more"], steps),
+        table(["training rows", "peak"], data),
+        f"Ten times the data: {100 * (large['peak'] / small['peak'] - 1):+.1f} % of the peak.\n",
+    ]
+
+
+def at(run: dict[str, Any], step: int) -> float:
+    """Return the memory at a step."""
+    return next(sample["own"] for sample in run["samples"] if sample["step"] == step)
+
+
+def _mib(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def compared() -> list[str]:
+    """Return what is said of comparisons under kills."""
+    found = []
+    for result in load("reliability/compare_under_kills"):
+        ended = result["comparisons"]
+        count = Counter()
+        for one in ended:
+            count.update(one["killed"])
+        wrong = sum(bool(one["wrong"]) for one in ended)
+        found += [
+            "## Comparisons under kills\n",
+            f"{result['minutes']:.1f} minutes, {len(ended)} comparisons of {result['runs']} runs each. Killed at random moments: {count['worker']} times the worker, "
+            f"{count['run']} times one of its runs, {count['all']} times all. {len(ended) - wrong} of {len(ended)} ended with the page of an unbroken comparison.\n",
+        ]
+    return found
+
+
+def proven() -> list[str]:
+    """Return the sentences of docs/resume.md that have numbers."""
+    points = [point for result in load("reliability/kills") for point in result["points"]]
+    methods, wrong = len(load("reliability/kills")), sum(bool(point["wrong"]) for point in points)
+    met = [point for result in load("reliability/faults") for point in result["points"]]
+    found = {result["name"]: result for result in load("reliability/memory")}
+    more = [run["samples"][-1]["own"] - at(run, 100) for run in found["steps"]["runs"]]
+    small, large = (run["peak"] for run in found["data"]["runs"])
+    compared = [result for result in load("reliability/compare_under_kills")]
+    ended = [one for result in compared for one in result["comparisons"]]
+    return [
+        f"{len(points)} kills at random moments of runs of {methods} methods: {len(points) - wrong} ended bit for bit as the unbroken run",
+        f"{len(met)} faults at the writes of {_words([result['name'] for result in load('reliability/faults')])}: {sum(not point['wrong'] for point in met)} ended as they should",
+        f"{sum(sum(one['killed'].values()) for one in ended)} kills in {sum(result['minutes'] for result in compared):.0f} minutes of comparisons: {sum(not one['wrong'] for one in ended)} of {len(ended)} ended with the same page",
+        f"In 900 steps the memory of a process grew by at most {max(more):.1f} MiB, and with ten times the data its peak by {100 * (large / small - 1):.1f} %",
+    ]
+
+
+def _words(names: list[str]) -> str:
+    return " and ".join(
+        [", ".join(f"`{name}`" for name in names[:-1]), f"`{names[-1]}`"] if names[1:] else [f"`{names[0]}`"]
+    )
+
+
+def sections() -> list[str]:
+    """Return all tables."""
+    results = load("reliability/kills")
+    return [KILLS, kills(), FAULTS, faults(), *memory(), *compared(), origin(results[0], "reliability", 1)]
