@@ -29,13 +29,14 @@ def check_repository(name: str) -> None:
         raise UserError(f"push_to_hub: '{name}' is no name of a repository; e.g. {near}") from error
 
 
-def push(folder: Path, name: str, private: bool = False) -> str:
+def push(folder: Path, name: str, private: bool = False, kept: str | None = None) -> str:
     """Upload all files of an export, and return the address of the repository, which is made where it is missing.
 
     Args:
         folder: of the export.
         name: ``USER/NAME``; without USER the user of the token.
         private: whether a new repository is private.
+        kept: what an error says of where the export is; None: in ``folder``.
 
     Raises:
         UserError: the hub cannot be reached, there is no token, or the hub refuses it; the folder stays.
@@ -48,7 +49,7 @@ def push(folder: Path, name: str, private: bool = False) -> str:
     except Exception as error:  # no network, no token, refused: the library raises dozens of classes
         reason = next((line for line in map(str.strip, str(error).split("\n")) if line), "")[:160]
         raise UserError(
-            f"push_to_hub: cannot upload to '{name}' ({type(error).__name__}: {reason}); the export is in '{folder}'; "
-            "log in with `hf auth login` and upload it with `hf upload`"
+            f"push_to_hub: cannot upload to '{name}' ({type(error).__name__}: {reason}); log in with `hf auth login`; "
+            + (kept or f"the export is in '{folder}', `hf upload` uploads it, too")
         ) from error
     return str(address)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import csv
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, WandbLogger
-from matplotlib.figure import Figure
 from mistakes import fit
 
 from lit_compress.__main__ import main
 from lit_compress.run.callbacks import Checkpoints
-from lit_compress.run.folder import Run
-from lit_compress.run.loggers import log_figure, log_report, stage_loggers
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -34,8 +28,8 @@ def test_a_csv_logger_has_one_file_with_all_stages_also_after_a_stop(arguments, 
     monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
 
     def run(name, *more):
-        main([*arguments, "--run_dir", str(tmp_path / name), "--trainer.logger.save_dir", str(tmp_path / f"{name}-logs"),
-              *more])  # fmt: skip
+        logs = ["--trainer.logger.save_dir", str(tmp_path / f"{name}-logs")]
+        main([*arguments, "--run_dir", str(tmp_path / name), *logs, *more])
 
     run("whole")
     assert f"curves: CSVLogger in {tmp_path / 'whole-logs'}" in capsys.readouterr().out
