@@ -149,5 +149,5 @@ def _head_names(config: PreTrainedConfig | None) -> list[str] | None:
     """Return what a model calls its classes; their numbers where they have no names."""
     if config is None:
         return None
-    names = [str(config.id2label[i]) for i in range(config.num_labels)]
+    names = [str(name) for _, name in sorted((config.id2label or {}).items())]
     return [str(i) for i in range(len(names))] if names == [f"LABEL_{i}" for i in range(len(names))] else names

@@ -130,7 +130,7 @@ def _save(net: Compressed, save_directory: str | Path) -> None:
         AutoTokenizer.from_pretrained(net.folder).save_pretrained(temporary)
 
 
-def _is_as_exported(net: PreTrainedModel) -> bool:
+def _is_as_exported(net: Compressed) -> bool:
     """Say whether the tensors of ``net`` are those of its export."""
     from safetensors import safe_open
 

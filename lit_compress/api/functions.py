@@ -78,7 +78,7 @@ def factorize(
     with undisturbed():
         place = tempfile.TemporaryDirectory(prefix="lit_compress-")
         with tempfile.TemporaryDirectory(prefix="lit_compress-") as brought:
-            inputs = Inputs(model, tokenizer, data, columns, _Named(brought))
+            inputs = Inputs(model, tokenizer, data, columns, Path(brought))
             own = {"density": density, "rank": rank, "budget": budget} | options
             words = [inputs.model, f"{place.name}/export", *_words(inputs.data), *_one_shot(own)]
             _, report = run_factorize(words, factorize.__doc__)
@@ -129,7 +129,7 @@ def compress(
     columns = Columns(task, kind, text, label)
     with undisturbed():
         place = None if run_dir is not None else tempfile.TemporaryDirectory(prefix="lit_compress-")
-        inputs = Inputs(model, tokenizer, data, columns, place, trained=fine_tuned)
+        inputs = Inputs(model, tokenizer, data, columns, Path(place.name) if place else None, trained=fine_tuned)
         teacher = inputs.model if fine_tuned else None
         run = Run(Path(run_dir).expanduser() if run_dir is not None else f"{place.name}/run")  # type: ignore[union-attr]
         more = {"model.backbone": inputs.model, "model.teacher": teacher, **inputs.data, **options}
@@ -180,14 +180,15 @@ def evaluate(
     """
     if split not in ("validation", "test"):
         raise UserError(f"split: unknown '{split}'; valid: validation, test")
-    columns, command = Columns(task, kind, text, label), "test" if split == "test" else "validate"
+    columns = Columns(task, kind, text, label)
+    command: Literal["validate", "test"] = "test" if split == "test" else "validate"
     with undisturbed(), tempfile.TemporaryDirectory(prefix="lit_compress-") as brought:
         target = _target(model, tokenizer, Path(brought), command)
         stored, given = (target.config or {}).get("data", {}).get("task"), {}
         settled = stored is not None and columns == Columns()
         if data is not None or not settled:
             columns = Columns(stored) if settled else columns
-            inputs = Inputs(str(target.folder), None, data, columns, _Named(brought), split, settled=settled)
+            inputs = Inputs(str(target.folder), None, data, columns, Path(brought), split, settled=settled)
             given = inputs.data
         parts = open_target(target, _words(given | options), command)
         if isinstance(model, str | Path):
@@ -278,13 +279,6 @@ class Compared(dict[str, Any]):
 
 
 # ------------------------------------------------------------------------------------------ words and nets
-
-
-class _Named:
-    """What :class:`Inputs` reads of a temporary folder, which another one removes."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    Model = PreTrainedModel | str | Path
-    Tokenizer = PreTrainedTokenizerBase | None
-    Data = Dataset | DatasetDict | Mapping[str, Dataset] | str | Path | None
+    Model: TypeAlias = PreTrainedModel | str | Path
+    Tokenizer: TypeAlias = PreTrainedTokenizerBase | None
+    Data: TypeAlias = Dataset | DatasetDict | Mapping[str, Dataset] | str | Path | None
 
 SPLITS = {"dev": "validation", "val": "validation", "valid": "validation", "eval": "validation"}  # other names
 
@@ -61,12 +60,12 @@ class Inputs:
         tokenizer: Tokenizer,
         data: Data,
         columns: Columns,
-        temporary: tempfile.TemporaryDirectory[str] | None,
+        temporary: Path | None,
         whole: str | None = None,
         trained: bool = True,
         settled: bool = False,
     ) -> None:
-        self._temporary = temporary and Path(temporary.name)
+        self._temporary = temporary
         self.model = self._model(model, tokenizer)
         config = None if isinstance(model, str | Path) else model.config
         self.data = self._data(data, columns, config, whole, None if settled else trained)
@@ -154,10 +153,8 @@ def splits_of(data: Any, whole: str | None) -> dict[str, Dataset]:
             raise UserError(f"data: the split '{name}' has no rows")
         found[split] = rows
     if not found.keys() & {"train", "validation", "test", "validation_matched"}:
-        known = ("train", "validation", "test")
-        raise UserError(
-            f"data: no split of {', '.join(found) or 'an empty DatasetDict'} is known; {nearest('', known)}"
-        )
+        hint = nearest(next(iter(found), ""), ("train", "validation", "test"))
+        raise UserError(f"data: no split of '{', '.join(found)}' is known; {hint}")
     return found
 
 

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from transformers.utils import logging as transformers_logging
 
 from lit_compress.cli.parsers import silence_libraries
+from lit_compress.utils.errors import user_error
 
 _SEED = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 
@@ -28,6 +29,10 @@ def undisturbed() -> Iterator[None]:
         transformers_logging.disable_progress_bar()  # of its files, which are parts of the work
         try:
             yield
+        except Exception as error:
+            if (line := user_error(error)) is None or line is error:
+                raise
+            raise line from None  # parsers wrap it in a long text
         finally:
             warnings.formatwarning = shown
             if bars:

@@ -9,7 +9,8 @@ from typing import Any
 def given_to(made: object) -> dict[str, Any]:
     """Return the arguments of the constructors of ``made`` that are running, called by the innermost of them.
 
-    What the outer one was given stands, where it hands another value on.
+    What the outer one was given stands, where it hands another value on. A constructor must not give its argument
+    another value before it calls that of its base.
 
     >>> class Base:
     ...     def __init__(self, size=1):
