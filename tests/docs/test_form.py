@@ -42,7 +42,7 @@ def test_readme_is_short():
 
 
 WANTED = ("getting_started", "methods", "tasks_and_data", "outputs", "distributed", "resume", "export", "add_a_method",
-          "add_a_task", "compare", "add_an_architecture", "glossary", "house", "benchmarks")  # fmt: skip
+          "add_a_task", "compare", "python", "add_an_architecture", "glossary", "house", "benchmarks")  # fmt: skip
 
 
 def test_every_page_is_there():
@@ -82,7 +82,7 @@ def test_every_command_is_known():
 def test_the_map_has_every_room():
     text = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
     rooms = set(re.findall(r"^  (\w+)/ ", text, flags=re.M))
-    assert len(rooms) == 14
+    assert len(rooms) == 15
     if (ROOT / "lit_compress" / "run").is_dir():
         assert rooms == {path.parent.name for path in (ROOT / "lit_compress").glob("*/__init__.py")}
 
