@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, WandbLogger
+from matplotlib.figure import Figure
 from mistakes import fit
 
 from lit_compress.__main__ import main
 from lit_compress.run.callbacks import Checkpoints
+from lit_compress.run.folder import Run
+from lit_compress.run.loggers import log_figure, log_report, stage_loggers
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
