@@ -254,10 +254,21 @@ def run_alone(item: Item) -> str:
     return done.stdout
 
 
+class Hub:
+    """What the upload of an export calls of huggingface_hub, without a network."""
+
+    def create_repo(self, name: str, **_: Any) -> Any:
+        return type("Url", (str,), {"repo_id": name})(f"https://huggingface.co/{name}")
+
+    def upload_folder(self, **_: Any) -> None:
+        return None
+
+
 @contextlib.contextmanager
 def quick():
-    """Leave out reloads in other processes, which take seconds and are tested elsewhere."""
+    """Leave out reloads in other processes, which take seconds and are tested elsewhere, and the network."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_compress.export.hub.HfApi", Hub)
         patch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
         patch.setattr("lit_compress.export.bench._measure_fresh", lambda *_: None)
         patch.setattr("lit_compress.run.workers.start_process", forks.start_process)
