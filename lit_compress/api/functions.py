@@ -27,6 +27,7 @@ from lit_compress.run.comparison import words_of
 from lit_compress.run.folder import Run, bring_up_to_date
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import check_folder, write_text
 
 if TYPE_CHECKING:
     from lit_compress.api.compressed import Compressed
@@ -217,7 +218,7 @@ def compare(
 
     Args:
         config: of the comparison: a path, the name of a shipped one, or its content.
-        out: folder to write; what is done there is not done again. None: ``runs/NAME``.
+        out: folder to write; what is done there is not done again. None: ``runs/NAME``, or ``runs/compare``.
         model: backbone or fine-tuned model of all runs; None: that of the config.
         tokenizer: of a net.
         data: as :func:`factorize`; None: that of the config.
@@ -241,7 +242,7 @@ def compare(
     if workers < 1:
         raise UserError(f"workers: {workers} is below 1, the smallest valid value")
     columns = Columns(task, kind, text, label)
-    with undisturbed(), tempfile.TemporaryDirectory(prefix="lit_compress-") as work:
+    with undisturbed():
         given: dict[str, Any] = {}
         if model is not None:
             inputs = Inputs(model, tokenizer, data, columns, None, trained=False)
@@ -249,8 +250,12 @@ def compare(
         elif tokenizer is not None or data is not None or columns != Columns():
             raise UserError("model: none is given, so that data and columns cannot be, either; give the model, too")
         if isinstance(config, Mapping):
-            file = Path(work) / "comparison.yaml"
-            file.write_text(yaml.safe_dump(json.loads(json.dumps(dict(config))), sort_keys=False))
+            out = Path(out or "runs/compare").expanduser()
+            check_folder("out", out)
+            out.mkdir(parents=True, exist_ok=True)
+            content = yaml.safe_dump(json.loads(json.dumps(dict(config))), sort_keys=False)
+            write_text(out / "comparison.yaml", content)  # that the command that makes it again names
+            config = out / "comparison.yaml"
         own = {name: options.pop(name) for name, *_ in OWN if name in options}
         words = [f"--{name}={value}" for name, value in own.items() if not isinstance(value, list | tuple)]
         for name, value in own.items():
@@ -258,7 +263,7 @@ def compare(
         words += _words(given | options)
         words += [
             "--config",
-            str(file if isinstance(config, Mapping) else config),
+            str(config),
             *(["--out", str(out)] if out else []),
         ]
         plan, _ = plan_of(words, compare.__doc__)

@@ -8,15 +8,19 @@ import pickle
 import subprocess
 import sys
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
+import yaml
+from datasets import Dataset, DatasetDict, load_from_disk
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import lit_compress as lc
 from lit_compress.__main__ import main
+from lit_compress.api import functions
 from lit_compress.api.functions import _method_words
 from lit_compress.methods.lpaf import LPAFSettings
 from lit_compress.methods.svd import Factorized
@@ -133,6 +137,30 @@ def test_a_method_is_made_again_with_what_it_was_given():
     assert _method_words("SVD") == _method_words(lc.methods.SVD) == ["--model=SVD"]
     assert _method_words(lc.methods.SVD(rank=3)) == ["--model=SVD", "--model.rank=3"]
     assert _method_words(lc.methods.SP3(params="5k")) == ["--model=SP3", "--model.params=5k"]
+
+
+def test_a_comparison_gets_the_objects_as_options(net, tokenizer, data, tmp_path, monkeypatch):
+    """Its words are those of the command; the runs themselves are tested there."""
+    got = []
+
+    def plan_of(words, doc):
+        got.extend([words, yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())])
+        return SimpleNamespace(place=SimpleNamespace(out=tmp_path)), None
+
+    monkeypatch.setattr(functions, "plan_of", plan_of)
+    monkeypatch.setattr(functions, "run_plan", lambda plan, workers: tmp_path / "report" / "index.html")
+    (tmp_path / "compare.json").write_text('{"cells": []}')
+    config = {"methods": {"SVD": {}}, "updates": 8}
+    found = lc.compare(config, tmp_path, model=net, tokenizer=tokenizer, data=data, seeds=[1, 2], updates=4)
+    words, stored = got
+    assert found == {"cells": []} and found.page.name == "index.html" and stored == config
+    assert (
+        words[words.index("--seeds") : words.index("--seeds") + 3] == ["--seeds", "1", "2"] and "--updates=4" in words
+    )
+    options = dict(word[2:].split("=", 1) for word in words if word.startswith(("--data", "--model")))
+    assert options["data.task"] == "custom" and options["data.custom.text"] == '["sentence"]'
+    assert AutoTokenizer.from_pretrained(options["model.backbone"]).get_vocab() == tokenizer.get_vocab()
+    assert sorted(load_from_disk(options["data.path"])) == ["train", "validation"]
 
 
 @pytest.mark.parametrize(
