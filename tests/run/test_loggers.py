@@ -33,7 +33,7 @@ def arguments(short_run):
 def test_a_csv_logger_has_one_file_with_all_stages_also_after_a_stop(arguments, tmp_path, monkeypatch, capsys):
     """Stopped in the middle of the last stage, after a checkpoint and after rows that are logged again."""
     monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
-    words = [*arguments, "--run_dir", str(tmp_path / "run"), "--trainer.logger.save_dir", str(tmp_path / "logs")]
+    words = [*arguments, "--run_dir", str(tmp_path / "run")]
     end = Checkpoints.on_train_batch_end
 
     def stop(self, trainer, module, *_):
@@ -44,19 +44,19 @@ def test_a_csv_logger_has_one_file_with_all_stages_also_after_a_stop(arguments, 
     monkeypatch.setattr(Checkpoints, "on_train_batch_end", stop)
     with pytest.raises(SystemExit):
         main(words)
-    before = rows(tmp_path / "logs")
+    before = rows(tmp_path / "run" / "logs")
     assert before[-1]["step"] == "18"  # of the run: 13 of the dense stage, and 5 of this
     monkeypatch.setattr(Checkpoints, "on_train_batch_end", end)
     main([*words, "--ckpt_path", "last"])
-    assert f"curves: CSVLogger in {tmp_path / 'logs'}" in capsys.readouterr().out
-    found = rows(tmp_path / "logs")
+    assert f"curves: CSVLogger in {tmp_path / 'run' / 'logs'}" in capsys.readouterr().out
+    found = rows(tmp_path / "run" / "logs")
     trained = [int(row["step"]) for row in found if row["train/loss"]]
     assert trained == [1, 3, 5, 7, 9, 11, *(13 + step for step in (1, 3, 5, 7, 9, 11))]
     same = [(row["step"], row["train/loss"]) for row in before if row["train/loss"]]
     assert same == [(row["step"], row["train/loss"]) for row in found if row["train/loss"]][: len(same)]
     assert [row["step"] for row in found if row["val/accuracy"]] == ["12", "25"]
     assert found[-1]["step"] == "26" and found[-1]["result/accuracy"]
-    (folder,) = (tmp_path / "logs").glob("*/*")
+    (folder,) = (tmp_path / "run" / "logs").glob("*/*")
     assert {"dense-structure.png", "retrain-structure.png", "report.md", "hparams.yaml"} <= {
         path.name for path in folder.iterdir()
     }
