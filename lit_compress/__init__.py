@@ -1,3 +1,32 @@
-"""Smaller, faster transformer language models: one LightningModule per compression method."""
+"""Smaller, faster transformer language models: one LightningModule per compression method.
+
+From Python, five functions: ``factorize``, ``compress``, ``evaluate``, ``load`` and ``compare``; ``methods`` has the
+methods. What they need is imported when one is used first.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lit_compress import methods
+    from lit_compress.api import Compared, Compressed, Report, compare, compress, evaluate, factorize, load
+    from lit_compress.utils.errors import UserError
 
 __version__ = "0.1.0"
+__all__ = [
+    "Compared", "Compressed", "Report", "UserError", "compare", "compress", "evaluate", "factorize", "load", "methods",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'lit_compress' has no attribute '{name}'")
+    if name == "methods":
+        return import_module("lit_compress.methods")
+    return getattr(import_module("lit_compress.utils.errors" if name == "UserError" else "lit_compress.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

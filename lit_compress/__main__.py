@@ -84,7 +84,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def _line(error: Exception, argv: list[str]) -> str | None:
     """Return the line that says what the user can mend, such as a mistake or a full disk; None for a bug."""
-    if (found := _user_error(error)) is not None:
+    from lit_compress.utils.errors import user_error
+
+    if (found := user_error(error)) is not None:
         from lit_compress.cli.options import as_typed
 
         return as_typed(str(found), argv)
@@ -94,15 +96,6 @@ def _line(error: Exception, argv: list[str]) -> str | None:
         return None
     again = " with --ckpt_path last" if argv[0] == "fit" else ""
     return f"{reason}; nothing that was complete is lost: mend it, and give the same command again{again}"
-
-
-def _user_error(error: BaseException | None) -> BaseException | None:
-    """Return the UserError that caused ``error``, which parsers and trainers wrap in their own; None without one."""
-    from lit_compress.utils.errors import UserError
-
-    while error is not None and not isinstance(error, UserError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def _grouped(recipes: dict[str, list[str]]) -> list[str]:

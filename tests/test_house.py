@@ -10,7 +10,7 @@ import lit_compress
 PACKAGE = Path(lit_compress.__file__).parent
 # from the top; rooms on one floor do not know each other
 FLOORS = (
-    ("__main__",), ("cli",), ("run",), ("analysis",), ("export", "methods"), ("stages", "evaluation"),
+    ("__main__", "api"), ("cli",), ("run",), ("analysis",), ("export", "methods"), ("stages", "evaluation"),
     ("calibration", "data"), ("models",), ("layers", "tasks"), ("numerics",), ("utils",),
 )  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
@@ -41,9 +41,11 @@ def imports(path: Path) -> set[str]:
 
 
 def test_the_rooms_are_those_of_the_map():
-    assert {path.name for path in PACKAGE.iterdir() if path.suffix != ".pyc"} - {"__pycache__", "configs"} == {
-        f"{room}.py" if room == "__main__" else room for room in LEVEL
-    } | {"__init__.py"}
+    assert {path.name for path in PACKAGE.iterdir() if path.suffix != ".pyc"} - {
+        "__pycache__",
+        "configs",
+        "py.typed",
+    } == {f"{room}.py" if room == "__main__" else room for room in LEVEL} | {"__init__.py"}
 
 
 def test_imports_run_down():

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import filecmp
-import signal
-import sys
-import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 
 from lit_compress.cli.bench import bench_command
 from lit_compress.cli.compare import compare_command
 from lit_compress.cli.exporting import add_choices, print_choices, typed_choices
-from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs, factorize_model
+from lit_compress.cli.fitting import choose_teacher, run_factorize, run_fit, run_of, settle_budget, warn_missed
+from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import one_line, parse_one_shot, silence_libraries
 from lit_compress.cli.reporting import list_command, report_command, verify_command
-from lit_compress.cli.targets import find_target, parse_stored
+from lit_compress.cli.targets import find_target, open_target, parse_stored
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.evaluation.predict import write_predictions
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import check_out
+from lit_compress.export.hub import check_repository, push
 from lit_compress.export.report import print_table
-from lit_compress.models.backbones import finetuned_on
-from lit_compress.models.budget import budget_line
-from lit_compress.run.changes import changed_line, go_on
+from lit_compress.run.changes import changed_line
 from lit_compress.run.clean import clean as remove_leftovers
-from lit_compress.run.details import keep_details
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run
+from lit_compress.run.loggers import where_curves_are
 from lit_compress.run.plan import (
     layer_notes,
     layers_table,
@@ -46,140 +37,27 @@ from lit_compress.run.plan import (
     stages_table,
 )
 from lit_compress.run.rehearsal import measure_pace, stage_seconds
-from lit_compress.run.runner import Components, check_stages, outline_of, run_stages
-from lit_compress.run.settle import density_of_first, failure_told, settle_storage, solve_budget
-from lit_compress.run.tensorboard import log_report
-from lit_compress.tasks.records import Task
+from lit_compress.run.runner import check_stages, outline_of
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import check_file, check_folder, read_json, write_json
-from lit_compress.utils.progress import note
+from lit_compress.utils.files import check_file
 
 
 def fit(args: list[str]) -> None:
     """Run or continue all stages of a method, export the net, print the report."""
     silence_libraries()
-    cli = CommandLine(args, "fit")
-    config = cli.config
-    if config.trainer.max_epochs is not None:
-        raise UserError(
-            f"trainer.max_epochs: {config.trainer.max_epochs} would hold for every stage; set model.<stage>.epochs"
-        )
-    for name in ("checkpoint_every", "max_skipped"):
-        if config[name] < 1:
-            raise UserError(f"{name}: {config[name]} is below 1, the smallest valid value")
-    parts = cli.build()
-    run = _run_of(cli, parts)
-    with ExitStack() as claim:
-        with failure_told(run):
-            _choose_teacher(cli, run, parts.data.record, args)
-            settle_budget(cli, run)
-            begin = _prepare_run(run, cli, config.ckpt_path)
-            if not rank_zero_only.rank:
-                claim.enter_context(run.claim())
-            if begin:
-                begin()
-        try:
-            run_stages(
-                cli.build, run, config.ckpt_path, config.checkpoint_every, config.max_skipped, config.allow_changed
-            )
-        except SIGTERMException as error:  # Lightning's would end the process with exit code 0
-            print("stopped by SIGTERM; the same command with --ckpt_path last continues", file=sys.stderr)
-            raise SystemExit(128 + signal.SIGTERM) from error
-        _report(run, cli)
+    run, report = run_fit(args)
+    if report is not None:
+        _print_run(run, report)
 
 
-def _run_of(cli: CommandLine, parts: Components) -> Run:
-    """Return the run folder that is asked for, or the usual one."""
-    name = type(parts.method).__name__.lower()
-    return Run(cli.config.run_dir or f"runs/{name}-{parts.data.record.name}")
-
-
-def settle_budget(cli: CommandLine, run: Run | None = None) -> Components:
-    """Find the density that meets the budget, if there is one; a run that is continued keeps the one it began with.
-
-    Milliseconds differ between processes, so all take the density of the first.
-    """
-    parts = cli.build()
-    cli.tokens = settle_storage(parts).tokens
-    if (budget := parts.method.budget) is None:
-        return cli.build()
-    if run is not None:
-        if rank_zero_only.rank and budget.kind == "speedup":
-            cli.density = density_of_first(run, budget.asked)
-        elif run.started:
-            cli.density = run.density(budget.asked)
-    if cli.density is None:
-        cli.density = solve_budget(cli.build(), cli.at_density)
-    return cli.build()
-
-
-def _choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> None:
-    """Choose the teacher where none is given: where a run is continued the one that it has, else maybe the backbone.
-
-    A backbone that is fine-tuned on the labels of the data is the teacher, so that no dense stage is trained, unless
-    options of the dense stage among ``args`` say otherwise.
-    """
-    init = cli.config.model.init_args
-    if init.get("teacher"):
-        return
-    if run.started:
-        init.teacher = run.config()["model"]["init_args"].get("teacher")
-        return
-    asked = any(arg.startswith(("--model.dense", "--model.teacher")) for arg in args)
-    if asked or not finetuned_on(init.backbone, task):
-        return
-    init.teacher = init.backbone
-    note(
-        f"model.backbone: '{init.backbone}' is fine-tuned on these labels ({', '.join(task.labels)}): it is the "
-        "teacher as it is; --model.dense.epochs 3 would fine-tune it first"
-    )
-
-
-@rank_zero_only
-def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[[], None] | None:
-    """Check that the run can work, and return what creates its folder; or check that it may be continued."""
-    config = cli.dump()
-    if not run.started:
-        check_folder("run_dir", run.folder)
-        if run.foreign:
-            raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
-        parts = cli.build()
-        plan, facts = check_stages(parts), parts.data.facts()
-        show_plan(parts.data.record.name, facts, plan)
-        budget = parts.method.budget and {"asked": parts.method.budget.asked, "density": parts.method.density}
-        return partial(run.begin, config, facts.as_dict(), budget)
-    changed = run.check_same(config, cli.config.allow_changed)
-    if ckpt_path is None:
-        raise UserError(
-            f"run_dir: '{run.folder}' exists already; continue it with --ckpt_path last, or give another --run_dir"
-        )
-    return go_on(run, config, changed, cli.build().method) if changed else None
-
-
-@rank_zero_only
-def _report(run: Run, cli: CommandLine) -> None:
-    """Export the net, write the report, print the final table and log it to TensorBoard."""
-    path = run.folder / "report.json"
-    if path.is_file() and (run.folder / "export" / "report.json").is_file():
-        report = read_json("run_dir", path, dict)
-    else:
-        parts = cli.build()
-        report = export_run(run, run.folder / "export", parts.method, parts.data, parts.storage.choices)
-        keep_details(run, parts.data)
-        write_json(path, report)
-        log_report(run, report)
+def _print_run(run: Run, report: dict[str, Any]) -> None:
+    """Print the final table and where everything is."""
     print_table(report)
     print_choices(report)
-    _warn_missed(report)
+    warn_missed(report)
     for change in report.get("changed") or ():
         print(f"changed: {changed_line(change)}")
-    print(f"export: {run.folder / 'export'}\nreport: {path}\ncurves: tensorboard --logdir {run.folder}")
-
-
-def _warn_missed(report: dict[str, Any]) -> None:
-    """Say that the export is beyond its budget; the run is not lost."""
-    if (found := report.get("budget")) and not found["met"]:
-        warnings.warn(f"{budget_line(found)}; ask for {'more' if found['kind'] == 'speedup' else 'less'}", stacklevel=2)
+    print(f"export: {run.folder / 'export'}\nreport: {run.folder / 'report.json'}\ncurves: {where_curves_are(run)}")
 
 
 def plan(args: list[str]) -> None:
@@ -187,7 +65,7 @@ def plan(args: list[str]) -> None:
     silence_libraries()
     cli = CommandLine(args, "plan")
     first = cli.build()
-    _choose_teacher(cli, _run_of(cli, first), first.data.record, args)
+    choose_teacher(cli, run_of(cli, first), first.data.record, args)
     parts = settle_budget(cli)
     made, facts = check_stages(parts), parts.data.facts()
     show_plan(parts.data.record.name, facts, made)
@@ -225,8 +103,12 @@ def export(args: list[str]) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a finished run")
     parser.add_argument("out", metavar="OUT", help="folder to write")
     add_choices(parser)
+    parser.add_argument("--push_to_hub", metavar="USER/NAME", help="also upload the folder to the Hugging Face hub")
+    parser.add_argument("--private", action="store_true", help="a new repository of --push_to_hub is private")
     parser.error = one_line  # type: ignore[method-assign]
     given = parser.parse_args(args)
+    if given.push_to_hub:
+        check_repository(given.push_to_hub)
     silence_libraries()
     run, out = Run(given.run), Path(given.out).expanduser()
     config = run.config()
@@ -238,6 +120,8 @@ def export(args: list[str]) -> None:
     print(f"exported {given.out}: density {report['compressed']['density']:.4f}")
     print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
     print_choices(report)
+    if given.push_to_hub:
+        print(f"pushed: {push(out, given.push_to_hub, given.private)}")
 
 
 def report(args: list[str]) -> None:
@@ -264,23 +148,14 @@ def bench(args: list[str]) -> None:
 
 def factorize(args: list[str]) -> None:
     """Factorize a fine-tuned model at once, without training, and export it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_compress factorize", description=factorize.__doc__, allow_abbrev=False
-    )
-    parser.add_argument("model", metavar="MODEL", help="folder or hub name of a model fine-tuned on the task")
-    parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
-    add_choices(parser, programs=False)
-    given, cli = parse_one_shot(parser, args, "factorize")
-    out = Path(given.out).expanduser()
-    check_out(out)
-    parts = settle_budget(cli)
-    report = factorize_model(out, parts.method, parts.data, cli.dump(), parts.storage.choices)
+    silence_libraries()
+    out, report = run_factorize(args, factorize.__doc__)
     print_table(report)
     if (loss := report["calibration"]) and loss["estimated_loss"] is not None:
         print(f"loss added: {loss['estimated_loss']:.2g} estimated, {loss['measured_loss']:.2g} measured on dev rows")
     print_choices(report)
-    _warn_missed(report)
-    print(f"export: {given.out}")
+    warn_missed(report)
+    print(f"export: {out}")
 
 
 def analyze(args: list[str]) -> None:
@@ -304,6 +179,7 @@ def analyze(args: list[str]) -> None:
                         help="none, fisher-in, fisher-out, fisher-both, fisher-element, importance-out")  # fmt: skip
     parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS), help="for sweep: ranks kept / ranks")
     parser.add_argument("--site", help="for pattern: name of the matrix (default the first attention output)")
+    silence_libraries()
     given, cli = parse_one_shot(parser, args, "analyze")
     if given.kind not in KINDS:
         raise UserError(f"analyze: unknown kind '{given.kind}'; {nearest(given.kind, KINDS)}")
@@ -351,9 +227,7 @@ def _evaluate_command(args: list[str], command: str) -> None:
     path = out or target.folder / "predictions.jsonl"
     if command == "predict":
         check_file("--output", path)
-    parts = target.parse(rest, command).build()
-    parts.data.backbone = str(target.folder)  # the tokenizer that belongs to the net
-    parts.data.whole_file = _is_another_file(target.trained_on, parts.data.path)
+    parts = open_target(target, rest, command)
     if command == "predict" and path.exists() and path.samefile(Path(parts.data.path or "/").expanduser()):
         raise UserError(f"--output: '{path}' is the file that is read; give another")
     net = target.load(parts.data.record)
@@ -362,12 +236,6 @@ def _evaluate_command(args: list[str], command: str) -> None:
     else:
         for metric, value in evaluate(net, parts.data, command, sure=True).items():
             print(f"{metric} {value}" if isinstance(value, int) else f"{metric} {value:.6f}")
-
-
-def _is_another_file(known: str | None, given: str | None) -> bool:
-    """Say whether ``given`` is a single file, and not the content of that which the net was trained on."""
-    file, trained = (Path(path or "").expanduser() for path in (given, known))
-    return file.is_file() and not (trained.is_file() and filecmp.cmp(file, trained, shallow=False))
 
 
 def _target(args: list[str], command: str) -> tuple[str, Path | None, list[str]]:

@@ -90,6 +90,26 @@ class Plan:
 
 def compare_command(args: list[str], doc: str | None) -> None:
     """Plan a comparison, and list its runs, make one, or make all."""
+    silence_libraries()
+    plan, given = plan_of(args, doc)
+    if given.list:
+        for job in (*plan.teachers, *plan.jobs):
+            print(job.command)
+        return
+    signal.signal(signal.SIGTERM, _stop)
+    if given.index is not None:
+        check_plan(plan)
+        _make_one(plan, given.index)
+    else:
+        run_plan(plan, given.workers)
+
+
+def plan_of(args: list[str], doc: str | None) -> tuple[Plan, argparse.Namespace]:
+    """Return the plan of a comparison, and what was said of how to make it.
+
+    Raises:
+        UserError: an option, the config or the data cannot be used.
+    """
     parser = argparse.ArgumentParser(prog="python -m lit_compress compare", description=doc, allow_abbrev=False)
     parser.add_argument("--config", required=True, metavar="NAME.yaml", help="a path, or a shipped comparison: "
                         + ", ".join(sorted(path.name for path in SHIPPED.glob("compare_*.yaml"))))  # fmt: skip
@@ -105,23 +125,21 @@ def compare_command(args: list[str], doc: str | None) -> None:
     given, rest = parser.parse_known_args(args)
     if given.workers < 1:
         raise UserError(f"workers: {given.workers} is below 1, the smallest valid value")
-    silence_libraries()
     file = find_comparison(given.config)
     out = Path(given.out or f"runs/{file.stem}").expanduser()
     own = {name: getattr(given, name) for name, *_ in OWN if getattr(given, name) is not None}
     again = _whole(args)
-    plan = make_plan(file, out, own, options_in(rest), shlex.join([*COMMAND, "compare", *again]))
-    if given.list:
-        for job in (*plan.teachers, *plan.jobs):
-            print(job.command)
-        return
-    check_folder("out", out)
+    return make_plan(file, out, own, options_in(rest), shlex.join([*COMMAND, "compare", *again])), given
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse a folder that cannot be written, or that holds runs of other settings.
+
+    Raises:
+        UserError: it does.
+    """
+    check_folder("out", plan.place.out)
     plan.place.check_same([*plan.teachers, *(job for cell in plan.cells for job in cell.jobs)])
-    signal.signal(signal.SIGTERM, _stop)
-    if given.index is not None:
-        _make_one(plan, given.index)
-    else:
-        _make_all(plan, given.workers)
 
 
 def _whole(args: Sequence[str]) -> list[str]:
@@ -169,16 +187,8 @@ def options_in(words: Sequence[str]) -> dict[str, str]:
         if not equals and (value := next(left, "")) == "":
             raise UserError(f"{name[2:]}: no value is given")
         if name[2:].partition(".")[0] not in ("data", "model", "trainer", "checkpoint_every"):
-            known = [
-                "config",
-                "out",
-                "list",
-                "index",
-                "workers",
-                *(row[0] for row in OWN),
-                "data.path",
-                "model.backbone",
-            ]
+            own = [row[0] for row in OWN]
+            known = ["config", "out", "list", "index", "workers", *own, "data.path", "model.backbone"]
             raise UserError(f"unknown option '{name[2:]}'; {nearest(name[2:], known)}")
         found[name[2:]] = value
     return found
@@ -294,8 +304,13 @@ def _make_one(plan: Plan, index: int) -> None:
         print(f"page: {pages.write(plan.place.out)}")
 
 
-def _make_all(plan: Plan, workers: int) -> None:
-    """Make all runs that are missing, then write and show what was found."""
+def run_plan(plan: Plan, workers: int) -> Path:
+    """Make all runs that are missing, then write and show what was found; return the page.
+
+    Raises:
+        UserError: the folder cannot be used.
+    """
+    check_plan(plan)
     jobs = plan.jobs
     there = sum(map(plan.place.done, jobs))
     said = f", {there} of them done already" if there else ""
@@ -318,7 +333,9 @@ def _make_all(plan: Plan, workers: int) -> None:
     for claim in found["claims"]:
         if claim["verdict"] != "not measured":
             print(f"{claim['verdict']}: {claim['text']}")
-    print(f"results: {plan.place.out / 'compare.json'}\npage: {pages.write(plan.place.out)}")
+    page = pages.write(plan.place.out)
+    print(f"results: {plan.place.out / 'compare.json'}\npage: {page}")
+    return page
 
 
 class _Waiting:

@@ -14,7 +14,14 @@ import lightning.pytorch as pl
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lit_compress import methods
-from lit_compress.cli.arguments import after_configs, chosen_method, content_of, resolve_configs, with_default_method
+from lit_compress.cli.arguments import (
+    after_configs,
+    chosen_method,
+    content_of,
+    last_value,
+    resolve_configs,
+    with_default_method,
+)
 from lit_compress.cli.classes import explain_class
 from lit_compress.cli.help import fit_help
 from lit_compress.data.datamodule import DataModule
@@ -140,6 +147,7 @@ class CommandLine(LightningCLI):
         if _Parser.method and "--model.budget" in given:  # it takes the place of what a config says of the size
             own = parameters_of(_Parser.method)
             resolved = after_configs(resolved, [f"--model.{n}=null" for n in _SIZES if n in own and not own[n].default])
+        resolved += _place_of_logger(resolved)
         for config in (value for option, value in pairwise(resolved) if option == "--config"):
             _check_groups(content_of(config))
         if given & {"-h", "--help"}:
@@ -220,6 +228,14 @@ def parameters_of(kind: type[Method]) -> dict[str, Parameter]:
         return common.index("dense" if is_dataclass(found[name].default) else "density") + 0.5
 
     return {name: found[name] for name in sorted(found, key=place)}
+
+
+def _place_of_logger(args: list[str]) -> list[str]:
+    """Return the option that puts a logger of files into the run folder, if one is given without a folder."""
+    logger = (last_value(args, "--trainer.logger") or "").rpartition(".")[2]
+    if logger not in ("CSVLogger", "TensorBoardLogger") or any(w.startswith("--trainer.logger.save_dir") for w in args):
+        return []
+    return [f"--trainer.logger.save_dir={last_value(args, '--run_dir') or 'runs'}/logs"]
 
 
 def _check_groups(config: dict[str, Any]) -> None:

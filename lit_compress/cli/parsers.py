@@ -73,7 +73,6 @@ def parse_one_shot(
     parser.error = one_line  # type: ignore[method-assign]
     given, rest = parser.parse_known_args(args)
     typed = {option[2:] for action in parser._actions for option in action.option_strings if option[:2] == "--"}
-    silence_libraries()
     values = {option: getattr(given, name) for name, (option, _) in SHORT.items()}
     short = [f"--{option}={value}" for option, value in values.items() if value is not None]
     model = given.model if isinstance(given.model, str) else given.model[0]

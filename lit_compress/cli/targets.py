@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import re
 import tempfile
@@ -25,6 +26,7 @@ from lit_compress.utils.progress import note
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lit_compress.run.runner import Components
     from lit_compress.tasks.records import Task
 
 
@@ -138,3 +140,21 @@ def parse_stored(config: dict[str, Any], rest: list[str], command: str) -> Comma
         yaml.safe_dump({**config, "model": model, "data": data, "trainer": trainer}, file)
         file.flush()
         return CommandLine(["--config", file.name, *rest], command, own_options(command))
+
+
+def open_target(target: Target, rest: list[str], command: str) -> Components:
+    """Return what evaluates a target: its task and data, read with the tokenizer that belongs to its net.
+
+    Raises:
+        UserError: as :meth:`Target.parse`.
+    """
+    parts = target.parse(rest, command).build()
+    parts.data.backbone = str(target.folder)
+    parts.data.whole_file = _is_another_file(target.trained_on, parts.data.path)
+    return parts
+
+
+def _is_another_file(known: str | None, given: str | None) -> bool:
+    """Say whether ``given`` is a single file, and not the content of that which the net was trained on."""
+    file, trained = (Path(path or "").expanduser() for path in (given, known))
+    return file.is_file() and not (trained.is_file() and filecmp.cmp(file, trained, shallow=False))

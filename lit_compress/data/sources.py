@@ -62,15 +62,21 @@ def has_split(task: Task, path: str | None, split: str) -> bool:
     Raises:
         UserError: as :func:`load_split_files`, for the folder or the hub.
     """
-    if path is not None and (task.name == CUSTOM or _is_file(path)):
+    if path is not None and (task.name == CUSTOM or _is_whole(path)):
         return split in custom_sources(task, path, [split], 0)
     if path is not None:
         return find_split(task, path, split) is not None
     return split in (_embedded(task) if task.hub is None else _hub(task, *task.hub))
 
 
-def _is_file(path: str) -> bool:
-    return Path(path).expanduser().is_file()
+def _is_whole(path: str) -> bool:
+    """Say whether a path is a single file, or a folder that ``save_to_disk`` of the library datasets wrote."""
+    place = Path(path).expanduser()
+    return place.is_file() or _is_saved(place)
+
+
+def _is_saved(folder: Path) -> bool:
+    return (folder / "dataset_dict.json").is_file() or (folder / "dataset_info.json").is_file()
 
 
 def load_split_files(
@@ -105,7 +111,7 @@ def load_split_files(
     wanted = list(splits) if splits is not None else ["train", *task.validation]
     if encoding is not None:
         _check_encoding(encoding, path)
-    if path is not None and (task.name == CUSTOM or _is_file(path)):
+    if path is not None and (task.name == CUSTOM or _is_whole(path)):
         sources = custom_sources(task, path, wanted, seed, encoding, whole)
     elif path is not None:
         sources = _local(task, path, wanted, encoding)
@@ -188,7 +194,7 @@ def custom_sources(
         found = {"train": _file_source(task, place, encoding)}
         if whole or ALL in wanted:
             return dict.fromkeys((split for split in wanted if split not in task.validation[1:]), found["train"])
-    elif (place / "dataset_dict.json").is_file() or (place / "dataset_info.json").is_file():
+    elif _is_saved(place):
         found = _saved(task, place)
     else:
         files = {split: find_split(task, path, split) for split in ("train", "validation", "test")}

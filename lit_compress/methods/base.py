@@ -30,6 +30,7 @@ from lit_compress.stages.optimizer import build_adamw, build_schedule
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.given import given_to
 from lit_compress.utils.sharding import send_from_first
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Method(pl.LightningModule):
         distillation: Distillation = Distillation(),
     ) -> None:
         super().__init__()
+        self.given = given_to(self)
         density = (self.usual_density or 1.0) if density is None else density
         if not 0 < density <= 1:
             near = min(max(density, 0.01), 1.0)
@@ -390,9 +392,7 @@ def check_mark(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str,
     """
     mark = checkpoint.get("lit_compress")
     if mark is None:
-        raise UserError(
-            "ckpt_path: this checkpoint was not written by lit_compress; give `last` or a checkpoint of this run"
-        )
+        raise UserError("ckpt_path: this checkpoint was not written by lit_compress; give `last` or one of this run")
     if (mark["method"], mark["stage"]) != (method, stage):
         raise UserError(
             f"ckpt_path: the checkpoint is of {mark['method']}, stage {mark['stage']}, not of {method}, stage {stage}"

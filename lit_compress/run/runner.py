@@ -34,9 +34,9 @@ from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, Sta
 from lit_compress.run.changes import OtherData, check_unchanged, other_length
 from lit_compress.run.clean import remove_checkpoints
 from lit_compress.run.folder import Run
+from lit_compress.run.loggers import log_stage, stage_loggers
 from lit_compress.run.plan import Plan, StagePlan, budget_plan, target_density
 from lit_compress.run.solve import Outline, Storage, check_choices, outline
-from lit_compress.run.tensorboard import RunLogger, log_structure, log_widths
 from lit_compress.run.threads import use_threads
 from lit_compress.run.trainer import check_trainer, make_trainer, processes, read_checkpoint, stage_steps
 from lit_compress.stages.base import Stage
@@ -221,8 +221,7 @@ def _trainer(
     arguments = dict(parts.trainer)
     if arguments.get("enable_progress_bar") is not False:
         callbacks.append(StageBar(title))
-    if arguments.get("logger") in (None, True):
-        arguments["logger"] = RunLogger(run.folder, stage.name, offset, None if step is None else offset + step + 1)
+    arguments["logger"] = stage_loggers(arguments.get("logger"), run, stage.name, offset, step)
     arguments["callbacks"] = [*(arguments.get("callbacks") or []), *callbacks]
     own = {
         "max_epochs": stage.settings.epochs,
@@ -305,19 +304,14 @@ def _finish_stage(
         small = compact(net)
         save_net(small, temporary)
         parts.data.tokenizer.save_pretrained(temporary)
-    for logger in trainer.loggers:
-        if isinstance(logger, RunLogger):
-            log_structure(logger, small, name, mark["total_steps"])
-            log_widths(logger, small, run.net(name), name, mark["total_steps"])
-            for key, value in mark["metrics"].items():
-                logger.experiment.add_scalar(f"stage/{name} {key}", value, logger.offset + checkpoint["global_step"])
-            logger.close()
+    best = checkpoint["global_step"]
+    log_stage(trainer.loggers, small, run.net(name), name, mark["total_steps"], mark["metrics"], best)
     scores = {"metric": mark["metrics"], "initial": mark["initial"]}
     if parts.data.hold_out is not None:  # the best epoch was chosen on training rows: the dev set is new to the net
         scores = {"metric": evaluate(small, parts.data), "initial": {}, "held_out": mark["metrics"]}
     record = {
         "name": name, **scores, "steps": trainer.global_step,
-        "best_step": checkpoint["global_step"], "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
+        "best_step": best, "seconds": round(seconds, 1), "at_budget": mark["at_budget"],
         "threads": torch.get_num_threads(), "data": mark["data"], "version": __version__, **_memory(),
         **mark.get("notes", {}),
     }  # fmt: skip

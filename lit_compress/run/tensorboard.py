@@ -18,6 +18,7 @@ from lit_compress.models.surgery import describe
 from lit_compress.run.folder import Run, flatten
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
 
@@ -57,48 +58,63 @@ class RunLogger(TensorBoardLogger):
         self.experiment.close()
 
 
-def log_structure(logger: RunLogger, net: PreTrainedModel, stage: str, steps: int) -> None:
-    """Log a finished stage's net: histograms by role, its structure, and masks or the units left in every layer."""
-    table, writer, step = site_table(net), logger.experiment, logger.offset + steps
+Pictures = dict[str, "Figure"]  # name -> figure
+
+
+def pictures(net: PreTrainedModel, folder: Path, stage: str) -> Pictures:
+    """Return the figures of a finished stage's net: its structure, and masks, units or widths that are left.
+
+    Args:
+        net: of the stage.
+        folder: of the net; principal components of SP3 may stand beside it.
+        stage: its name.
+    """
+    found = {"structure": structure_figure(net, stage)}
+    if is_narrow(net):
+        found["widths"] = width_figure({stage: width_table(net)})
+        if (folder / COMPONENTS).is_file():
+            from safetensors.torch import load_file
+
+            shares = load_file(folder / COMPONENTS)["shares"]
+            found["components"] = component_figure(shares, "principal components by site")
+        return found
+    table, removable = site_table(net), get_architecture(net).has_removable_sublayers
+    if removable and {spec["kind"] for spec in describe(net).values()} & _CUT:
+        found["units"] = units_figure(net, stage)
+    elif all(row["rank"] is None for row in table) and any(row["density"] < 0.999 for row in table):
+        found["mask"] = mask_figure(net, stage)
+    return found
+
+
+def log_histograms(writer: Any, net: PreTrainedModel, step: int) -> None:
+    """Log histograms of densities and ranks by role, for every kind of matrix of ``net``."""
+    table = site_table(net)
     for role in dict.fromkeys(row["role"] for row in table):
         rows = [row for row in table if row["role"] == role]
         writer.add_histogram(f"density/{role}", torch.tensor([row["density"] for row in rows]), step)
         ranks = [row["rank"] for row in rows if row["rank"] is not None]
         if ranks:
             writer.add_histogram(f"rank/{role}", torch.tensor(ranks, dtype=torch.float32), step)
-    writer.add_figure("structure", structure_figure(net, stage), step)
-    if is_narrow(net):
-        return  # log_widths shows it
-    removable = get_architecture(net).has_removable_sublayers
-    if removable and {spec["kind"] for spec in describe(net).values()} & _CUT:
-        writer.add_figure("units", units_figure(net, stage), step)
-    elif all(row["rank"] is None for row in table) and any(row["density"] < 0.999 for row in table):
-        writer.add_figure("mask", mask_figure(net, stage), step)
 
 
-def log_report(run: Run, report: dict[str, Any]) -> None:
-    """Log the final table, and the settings of the run beside its results (the tab HPARAMS)."""
-    logger = RunLogger(run.folder, "report", 0)
-    steps = sum(record["steps"] for record in run.finished().values())
-    settings = flatten({key: report["config"].get(key) for key in ("model", "data", "seed_everything")})
-    results = {
+def settings_of(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run by dotted name."""
+    return flatten({key: report["config"].get(key) for key in ("model", "data", "seed_everything")})
+
+
+def results_of(report: dict[str, Any]) -> dict[str, float]:
+    """Return the main numbers of a report by name."""
+    return {
         f"result/{report['metric']['name']}": report["compressed"]["metric"],
         **{f"result/{name}": report["compressed"][name] for name in ("density", "bytes", "flops")},
         "result/speedup": report["ratios"]["speedup"],
     }
-    logger.log_hyperparams({key: str(value) for key, value in settings.items()}, results, steps)
+
+
+def write_report(run: Run, report: dict[str, Any], steps: int) -> None:
+    """Log the final table, and the settings of the run beside its results (the tab HPARAMS)."""
+    logger = RunLogger(run.folder, "report", 0)
+    settings = {key: str(value) for key, value in settings_of(report).items()}
+    logger.log_hyperparams(settings, results_of(report), steps)
     logger.experiment.add_text("report", markdown(report), steps)
     logger.close()
-
-
-def log_widths(logger: RunLogger, net: PreTrainedModel, folder: Path, stage: str, steps: int) -> None:
-    """Log the widths of a net of SP3, and the principal components in ``folder``; do nothing for other nets."""
-    if not is_narrow(net):
-        return
-    from safetensors.torch import load_file
-
-    logger.experiment.add_figure("widths", width_figure({stage: width_table(net)}), logger.offset + steps)
-    if (folder / COMPONENTS).is_file():
-        shares = load_file(folder / COMPONENTS)["shares"]
-        figure = component_figure(shares, "principal components by site")
-        logger.experiment.add_figure("components", figure, logger.offset + steps)

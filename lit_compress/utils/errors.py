@@ -18,6 +18,13 @@ class UserError(Exception):
         super().__init__(" ".join(message.split()))
 
 
+def user_error(error: BaseException | None) -> UserError | None:
+    """Return the UserError that caused ``error``, which parsers and trainers wrap in their own; None without one."""
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def require(
     settings: object,
     option: str,

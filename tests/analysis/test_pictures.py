@@ -11,7 +11,8 @@ from lit_compress.analysis.pictures import mask_figure, site_table, structure_fi
 from lit_compress.models.accounting import density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
-from lit_compress.run.tensorboard import RunLogger, log_structure
+from lit_compress.run.loggers import log_stage
+from lit_compress.run.tensorboard import RunLogger
 from lit_compress.stages.rank_rule import RankRule
 
 
@@ -52,8 +53,7 @@ def test_tensorboard_gets_histograms_and_pictures_of_the_run(sparse, tmp_path):
     logger = RunLogger(tmp_path, "prune", offset=100)
     logger.log_metrics({"train/loss": 1.0, "epoch": 0.0, "val/score": float("-inf")}, 5)
     logger.finalize("success")  # as Lightning does before the pictures are made
-    log_structure(logger, sparse, "prune", 7)
-    logger.close()
+    log_stage([logger], sparse, tmp_path, "prune", 7, {}, 7)
     assert len(list((tmp_path / "tensorboard" / "prune").iterdir())) == 1
     events = EventAccumulator(str(tmp_path / "tensorboard" / "prune"))
     events.Reload()

@@ -58,16 +58,15 @@ def test_widths_of_a_decoder():
 
 
 def test_a_dead_attention_can_be_logged(tmp_path):
-    from lit_compress.run.tensorboard import RunLogger, log_structure, log_widths
+    from lit_compress.run.loggers import log_stage
+    from lit_compress.run.tensorboard import RunLogger
 
     net = net_of("bert", torch.float32)
     insert_projections(net, random_bases(net))
     disturb(net, kill=[("attention_layer", 0), ("ffn_layer", 1)])
     logger, fused = RunLogger(tmp_path, "prune", 0), as_deployed(net)
     save_file({"shares": torch.rand(5, 32)}, tmp_path / COMPONENTS)
-    log_structure(logger, fused, "prune", 3)
-    log_widths(logger, fused, tmp_path, "prune", 3)
-    logger.close()
+    log_stage([logger], fused, tmp_path, "prune", 3, {}, 3)
     events = EventAccumulator(str(tmp_path / "tensorboard" / "prune")).Reload()
     assert {"structure", "widths", "components"} == set(events.Tags()["images"])
 

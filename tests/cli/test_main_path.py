@@ -81,7 +81,7 @@ def test_a_resumed_run_keeps_the_dense_stage_that_it_began(model, reviews, tmp_p
         raise RuntimeError("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lit_compress.cli.commands.finetuned_on", lambda backbone, task: False)
+        patch.setattr("lit_compress.cli.fitting.finetuned_on", lambda backbone, task: False)
         patch.setattr(Checkpoints, "_save", stop)
         with pytest.raises(RuntimeError, match="stopped"):
             main(args)

@@ -234,7 +234,7 @@ def run_python(item: Item) -> str:
     """Run a block that uses an export; blocks of the pages on extending have tests of their own."""
     if "onnxruntime" in item.text:
         return run_alone(item)
-    if "from_pretrained" in item.text or "torch.export" in item.text:
+    if any(used in item.text for used in ("from_pretrained", "torch.export", "import lit_compress as lc")):
         with contextlib.redirect_stdout(io.StringIO()):
             exec(compile(item.text, item.where, "exec"), {})
     else:
@@ -254,10 +254,21 @@ def run_alone(item: Item) -> str:
     return done.stdout
 
 
+class Hub:
+    """What the upload of an export calls of huggingface_hub, without a network."""
+
+    def create_repo(self, name: str, **_: Any) -> Any:
+        return type("Url", (str,), {"repo_id": name})(f"https://huggingface.co/{name}")
+
+    def upload_folder(self, **_: Any) -> None:
+        return None
+
+
 @contextlib.contextmanager
 def quick():
-    """Leave out reloads in other processes, which take seconds and are tested elsewhere."""
+    """Leave out reloads in other processes, which take seconds and are tested elsewhere, and the network."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_compress.export.hub.HfApi", Hub)
         patch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
         patch.setattr("lit_compress.export.bench._measure_fresh", lambda *_: None)
         patch.setattr("lit_compress.run.workers.start_process", forks.start_process)

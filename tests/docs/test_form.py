@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 from pages import PAGES, ROOT, blocks, items, lit_compress_words, python_blocks
 from reading import options_of
 
@@ -22,6 +23,7 @@ def test_options_exist():
     for name in methods.__all__:
         known |= nested("model", options_of(getattr(methods, name)))
     known |= nested("data", options_of(DataModule)) | nested("trainer", options_of(pl.Trainer))
+    known |= nested("trainer.logger", options_of(CSVLogger))
     for page in PAGES:
         found = set(re.findall(r"--((?:model|data|trainer)\.[a-z_0-9.]*[a-z_0-9])", page.read_text(encoding="utf-8")))
         assert found - {"model.densty"} <= known, f"{page.name}: {sorted(found - known)}"
@@ -42,7 +44,7 @@ def test_readme_is_short():
 
 
 WANTED = ("getting_started", "methods", "tasks_and_data", "outputs", "distributed", "resume", "export", "add_a_method",
-          "add_a_task", "compare", "add_an_architecture", "glossary", "house", "benchmarks")  # fmt: skip
+          "add_a_task", "compare", "python", "add_an_architecture", "glossary", "house", "benchmarks")  # fmt: skip
 
 
 def test_every_page_is_there():
@@ -82,7 +84,7 @@ def test_every_command_is_known():
 def test_the_map_has_every_room():
     text = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
     rooms = set(re.findall(r"^  (\w+)/ ", text, flags=re.M))
-    assert len(rooms) == 14
+    assert len(rooms) == 15
     if (ROOT / "lit_compress" / "run").is_dir():
         assert rooms == {path.parent.name for path in (ROOT / "lit_compress").glob("*/__init__.py")}
 

@@ -94,7 +94,7 @@ def test_a_run_shows_and_keeps_what_it_has_found(short_run, tmp_path, capsys, ti
     args = ["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir", str(tmp_path / "run"),
             "--data.validation_examples", "30"]  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_compress.cli.commands.run_stages", lambda *_: 1 / 0)
+        patch.setattr("lit_compress.cli.fitting.run_stages", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             main(args)
     said = capsys.readouterr().out

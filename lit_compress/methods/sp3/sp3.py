@@ -86,11 +86,8 @@ class SP3(Method):
                 f"model.density {density}, model.params {params}: only one can decide the size, set the other to null"
             )
         self.params = None if params is None else parse_count(params)
-        if density is None:
-            density = (
-                self.usual_density if params is None else 1.0
-            )  # the stage knows the net, and so the density of ``params``
-        super().__init__(density=density, distillation=distillation, **common)
+        usual = self.usual_density if params is None else 1.0  # the stage knows the net, and so that of ``params``
+        super().__init__(density=usual if density is None else density, distillation=distillation, **common)
         if fidelity == "official":
             prune = replace(
                 prune, norm="padded_layernorm", skip_sites=3, match_last=False, exact_target=False, tolerance=0.02

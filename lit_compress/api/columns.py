@@ -1,0 +1,153 @@
+"""Which columns of a data set hold texts and labels, what the classes are called, and what type of task that is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.tasks import KINDS
+from lit_compress.utils.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedConfig
+
+# how columns of texts are usually called, pairs first
+TEXTS = (
+    ("sentence1", "sentence2"), ("question1", "question2"), ("premise", "hypothesis"), ("text1", "text2"),
+    ("question", "sentence"), ("text",), ("sentence",), ("review",), ("content",), ("document",),
+)  # fmt: skip
+LABELS = ("label", "labels", "target", "class")
+CLASSES = ("classification", "regression")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What is known of the task and its columns; None for what is not.
+
+    Attributes:
+        task: a task of the package, which has its own columns.
+        kind: type of the task.
+        text: name of the column of the texts, or names of several.
+        label: name of the column of the labels.
+        labels: names of the classes, in order of their numbers.
+    """
+
+    task: str | None = None
+    kind: str | None = None
+    text: str | Sequence[str] | None = None
+    label: str | None = None
+    labels: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("kind", "text", "label", "labels") if getattr(self, name) is not None]
+        if self.task not in (None, "custom") and given:
+            raise UserError(f"{given[0]}: task '{self.task}' has its own columns and labels; leave one out")
+        if self.kind is not None and self.kind not in KINDS:
+            raise UserError(f"kind: unknown '{self.kind}'; {nearest(self.kind, KINDS)}")
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the commands that say the same."""
+        text = [self.text] if isinstance(self.text, str) else self.text and list(self.text)
+        values = {"kind": self.kind, "label": self.label}
+        lists = {"text": text, "labels": self.labels and [str(label) for label in self.labels]}
+        found = {name: value for name, value in values.items() if value is not None}
+        found |= {name: json.dumps(value) for name, value in lists.items() if value}
+        return {f"data.custom.{name}": value for name, value in found.items()}
+
+
+def choose_columns(
+    given: Columns, splits: Mapping[str, Dataset], config: PreTrainedConfig | None, trained: bool
+) -> Columns:
+    """Return ``given`` with everything that follows from the data sets and the model.
+
+    Args:
+        given: what the user said.
+        splits: data sets by split.
+        config: of the model; None if it cannot be read.
+        trained: its head is trained on the classes of the data.
+
+    Raises:
+        UserError: a column is missing, or several could be meant.
+    """
+    rows = splits.get("train", next(iter(splits.values())))
+    names = rows.column_names
+    for option, value in (("text", given.text), ("label", given.label)):
+        for name in [value] if isinstance(value, str) else value or ():
+            if name not in names:
+                raise UserError(f"{option}: the data has no column '{name}'; {nearest(name, names)}")
+    label = given.label or next((name for name in LABELS if name in names), None)
+    kind = given.kind or _kind(config, rows, label)
+    if kind not in CLASSES:
+        return replace(given, kind=kind)
+    label = label or next((name for name in names if hasattr(rows.features[name], "names")), None)
+    chosen = replace(given, kind=kind, text=given.text or _texts(rows, label), label=label)
+    if kind == "regression" or given.labels or label is None:
+        return chosen
+    return replace(chosen, labels=_labels(splits, label, config, trained))
+
+
+def _kind(config: PreTrainedConfig | None, rows: Dataset, label: str | None) -> str:
+    """Return the type of task: that of the model's head, or what the labels are."""
+    feature = rows.features.get(label) if label else None
+    architecture = ((config and config.architectures) or [""])[0]
+    found = next((name for name, kind in KINDS.items() if architecture.endswith(kind.suffix)), "classification")
+    if found == "language_modelling" and label is not None:
+        found = "classification"  # a decoder that is to be fine-tuned
+    numbers = str(getattr(feature, "dtype", "")).startswith(("float", "double"))
+    head = config is not None and (config.num_labels == 1 or config.problem_type == "regression")
+    return "regression" if found in CLASSES and (head or numbers) else found
+
+
+def _texts(rows: Dataset, label: str | None) -> Sequence[str]:
+    """Return the columns of the texts: usual names, or the only column of texts.
+
+    Raises:
+        UserError: none or several could be meant.
+    """
+    texts = [name for name, feature in rows.features.items() if getattr(feature, "dtype", "") in _STRINGS]
+    texts = [name for name in texts if name not in (label, "id", "idx")]
+    for names in TEXTS:
+        if set(names) <= set(texts):
+            return names
+    if len(texts) == 1:
+        return texts
+    raise UserError(
+        f"text: which column holds the texts is not clear; name it, e.g. text='{(texts or rows.column_names)[0]}'; "
+        f"columns: {', '.join(rows.column_names)}"
+    )
+
+
+_STRINGS = ("string", "large_string")
+
+
+def _labels(
+    splits: Mapping[str, Dataset], label: str, config: PreTrainedConfig | None, trained: bool
+) -> Sequence[str] | None:
+    """Return the names of the classes in order: the data's, or those of the model's head; None: of the training rows.
+
+    Numbers are classes in the model's order.
+    """
+    rows = splits.get("train", next(iter(splits.values())))
+    feature = rows.features[label]
+    if names := getattr(feature, "names", None):
+        return names
+    head = _head_names(config) if trained else None
+    if getattr(feature, "dtype", "") in _STRINGS:
+        found = {
+            str(value).strip() for some in splits.values() if label in some.features for value in some.unique(label)
+        }
+        if head and found <= set(head):
+            return head
+        return None if "train" in splits else sorted(found)
+    return head
+
+
+def _head_names(config: PreTrainedConfig | None) -> list[str] | None:
+    """Return what a model calls its classes; their numbers where they have no names."""
+    if config is None:
+        return None
+    names = [str(name) for _, name in sorted((config.id2label or {}).items())]
+    return [str(i) for i in range(len(names))] if names == [f"LABEL_{i}" for i in range(len(names))] else names

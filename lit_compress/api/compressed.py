@@ -1,0 +1,154 @@
+"""A compressed model in memory: a net of transformers that knows its export, and writes it again."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lit_compress.export.folder import check_out
+from lit_compress.export.hub import push
+from lit_compress.export.modelling import write_model
+from lit_compress.export.report import markdown
+from lit_compress.models.storage import load_net, tied
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import atomic_folder, read_json
+from lit_compress.utils.progress import note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    class Compressed(PreTrainedModel):
+        """A compressed net: any net of transformers, of which some layers are others.
+
+        Attributes:
+            report: every number of it and of the dense net, as ``report.json`` of an export has them.
+            folder: of its export, which is there as long as the net is.
+        """
+
+        report: Report
+        folder: Path
+
+else:
+    Compressed = "Compressed"
+
+
+class Report(dict[str, Any]):
+    """The content of ``report.json``; printed, or shown in a notebook, it is the final table."""
+
+    def __str__(self) -> str:
+        return self._repr_markdown_()
+
+    def _repr_markdown_(self) -> str:
+        return markdown(self)
+
+
+class Place:
+    """A folder that a net stands for; a temporary one goes with the last net that holds it. Copies share it."""
+
+    def __init__(self, folder: Path, temporary: tempfile.TemporaryDirectory[str] | None = None) -> None:
+        self.folder, self._temporary = folder, temporary
+
+    def __deepcopy__(self, _: object) -> Place:
+        return self
+
+    def __reduce__(self) -> tuple[type[Place], tuple[Path]]:
+        return Place, (self.folder,)
+
+
+def load(folder: str | Path) -> Compressed:
+    """Load a compressed model: an export, or a finished run.
+
+    Args:
+        folder: written by ``export``, ``factorize``, ``fit`` or ``save_pretrained`` of a compressed model.
+
+    Returns:
+        The net on the CPU, in evaluation mode, in the dtype of the file; it needs no code from the folder.
+
+    Raises:
+        UserError: there is no such folder, or no compressed model in it.
+
+    Example:
+        >>> small = load("runs/lpaf-sst2")  # doctest: +SKIP
+        >>> small.report["compressed"]["density"]  # doctest: +SKIP
+        0.25
+    """
+    given = Path(folder).expanduser()
+    if not given.is_dir():
+        raise UserError(f"load: no folder '{folder}'; give an export or a finished run")
+    if (given / "config.yaml").is_file():
+        if not (given / "export").is_dir():
+            raise UserError(f"load: '{folder}' has no export yet; finish it with fit --ckpt_path last")
+        given = given / "export"
+    if not (given / "structure.json").is_file():
+        raise UserError(f"load: '{folder}' is not a compressed model (no structure.json); transformers loads others")
+    return with_export(given.resolve())
+
+
+def with_export(folder: Path, temporary: tempfile.TemporaryDirectory[str] | None = None) -> Compressed:
+    """Return the net of an export with its report and its own ``save_pretrained`` and ``push_to_hub``.
+
+    Args:
+        folder: of the export.
+        temporary: that holds it and is to go with the net; None where the folder stays.
+    """
+    net: Any = load_net(folder, as_stored=True)
+    path = folder / "report.json"
+    net.folder_holder, net.folder = Place(folder, temporary), folder
+    net.report = Report(read_json("load", path, dict)) if path.is_file() else Report()
+    net.save_pretrained, net.push_to_hub = partial(_save, net), partial(_push, net)
+    return net
+
+
+def _save(net: Compressed, save_directory: str | Path) -> None:
+    """Write the folder of the export; it loads where lit_compress is not installed.
+
+    A net whose weights were changed since is written without the report, the card and the programs, which are not its.
+
+    Args:
+        save_directory: an earlier export there is replaced.
+
+    Raises:
+        UserError: it holds something else, or cannot be written.
+    """
+    out = Path(save_directory).expanduser()
+    check_out(out)
+    if out.exists() and out.samefile(net.folder) and _is_as_exported(net):
+        return
+    with atomic_folder(out) as temporary:
+        if _is_as_exported(net):
+            shutil.copytree(net.folder, temporary, dirs_exist_ok=True)
+            return
+        from transformers import AutoTokenizer
+
+        note(f"'{save_directory}': the weights are not those that were measured; report.json and the card are left out")
+        write_model(net, temporary)
+        AutoTokenizer.from_pretrained(net.folder).save_pretrained(temporary)
+
+
+def _is_as_exported(net: Compressed) -> bool:
+    """Say whether the tensors of ``net`` are those of its export."""
+    from safetensors import safe_open
+
+    aliases = tied(net)
+    tensors = {name: value for name, value in net.state_dict().items() if name not in aliases}
+    with safe_open(net.folder / "model.safetensors", "pt") as file:
+        if set(file.keys()) != set(tensors):
+            return False
+        stored = ((file.get_tensor(name), tensors[name]) for name in tensors)
+        return all(old.dtype == new.dtype and torch.equal(old, new.cpu()) for old, new in stored)
+
+
+def _push(net: Compressed, repo_id: str, private: bool = False) -> str:
+    """Upload what ``save_pretrained`` writes to the Hugging Face hub, and return the address.
+
+    Raises:
+        UserError: the hub cannot be reached, there is no token, or the hub refuses it.
+    """
+    with tempfile.TemporaryDirectory() as work:
+        net.save_pretrained(Path(work) / "export")
+        return push(Path(work) / "export", repo_id, private, kept="save_pretrained(FOLDER) writes it on this machine")

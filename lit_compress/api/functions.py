@@ -1,0 +1,378 @@
+"""The functions of the Python API; each calls what the command of its name calls."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from lit_compress.api.columns import Columns
+from lit_compress.api.compressed import with_export
+from lit_compress.api.inputs import Inputs, check_model, check_tokenizer, write_tokenizer
+from lit_compress.api.session import undisturbed
+from lit_compress.cli.compare import OWN, plan_of, run_plan
+from lit_compress.cli.fitting import run_factorize, run_fit, warn_missed
+from lit_compress.cli.options import parameters_of
+from lit_compress.cli.targets import Target, find_target, open_target
+from lit_compress.evaluation.evaluate import evaluate as evaluate_net
+from lit_compress.methods import Method
+from lit_compress.models.checks import check_head
+from lit_compress.run.comparison import words_of
+from lit_compress.run.folder import Run, bring_up_to_date
+from lit_compress.tasks import task_type
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import check_folder, write_text
+
+if TYPE_CHECKING:
+    from lit_compress.api.compressed import Compressed
+    from lit_compress.api.inputs import Data, Model, Tokenizer
+
+
+def factorize(
+    model: Model,
+    tokenizer: Tokenizer = None,
+    data: Data = None,
+    *,
+    density: float | None = None,
+    rank: int | None = None,
+    budget: str | None = None,
+    task: str | None = None,
+    kind: str | None = None,
+    text: str | Sequence[str] | None = None,
+    label: str | None = None,
+    **options: Any,
+) -> Compressed:
+    """Factorize a fine-tuned model at once, without training.
+
+    Args:
+        model: a net of transformers with a trained head, its folder or its name on the hub. A net is not changed.
+        tokenizer: of a net; a folder or a name has its own.
+        data: a ``datasets.Dataset`` (80 % calibrate, 10 % are the dev set of the report), a ``DatasetDict`` with
+            ``train`` and ``validation``, a file or a folder; None for the hub's data of ``task``.
+        density: share of the weights of the blocks' matrices that is kept, in (0, 1]; without a size, 0.25.
+        rank: in its place, the rank of every matrix.
+        budget: in its place, what the export may have: ``size=20MB``, ``params=5M``, ``flops=0.3``, ``speedup=3x``.
+        task: a task of the package, e.g. ``sst2``; None for the user's own.
+        kind: type of the user's own task, by default that of the model's head: classification, regression, tagging,
+            span_qa, summarization, language_modelling.
+        text: name of the column of texts, or names of two; None where the names are usual, or there is one.
+        label: name of the column of labels; None where it is called so.
+        **options: those of ``factorize`` and ``fit``, e.g. ``weighting="fisher"``, ``**{"data.batch_size": 8}``.
+
+    Returns:
+        The compressed net on the CPU, with ``report`` and ``save_pretrained``.
+
+    Raises:
+        UserError: the model, the data or an option cannot be used; the message is one line.
+
+    Example:
+        >>> small = factorize(model, tokenizer, data, density=0.16)  # doctest: +SKIP
+        >>> small.save_pretrained("small")  # doctest: +SKIP
+    """
+    columns = Columns(task, kind, text, label)
+    with undisturbed():
+        place = tempfile.TemporaryDirectory(prefix="lit_compress-")
+        with tempfile.TemporaryDirectory(prefix="lit_compress-") as brought:
+            inputs = Inputs(model, tokenizer, data, columns, Path(brought))
+            own = {"density": density, "rank": rank, "budget": budget} | options
+            words = [inputs.model, f"{place.name}/export", *_words(inputs.data), *_one_shot(own)]
+            _, report = run_factorize(words, factorize.__doc__)
+        warn_missed(report)
+        return with_export(Path(place.name) / "export", place)
+
+
+def compress(
+    model: Model,
+    tokenizer: Tokenizer = None,
+    data: Data = None,
+    *,
+    method: Method | type[Method] | str = "SecondOrder",
+    fine_tuned: bool = False,
+    run_dir: str | Path | None = None,
+    task: str | None = None,
+    kind: str | None = None,
+    text: str | Sequence[str] | None = None,
+    label: str | None = None,
+    **options: Any,
+) -> Compressed:
+    """Compress a model by a method, with training: a run of ``fit``.
+
+    Args:
+        model: as :func:`factorize`; one whose head was not trained on the classes of the data is fine-tuned first.
+        tokenizer: as :func:`factorize`.
+        data: as :func:`factorize`; the training rows are trained on.
+        method: with its settings, e.g. ``methods.LPAF(density=0.16)``; or its class or name, with the defaults.
+        fine_tuned: the head of ``model`` was trained on the classes of the data, in their order: it is the teacher as
+            it is. False: only if its classes have the same names.
+        run_dir: folder of the run. A run that was stopped goes on, and of one that is finished the net is loaded. None:
+            a temporary folder, which goes with the net.
+        task: as :func:`factorize`.
+        kind: as :func:`factorize`.
+        text: as :func:`factorize`.
+        label: as :func:`factorize`.
+        **options: those of ``fit``, e.g. ``**{"data.batch_size": 8, "trainer.precision": "bf16-mixed"}``.
+
+    Returns:
+        As :func:`factorize`.
+
+    Raises:
+        UserError: the model, the data, the method or an option cannot be used, or ``run_dir`` is of other settings.
+
+    Example:
+        >>> small = compress(model, tokenizer, data, method=methods.LPAF(density=0.16))  # doctest: +SKIP
+    """
+    columns = Columns(task, kind, text, label)
+    with undisturbed():
+        place = None if run_dir is not None else tempfile.TemporaryDirectory(prefix="lit_compress-")
+        inputs = Inputs(model, tokenizer, data, columns, Path(place.name) if place else None, trained=fine_tuned)
+        teacher = inputs.model if fine_tuned else None
+        run = Run(Path(run_dir).expanduser() if run_dir is not None else f"{place.name}/run")  # type: ignore[union-attr]
+        more = {"model.backbone": inputs.model, "model.teacher": teacher, **inputs.data, **options}
+        more |= {"run_dir": run.folder, "ckpt_path": "last"}
+        _, report = run_fit([*_method_words(method), *_words(more)])
+        if report is None:
+            raise UserError("compress: several processes were started; the command fit is for them")
+        warn_missed(report)
+        return with_export(run.folder / "export", place)
+
+
+def evaluate(
+    model: Model,
+    tokenizer: Tokenizer = None,
+    data: Data = None,
+    *,
+    split: Literal["validation", "test"] = "validation",
+    task: str | None = None,
+    kind: str | None = None,
+    text: str | Sequence[str] | None = None,
+    label: str | None = None,
+    **options: Any,
+) -> dict[str, float]:
+    """Score a model on labelled data, with the uncertainty of the score.
+
+    Args:
+        model: a compressed net, any fine-tuned net of transformers, or the folder of one, of an export or of a run.
+        tokenizer: of a net; a compressed one has its own.
+        data: a ``datasets.Dataset``, which is scored as a whole; else as :func:`factorize`. None for what a run was
+            made with, or for the hub's data of ``task``.
+        split: which one is scored.
+        task: as :func:`factorize`.
+        kind: as :func:`factorize`.
+        text: as :func:`factorize`.
+        label: as :func:`factorize`.
+        **options: those of ``validate``, e.g. ``**{"data.eval_batch_size": 8}``.
+
+    Returns:
+        The metrics by name, e.g. ``accuracy`` in [0, 1]; ``rows``, of which they are; ``accuracy_low95`` and
+        ``accuracy_high95``, between which it is in 95 of 100 samples of as many rows. MNLI's second split has a prefix.
+
+    Raises:
+        UserError: the model, the data or an option cannot be used; the head answers another question.
+
+    Example:
+        >>> evaluate(small, data=data)["accuracy"]  # doctest: +SKIP
+        0.82
+    """
+    if split not in ("validation", "test"):
+        raise UserError(f"split: unknown '{split}'; valid: validation, test")
+    columns = Columns(task, kind, text, label)
+    command: Literal["validate", "test"] = "test" if split == "test" else "validate"
+    with undisturbed(), tempfile.TemporaryDirectory(prefix="lit_compress-") as brought:
+        target = _target(model, tokenizer, Path(brought), command)
+        stored, given = (target.config or {}).get("data", {}).get("task"), {}
+        settled = stored is not None and columns == Columns()
+        if data is not None or not settled:
+            columns = Columns(stored) if settled else columns
+            inputs = Inputs(str(target.folder), None, data, columns, Path(brought), split, settled=settled)
+            given = inputs.data
+        parts = open_target(target, _words(given | options), command)
+        if isinstance(model, str | Path):
+            return _plain(evaluate_net(target.load(parts.data.record), parts.data, command, sure=True), command)
+        check_head(target.what, model.config, parts.data.record)
+        with _as_it_was(model):
+            task_type(parts.data.record).configure(model, parts.data.record)
+            return _plain(evaluate_net(model, parts.data, command, sure=True), command)
+
+
+def compare(
+    config: str | Path | Mapping[str, Any],
+    out: str | Path | None = None,
+    *,
+    model: Model | None = None,
+    tokenizer: Tokenizer = None,
+    data: Data = None,
+    workers: int = 1,
+    task: str | None = None,
+    kind: str | None = None,
+    text: str | Sequence[str] | None = None,
+    label: str | None = None,
+    **options: Any,
+) -> Compared:
+    """Run several methods, budgets and seeds from the same teachers with as many updates, and compare them.
+
+    Args:
+        config: of the comparison: a path, the name of a shipped one, or its content.
+        out: folder to write; what is done there is not done again. None: ``runs/NAME``, or ``runs/compare``.
+        model: backbone or fine-tuned model of all runs; None: that of the config.
+        tokenizer: of a net.
+        data: as :func:`factorize`; None: that of the config.
+        workers: runs at one time, each in a process of its own.
+        task: as :func:`factorize`; None: that of the config, if neither data nor columns are given.
+        kind: as :func:`factorize`.
+        text: as :func:`factorize`.
+        label: as :func:`factorize`.
+        **options: keys of the config and options of ``fit`` for all runs, e.g. ``seeds=[1, 2]``.
+
+    Returns:
+        The content of ``compare.json``, with the ``page``.
+
+    Raises:
+        UserError: the config, the model, the data or an option cannot be used.
+
+    Example:
+        >>> compare("compare_quickstart.yaml").page  # doctest: +SKIP
+        PosixPath('runs/compare_quickstart/report/index.html')
+    """
+    if workers < 1:
+        raise UserError(f"workers: {workers} is below 1, the smallest valid value")
+    columns = Columns(task, kind, text, label)
+    with undisturbed():
+        given: dict[str, Any] = {}
+        if model is not None:
+            inputs = Inputs(model, tokenizer, data, columns, None, trained=False)
+            given = {"model.backbone": inputs.model, **inputs.data}
+        elif tokenizer is not None or data is not None or columns != Columns():
+            raise UserError("model: none is given, so that data and columns cannot be, either; give the model, too")
+        if isinstance(config, Mapping):
+            out = Path(out or "runs/compare").expanduser()
+            check_folder("out", out)
+            out.mkdir(parents=True, exist_ok=True)
+            content = yaml.safe_dump(json.loads(json.dumps(dict(config))), sort_keys=False)
+            write_text(out / "comparison.yaml", content)  # that the command that makes it again names
+            config = out / "comparison.yaml"
+        own = {name: options.pop(name) for name, *_ in OWN if name in options}
+        words = [f"--{name}={value}" for name, value in own.items() if not isinstance(value, list | tuple)]
+        for name, value in own.items():
+            words += [f"--{name}", *map(str, value)] if isinstance(value, list | tuple) else []
+        words += _words(given | options)
+        words += [
+            "--config",
+            str(config),
+            *(["--out", str(out)] if out else []),
+        ]
+        plan, _ = plan_of(words, compare.__doc__)
+        page = run_plan(plan, workers)
+        return Compared(json.loads((plan.place.out / "compare.json").read_text()), page)
+
+
+class Compared(dict[str, Any]):
+    """The content of ``compare.json``.
+
+    Attributes:
+        page: the HTML page.
+    """
+
+    def __init__(self, found: Mapping[str, Any], page: Path) -> None:
+        super().__init__(found)
+        self.page = page
+
+
+# ------------------------------------------------------------------------------------------ words and nets
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    """Return options as words of a command; those that are None are left out."""
+    values = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return words_of({name: value for name, value in values.items() if value is not None})
+
+
+def _one_shot(options: Mapping[str, Any]) -> list[str]:
+    """Return options of ``factorize`` as words; ``pivot`` has no value there."""
+    given = dict(options)
+    pivot = given.pop("pivot", None)
+    return [*([] if pivot is None else ["--pivot" if pivot else "--no-pivot"]), *_words(given)]
+
+
+def _method_words(method: Any) -> list[str]:
+    """Return the options that make a method as it was made; values that are the defaults are left out.
+
+    Raises:
+        UserError: it is no method.
+    """
+    if isinstance(method, str):
+        return [f"--model={method}"]
+    kind = method if isinstance(method, type) else type(method)
+    if not (issubclass(kind, Method) and kind is not Method):
+        raise UserError(
+            f"method: {kind.__name__} is no method; give one, e.g. methods.LPAF(density=0.25), or its name, 'LPAF'"
+        )
+    words = [f"--model={kind.__module__}.{kind.__qualname__}"]
+    if kind.__module__.startswith("lit_compress."):
+        words = [f"--model={kind.__name__}"]
+    if isinstance(method, type):
+        return words
+    found: dict[str, Any] = {}
+    for name, parameter in parameters_of(kind).items():
+        if name not in ("task", "backbone"):
+            found |= _changed(f"model.{name}", method.given.get(name, parameter.default), parameter.default)
+    return [*words, *words_of(found)]
+
+
+def _changed(name: str, value: Any, default: Any) -> dict[str, Any]:
+    """Return the options in which a value differs from the default, those of settings one by one."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return {} if value == default else {name: value}
+    before = default if is_dataclass(default) else None
+    missing = object()
+    found: dict[str, Any] = {}
+    for field in fields(value):
+        here = getattr(value, field.name)
+        if here != getattr(before, field.name, missing):
+            here = asdict(here) if is_dataclass(here) and not isinstance(here, type) else here
+            found[f"{name}.{field.name}"] = here
+    return found
+
+
+def _target(model: Any, tokenizer: Any, brought: Path, command: str) -> Target:
+    """Return what is evaluated; of a net in memory the configuration and the tokenizer are written to ``brought``."""
+    if isinstance(model, str | Path):
+        if tokenizer is not None:
+            raise UserError(f"tokenizer: '{model}' has its own; leave it out, or give the loaded model, too")
+        return find_target(str(model), command)
+    check_model(model)
+    what = f"model: a {type(model).__name__}"
+    if (folder := getattr(model, "folder", None)) is not None:  # compressed
+        config = getattr(model, "report", {}).get("config")
+        return Target(what, folder, config and bring_up_to_date(copy.deepcopy(config)))
+    check_tokenizer(tokenizer)
+    folder = brought / "model"
+    folder.mkdir()
+    model.config.save_pretrained(folder)
+    write_tokenizer(model.config, tokenizer, folder)
+    return Target(what, folder, None)
+
+
+class _as_it_was:
+    """Put a net back on its device, into its mode, with its settings of generation."""
+
+    def __init__(self, net: Any) -> None:
+        self.net, self.device, self.training = net, next(net.parameters()).device, net.training
+        self.generation = copy.deepcopy(getattr(net, "generation_config", None))
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        self.net.to(self.device).train(self.training)
+        self.net.generation_config = self.generation
+
+
+def _plain(values: dict[str, float], command: str) -> dict[str, float]:
+    """Return metrics without the name of the first split."""
+    return {name.removeprefix("test/" if command == "test" else "val/"): value for name, value in values.items()}

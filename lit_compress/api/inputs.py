@@ -1,0 +1,220 @@
+"""Models and data that are brought: objects get a place on disk, and what they are becomes options of the commands.
+
+A model object is written as ``save_pretrained`` writes it, with its tokenizer; a data set as ``save_to_disk`` does.
+What is needed for one call stands in a temporary folder. What a run refers to that can be continued stands in the
+cache, under a hash of its content, so that the same objects are the same run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from lit_compress.api.columns import Columns, choose_columns
+from lit_compress.data.encode import content_key, tokenizer_key
+from lit_compress.data.sources import CUSTOM
+from lit_compress.utils.cache import build_once, cache_folder, short_hash
+from lit_compress.utils.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    Model: TypeAlias = PreTrainedModel | str | Path
+    Tokenizer: TypeAlias = PreTrainedTokenizerBase | None
+    Data: TypeAlias = Dataset | DatasetDict | Mapping[str, Dataset] | str | Path | None
+
+SPLITS = {"dev": "validation", "val": "validation", "valid": "validation", "eval": "validation"}  # other names
+
+
+class Inputs:
+    """A model and data as options of the commands.
+
+    Args:
+        model: a net of transformers, a folder or a name on the hub.
+        tokenizer: of a net; None for a folder or a name, which has its own.
+        data: a data set, several by split, a file or a folder; None for the data of a named task.
+        columns: what the user said of the task and the columns.
+        temporary: where to write; None: the cache.
+        whole: a single data set is this split as a whole; None: it is divided into training, dev and test rows.
+        trained: the head of the model is trained, so that its labels are those of the data.
+        settled: a stored config has the columns already.
+
+    Attributes:
+        model: folder or name.
+        data: options of the data, by name.
+
+    Raises:
+        UserError: something is of a type that is not known here, or does not fit.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        data: Data,
+        columns: Columns,
+        temporary: Path | None,
+        whole: str | None = None,
+        trained: bool = True,
+        settled: bool = False,
+    ) -> None:
+        self._temporary = temporary
+        self.model = self._model(model, tokenizer)
+        config = None if isinstance(model, str | Path) else model.config
+        self.data = self._data(data, columns, config, whole, None if settled else trained)
+
+    def _placed(self, name: str, key: Callable[[], str], fill: Callable[[Path], Any]) -> Path:
+        """Let ``fill`` write a folder: ``name`` in the temporary one, or that of the hash ``key`` in the cache."""
+        if self._temporary is None:
+            return build_once(cache_folder() / f"brought-{key()}" / name, fill)
+        folder = self._temporary / name
+        folder.mkdir(parents=True)
+        fill(folder)
+        return folder
+
+    # -------------------------------------------------------------------------------------- the model
+
+    def _model(self, model: Model, tokenizer: Tokenizer) -> str:
+        """Return the folder or name of a model."""
+        if isinstance(model, str | Path):
+            if tokenizer is not None:
+                raise UserError(f"tokenizer: '{model}' has its own; leave it out, or give the loaded model, too")
+            return str(model)
+        check_model(model)
+        check_tokenizer(tokenizer)
+        if hasattr(model.config, "structure"):
+            raise UserError("model: it is compressed already; give the model it was made from")
+
+        def fill(folder: Path) -> None:
+            model.save_pretrained(folder)
+            write_tokenizer(model.config, tokenizer, folder)
+
+        return str(self._placed(name_of(model), lambda: model_key(model, tokenizer), fill))
+
+    # --------------------------------------------------------------------------------------- the data
+
+    def _data(
+        self, data: Data, columns: Columns, config: PreTrainedConfig | None, whole: str | None, trained: bool | None
+    ) -> dict[str, Any]:
+        """Return the options of the data."""
+        if data is None and columns.task is None:
+            raise UserError(
+                "data: none is given; give a Dataset, a DatasetDict, a file or a folder, or the task whose data is on "
+                "the hub, e.g. task='sst2'"
+            )
+        task = {"data.task": columns.task or CUSTOM}
+        if data is None:
+            return task | columns.options()
+        if isinstance(data, str | Path):
+            return task | {"data.path": str(data)} | columns.options()
+        splits = splits_of(data, whole)
+        chosen = columns
+        if trained is not None and columns.task in (None, CUSTOM):
+            chosen = choose_columns(columns, splits, config or read_config(self.model), trained)
+
+        def fill(folder: Path) -> None:
+            from datasets import DatasetDict
+
+            DatasetDict(splits).save_to_disk(folder)
+
+        def key() -> str:
+            return short_hash({name: content_key(rows) for name, rows in sorted(splits.items())})
+
+        return task | {"data.path": str(self._placed("data", key, fill))} | chosen.options()
+
+
+def splits_of(data: Any, whole: str | None) -> dict[str, Dataset]:
+    """Return data sets by the names of splits that the package knows.
+
+    Raises:
+        UserError: it is none, has no rows, or two splits are the same.
+    """
+    import datasets
+
+    given = {whole or "train": data} if isinstance(data, datasets.Dataset) else data
+    if not isinstance(given, Mapping) or not all(isinstance(rows, datasets.Dataset) for rows in given.values()):
+        raise UserError(
+            f"data: a {type(data).__name__} is no Dataset or DatasetDict of the library datasets, no file and no "
+            "folder; Dataset.from_list, from_dict or from_pandas make one"
+        )
+    found: dict[str, datasets.Dataset] = {}
+    for name, rows in given.items():
+        split = SPLITS.get(str(name), str(name))
+        if split in found:
+            raise UserError(f"data: the split '{name}' is '{split}', which is there already; leave one")
+        if not len(rows):
+            raise UserError(f"data: the split '{name}' has no rows")
+        found[split] = rows
+    if not found.keys() & {"train", "validation", "test", "validation_matched"}:
+        hint = nearest(next(iter(found), ""), ("train", "validation", "test"))
+        raise UserError(f"data: no split of '{', '.join(found)}' is known; {hint}")
+    return found
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no net of transformers.
+
+    Raises:
+        UserError: it is none.
+    """
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"model: a {type(model).__name__} is no PreTrainedModel of transformers; give one, its folder or its name"
+        )
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuse what is no fast tokenizer of transformers.
+
+    Raises:
+        UserError: it is none.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    if tokenizer is None:
+        raise UserError("tokenizer: none is given; give that of the model, AutoTokenizer.from_pretrained(NAME)")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase) or not tokenizer.is_fast:
+        raise UserError(f"tokenizer: a {type(tokenizer).__name__} is no fast tokenizer of transformers; give one")
+
+
+def write_tokenizer(config: PreTrainedConfig, tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer beside a configuration, which keeps the name on the hub that the model came from."""
+    tokenizer.save_pretrained(folder)
+    name, path = str(getattr(config, "_name_or_path", "") or ""), folder / "config.json"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists():
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"_name_or_path": name}, indent=2) + "\n")
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """Return how the folder of a model is called: the last part of where it came from, or its class."""
+    name = Path(str(getattr(model.config, "_name_or_path", "") or "")).name
+    return re.sub(r"[^\w.-]", "-", name) or type(model).__name__
+
+
+def model_key(model: PreTrainedModel, tokenizer: Any) -> str:
+    """Return a hash of all weights, of the configuration and of the tokenizer."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    settings = model.config.to_dict()
+    return short_hash(digest.hexdigest(), sorted(settings.items(), key=str), tokenizer_key(tokenizer))
+
+
+def read_config(model: str) -> PreTrainedConfig | None:
+    """Return the configuration of a folder or name; None where it cannot be read: whoever loads it says why."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(Path(model).expanduser() if Path(model).expanduser().is_dir() else model)
+    except Exception:  # no network, no such folder, a broken file
+        return None

@@ -1,0 +1,190 @@
+"""What ``fit`` and ``factorize`` do, without what they print at the end: the commands and the Python API call it."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from lit_compress.cli.exporting import add_choices
+from lit_compress.cli.one_shot import factorize_model
+from lit_compress.cli.options import CommandLine
+from lit_compress.cli.parsers import parse_one_shot
+from lit_compress.export.folder import check_out
+from lit_compress.models.backbones import finetuned_on
+from lit_compress.models.budget import budget_line
+from lit_compress.run.changes import go_on
+from lit_compress.run.details import keep_details
+from lit_compress.run.finish import export_run
+from lit_compress.run.folder import Run
+from lit_compress.run.loggers import log_report
+from lit_compress.run.plan import show_plan
+from lit_compress.run.runner import Components, check_stages, run_stages
+from lit_compress.run.settle import density_of_first, failure_told, settle_storage, solve_budget
+from lit_compress.tasks.records import Task
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import check_folder, read_json, write_json
+from lit_compress.utils.progress import note
+
+
+def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
+    """Run or continue all stages of a method, and export the net.
+
+    Args:
+        args: options of ``fit``.
+
+    Returns:
+        The run, and its report; None for the report on all processes but the first.
+
+    Raises:
+        UserError: an option, the data, the backbone or the run folder cannot be used.
+    """
+    cli = CommandLine(args, "fit")
+    config = cli.config
+    if config.trainer.max_epochs is not None:
+        raise UserError(
+            f"trainer.max_epochs: {config.trainer.max_epochs} would hold for every stage; set model.<stage>.epochs"
+        )
+    for name in ("checkpoint_every", "max_skipped"):
+        if config[name] < 1:
+            raise UserError(f"{name}: {config[name]} is below 1, the smallest valid value")
+    parts = cli.build()
+    run = run_of(cli, parts)
+    with ExitStack() as claim:
+        with failure_told(run):
+            choose_teacher(cli, run, parts.data.record, args)
+            settle_budget(cli, run)
+            begin = _prepare_run(run, cli, config.ckpt_path)
+            if not rank_zero_only.rank:
+                claim.enter_context(run.claim())
+            if begin:
+                begin()
+        try:
+            run_stages(
+                cli.build, run, config.ckpt_path, config.checkpoint_every, config.max_skipped, config.allow_changed
+            )
+        except SIGTERMException as error:  # Lightning's would end the process with exit code 0
+            print("stopped by SIGTERM; the same command with --ckpt_path last continues", file=sys.stderr)
+            raise SystemExit(128 + signal.SIGTERM) from error
+        return run, _report(run, cli)
+
+
+def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, Any]]:
+    """Factorize a fine-tuned model and export it.
+
+    Args:
+        args: MODEL, OUT and options of ``factorize``.
+        about: the sentence of ``--help``.
+
+    Returns:
+        OUT as it was given, and the report.
+
+    Raises:
+        UserError: an option, the model, the data or OUT cannot be used.
+    """
+    parser = argparse.ArgumentParser(prog="python -m lit_compress factorize", description=about, allow_abbrev=False)
+    parser.add_argument("model", metavar="MODEL", help="folder or hub name of a model fine-tuned on the task")
+    parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
+    add_choices(parser, programs=False)
+    given, cli = parse_one_shot(parser, args, "factorize")
+    out = Path(given.out).expanduser()
+    check_out(out)
+    parts = settle_budget(cli)
+    return given.out, factorize_model(out, parts.method, parts.data, cli.dump(), parts.storage.choices)
+
+
+def run_of(cli: CommandLine, parts: Components) -> Run:
+    """Return the run folder that is asked for, or the usual one."""
+    name = type(parts.method).__name__.lower()
+    return Run(cli.config.run_dir or f"runs/{name}-{parts.data.record.name}")
+
+
+def settle_budget(cli: CommandLine, run: Run | None = None) -> Components:
+    """Find the density that meets the budget, if there is one; a run that is continued keeps the one it began with.
+
+    Milliseconds differ between processes, so all take the density of the first.
+    """
+    parts = cli.build()
+    cli.tokens = settle_storage(parts).tokens
+    if (budget := parts.method.budget) is None:
+        return cli.build()
+    if run is not None:
+        if rank_zero_only.rank and budget.kind == "speedup":
+            cli.density = density_of_first(run, budget.asked)
+        elif run.started:
+            cli.density = run.density(budget.asked)
+    if cli.density is None:
+        cli.density = solve_budget(cli.build(), cli.at_density)
+    return cli.build()
+
+
+def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> None:
+    """Choose the teacher where none is given: where a run is continued the one that it has, else maybe the backbone.
+
+    A backbone that is fine-tuned on the labels of the data is the teacher, so that no dense stage is trained, unless
+    options of the dense stage among ``args`` say otherwise.
+    """
+    init = cli.config.model.init_args
+    if init.get("teacher"):
+        return
+    if run.started:
+        init.teacher = run.config()["model"]["init_args"].get("teacher")
+        return
+    asked = any(arg.startswith(("--model.dense", "--model.teacher")) for arg in args)
+    if asked or not finetuned_on(init.backbone, task):
+        return
+    init.teacher = init.backbone
+    note(
+        f"model.backbone: '{init.backbone}' is fine-tuned on these labels ({', '.join(task.labels)}): it is the "
+        "teacher as it is; --model.dense.epochs 3 would fine-tune it first"
+    )
+
+
+@rank_zero_only
+def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[[], None] | None:
+    """Check that the run can work, and return what creates its folder; or check that it may be continued."""
+    config = cli.dump()
+    if not run.started:
+        check_folder("run_dir", run.folder)
+        if run.foreign:
+            raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
+        parts = cli.build()
+        plan, facts = check_stages(parts), parts.data.facts()
+        show_plan(parts.data.record.name, facts, plan)
+        budget = parts.method.budget and {"asked": parts.method.budget.asked, "density": parts.method.density}
+        return partial(run.begin, config, facts.as_dict(), budget)
+    changed = run.check_same(config, cli.config.allow_changed)
+    if ckpt_path is None:
+        raise UserError(
+            f"run_dir: '{run.folder}' exists already; continue it with --ckpt_path last, or give another --run_dir"
+        )
+    return go_on(run, config, changed, cli.build().method) if changed else None
+
+
+@rank_zero_only
+def _report(run: Run, cli: CommandLine) -> dict[str, Any]:
+    """Export the net, write the report and log it; return what is there already."""
+    path = run.folder / "report.json"
+    if path.is_file() and (run.folder / "export" / "report.json").is_file():
+        return read_json("run_dir", path, dict)
+    parts = cli.build()
+    report = export_run(run, run.folder / "export", parts.method, parts.data, parts.storage.choices)
+    keep_details(run, parts.data)
+    write_json(path, report)
+    log_report(run, report, parts.trainer.get("logger"))
+    return report
+
+
+def warn_missed(report: dict[str, Any]) -> None:
+    """Say that the export is beyond its budget; the run is not lost."""
+    if (found := report.get("budget")) and not found["met"]:
+        warnings.warn(f"{budget_line(found)}; ask for {'more' if found['kind'] == 'speedup' else 'less'}", stacklevel=2)

@@ -1,0 +1,33 @@
+"""What an object was made with: the arguments of its constructors, read while they run."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def given_to(made: object) -> dict[str, Any]:
+    """Return the arguments of the constructors of ``made`` that are running, called by the innermost of them.
+
+    What the outer one was given stands, where it hands another value on. A constructor must not give its argument
+    another value before it calls that of its base.
+
+    >>> class Base:
+    ...     def __init__(self, size=1):
+    ...         self.given = given_to(self)
+    >>> class Own(Base):
+    ...     def __init__(self, name, **common):
+    ...         super().__init__(**common)
+    >>> Own("a", size=2).given
+    {'size': 2, 'name': 'a'}
+    """
+    found: dict[str, Any] = {}
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name == "__init__":
+        code, values = frame.f_code, frame.f_locals
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if not names or values.get(names[0]) is not made:
+            break
+        found |= {name: values[name] for name in names[1:] if name in values}
+        frame = frame.f_back  # type: ignore[assignment]
+    return found

@@ -1,0 +1,78 @@
+"""Columns of data sets are recognised, or what is not clear is one line."""
+
+from __future__ import annotations
+
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+from tiny import make_net
+from transformers import BertConfig
+
+from lit_compress.api.columns import Columns, choose_columns
+from lit_compress.api.inputs import splits_of
+from lit_compress.utils.errors import UserError
+
+NAMED = make_net("bert").config  # negative, positive
+UNNAMED = BertConfig(num_labels=3, architectures=["BertForSequenceClassification"])
+
+
+def chosen(columns, config=NAMED, given=Columns(), trained=True, split="train"):
+    return choose_columns(given, {split: Dataset.from_dict(columns)}, config, trained)
+
+
+def test_usual_names_are_recognised_and_numbers_are_the_classes_of_the_model():
+    found = chosen({"sentence": ["a", "b"], "label": [0, 1], "id": ["1", "2"]})
+    assert (found.kind, tuple(found.text), found.label) == ("classification", ("sentence",), "label")
+    assert found.labels == ["negative", "positive"]
+    assert found.options()["data.custom.text"] == '["sentence"]'
+    assert chosen({"text": ["a"], "labels": [2]}, UNNAMED).labels == ["0", "1", "2"]
+    assert chosen({"text": ["a"], "labels": [2]}, UNNAMED, trained=False).labels is None
+    pair = chosen({"premise": ["a"], "hypothesis": ["b"], "idx": [1], "label": [0]})
+    assert tuple(pair.text) == ("premise", "hypothesis")
+
+
+def test_names_of_the_data_are_classes_and_numbers_with_fractions_are_regression():
+    features = Features({"body": Value("string"), "mood": ClassLabel(names=["bad", "good"])})
+    rows = Dataset.from_dict({"body": ["a", "b"], "mood": [0, 1]}, features=features)
+    found = choose_columns(Columns(), {"train": rows}, UNNAMED, True)
+    assert (list(found.text), found.label, found.labels) == (["body"], "mood", ["bad", "good"])
+    assert chosen({"text": ["a"], "label": [0.5]}, UNNAMED).kind == "regression"
+    assert chosen({"text": ["a"], "label": ["positive"]}).labels == ["negative", "positive"]
+    assert chosen({"text": ["a", "b"], "label": ["x", "y"]}, split="validation").labels == ["x", "y"]
+    assert chosen({"text": ["a", "b"], "label": ["x", "y"]}).labels is None  # read with the training rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "line"),
+    [
+        ({"a": ["x"], "b": ["y"], "label": [0]}, {}, "text: which column holds the texts is not clear; name it"),
+        (
+            {"text": ["x"], "label": [0]},
+            {"text": "texts"},
+            "text: the data has no column 'texts'; did you mean 'text'?",
+        ),
+        (
+            {"text": ["x"], "label": [0]},
+            {"label": "labl"},
+            "label: the data has no column 'labl'; did you mean 'label'?",
+        ),
+        ({"text": ["x"]}, {"kind": "clasification"}, "kind: unknown 'clasification'; did you mean 'classification'?"),
+        ({"text": ["x"]}, {"task": "sst2", "text": "text"}, "text: task 'sst2' has its own columns"),
+    ],
+)
+def test_mistakes_are_one_line(columns, given, line):
+    with pytest.raises(UserError, match=line.replace("?", r"\?")):
+        chosen(columns, given=Columns(**given))
+
+
+def test_splits_have_the_names_of_the_package():
+    rows = Dataset.from_dict({"text": ["a"]})
+    assert list(splits_of(rows, None)) == ["train"] and list(splits_of(rows, "test")) == ["test"]
+    assert list(splits_of({"train": rows, "dev": rows}, None)) == ["train", "validation"]
+    for data, line in (
+        ([{"text": "a"}], "data: a list is no Dataset or DatasetDict"),
+        ({"dev": rows, "validation": rows}, "the split 'validation' is 'validation', which is there already"),
+        ({"trian": rows}, "did you mean 'train'"),
+        (rows.select([]), "the split 'train' has no rows"),
+    ):
+        with pytest.raises(UserError, match=line):
+            splits_of(data, None)

@@ -1,0 +1,215 @@
+"""The Python API: what it makes of objects is what the commands make of files; mistakes are one line."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset, DatasetDict, load_from_disk
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import lit_compress as lc
+from lit_compress.__main__ import main
+from lit_compress.api import functions
+from lit_compress.api.functions import _method_words
+from lit_compress.methods.lpaf import LPAFSettings
+from lit_compress.methods.svd import Factorized
+
+FEW = {"data.batch_size": 8, "calibration_examples": 24}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def net(tiny_backbone):
+    return AutoModelForSequenceClassification.from_pretrained(tiny_backbone)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_backbone):
+    return AutoTokenizer.from_pretrained(tiny_backbone)
+
+
+@pytest.fixture(scope="module")
+def data(tiny_data):
+    return DatasetDict({s: Dataset.from_json(str(tiny_data / f"{s}.jsonl")) for s in ("train", "validation")})
+
+
+@pytest.fixture(scope="module")
+def small(net, tokenizer, data):
+    """A model that was factorized from objects; random numbers, warnings and the net are as before."""
+    net.train()
+    before, state, shown = copy.deepcopy(net.state_dict()), torch.get_rng_state(), warnings.formatwarning
+    found = lc.factorize(net, tokenizer, data, density=0.5, task="sst2", **FEW)
+    assert torch.equal(state, torch.get_rng_state()) and warnings.formatwarning is shown and net.training
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    return found
+
+
+def test_it_writes_what_the_command_writes(small, tiny_backbone, tiny_data, tmp_path):
+    words = [f"--{name}={value}" for name, value in FEW.items()]
+    main(["factorize", str(tiny_backbone), str(tmp_path / "command"), "--data.task", "sst2", "--data.path",
+          str(tiny_data), "--density", "0.5", *words])  # fmt: skip
+    small.save_pretrained(tmp_path / "python")
+    names = {path.name for path in (tmp_path / "command").iterdir()}
+    assert names == {path.name for path in (tmp_path / "python").iterdir()} and "report.json" in names
+    made, written = (load_file(tmp_path / out / "model.safetensors") for out in ("command", "python"))
+    assert made.keys() == written.keys() and all(torch.equal(made[name], written[name]) for name in made)
+    for name in ("structure.json", "modeling_compressed.py", "config.json", "tokenizer.json"):
+        assert (tmp_path / "command" / name).read_text() == (tmp_path / "python" / name).read_text()
+    report = json.loads((tmp_path / "command" / "report.json").read_text())
+    for key in ("metric", "density", "params", "flops", "bytes", "interval"):
+        assert small.report["compressed"][key] == report["compressed"][key]
+    assert "site density" in str(small.report) and small.report._repr_markdown_().startswith("| SecondOrder on sst2")
+
+
+def test_a_model_that_was_changed_is_saved_as_it_is(small, tmp_path, capsys):
+    other = copy.deepcopy(small)
+    with torch.no_grad():
+        other.classifier.bias.add_(1)
+    other.save_pretrained(tmp_path / "other")
+    assert "the weights are not those that were measured" in capsys.readouterr().err
+    assert not (tmp_path / "other" / "report.json").exists()
+    again = lc.load(tmp_path / "other")
+    assert torch.equal(again.classifier.bias, other.classifier.bias) and again.report == {}
+    assert pickle.loads(pickle.dumps(small)).report == small.report
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("")
+    with pytest.raises(lc.UserError, match="holds something that is not an export"):
+        small.save_pretrained(tmp_path / "full")
+
+
+def test_scores_are_those_of_the_command(small, net, tokenizer, data, tiny_data, tmp_path, capsys):
+    small.save_pretrained(tmp_path / "out")
+    main(["validate", str(tmp_path / "out"), "--data.path", str(tiny_data)])
+    said = dict(line.split(" ") for line in capsys.readouterr().out.splitlines())
+    for found in (lc.evaluate(small, data=data), lc.evaluate(tmp_path / "out", data=tiny_data)):
+        assert {f"val/{name}": float(f"{value:.6f}") for name, value in found.items()} == {
+            name: float(value) for name, value in said.items()
+        }
+    assert found["accuracy"] == small.report["compressed"]["metric"] and found["rows"] == 40
+    net.eval()
+    rows = data["train"].rename_columns({"sentence": "review", "label": "stars"})
+    found = lc.evaluate(net, tokenizer, rows, label="stars")
+    assert found["rows"] == 100 and not net.training
+    batch = tokenizer(rows["review"][:], padding=True, return_tensors="pt")
+    right = net(**batch).logits.argmax(-1) == torch.tensor(rows["stars"][:])
+    assert found["accuracy"] == pytest.approx(right.float().mean().item())
+
+
+def test_the_same_objects_are_the_same_run(small, net, tokenizer, data, tmp_path, monkeypatch):
+    """A call that is made again gives ``fit`` the same words, so that it goes on; the notebook makes a whole run."""
+    got = []
+
+    def run_fit(words):
+        got.append(words)
+        shutil.copytree(small.folder, tmp_path / "run" / "export", dirs_exist_ok=True)
+        return None, small.report
+
+    monkeypatch.setattr(functions, "run_fit", run_fit)
+    method = lc.methods.SVD(density=0.5, retrain=Factorized(epochs=1))
+    more = {"label": "label", "run_dir": tmp_path / "run", "data.batch_size": 16}
+    made = lc.compress(net, tokenizer, data, method=method, fine_tuned=True, **more)
+    assert made.folder == tmp_path / "run" / "export" and torch.equal(made.classifier.weight, small.classifier.weight)
+    other = copy.deepcopy(net)
+    for model in (other, net):
+        lc.compress(model, tokenizer, DatasetDict(data), method=method, fine_tuned=True, **more)
+        other.classifier.bias.data += 1
+    lc.compress(other, tokenizer, data, method=method, **more)
+    assert got[0] == got[1] == got[2] != got[3]
+    options = dict(word[2:].split("=", 1) for word in got[0])
+    assert options["model.teacher"] == options["model.backbone"] and options["ckpt_path"] == "last"
+    assert options["data.custom.labels"] == '["negative", "positive"]' and options["model.retrain.epochs"] == "1"
+    found = [dict(word[2:].split("=", 1) for word in words) for words in got]
+    assert found[3]["model.backbone"] != options["model.backbone"] and found[3]["data.path"] == options["data.path"]
+    assert "model.teacher" not in found[3] and "data.custom.labels" not in found[3]
+
+
+def test_a_method_is_made_again_with_what_it_was_given():
+    pruning = LPAFSettings(epochs=2)
+    assert _method_words(lc.methods.LPAF(density=0.16, prune=pruning)) == [
+        "--model=LPAF", "--model.density=0.16", "--model.prune.epochs=2"
+    ]  # fmt: skip
+    assert _method_words("SVD") == _method_words(lc.methods.SVD) == ["--model=SVD"]
+    assert _method_words(lc.methods.SVD(rank=3)) == ["--model=SVD", "--model.rank=3"]
+    assert _method_words(lc.methods.SP3(params="5k")) == ["--model=SP3", "--model.params=5k"]
+
+
+def test_a_comparison_gets_the_objects_as_options(net, tokenizer, data, tmp_path, monkeypatch):
+    """Its words are those of the command; the runs themselves are tested there."""
+    got = []
+
+    def plan_of(words, doc):
+        got.extend([words, yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())])
+        return SimpleNamespace(place=SimpleNamespace(out=tmp_path)), None
+
+    monkeypatch.setattr(functions, "plan_of", plan_of)
+    monkeypatch.setattr(functions, "run_plan", lambda plan, workers: tmp_path / "report" / "index.html")
+    (tmp_path / "compare.json").write_text('{"cells": []}')
+    config = {"methods": {"SVD": {}}, "updates": 8}
+    found = lc.compare(config, tmp_path, model=net, tokenizer=tokenizer, data=data, seeds=[1, 2], updates=4)
+    words, stored = got
+    assert found == {"cells": []} and found.page.name == "index.html" and stored == config
+    assert (
+        words[words.index("--seeds") : words.index("--seeds") + 3] == ["--seeds", "1", "2"] and "--updates=4" in words
+    )
+    options = dict(word[2:].split("=", 1) for word in words if word.startswith(("--data", "--model")))
+    assert options["data.task"] == "custom" and options["data.custom.text"] == '["sentence"]'
+    assert AutoTokenizer.from_pretrained(options["model.backbone"]).get_vocab() == tokenizer.get_vocab()
+    assert sorted(load_from_disk(options["data.path"])) == ["train", "validation"]
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda net, tok, data: lc.factorize(net, None, data), "tokenizer: none is given"),
+        (lambda net, tok, data: lc.factorize(net, "bert", data), "tokenizer: a str is no fast tokenizer"),
+        (
+            lambda net, tok, data: lc.factorize(torch.nn.Linear(1, 1), tok, data),
+            "model: a Linear is no PreTrainedModel",
+        ),
+        (
+            lambda net, tok, data: lc.factorize("nowhere/at/all", data=data),
+            "model: no folder 'nowhere/at/all'",
+        ),
+        (lambda net, tok, data: lc.factorize(net, tok, data, density=1.5), r"1.5 is not in \(0, 1\]; nearest valid"),
+        (lambda net, tok, data: lc.factorize(net, tok, data, densty=0.5), "unknown option 'densty'; did you mean"),
+        (lambda net, tok, data: lc.factorize(net, tok), "data: none is given; give a Dataset"),
+        (lambda net, tok, data: lc.factorize(net, tok, [1]), "data: a list is no Dataset"),
+        (lambda net, tok, data: lc.factorize(net, tok, data, text="body"), "text: the data has no column 'body'"),
+        (lambda net, tok, data: lc.compress(net, tok, data, method=3), "method: int is no method"),
+        (lambda net, tok, data: lc.compress(net, tok, data, method="LPAFF"), "unknown method 'LPAFF'; did you mean"),
+        (lambda net, tok, data: lc.load("nowhere"), "load: no folder 'nowhere'"),
+        (lambda net, tok, data: lc.evaluate(net, tok, data, split="dev"), "split: unknown 'dev'"),
+        (lambda net, tok, data: lc.compare("compare_none.yaml"), "no file or shipped comparison 'compare_none.yaml'"),
+    ],
+)
+def test_mistakes_are_one_line(net, tokenizer, data, call, line):
+    with pytest.raises(lc.UserError, match=line) as caught:
+        call(net, tokenizer, data)
+    assert "\n" not in str(caught.value)
+
+
+def test_importing_loads_nothing_before_it_is_used():
+    code = (
+        "import sys, lit_compress as lc; assert not {'torch', 'lightning', 'transformers'} & set(sys.modules); dir(lc)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'factorise'"):
+        lc.factorise  # noqa: B018
