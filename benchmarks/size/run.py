@@ -42,15 +42,20 @@ class Levers:
 
 WORDS = ("--vocabulary", "data")
 CELLS = {
-    "blocks": Levers("the blocks", (), (), (60, 55, 75)),
-    "table": Levers("blocks and table of embeddings", ("--scope", "all"), (), (20, 40, 10, 60)),
-    "vocabulary": Levers("and the vocabulary of the data", ("--scope", "all"), WORDS, (20, 10, 8, 15)),
-    "half": Levers("and 16 bits", ("--scope", "all"), (*WORDS, "--dtype", "float16"), (8, 4, 2, 6, 3)),
+    "blocks": Levers("blocks", (), (), (60, 55, 75)),
+    "table": Levers("blocks, table", ("--scope", "all"), (), (20, 40, 10, 60)),
+    "vocabulary": Levers("blocks, table, vocabulary", ("--scope", "all"), WORDS, (20, 10, 8, 15)),
+    "half": Levers(
+        "blocks, table, vocabulary, 16 bits", ("--scope", "all"), (*WORDS, "--dtype", "float16"), (8, 4, 2, 6, 3)
+    ),
     "int8": Levers(
-        "a table of 8 bits instead of factors", (), (*WORDS, "--embeddings", "int8", "--dtype", "float16"), (8, 7, 10)
+        "blocks, table in 8 bits, vocabulary, 16 bits",
+        (),
+        (*WORDS, "--embeddings", "int8", "--dtype", "float16"),
+        (8, 7, 10),
     ),
 }
-TRAINED = (("int8", 8),)
+TRAINED = (("int8", 8), ("half", 4), ("half", 8))  # the most telling first
 
 
 def main() -> None:
