@@ -82,9 +82,9 @@ def outcome(check: Callable[[Any, Path], str | None], case: Any, work: Path) -> 
     except BaseException as error:
         import traceback
 
-        from lit_compress.__main__ import _user_error
+        from lit_compress.utils.errors import user_error
 
-        if isinstance(error, Exception) and (known := _user_error(error)) is not None:
+        if isinstance(error, Exception) and (known := user_error(error)) is not None:
             return {"line": str(known)}
         place = traceback.extract_tb(error.__traceback__)
         own = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in place if "lit_compress" in frame.filename]

@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,18 +90,38 @@ def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max
     def fill(folder: Path) -> None:
         pieces = folder / "pieces"
         pieces.mkdir()
-        encoded = dataset.map(
-            tokenize,
-            batched=True,
-            with_indices=True,
-            remove_columns=dataset.column_names,
-            cache_file_name=str(pieces / "tokens.arrow"),  # on disk, not in memory, however many rows there are
-            load_from_cache_file=False,
-            num_proc=processes(len(dataset)),
-            new_fingerprint=key,
-            desc=f"Tokenising {task.name}",
-        )
+        with _as_it_was(tokenizer):
+            encoded = dataset.map(
+                tokenize,
+                batched=True,
+                with_indices=True,
+                remove_columns=dataset.column_names,
+                cache_file_name=str(pieces / "tokens.arrow"),  # on disk, not in memory, however many rows there are
+                load_from_cache_file=False,
+                num_proc=processes(len(dataset)),
+                new_fingerprint=key,
+                desc=f"Tokenising {task.name}",
+            )
         encoded.save_to_disk(folder)
         shutil.rmtree(pieces)
 
     return load_from_disk(build_once(cache_folder() / f"encoded-{key}", fill))
+
+
+@contextmanager
+def _as_it_was(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """Give a tokenizer back the truncation and padding it had: it keeps those of its last call, also in its file.
+
+    Exports would differ by whether the tokens came from the cache.
+    """
+    backend = tokenizer.backend_tokenizer
+    truncation, padding = backend.truncation, backend.padding
+    yield
+    if truncation is None:
+        backend.no_truncation()
+    else:
+        backend.enable_truncation(**truncation)
+    if padding is None:
+        backend.no_padding()
+    else:
+        backend.enable_padding(**padding)

@@ -36,6 +36,18 @@ def test_columns(rows, tokenizer):
     }
 
 
+def test_the_tokenizer_is_as_it_was(rows, tokenizer):
+    """Its file is part of every export, and would differ where the tokens are read from the cache."""
+    before = tokenizer.backend_tokenizer.to_str()
+    encode(rows, tokenizer, get_task("sst2"), 5)
+    assert tokenizer.backend_tokenizer.to_str() == before
+    tokenizer.backend_tokenizer.enable_truncation(7)
+    tokenizer.backend_tokenizer.enable_padding(length=9)
+    before = tokenizer.backend_tokenizer.to_str()
+    encode(rows, tokenizer, get_task("sst2"), 6)
+    assert tokenizer.backend_tokenizer.to_str() == before
+
+
 def test_pairs_and_truncation(tokenizer):
     rows = Dataset.from_dict({"sentence1": ["a b c d e f g h"], "sentence2": ["the film"]})
     encoded = encode(rows, tokenizer, MRPC, 8)[0]

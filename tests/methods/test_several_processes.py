@@ -93,7 +93,7 @@ def test_two_processes_make_the_steps_of_one(case, texts, tmp_path, monkeypatch)
 @pytest.mark.parametrize(("method", "strategy"), [("LPAF", "fsdp2"), ("CoFi", "ddp")])
 def test_four_processes_make_the_steps_of_one(method, strategy, tmp_path, monkeypatch):
     """Of 44 training and 23 dev examples, which 4 processes cannot share evenly in every batch, or at all."""
-    monkeypatch.setattr("lit_compress.cli.commands._report", lambda *_: None)
+    monkeypatch.setattr("lit_compress.cli.fitting._report", lambda *_: None)
     folder, rng = tmp_path / "texts", random.Random(0)
     write_backbone(tmp_path / "teacher", "bert", "sst2")
     make_net("bert", dropout=0.0, initializer_range=0.2).save_pretrained(tmp_path / "teacher")
