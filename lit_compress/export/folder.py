@@ -110,7 +110,7 @@ def write_export(
         if choices.half:
             cast(stored, choices.dtype)
         write_model(stored, temporary)
-        data.tokenizer.save_pretrained(temporary)
+        _write_tokenizer(data, temporary)
         for _ in track([0], "check the export in another process"):
             difference = check_export(load_net(temporary) if choices.half else net, temporary)
         exported = load_net(temporary, as_stored=True)
@@ -157,3 +157,14 @@ def write_export(
         factors = any(spec.get("rank") for spec in describe(net).values())
         (temporary / "README.md").write_text(card(report, task, factors))
     return report
+
+
+def _write_tokenizer(data: DataModule, folder: Path) -> None:
+    """Write the tokenizer; programs that read its file alone end longer texts where the data ends them.
+
+    Not for questions, summaries and language models, whose parts are not cut alike.
+    """
+    tokenizer = copy.deepcopy(data.tokenizer)
+    if data.record.kind in ("classification", "regression", "tagging"):
+        tokenizer.backend_tokenizer.enable_truncation(data.max_length, direction=tokenizer.truncation_side)
+    tokenizer.save_pretrained(folder)
