@@ -158,14 +158,25 @@ def _as_umask(folder: Path) -> None:
             path.chmod(mode)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write text under a temporary name and rename it."""
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary file beside ``path``, and rename it to ``path`` when the context ends without error.
+
+    What killed processes left of it is removed.
+    """
+    remove_left_behind(path.parent, path.name)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text)
+        yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text under a temporary name and rename it."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text)
 
 
 def write_json(path: Path, value: Any) -> None:
