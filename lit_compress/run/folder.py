@@ -229,6 +229,12 @@ def checked_config(what: str, found: Any) -> dict[str, Any]:
     return bring_up_to_date(found)
 
 
+def _usual(method: type[Any], name: str) -> Any:
+    """Return the default of an argument of a method's constructor, or of one that it passes ``**common`` on to."""
+    found = (signature(kind.__init__).parameters for kind in method.__mro__ if "__init__" in vars(kind))
+    return next(parameters[name].default for parameters in found if name in parameters)
+
+
 _NEW = ("parameters", "lora")  # of a retraining; earlier versions trained all parameters
 
 
@@ -249,6 +255,6 @@ def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(init.get("distillation"), dict):
         init["distillation"].setdefault("relative", model["class_path"].endswith(".SecondOrder"))
     if isinstance(init.get("retrain"), dict) and method:
-        usual = signature(method).parameters["retrain"].default
-        init["retrain"] = {name: value for name, value in asdict(usual).items() if name in _NEW} | init["retrain"]
+        usual = asdict(_usual(method, "retrain"))
+        init["retrain"] = {name: usual[name] for name in _NEW if name in usual} | init["retrain"]
     return config

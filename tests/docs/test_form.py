@@ -31,12 +31,11 @@ def test_options_exist():
 
 def nested(prefix: str, options: dict[str, Any]) -> set[str]:
     """Return the names of options and of the fields of those that are dataclasses."""
-    return {f"{prefix}.{name}" for name in options} | {
-        f"{prefix}.{name}.{field.name}"
-        for name, default in options.items()
-        if is_dataclass(default)
-        for field in fields(default)
-    }
+    found = {f"{prefix}.{name}" for name in options}
+    for name, default in options.items():
+        if is_dataclass(default):
+            found |= nested(f"{prefix}.{name}", {field.name: getattr(default, field.name) for field in fields(default)})
+    return found
 
 
 def test_readme_is_short():

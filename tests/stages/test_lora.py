@@ -147,8 +147,9 @@ def test_training_leaves_the_matrices(fit, dense):
     assert seen["counted"] < 0.5 * sum(p.numel() for p in method.net.parameters())
 
 
-def test_a_run_of_an_earlier_version_trained_everything():
-    config = {"model": {"class_path": "lit_compress.methods.SVD", "init_args": {"retrain": {"epochs": 2}}}}
+@pytest.mark.parametrize("method", ["SVD", "CoFiLoSparse"])  # the second inherits its retraining
+def test_a_run_of_an_earlier_version_trained_everything(method):
+    config = {"model": {"class_path": f"lit_compress.methods.{method}", "init_args": {"retrain": {"epochs": 2}}}}
     retrain = bring_up_to_date(config)["model"]["init_args"]["retrain"]
     assert retrain == {"epochs": 2, "parameters": "all", "lora": asdict(LoRA())}
 
