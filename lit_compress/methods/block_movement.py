@@ -205,18 +205,19 @@ class Filling(Stage):
 
     Args:
         settings: of the training.
-        density: of the sites' weights; None: all heads that are not empty stay.
+        density: of the sites' weights.
+        exact: heads stay as far as the density allows; False: all that are not empty.
     """
 
-    def __init__(self, settings: Training, density: float | None) -> None:
+    def __init__(self, settings: Training, density: float, exact: bool) -> None:
         super().__init__("retrain", settings)
-        self.density = density
+        self.density, self.exact = density, exact
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Load the pruned net and cut it; what is left in its matrices, zeros too, is trained."""
         net = super().build(method, previous, structure)
-        if self.density != 1:
-            cut_empty(net, None if self.density is None else keep_count(self.density, dense_site_params(net)))
+        if self.density < 1:
+            cut_empty(net, keep_count(self.density, dense_site_params(net)) if self.exact else None)
         return net
 
 
@@ -311,6 +312,5 @@ class BlockMovement(Method):
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune, retrain."""
         prune = BlockPruning(self.prune, self.density)
-        given = self.prune.form == "hard" or self.density == 1
-        filled = Filling(self.retrain, self.density if given else None)
+        filled = Filling(self.retrain, self.density, self.prune.form == "hard")
         return [*self.dense_stage(), prune, *([filled] if self.prune.fill else [])]
