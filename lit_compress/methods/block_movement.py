@@ -52,7 +52,8 @@ from lit_compress.models.sites import SubLayer, held_part, of_kind, sublayers
 from lit_compress.models.slicing import add_constant
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.masks import keep_count, select_rows
-from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.lora import Retraining
 from lit_compress.stages.movement import MovementStage, MovementTraining, Units
 from lit_compress.utils.errors import UserError, require
 
@@ -209,7 +210,7 @@ class Filling(Stage):
         exact: heads stay as far as the density allows; False: all that are not empty.
     """
 
-    def __init__(self, settings: Training, density: float, exact: bool) -> None:
+    def __init__(self, settings: Retraining, density: float, exact: bool) -> None:
         super().__init__("retrain", settings)
         self.density, self.exact = density, exact
 
@@ -301,7 +302,7 @@ class BlockMovement(Method):
         self,
         *,
         prune: BlockMovementSettings = BlockMovementSettings(),
-        retrain: Training = Training(),
+        retrain: Retraining = Retraining(),
         distillation: Distillation = Distillation(alpha=0.9),
         **common: Any,
     ) -> None:
