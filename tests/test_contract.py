@@ -43,6 +43,7 @@ def class_of(method: str) -> type[Method]:
 GIVEN = os.environ.get("LIT_COMPRESS_METHOD")  # of another package
 METHODS = [GIVEN] if GIVEN else shipped_methods()
 VARIANTS = {
+    "BlockMovement": {"": ["--model.prune.block", "8"]},
     "CoFi": {"": ["--model.distil.epochs", "1"]},
     "CoFiLoSparse": {"": ["--model.distil.epochs", "1"]},
     "LPAF": {"": [], "kfac": ["--model.retrain.weighting", "kfac"]},
@@ -84,7 +85,11 @@ WHOLE = "LPAF"  # goes through the dense stage in every test, and accumulates; b
 WINDOWS = ["--data.batch_size", "4", "--trainer.accumulate_grad_batches", "2"]
 # methods/test_several_processes.py compares their steps with those of one process, and looks at their jobs on two
 COMPARED = ("CoFi", "CoFiLoSparse", "LPAF", "LoSparse", "SP3", "SecondOrder")
-UNITS = ("CoFi", "CoFiLoSparse")  # heads, neurons, hidden dimensions: the budget is met up to the smallest
+UNITS = (
+    "BlockMovement",
+    "CoFi",
+    "CoFiLoSparse",
+)  # heads, neurons, hidden dimensions: the budget is met up to the smallest
 
 STEPS = ["--checkpoint_every", "3"]
 SHORT_PRUNE = ["--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3"]

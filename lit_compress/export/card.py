@@ -121,6 +121,11 @@ _ZEROS = """Removed weights are stored as zeros: the folder is as large as the d
 
 """
 
+_SOME_ZEROS = """Some of the removed weights are stored as zeros: {stored:.1%} of the block matrices are in the
+folder, {density:.1%} without the zeros.
+
+"""
+
 _ROUNDED = """Widths are filled up to multiples of {multiple} with zeros, so {stored:.1%} of the block matrices are
 in the folder.
 
@@ -233,7 +238,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
     elif report["round_to"]:
         note = _ROUNDED.format(multiple=report["round_to"], stored=found["stored"])
     elif found["density"] < found["stored"]:
-        note = _ZEROS
+        note = (_SOME_ZEROS if found["stored"] < 1 else _ZEROS).format(**found)
     if report["vocabulary"]:
         note += _VOCABULARY.format(**report["vocabulary"])
     if table := report["embeddings"]:

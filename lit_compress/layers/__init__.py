@@ -25,7 +25,7 @@ from lit_compress.layers.deployed.stream_block import NarrowEmbedding, StreamBlo
 from lit_compress.layers.training.gated import GatedLinear, GatedNorm
 from lit_compress.layers.training.hard_concrete import HardConcrete
 from lit_compress.layers.training.low_rank_sparse import LowRankSparseLinear
-from lit_compress.layers.training.masked import MaskedLinear
+from lit_compress.layers.training.masked import BlockMaskedLinear, MaskedLinear
 from lit_compress.layers.training.mixed_rank import MixedRankLinear
 from lit_compress.layers.training.projected import ProjectedLinear, ProjectedNorm
 from lit_compress.layers.training.stream import BasisChange, StreamNorm
@@ -41,6 +41,7 @@ LAYERS: dict[str, type[nn.Module]] = {layer.kind: layer for layer in _KINDS}
 __all__ = [
     "LAYERS",
     "BasisChange",
+    "BlockMaskedLinear",
     "GatedLinear",
     "GatedNorm",
     "HardConcrete",

@@ -102,7 +102,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     if plan.budget:
         yield plan.budget
     if plan.stores_zeros:
-        yield "the file keeps its size: the removed weights are stored as zeros"
+        yield "the removed weights are stored as zeros: they take as much of the file as before"
 
 
 def budget_plan(budget: Budget, density: float, found: Outline) -> str:

@@ -12,7 +12,8 @@ from lit_compress.tasks.records import TASKS
 
 GLUE = "cola mnli mrpc qnli qqp rte sst2 stsb"
 NAMES = {  # people's scripts have these names: rows may be added, none may go
-    "cofi": GLUE,
+    "block_movement": "cnn_dailymail mnli mrpc qqp squad sst2 xsum",
+    "cofi": f"{GLUE} conll2003 squad xsum",
     "cofi_losparse": GLUE,
     "first_order": GLUE,
     "fwsvd": f"{GLUE} conll2003",
@@ -26,7 +27,7 @@ NAMES = {  # people's scripts have these names: rows may be added, none may go
     "movement": GLUE,
     "platon": f"{GLUE} squad",
     "second_order": f"{GLUE} conll2003 squad squad_v2 wikitext2",
-    "sp3": GLUE,
+    "sp3": f"{GLUE} conll2003 squad xsum",
     "sp3_llama": "wikitext2",
     "sp3_opt": "sst2",
     "svd": f"{GLUE} conll2003 squad squad_v2",
@@ -82,6 +83,26 @@ WHOLE = {
         data: {task: rte, batch_size: 32}
         trainer: {accumulate_grad_batches: 4}
     """,
+    "cofi_squad": """
+        model:
+          class_path: lit_compress.methods.CoFi
+          init_args:
+            density: 0.2
+            distil: {warmup: 0.0, epochs: 1, learning_rate: 3.0e-5}
+            prune: {warmup: 0.0, epochs: 19, learning_rate: 3.0e-5, target_warmup: 0.105}
+        data: {task: squad, batch_size: 16}
+        trainer: {gradient_clip_val: 1.0}
+    """,
+    "sp3_squad": """
+        model:
+          class_path: lit_compress.methods.SP3
+          init_args:
+            params: 5M
+            dense: {epochs: 3, learning_rate: 2.0e-5}
+            prune: {epochs: 20, learning_rate: 2.0e-5}
+        data: {task: squad}
+        trainer: {gradient_clip_val: 1.0}
+    """,
     "sp3_opt_sst2": """
         model:
           class_path: lit_compress.methods.SP3
@@ -121,7 +142,7 @@ def mine(tmp_path, monkeypatch):
 
 
 def test_no_name_is_lost():
-    assert len(shipped()) >= 123 and "quickstart.yaml" in shipped()
+    assert len(shipped()) >= 148 and "quickstart.yaml" in shipped()
     for recipe, tasks in NAMES.items():
         assert set(tasks.split()) <= set(recipes()[recipe])
         for task in tasks.split():

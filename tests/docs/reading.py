@@ -29,7 +29,7 @@ CLASSES = {
     "lpaf": "LPAF", "svd": "SVD", "fwsvd": "FWSVD", "losparse": "LoSparse", "losparse_bert": "LoSparse",
     "low_rank_1": "LowRankI", "low_rank_2": "LowRankII", "itp": "ITP", "movement": "Movement", "cofi": "CoFi",
     "cofi_losparse": "CoFiLoSparse", "sp3": "SP3", "magnitude": "Magnitude", "first_order": "FirstOrder",
-    "platon": "PLATON", "quickstart": "LPAF", "second_order": "SecondOrder",
+    "platon": "PLATON", "block_movement": "BlockMovement", "quickstart": "LPAF", "second_order": "SecondOrder",
 }  # fmt: skip
 STAGES = ("dense", "distil", "prune", "retrain")
 SHORT = {  # a schedule for a few steps
@@ -37,6 +37,7 @@ SHORT = {  # a schedule for a few steps
         name: {"start": "0.1", "end": "0.3", "interval": "1"}
         for name in ("LoSparse", "LowRankII", "ITP", "CoFiLoSparse")
     },
+    "BlockMovement": {"start": "0.1", "end": "0.3"},
     "Movement": {"start": "0.1", "end": "0.3"},
     "PLATON": {"interval": "2", "start": "0.4", "end": "0.3"},
 }

@@ -12,7 +12,8 @@ import yaml
 from huggingface_hub import ModelCard
 
 from lit_compress.__main__ import main
-from lit_compress.export.card import license_of, model_name
+from lit_compress.export.card import card, license_of, model_name
+from lit_compress.tasks.records import get_task
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,17 @@ def test_its_code_runs_as_it_stands(run, tmp_path, monkeypatch, capsys):
     for block in code:
         exec(block, names)
     assert names["output"].logits.shape == (1, 2) and names["outputs"]["logits"].shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"), [(1.0, "as large as the dense"), (0.4, "40.0% of the block matrices are")]
+)
+def test_zeros_take_what_they_take(stored, words, run):
+    report = json.loads((run / "report.json").read_text())
+    report |= {"merged": report["merged"] | {"matrices": []}, "round_to": None}
+    report["compressed"] |= {"density": 0.25, "stored": stored}
+    text = card(report, get_task("sst2"), factors=False)
+    assert "stored as zeros" in text and words in text
 
 
 @pytest.mark.parametrize(("method", "factors"), [("SVD", True), ("Magnitude", False), ("ITP", False)])

@@ -17,6 +17,7 @@ from lit_compress.run.callbacks import FiniteSteps
 from lit_compress.utils.errors import UserError
 
 OPTIONS = {
+    "BlockMovement": {"block": 8},
     "CoFi": {},
     "ITP": {},
     "LPAF": {},

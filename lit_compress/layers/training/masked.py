@@ -1,4 +1,4 @@
-"""Movement pruning's training layer (Sanh et al. 2020; Lagunas et al. 2021): a Linear whose rows are masked."""
+"""Movement pruning's training layers (Sanh et al. 2020; Lagunas et al. 2021): Linears with masked rows or blocks."""
 
 from __future__ import annotations
 
@@ -52,3 +52,61 @@ class MaskedLinear(nn.Module):
     def extra_repr(self) -> str:
         """Show the sizes in ``print(net)``."""
         return f"in_features={self.in_features}, out_features={self.out_features}, kept={int(self.mask.sum())}"
+
+
+class BlockMaskedLinear(nn.Module):
+    """y = (M * W) x + bias; M is one m in {0, 1} per block of W, set from outside, and gives its gradient to the score.
+
+    With g = dL/dW' and W' = M * W, the straight-through gradients are
+
+        dL/dscore_B = sum over the weights ij of block B of g_ij W_ij        dL/dW_ij = M_ij g_ij
+
+    Blocks of (1, in) are rows, blocks of (out, 1) are columns. The bias is not masked.
+
+    Attributes:
+        weight: [out_features, in_features]
+        bias: [out_features] or None
+        score: [blocks], learned; row by row of blocks
+        mask: bool [blocks], True = keep
+        block: height and width of a block.
+        copies: that many matrices stand in the weight, one below the other, and share their scores and masks.
+    """
+
+    mask: torch.Tensor
+
+    def __init__(self, linear: nn.Linear, block: tuple[int, int], copies: int = 1) -> None:
+        """Take weight and bias of ``linear``; scores start at 0, and every block is kept."""
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        assert self.out_features % (block[0] * copies) == self.in_features % block[1] == 0
+        self.weight, self.bias = linear.weight, linear.bias
+        self.block, self.copies = block, copies
+        blocks = self.out_features * self.in_features // (block[0] * block[1] * copies)
+        self.score = nn.Parameter(torch.zeros(blocks))
+        self.register_buffer("mask", torch.ones(blocks, dtype=torch.bool))
+
+    def grid(self, values: torch.Tensor) -> torch.Tensor:
+        """Return ``values`` [blocks] as [rows of blocks, columns of blocks]."""
+        return values.view(-1, self.in_features // self.block[1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [..., in_features] to [..., out_features]."""
+        through = self.mask + (self.score - self.score.detach())  # the mask's value, the score's gradient
+        return F.linear(x, self._product(through), self.bias)
+
+    def _product(self, values: torch.Tensor) -> torch.Tensor:
+        grid, (height, width) = self.grid(values), self.block
+        blocks = self.weight.reshape(self.copies, grid.shape[0], height, grid.shape[1], width)
+        return (blocks * grid[None, :, None, :, None]).reshape(self.out_features, self.in_features)
+
+    @torch.no_grad()
+    def zeroed(self) -> nn.Linear:
+        """Return the Linear whose masked blocks are zero."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        linear.weight, linear.bias = nn.Parameter(self._product(self.mask)), self.bias  # type: ignore[assignment]
+        return linear
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(net)``."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, block={self.block}, kept={int(self.mask.sum())}"

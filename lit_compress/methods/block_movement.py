@@ -1,0 +1,317 @@
+"""Block movement pruning: blocks of the attentions and neurons are masked by scores that are trained with the weights.
+
+François Lagunas, Ella Charlaix, Victor Sanh, Alexander M. Rush, "Block Pruning For Faster Transformers", EMNLP 2021,
+https://arxiv.org/abs/2109.04838; what it leaves open is as in https://github.com/huggingface/nn_pruning.
+
+    hybrid   one score S_B per block of b x b weights in the matrices of the attentions, and one per neuron, for its row
+             of the first matrix of the feed-forward network and its column of the second
+             W' = M * W,  M = [sigmoid(S) > tau] on each block,  dL/dS_B = sum_ij in B of dL/dW'_ij W_ij
+             L = (1 - alpha) L_task + alpha KL(teacher || student) + lambda ||sigmoid(S)||_1 per type of sub-layer
+             tau and lambda rise from 0 along movement pruning's cubic          (``form soft``; stages/movement.py)
+    filled   heads and neurons that are empty are cut away, the blocks that were masked in the other heads are weights
+             again, and the net is fine-tuned with the teacher
+
+Stages: dense (the teacher) -> prune (hybrid) -> retrain (filled). With ``prune.fill`` False it ends with prune.
+
+Deviations:
+    - The published threshold and penalty give some density; a budget needs a given one. So by default (``form hard``)
+      M keeps the best v(t) of all blocks and neurons together, ranked by S, each counted with its weights, without a
+      penalty: movement pruning's top-v with one ranking. ``soft`` is the published form.
+    - A head without values (no block of v) or without readers (no block of o) adds nothing that depends on the text.
+      Its other blocks are of no use: hard gives their place to the next best ones, and the export cuts the head.
+    - Filling a head adds to the weights. So that the filled net has the density, hard rounds the blocks of all
+      attentions to a whole number of heads, the neurons get the rest, and that many heads are filled: those with the
+      most blocks. The blocks of the others are dropped, which the paper does not do. After soft every head that is not
+      empty is filled, as in the paper, and the density may be missed.
+    - Blocks to be filled begin at zero: the filled net computes what the pruned one did, but for dropped heads. We did
+      not find where the authors let them begin.
+    - Biases are not masked (nn_pruning's ``bias_mask`` does it): those of neurons and heads go with them, and the
+      constant of a head without values goes into the next bias (exact in evaluation mode).
+    - nn_pruning evaluates with the final threshold, we with the present one.
+    - Where an attention has lost all heads, or a feed-forward network all neurons, it is taken out, but for its bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lit_compress.layers import BlockMaskedLinear
+from lit_compress.methods.base import Distillation, Method
+from lit_compress.models.accounting import dense_site_params
+from lit_compress.models.architectures import parts_of
+from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
+from lit_compress.models.outline import cut_evenly
+from lit_compress.models.sites import SubLayer, held_part, of_kind, sublayers
+from lit_compress.models.slicing import add_constant
+from lit_compress.models.surgery import Structure, replace
+from lit_compress.numerics.masks import keep_count, select_rows
+from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.lora import Retraining
+from lit_compress.stages.movement import MovementStage, MovementTraining, Units
+from lit_compress.utils.errors import UserError, require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ROUNDS = 5  # of giving the place of useless blocks to others, which may leave some that are useless then
+
+
+@dataclass(frozen=True)
+class BlockMovementSettings(MovementTraining):
+    """How blocks and neurons are masked, and what becomes of the heads that are left.
+
+    Args:
+        block: height and width of the blocks in the matrices of the attentions; divides their sizes.
+        fill: make the heads that are left dense again and train on (``hybrid filled``); False leaves zeros in them.
+    """
+
+    block: int = 32
+    fill: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "prune.block", low=1)
+
+
+class BlockPruning(MovementStage):
+    """Train weights and scores; mask blocks and neurons by their scores.
+
+    Args:
+        settings: schedule, masks and training.
+        density: final kept fraction of the sites' weights.
+    """
+
+    settings: BlockMovementSettings
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse an architecture whose heads cannot be cut, blocks that do not divide, and less than a head."""
+        super().check(net)
+        parts, block = sublayers(net), self.settings.block
+        numbers = {"heads": {part.heads for part in of_kind(parts, "attention")},
+                   "neurons": {_last(net, part).in_features for part in of_kind(parts, "ffn")}}  # fmt: skip
+        for what, different in numbers.items():
+            if len(different) > 1:
+                raise UserError(
+                    f"model.backbone: {min(different)} and {max(different)} {what} in sub-layers of one net; all must "
+                    "have the same number"
+                )
+        sites = [name for part in of_kind(parts, "attention") for name in part.sites.values()]
+        sizes = {name: tuple(net.get_submodule(name).weight.shape) for name in sites}  # type: ignore[arg-type]
+        for name, (height, width) in sizes.items():
+            if height % block or width % block:
+                common = gcd(*(size for shape in sizes.values() for size in shape))
+                near = min((size for size in range(1, common + 1) if common % size == 0), key=lambda s: abs(s - block))
+                raise UserError(
+                    f"prune.block: {block} x {block} blocks do not divide the {height} x {width} weights of '{name}'; "
+                    f"nearest valid {near}"
+                )
+        cost, total = _head_cost(net, parts), dense_site_params(net)
+        if keep_count(self.density, total) < cost:
+            raise UserError(
+                f"model.density: {self.density:g} is less than one head, {cost} of {total} weights; valid: at least "
+                f"{cost / total + 5e-5:.4f}"
+            )
+
+    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` with fewer heads and neurons; without filling, how many go is decided by training."""
+        return cut_evenly(net, self.density, whole=True) if self.settings.fill and self.density < 1 else net
+
+    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+        """Load the net and put a masked layer at every site."""
+        net, size = super().build(method, previous, structure), self.settings.block
+        for part in sublayers(net):
+            for role, name in part.sites.items():
+                linear: Any = net.get_submodule(name)
+                if part.kind == "attention":
+                    layer = BlockMaskedLinear(linear, (size, size))
+                elif role == "down":
+                    layer = BlockMaskedLinear(linear, (linear.out_features, 1))
+                else:
+                    layer = BlockMaskedLinear(linear, (1, linear.in_features), copies=len(parts_of(role)))
+                replace(net, name, layer)
+        return net
+
+    def find_units(self, net: PreTrainedModel) -> list[Units]:
+        """Return the blocks of every matrix of the attentions, then the neurons of every feed-forward network."""
+        self._parts, found, parts = [], [], sublayers(net)
+        for part in of_kind(parts, "attention"):
+            self._parts.append((part, {role: len(found) + i for i, role in enumerate(part.sites)}))
+            found += [Units((net.get_submodule(n),), self.settings.block**2, False) for n in part.sites.values()]  # type: ignore
+        self._blocks = len(found)
+        for part in of_kind(parts, "ffn"):
+            layers: tuple[Any, ...] = tuple(net.get_submodule(name) for name in part.sites.values())
+            weights = sum(layer.weight.numel() for layer in layers)
+            found.append(Units(layers, weights // len(layers[0].mask), True))
+        self._head = _head_cost(net, parts)
+        return found
+
+    def best(self, scores: Sequence[Tensor], budget: int) -> list[Tensor]:
+        """Return the masks of the best blocks and neurons; with filling, the blocks make a whole number of heads."""
+        masks = self._useful(scores, self._costs, budget)
+        if not self.settings.fill:
+            return masks
+        number, cost = self._blocks, self.settings.block**2
+        blocks = sum(int(mask.sum()) for mask in masks[:number]) * cost
+        heads = min(max(1, round(blocks / self._head)), budget // self._head) * self._head
+        return [
+            *self._useful(scores[:number], self._costs[:number], heads),
+            *select_rows(scores[number:], self._costs[number:], budget - heads),
+        ]
+
+    def _useful(self, scores: Sequence[Tensor], costs: Sequence[int], budget: int) -> list[Tensor]:
+        """Return the masks of the best units that are not blocks of heads without values or readers."""
+        scores = list(scores)
+        masks = select_rows(scores, costs, budget)
+        for _ in range(_ROUNDS):
+            useless = self._useless(masks)
+            if not any((mask & gone).any() for mask, gone in zip(masks, useless, strict=False)):
+                break
+            for i, gone in enumerate(useless):
+                scores[i] = scores[i].masked_fill(gone, -torch.inf)
+            masks = select_rows(scores, costs, budget)
+        return masks
+
+    def _useless(self, masks: Sequence[Tensor]) -> list[Tensor]:
+        """Return the blocks that are in heads without values or readers alone, bool [blocks] per matrix."""
+        size, found = self.settings.block, []
+        for part, places in self._parts:
+            grids = {role: self.units[i].layers[0].grid(masks[i]) for role, i in places.items()}  # type: ignore[union-attr]
+            values, readers = grids[_values(part)].any(1), grids["o"].any(0)
+            rows = values.repeat_interleave(size).chunk(len(parts_of(_values(part))))[-1]
+            open_ = rows.view(part.heads, -1).any(1) & readers.repeat_interleave(size).view(part.heads, -1).any(1)
+            closed = ~open_.repeat_interleave(len(rows) // part.heads)
+            for role, grid in grids.items():
+                gone = closed.repeat(1 if role == "o" else len(parts_of(role))).view(-1, size).all(1)
+                found.append((gone if role == "o" else gone[:, None]).expand_as(grid).flatten())
+        return found
+
+    def deploy(self, net: PreTrainedModel) -> None:
+        """Replace the masked layers by Linears with zeros; where nothing is filled later, cut what is empty."""
+        for name, module in list(net.named_modules()):
+            if isinstance(module, BlockMaskedLinear):
+                replace(net, name, module.zeroed())
+        if not self.settings.fill and self.density < 1:
+            cut_empty(net)
+
+
+class Filling(Stage):
+    """Cut away what is empty, make the heads that stay dense, and train on.
+
+    Args:
+        settings: of the training.
+        density: of the sites' weights.
+        exact: heads stay as far as the density allows; False: all that are not empty.
+    """
+
+    def __init__(self, settings: Retraining, density: float, exact: bool) -> None:
+        super().__init__("retrain", settings)
+        self.density, self.exact = density, exact
+
+    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+        """Load the pruned net and cut it; what is left in its matrices, zeros too, is trained."""
+        net = super().build(method, previous, structure)
+        if self.density < 1:
+            cut_empty(net, keep_count(self.density, dense_site_params(net)) if self.exact else None)
+        return net
+
+
+@torch.no_grad()
+def cut_empty(net: PreTrainedModel, budget: int | None = None) -> None:
+    """Remove from ``net``, in place, heads without values or readers and neurons without readers; they are zeros.
+
+    Args:
+        net: with all heads and neurons of the dense one.
+        budget: weights that the sites may have afterwards: the heads with the most weights that are not zero stay.
+    """
+    parts = sublayers(net)
+    attentions, ffns = of_kind(parts, "attention"), of_kind(parts, "ffn")
+    counts = torch.stack([_fold_constants(net, part) for part in attentions])
+    neurons = torch.stack([_last(net, part).weight.ne(0).any(0) for part in ffns])
+    held = held_part(parts)
+    first = counts.new_zeros(counts.shape, dtype=torch.bool)
+    if held is not None:  # it cannot go as a whole
+        first[attentions.index(held), counts[attentions.index(held)].argmax()] = True
+    if budget is not None:
+        used = int(neurons.sum()) * (_weights(net, ffns[0]) // neurons.shape[1])
+        order = (counts + first * counts.max()).flatten().argsort(descending=True, stable=True)
+        counts.view(-1)[order[max(0, budget - used) // _head_cost(net, parts) :]] = 0
+    z = {"heads": (counts > 0) | first, "neurons": neurons}
+    layers = {layer: z[unit].new_ones(len(z[unit]), 1) for layer, unit in SUBLAYER_GATES.values()}
+    cut_closed(net, {name: value.to(net.dtype) for name, value in (z | layers).items()}, constant=True)
+
+
+def _fold_constants(net: PreTrainedModel, part: SubLayer) -> Tensor:
+    """Return how many weights of each head are not zero, float64 [heads]; 0 for heads without values or readers.
+
+    A fraction below 1, the share in the squared weights of the readers, puts those with as many in an order. A head
+    without values gives the bias of its values, whose product goes into the last bias.
+    """
+    values: Any = net.get_submodule(part.sites[_values(part)])
+    reader, copies = _last(net, part), len(parts_of(_values(part)))
+    columns = reader.weight.ne(0).sum(0).view(part.heads, -1).sum(1)
+    rows = values.weight.ne(0).sum(1).chunk(copies)[-1].view(part.heads, -1).sum(1)
+    constant = (rows == 0).repeat_interleave(reader.in_features // part.heads)
+    if values.bias is not None and constant.any():
+        add_constant(reader, constant, values.bias.chunk(copies)[-1][constant])
+    squares = reader.weight.double().square().sum(0).view(part.heads, -1).sum(1)
+    count = columns + squares / (1 + squares.sum())
+    for role, name in part.sites.items():
+        if role != "o":
+            for weight in net.get_submodule(name).weight.chunk(len(parts_of(role))):  # type: ignore[operator]
+                count += weight.ne(0).sum(1).view(part.heads, -1).sum(1)
+    return count * ((rows > 0) & (columns > 0))
+
+
+def _values(part: SubLayer) -> str:
+    """Return the role of the matrix with the values."""
+    return next(role for role in part.sites if "v" in parts_of(role))
+
+
+def _last(net: PreTrainedModel, part: SubLayer) -> Any:
+    """Return the matrix that reads the heads or neurons."""
+    return net.get_submodule(part.sites["o" if part.kind == "attention" else "down"])
+
+
+def _weights(net: PreTrainedModel, part: SubLayer) -> int:
+    return sum(net.get_submodule(name).weight.numel() for name in part.sites.values())  # type: ignore[operator]
+
+
+def _head_cost(net: PreTrainedModel, parts: list[SubLayer]) -> int:
+    """Return the number of weights of one head."""
+    part = of_kind(parts, "attention")[0]
+    return _weights(net, part) // part.heads
+
+
+class BlockMovement(Method):
+    """Prune blocks of attentions and neurons by scores that are trained with the weights; then fill the heads left.
+
+    Args:
+        prune: schedule and masks of the pruning, and its training.
+        retrain: training of the filled net.
+        distillation: weights of the loss terms with the dense net as teacher.
+    """
+
+    def __init__(
+        self,
+        *,
+        prune: BlockMovementSettings = BlockMovementSettings(),
+        retrain: Retraining = Retraining(),
+        distillation: Distillation = Distillation(alpha=0.9),
+        **common: Any,
+    ) -> None:
+        self.stores_zeros = not prune.fill
+        super().__init__(distillation=distillation, **common)
+        self.prune, self.retrain = prune, retrain
+
+    def stages(self) -> list[Stage]:
+        """Return dense (without a teacher), prune, retrain."""
+        prune = BlockPruning(self.prune, self.density)
+        filled = Filling(self.retrain, self.density, self.prune.form == "hard")
+        return [*self.dense_stage(), prune, *([filled] if self.prune.fill else [])]
