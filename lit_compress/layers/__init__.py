@@ -23,6 +23,7 @@ from lit_compress.layers.deployed.sized_stream import SizedEmbedding, SizedNorm
 from lit_compress.layers.deployed.stacked_low_rank import StackedLowRankLinear
 from lit_compress.layers.deployed.stream_block import NarrowEmbedding, StreamBlock
 from lit_compress.layers.training.gated import GatedLinear, GatedNorm
+from lit_compress.layers.training.gated_rank import GatedRankLinear
 from lit_compress.layers.training.hard_concrete import HardConcrete
 from lit_compress.layers.training.low_rank_sparse import LowRankSparseLinear
 from lit_compress.layers.training.masked import MaskedLinear
@@ -43,6 +44,7 @@ __all__ = [
     "BasisChange",
     "GatedLinear",
     "GatedNorm",
+    "GatedRankLinear",
     "HardConcrete",
     "Int8Embedding",
     "LowRankEmbedding",

@@ -15,6 +15,7 @@ NAMES = {  # people's scripts have these names: rows may be added, none may go
     "cofi": GLUE,
     "cofi_losparse": GLUE,
     "first_order": GLUE,
+    "flop": "mrpc qnli sst2 stsb",
     "fwsvd": f"{GLUE} conll2003",
     "itp": f"{GLUE} squad",
     "losparse": f"{GLUE} squad cnn_dailymail xsum",
