@@ -64,6 +64,7 @@ VARIANTS = {
         "structures": ["--model.retrain.removes", "structures"],
         "both": ["--model.retrain.removes", "both"],
     },
+    "Theseus": {"": ["--model.replace.epochs", "2", "--model.replace.learning_rate", "1e-3"]},
     "FWSVD": {
         "": [],
         "plain": ["--model.retrain.weighting", "none"],

@@ -29,6 +29,7 @@ from lit_compress.layers.training.low_rank_sparse import LowRankSparseLinear
 from lit_compress.layers.training.masked import MaskedLinear
 from lit_compress.layers.training.mixed_rank import MixedRankLinear
 from lit_compress.layers.training.projected import ProjectedLinear, ProjectedNorm
+from lit_compress.layers.training.replaced import ReplacedBlock
 from lit_compress.layers.training.stream import BasisChange, StreamNorm
 
 _KINDS = (
@@ -60,6 +61,7 @@ __all__ = [
     "ProjectedLinear",
     "ProjectedNorm",
     "Removed",
+    "ReplacedBlock",
     "SizedEmbedding",
     "SizedLinear",
     "SizedNorm",

@@ -30,6 +30,7 @@ NAMES = {  # people's scripts have these names: rows may be added, none may go
     "sp3": GLUE,
     "sp3_llama": "wikitext2",
     "sp3_opt": "sst2",
+    "theseus": GLUE,
     "svd": f"{GLUE} conll2003 squad squad_v2",
 }
 
