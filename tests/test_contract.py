@@ -65,6 +65,7 @@ VARIANTS = {
         "structures": ["--model.retrain.removes", "structures"],
         "both": ["--model.retrain.removes", "both"],
     },
+    "Theseus": {"": ["--model.replace.epochs", "2", "--model.replace.learning_rate", "1e-3"]},
     "FWSVD": {
         "": [],
         "plain": ["--model.retrain.weighting", "none"],
@@ -85,11 +86,7 @@ WHOLE = "LPAF"  # goes through the dense stage in every test, and accumulates; b
 WINDOWS = ["--data.batch_size", "4", "--trainer.accumulate_grad_batches", "2"]
 # methods/test_several_processes.py compares their steps with those of one process, and looks at their jobs on two
 COMPARED = ("CoFi", "CoFiLoSparse", "LPAF", "LoSparse", "SP3", "SecondOrder")
-UNITS = (
-    "BlockMovement",
-    "CoFi",
-    "CoFiLoSparse",
-)  # heads, neurons, hidden dimensions: the budget is met up to the smallest
+UNITS = ("BlockMovement", "CoFi", "CoFiLoSparse", "FLOP")  # heads, neurons, ranks: the budget is met up to the smallest
 
 STEPS = ["--checkpoint_every", "3"]
 SHORT_PRUNE = ["--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 WORDS = "a film of great bad warm dull charm wit the plot is so not very fine poor story cast and but".split()  # noqa: SIM905
 METHODS = (
-    "CoFi", "CoFiLoSparse", "FWSVD", "FirstOrder", "ITP", "LPAF", "LoSparse", "LowRankI", "LowRankII", "Magnitude",
-    "Movement", "PLATON", "SP3", "SVD", "SecondOrder",
+    "CoFi", "CoFiLoSparse", "FLOP", "FWSVD", "FirstOrder", "ITP", "LPAF", "LoSparse", "LowRankI", "LowRankII",
+    "Magnitude", "Movement", "PLATON", "SP3", "SVD", "SecondOrder", "Theseus",
 )  # fmt: skip
 PRUNE = ["--model.prune.epochs=2", "--model.prune.learning_rate=1e-3"]
 RETRAIN = ["--model.retrain.epochs=2", "--model.retrain.learning_rate=1e-3"]
@@ -19,6 +19,7 @@ OWN = {
     "CoFi": [*PRUNE, *RETRAIN, "--model.distil.epochs=1"],
     "CoFiLoSparse": [*PRUNE, *RETRAIN, "--model.distil.epochs=1"],
     "PLATON": [*PRUNE, "--model.prune.interval=2", "--model.prune.start=0.2"],
+    "Theseus": ["--model.replace.epochs=2", "--model.replace.learning_rate=1e-3"],
 }
 WHOLE = ("CoFi", "LPAF", "SecondOrder")  # train their teacher; the others are given it
 

@@ -23,7 +23,7 @@ from lit_compress.export.program import read_program, write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.export.writing import write_writing
-from lit_compress.models.accounting import density
+from lit_compress.models.accounting import dense_site_params, density
 from lit_compress.models.budget import Budget
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
@@ -98,7 +98,8 @@ def write_export(
             check_pivot(small)
         saved = to_pivot_form(small) if choices.pivot else {}
         merges = choices.merge != "never" and (budget is None or budget[0].merges)
-        kept, dense = density(small), {}
+        # an ordinary export of fewer blocks has a configuration of its own
+        kept, dense = density(small) * dense_site_params(small) / dense_site_params(next(iter(before.values())).net), {}
         if merges:
             dense = slower(small, task.length) if choices.merge == "slower" else merged(small)
         net, vocabulary, embeddings = fuse(small, dense), None, None

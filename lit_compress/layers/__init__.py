@@ -23,11 +23,13 @@ from lit_compress.layers.deployed.sized_stream import SizedEmbedding, SizedNorm
 from lit_compress.layers.deployed.stacked_low_rank import StackedLowRankLinear
 from lit_compress.layers.deployed.stream_block import NarrowEmbedding, StreamBlock
 from lit_compress.layers.training.gated import GatedLinear, GatedNorm
+from lit_compress.layers.training.gated_rank import GatedRankLinear
 from lit_compress.layers.training.hard_concrete import HardConcrete
 from lit_compress.layers.training.low_rank_sparse import LowRankSparseLinear
 from lit_compress.layers.training.masked import BlockMaskedLinear, MaskedLinear
 from lit_compress.layers.training.mixed_rank import MixedRankLinear
 from lit_compress.layers.training.projected import ProjectedLinear, ProjectedNorm
+from lit_compress.layers.training.replaced import ReplacedBlock
 from lit_compress.layers.training.stream import BasisChange, StreamNorm
 
 _KINDS = (
@@ -44,6 +46,7 @@ __all__ = [
     "BlockMaskedLinear",
     "GatedLinear",
     "GatedNorm",
+    "GatedRankLinear",
     "HardConcrete",
     "Int8Embedding",
     "LowRankEmbedding",
@@ -59,6 +62,7 @@ __all__ = [
     "ProjectedLinear",
     "ProjectedNorm",
     "Removed",
+    "ReplacedBlock",
     "SizedEmbedding",
     "SizedLinear",
     "SizedNorm",

@@ -93,6 +93,7 @@ class Architecture:
         head_norms: the queries and keys of every head are normalised, with the epsilon of all norms and one weight for
             all heads: heads may go, but no projection may come before.
         repeated: a block runs more than once, first on what no norm of a block has written.
+        passes_on: a block hands more than hidden states on to the next one, so that none can be taken out.
         bare_start: the first attention has no norm before it, in a pre-norm architecture.
         narrows: a net whose hidden states have all lost the same directions is an ordinary one, as the configuration
             has the width of heads, ``rms_norm_eps`` and the other widths apart.
@@ -112,6 +113,7 @@ class Architecture:
     rotary: bool = False
     head_norms: bool = False
     repeated: bool = False
+    passes_on: bool = False
     bare_start: bool = False
     narrows: bool = False
     activation: str | None = None
@@ -371,6 +373,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "shared",
             *(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias" for stack in ("encoder", "decoder")),
         ),
+        passes_on=True,
         activation="dense_act_fn",
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Training with hard-concrete gates and a Lagrangian on the net's expected size, for CoFi and SP3.
+"""Training with hard-concrete gates and a Lagrangian on the net's expected size, for CoFi, SP3 and FLOP.
 
     L = L_task + lambda1 (s - t) + lambda2 (s - t)^2,   min over weights and log_alpha, max over lambda1, lambda2
 
@@ -191,12 +191,18 @@ class GatedStage(Stage):
             return self.fit(log_alphas)
         return {name: keep_best(a, kept_units(a, self.gates[name].least)) for name, a in log_alphas.items()}
 
-    def fit(self, log_alphas: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the units to keep so that the budget is met exactly: name of a gate -> bool [groups, size]."""
+    def fit(self, log_alphas: dict[str, Tensor], budget: int | None = None) -> dict[str, Tensor]:
+        """Return the units to keep so that the budget is met exactly: name of a gate -> bool [groups, size].
+
+        Args:
+            log_alphas: by name of the gate, on the CPU.
+            budget: number of weights; None for that of the final density.
+        """
+        budget = keep_count(self.density, self.size.total) if budget is None else budget
         least, size = {name: gate.least for name, gate in self.gates.items()}, self.size.cpu()
         finest = self.finest if self.finest in log_alphas else None
         steps = dict.fromkeys(self.rounds, self.round_to)
-        masks = fit_budget(log_alphas, size, keep_count(self.density, size.total), least, finest, steps)
+        masks = fit_budget(log_alphas, size, budget, least, finest, steps)
         self.size.to(next(iter(self.log_alphas.values())).device)
         return masks
 

@@ -16,6 +16,7 @@ NAMES = {  # people's scripts have these names: rows may be added, none may go
     "cofi": f"{GLUE} conll2003 squad xsum",
     "cofi_losparse": GLUE,
     "first_order": GLUE,
+    "flop": "mrpc qnli sst2 stsb",
     "fwsvd": f"{GLUE} conll2003",
     "itp": f"{GLUE} squad",
     "losparse": f"{GLUE} squad cnn_dailymail xsum",
@@ -30,6 +31,7 @@ NAMES = {  # people's scripts have these names: rows may be added, none may go
     "sp3": f"{GLUE} conll2003 squad xsum",
     "sp3_llama": "wikitext2",
     "sp3_opt": "sst2",
+    "theseus": GLUE,
     "svd": f"{GLUE} conll2003 squad squad_v2",
 }
 

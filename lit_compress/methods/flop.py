@@ -1,0 +1,202 @@
+"""FLOP: factorized low-rank pruning, with a learned gate on every rank.
+
+Ziheng Wang, Jeremy Wohlwend, Tao Lei, "Structured Pruning of Large Language Models", EMNLP 2020,
+https://arxiv.org/abs/1910.04732; what it leaves open is as in https://github.com/asappresearch/flop. Notation: their P
+and Q are left [out, r] and right [r, in] here.
+
+    factors     W = P G Q = sum_k z_k p_k q_k^T,   G = diag(z)                  layers/training/gated_rank.py
+    gates       z hard-concrete, one for every rank of every matrix             numerics/hard_concrete.py
+    size        s = sum over matrices of (out + in) sum_k P(z_k > 0)            numerics/gate_budget.py
+    objective   max over lambda, min over z and weights of L + lambda1 (s - t) + lambda2 (s - t)^2     stages/gated.py
+    target      t falls linearly in the first m steps, then it stays
+
+In evaluation a matrix keeps as many ranks as its gates expect to be open, those with the largest. Gates, multipliers,
+target and budget are those of CoFi, which took them from here. What is left are ordinary low-rank layers.
+
+Deviations and choices where the paper is silent:
+    - It trains its language models with factors from the beginning, so that P Q has as many parameters as W. A
+      pre-trained W is decomposed with all of its ranks: P = U sqrt(Sigma), Q = sqrt(Sigma) V^T. The net is the same
+      before the first step, and s begins at up to twice the dense size; so does t.
+    - Gates begin open (``prune.log_alpha`` 2.5), since a pre-trained net is lost where they begin at 0, as in their
+      program. The temperature is 2/3, as for CoFi; theirs is 1.
+    - s is a share of the matrices' weights; their sparsities turn the sign of lambda1. Biases are not counted.
+    - At the end the ranks kept are those that fit the budget (``prune.exact_target``), and each matrix keeps one. A
+      matrix whose factors would be larger than itself is stored whole, and counted so.
+    - Embeddings and the output layer keep their size; the paper prunes both in its language models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from lit_compress.layers import GatedRankLinear, HardConcrete
+from lit_compress.methods.base import Distillation, Method
+from lit_compress.models.accounting import dense_site_params
+from lit_compress.models.sites import find_sites
+from lit_compress.models.surgery import Structure, factorize
+from lit_compress.numerics.gate_budget import Size, Weights
+from lit_compress.numerics.masks import keep_count
+from lit_compress.numerics.ranks import Shape, stored
+from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.gated import GatedStage, GatedTraining
+from lit_compress.stages.low_rank import WeightedDecomposer
+from lit_compress.stages.rank_rule import RankRule
+from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.sharding import is_first
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class FLOPPruning(GatedTraining):
+    """How the gates of the ranks are trained.
+
+    Args:
+        log_alpha: of all gates at first; 2.5 opens 98 % of them.
+        init: ``pretrained`` factorizes the backbone, which learns the task while it is pruned; ``finetuned`` the dense
+            net.
+    """
+
+    log_alpha: float = 2.5
+    init: Literal["pretrained", "finetuned"] = "pretrained"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # beyond, neither loss nor size has a gradient
+        require(self, "prune.log_alpha", low=-12, high=12, hint="usual: 2.5")
+
+
+def shapes_of(net: PreTrainedModel) -> dict[str, Shape]:
+    """Return {site: (out, in)} of all matrices of the blocks of ``net``."""
+    layers: dict[str, Any] = {site.name: net.get_submodule(site.name) for site in find_sites(net)}
+    return {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
+
+
+def grouped(shapes: dict[str, Shape]) -> dict[str, list[str]]:
+    """Return name of a gate -> its sites, those of one full rank: a gate has groups of one size."""
+    gates: dict[str, list[str]] = {}
+    for name, shape in shapes.items():
+        gates.setdefault(f"ranks_{min(shape)}", []).append(name)
+    return gates
+
+
+def gated_size(shapes: dict[str, Shape], whole: int) -> Size:
+    """Return the size of the factors as a function of the open ranks of every matrix.
+
+    Args:
+        shapes: (out, in) by site.
+        whole: number of weights of the dense matrices.
+    """
+    gates = grouped(shapes)
+    parts = [
+        Weights(sum(shapes[name]), (gate, group)) for gate, names in gates.items() for group, name in enumerate(names)
+    ]
+    return Size(parts, {gate: (len(names), min(shapes[names[0]])) for gate, names in gates.items()}, whole)
+
+
+class RankPruning(GatedStage):
+    """The stage ``prune``: factorize all matrices, train factors and gates together, keep the open ranks.
+
+    Args:
+        settings: how the gates are trained.
+        density: final fraction of the sites' weights.
+    """
+
+    settings: FLOPPruning
+
+    def __init__(self, settings: FLOPPruning, density: float) -> None:
+        super().__init__("prune", settings, density)
+        self.from_backbone = settings.init == "pretrained"
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse a density below one rank of every matrix."""
+        least, whole = sum(sum(shape) for shape in shapes_of(net).values()), dense_site_params(net)
+        if self.density * whole < least:
+            raise UserError(
+                f"model.density: {self.density:g} is less than one rank of every matrix; nearest valid value "
+                f"{least / whole + 5e-5:.4f}"
+            )
+
+    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` with the same share of ranks in every matrix; which stay is decided by training."""
+        if self.density >= 1:
+            return net
+        with torch.device("meta"):
+            return factorize(net, RankRule(self.density, fill=True, round_to=self.round_to).allocate(net), None)
+
+    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+        """Decompose all matrices with all of their ranks and put gates on these; at density 1 change nothing."""
+        net = super().build(method, previous, structure)
+        if self.density >= 1:
+            return net
+        self.shapes = shapes_of(net)
+        size = gated_size(self.shapes, dense_site_params(net))
+        # configure_model sends the values of the first rank, a checkpoint has its own
+        factors = WeightedDecomposer(sigma_side="balanced").factors if structure is None and is_first() else None
+        factorize(net, {name: min(shape) for name, shape in self.shapes.items()}, factors, GatedRankLinear)
+        self.sites = grouped(self.shapes)
+        self.finest = min(self.sites, key=lambda gate: min(sum(self.shapes[name]) for name in self.sites[gate]))
+        self.rounds = frozenset(self.sites)
+        gates = {
+            gate: HardConcrete(*shape, self.settings.log_alpha, least=1, seed=seed)
+            for seed, (gate, shape) in enumerate(size.shapes.items())
+        }
+        self.make_gates(gates, size)
+        return net
+
+    def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
+        """Give every matrix the values of its ranks' gates."""
+        for gate, names in self.sites.items():
+            for name, values in zip(names, z[gate], strict=True):
+                net.get_submodule(name).z = values
+
+    def fit(self, log_alphas: dict[str, Tensor], budget: int | None = None) -> dict[str, Tensor]:
+        """Return the ranks to keep; what matrices that are stored whole leave of the budget goes to the others."""
+        goal = budget = keep_count(self.density, self.size.total)
+        kept, most = {}, -1
+        for _ in range(8):
+            tried = super().fit(log_alphas, budget)
+            size = self.stored(tried)
+            if most < size <= goal:
+                kept, most = tried, size
+            if size == goal:
+                break
+            budget += goal - size
+        return kept
+
+    def stored(self, masks: dict[str, Tensor]) -> int:
+        """Return the number of weights that the file has with these ranks."""
+        return sum(
+            stored(*self.shapes[name], int(ranks.sum()))
+            for gate, names in self.sites.items()
+            for name, ranks in zip(names, masks[gate], strict=True)
+        )
+
+
+class FLOP(Method):
+    """Factorize all matrices and prune ranks by learned gates; the export has ordinary low-rank layers.
+
+    Args:
+        prune: training of factors and gates.
+        distillation: weights of the loss terms with the dense net as teacher; off (alpha 0) by default.
+    """
+
+    def __init__(
+        self,
+        *,
+        prune: FLOPPruning = FLOPPruning(epochs=20, target_warmup=0.5),
+        distillation: Distillation = Distillation(alpha=0.0),
+        **common: Any,
+    ) -> None:
+        super().__init__(distillation=distillation, **common)
+        self.prune = prune
+
+    def stages(self) -> list[Stage]:
+        """Return dense (without a teacher), prune."""
+        return [*self.dense_stage(), RankPruning(self.prune, self.density).rounded(self.round_to)]

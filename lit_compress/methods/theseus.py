@@ -1,0 +1,192 @@
+"""BERT-of-Theseus: modules of several blocks are replaced by one block each, at random and more and more often.
+
+Canwen Xu, Wangchunshu Zhou, Tao Ge, Furu Wei, Ming Zhou, "BERT-of-Theseus: Compressing BERT by Progressive Module
+Replacing", EMNLP 2020, https://arxiv.org/abs/2002.02925; what it leaves open is as in
+https://github.com/JetRunner/BERT-of-Theseus. Predecessor prd_i: k blocks of the fine-tuned net; successor scc_i: one.
+
+    replacing    r_i ~ Bernoulli(p) per module and forward;  y_i+1 = r_i scc_i(y_i) + (1 - r_i) prd_i(y_i)
+    training     only the successors learn, from the task's loss alone; predecessors, embeddings and head are frozen
+    curriculum   p_t = min(1, k t + b), linear in the steps; from p = 1 on the successors are fine-tuned together
+    start        the successors are copies of the first blocks of the fine-tuned net
+
+What is left is an ordinary net of fewer blocks, with embeddings and head of the fine-tuned one.
+
+Deviations and choices where the paper is silent:
+    - The slope is given as the steps in which p rises to 1 (``replace.rise``): k = (1 - b) / rise.
+    - A successor that has no part in a step gets a zero gradient, which AdamW's averages count, on one device as on
+      several. Micro-batches have coins of their own.
+    - The net that is evaluated is that of the successors, at every p, as in their program; each epoch may be the best.
+    - Any family whose blocks are alike; a decoder that reads an encoder is divided as the encoder is.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from lit_compress.layers import ReplacedBlock
+from lit_compress.methods.base import Distillation, Method
+from lit_compress.models.shorten import blocks_left, check_blocks, shorten, stack_lengths
+from lit_compress.models.surgery import Structure
+from lit_compress.numerics.schedules import linear_to
+from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.utils.errors import UserError, require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Replacing(Training):
+    """How often successors replace their predecessors, and how they are trained.
+
+    Args:
+        start: b, the first probability that a module is replaced.
+        rise: steps in which the probability rises to 1, below 1 a fraction of all optimizer steps, else their number;
+            in the others the successors are fine-tuned.
+    """
+
+    start: float = 0.3
+    rise: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "replace.start", low=0, high=1)
+        require(self, "replace.rise", low=0)
+
+
+class BlockReplacing(Stage):
+    """The stage ``replace``: train successors in the place of their predecessors, then alone.
+
+    Args:
+        settings: the schedule, and the training.
+        density: fraction of the blocks that is left.
+        distillation: weights of the loss terms with the teacher.
+        within: take fewer blocks where no number of them has this density.
+    """
+
+    settings: Replacing
+
+    def __init__(self, settings: Replacing, density: float, distillation: Distillation, within: bool = False) -> None:
+        super().__init__("replace", settings)
+        self.density, self.distillation, self.within = density, distillation, within
+
+    def left(self, net: PreTrainedModel) -> dict[str, int]:
+        """Return name of each list of blocks of ``net`` -> number of blocks that is left; note their exact share.
+
+        Raises:
+            UserError: no number of blocks has the density.
+        """
+        totals = {path: total for path, (_, total) in stack_lengths(net).items()}
+        left = {path: blocks_left(total, self.density, self.within) for path, total in totals.items()}
+        if len(shares := {left[path] / total for path, total in totals.items()}) == 1:
+            (self.density,) = shares
+        return left
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse blocks that cannot stand in for each other, a number that does not divide them, and matched layers."""
+        if self.density >= 1:
+            return
+        check_blocks(net)
+        self.left(net)
+        if self.distillation.alpha_layers > 0:
+            raise UserError(
+                f"distillation.alpha_layers: {self.distillation.alpha_layers:g} compares layers with the teacher's, "
+                "which has more; valid: 0"
+            )
+
+    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` with fewer blocks."""
+        if self.density < 1:
+            shorten(net, self.left(net))
+        return net
+
+    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+        """Load the fine-tuned net; put copies of its first blocks in the place of modules; freeze the rest."""
+        net = super().build(method, previous, structure)
+        if self.density >= 1:
+            return net
+        left = self.left(net)
+        predecessors = {path: list(net.get_submodule(path)) for path in left}  # type: ignore[arg-type]
+        shorten(net, left)
+        net.requires_grad_(False)
+        for path, blocks in predecessors.items():
+            width = len(blocks) // left[path]
+            for i, block in enumerate(blocks[: left[path]]):
+                successor = copy.deepcopy(block, {id(net.config): net.config}).requires_grad_(True)
+                ReplacedBlock.adopt(successor, blocks[i * width : (i + 1) * width])
+                net.get_submodule(path)[i] = successor  # type: ignore[operator]
+        return net
+
+    def attach(self, net: PreTrainedModel) -> None:
+        """Find the blocks for which a coin is thrown in every forward."""
+        self._blocks = [cast(Any, m) for m in net.modules() if isinstance(m, ReplacedBlock)]
+
+    def set_total_steps(self, total_steps: int) -> None:
+        """Turn the fraction of the rise into steps.
+
+        Raises:
+            UserError: the probability does not reach 1 before the stage ends.
+        """
+        super().set_total_steps(total_steps)
+        rise = self.settings.rise
+        self._rise = round(rise * total_steps) if rise < 1 else round(rise)
+        if self._rise >= total_steps > 0:
+            raise UserError(
+                f"replace.rise: {self._rise} steps leave none of the {total_steps} of the stage for fine-tuning; "
+                f"nearest valid value {total_steps - 1}, usual: 0.5"
+            )
+
+    def p(self, step: int) -> float:
+        """Return the probability of a replacement at ``step``."""
+        return linear_to(step, 0, self._rise, self.settings.start, 1.0)
+
+    def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Throw the coins of this forward, the same on every rank; return the loss terms."""
+        generator = torch.Generator().manual_seed(method.micro_seed)
+        coins = torch.rand(len(self._blocks), generator=generator) < self.p(method.trainer.global_step)
+        for block, coin in zip(self._blocks, coins.tolist(), strict=True):
+            block.replaces = coin
+        return super().losses(method, batch)
+
+    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+        """Log the density, which does not change in this stage, and p."""
+        return {"density": self.density, "target": self.density, "p": self.p(step)}
+
+    def deploy(self, net: PreTrainedModel) -> None:
+        """Drop the predecessors."""
+        for block in self._blocks:
+            block.release()
+
+
+class Theseus(Method):
+    """Replace modules of several blocks by one block each, at random; the export is an ordinary net of fewer blocks.
+
+    Args:
+        density: fraction of the blocks that is left: their number must divide that of all; default 0.5.
+        replace: the schedule of the replacing, and the training of the successors.
+        distillation: weights of the loss terms with the dense net as teacher; off (alpha 0) by default.
+    """
+
+    usual_density = 0.5
+
+    def __init__(
+        self,
+        *,
+        density: float | None = None,
+        replace: Replacing = Replacing(epochs=15, warmup=0.0),
+        distillation: Distillation = Distillation(alpha=0.0),
+        **common: Any,
+    ) -> None:
+        super().__init__(density=density, distillation=distillation, **common)
+        self.replace = replace
+
+    def stages(self) -> list[Stage]:
+        """Return dense (without a teacher), replace."""
+        within = self.budget is not None
+        return [*self.dense_stage(), BlockReplacing(self.replace, self.density, self.distillation, within)]
