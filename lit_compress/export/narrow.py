@@ -65,7 +65,7 @@ def pad_widths(net: PreTrainedModel, multiple: int) -> PreTrainedModel:
     a CPU with many tokens at once, where products of other widths take longer; not for one text, nor ONNX Runtime.
 
     Args:
-        net: with the layers of :func:`~lit_compress.methods.sp3.fold.fold_projections`.
+        net: with the layers of :func:`~lit_compress.models.projected.fold.fold_projections`.
         multiple: every width becomes a multiple of it.
 
     Raises:

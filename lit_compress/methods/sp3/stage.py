@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from lit_compress.calibration.second_moments import collect_grams
 from lit_compress.layers import HardConcrete
 from lit_compress.layers.training.projected import HeadProjections, Norm
-from lit_compress.methods.sp3.bases import Bases, bases_of, identity_bases, shared_bases
-from lit_compress.methods.sp3.fold import fold_projections
-from lit_compress.methods.sp3.gates import (
+from lit_compress.methods.sp3.bases import bases_of, shared_bases
+from lit_compress.models.architectures import get_architecture
+from lit_compress.models.projected.bases import Bases, identity_bases
+from lit_compress.models.projected.fold import fold_projections
+from lit_compress.models.projected.gates import (
     DIMENSIONS,
     FORMER_GATES,
     GATES,
@@ -29,9 +31,8 @@ from lit_compress.methods.sp3.gates import (
     gate_shapes,
     gated_size,
 )
-from lit_compress.methods.sp3.insert import insert_projections
-from lit_compress.methods.sp3.outline import outline_projected
-from lit_compress.models.architectures import get_architecture
+from lit_compress.models.projected.insert import insert_projections
+from lit_compress.models.projected.outline import outline_projected
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.models.storage import COMPONENTS
 from lit_compress.models.surgery import Structure, rebuild

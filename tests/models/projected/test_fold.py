@@ -13,9 +13,9 @@ from lit_compress.calibration.second_moments import collect_grams
 from lit_compress.export.narrow import as_ordinary, pad_widths
 from lit_compress.layers import NarrowLinear, NarrowNorm, SizedLinear
 from lit_compress.methods.sp3.bases import bases_of
-from lit_compress.methods.sp3.gates import GateSlots, ProjectionSpec
-from lit_compress.methods.sp3.insert import insert_projections
 from lit_compress.models.accounting import density, stored_density
+from lit_compress.models.projected.gates import GateSlots, ProjectionSpec
+from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.utils.errors import UserError
 
