@@ -1,6 +1,6 @@
-"""The shapes that SP3 leaves, before any training: the same share of all directions and neurons, all heads and layers.
+"""The shapes that projections leave, before any training: for SP3 the same share of all directions and neurons.
 
-Training decides where directions go; hidden states stay widest where they begin. So tables of embeddings are larger in
+All heads and layers stay. Training decides where directions go; hidden states stay widest where they begin. So tables of embeddings are larger in
 the end than here, and the rest is smaller.
 """
 
@@ -18,6 +18,8 @@ from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -40,9 +42,20 @@ def even_units(size: Size, density: float) -> dict[str, Tensor]:
     return kept(low)
 
 
-def outline_projected(net: PreTrainedModel, form: ProjectionSpec, density: float) -> PreTrainedModel:
-    """Give the dense ``net`` without values, in place, the sizes that folded projections leave; it cannot be run."""
-    stream, kept = form.residual_stream(net), even_units(gated_size(net, form), density)
+def outline_evenly(net: PreTrainedModel, form: ProjectionSpec, density: float) -> PreTrainedModel:
+    """Give ``net`` the sizes that an even share of all dimensions leaves, see :func:`outline_projected`."""
+    return net if density >= 1 else outline_projected(net, form, even_units(gated_size(net, form), density))
+
+
+def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[str, Tensor]) -> PreTrainedModel:
+    """Give the dense ``net`` without values, in place, the sizes that folded projections leave; it cannot be run.
+
+    Args:
+        net: dense, without values.
+        form: which gates there are.
+        kept: how many units every gate keeps, [groups]: by :func:`even_units`, or by a rule.
+    """
+    stream = form.residual_stream(net)
     gated = "hidden" in form.gates
     widths = [net.config.hidden_size] * len(stream.sites)
     if gated:
