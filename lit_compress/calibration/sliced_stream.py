@@ -7,6 +7,7 @@ x. In these coordinates, those of the dense net, a slice is a hook, and nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,10 +110,8 @@ def _gram(
             if not len(rows["index"]):
                 continue
             mask = task.masks(rows)[stack].bool()
-            try:
+            with suppress(_Stop):
                 net(**task.inputs(net, rows))
-            except _Stop:
-                pass
     finally:
         for handle in handles:
             handle.remove()

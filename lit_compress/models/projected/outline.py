@@ -1,7 +1,7 @@
 """The shapes that projections leave, before any training: for SP3 the same share of all directions and neurons.
 
-All heads and layers stay. Training decides where directions go; hidden states stay widest where they begin. So tables of embeddings are larger in
-the end than here, and the rest is smaller.
+All heads and layers stay. SP3's training decides where directions go; hidden states stay widest where they begin. So
+tables of embeddings are larger in the end than here, and the rest is smaller.
 """
 
 from __future__ import annotations
