@@ -19,8 +19,8 @@ Deviations, and where paper and program differ:
     - The paper calibrates on BookCorpus and recovers on instructions; here both use the task's training examples.
     - A head's elements in one matrix are summed before the reduction over the matrices; the program reduces row by row,
       then sums over the head. For ``sum`` that is the same.
-    - Heads are whole numbers: each block keeps the share rounded down, at least one, and neurons make up for it.
-      A density is met up to one neuron. The paper's ratio is that of the pruned blocks, 25 % for 20 % of LLaMA-7B.
+    - Heads are whole numbers: each block keeps the nearest to the share, at least one, and neurons make up for it, so
+      that a density is met up to one neuron. The paper's ratio is that of the pruned blocks, 25 % for 20 % of LLaMA-7B.
     - Only heads and neurons go ("block-wise"); the paper's channels of the residual stream stay. With grouped queries
       the queries of a key go with it, which the paper's LLaMA does not have.
     - The paper prunes decoders; here every family, of which T5, MPNet and ALBERT keep their heads, whose numbers are
@@ -132,12 +132,14 @@ def kept_counts(net: PreTrainedModel, settings: CoupledPruning, density: float, 
     least = sum(price[name] * (1 if name in heads else step) for name in units)
     if room < least:
         raise UserError(
-            f"model.density: {density:.4g} cannot be reached by LLMPruner, which leaves a head and a neuron in each block "
-            f"(neurons: a multiple of {step}), and {total - cut:,} weights of what stays whole; the smallest is "
+            f"model.density: {density:.4g} cannot be reached by LLMPruner, which leaves a head and {step} neuron(s) in "
+            f"every block, and {total - cut:,} weights of what stays whole; the smallest is "
             f"{(total - cut + least) / total + 5e-5:.4f}"
         )
     share = room / cut
-    kept = {name: max(1, floor(share * units[name] + 1e-9)) for name in heads}
+    kept = {name: max(1, floor(share * units[name] + 0.5)) for name in heads}
+    if room - sum(kept[name] * price[name] for name in heads) < step * sum(price[name] for name in neurons):
+        kept = {name: max(1, floor(share * units[name])) for name in heads}
     room -= sum(kept[name] * price[name] for name in heads)
     share = room / sum(units[name] * price[name] for name in neurons)
     kept |= {name: max(step, min(units[name], floor(share * units[name] + 1e-9)) // step * step) for name in neurons}
@@ -145,7 +147,7 @@ def kept_counts(net: PreTrainedModel, settings: CoupledPruning, density: float, 
     for name in neurons:  # what rounding leaves
         if step * price[name] <= room and kept[name] + step <= units[name]:
             kept[name], room = kept[name] + step, room - step * price[name]
-    return kept
+    return {name: kept[name] for name in units}
 
 
 def group_importance(

@@ -55,6 +55,7 @@ from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import from_first
 
 if TYPE_CHECKING:
@@ -123,8 +124,17 @@ class SlicingStage(Stage):
         """Refuse architectures whose hidden states keep their basis, and sizes that cannot be reached."""
         if why := residual_stream(net).fixed:
             raise UserError(f"model.backbone: hidden states of '{net.config.model_type}' cannot be sliced: {why}")
-        if not self.keeps_all:
-            self.widths(net)
+        if self.keeps_all:
+            return
+        widths = self.widths(net)
+        if self.slicing is not None:
+            size = gated_size(net, _FORM)
+            self.density = size.count({"hidden": torch.tensor(widths)}) / size.total
+            if self.density > 1:
+                note(
+                    f"model.slicing: {self.slicing} leaves {self.density:.4f} of the weights, as the residual path "
+                    "gets matrices; slices above about 0.13 leave fewer than there were"
+                )
 
     def check_data(self, examples: int) -> None:
         """Refuse a calibration over more examples than there are."""

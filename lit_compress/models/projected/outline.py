@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lit_compress.layers import NarrowNorm, SizedEmbedding, SizedLinear
+from lit_compress.layers import NarrowNorm, SizedEmbedding, SizedLinear, StreamBlock
 from lit_compress.models.architectures import parts_of
 from lit_compress.models.projected.gates import DIMENSIONS, ProjectionSpec, gated_size
 from lit_compress.models.residual_stream import has_head_projections
@@ -60,6 +60,9 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[
     widths = [net.config.hidden_size] * len(stream.sites)
     if gated:
         widths[form.skip :] = kept["hidden"].tolist()
+    turned = gated and stream.pre_norm  # then the biases of norms go into those of the Linears that read them
+    shifts = {name: turned and getattr(net.get_submodule(name), "bias", None) is not None
+              for place in stream.sites for name in place.norms}  # fmt: skip
 
     def put(name: str, inner: int, out: int, bias: bool) -> None:
         replace(net, name, SizedLinear(inner, out, bias))
@@ -76,7 +79,8 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[
                     units = int(kept[gate][i]) * copies if own else None
                     inner = (units or old.in_features) if last else widths[sublayer.roles[role]]
                     out = widths[sublayer.writes] if last else (units or old.out_features)
-                    put(name, int(inner), int(out), old.bias is not None)  # type: ignore[arg-type]
+                    shifted = not last and shifts[sublayer.norm]
+                    put(name, int(inner), int(out), old.bias is not None or shifted)  # type: ignore[arg-type]
         if gated:
             for place, width in zip(stream.sites, widths, strict=True):
                 for name in place.tables:
@@ -86,8 +90,11 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[
                 before = 0 if stream.pre_norm else written.get(i, 0)
                 for name in place.norms:
                     replace(net, name, NarrowNorm(before, widths[i], 0, 1e-5, 0))
+            for sublayer in stream.attentions if stream.pre_norm else ():
+                StreamBlock.adopt(net.get_submodule(sublayer.host))  # counts the matrices between bases
             for sublayer in stream.group_ends:
                 put(sublayer.junction, widths[sublayer.reads], widths[sublayer.writes], False)
             reader = net.get_submodule(stream.reader)
-            put(stream.reader, widths[-1], int(reader.out_features), reader.bias is not None)  # type: ignore[arg-type]
+            shifted = shifts[stream.sites[-1].norms[-1]]
+            put(stream.reader, widths[-1], int(reader.out_features), reader.bias is not None or shifted)  # type: ignore
     return net
