@@ -51,7 +51,7 @@ from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gated
 from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.projected.outline import outline_projected
 from lit_compress.models.residual_stream import residual_stream
-from lit_compress.models.surgery import Structure, rebuild
+from lit_compress.models.surgery import Structure, link, rebuild
 from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.errors import UserError, require
@@ -94,7 +94,7 @@ def slice_stream(net: PreTrainedModel, axes: list[Tensor], widths: list[int]) ->
     insert_projections(net, replace(identity_bases(net), sites=axes), _FORM)
     z = torch.arange(net.config.hidden_size) < torch.tensor(widths)[:, None]
     GateSlots(net, _FORM).set({"hidden": z.to(net.dtype)})
-    return fold_projections(net)
+    return link(fold_projections(net))  # as a checkpoint rebuilds it
 
 
 class SlicingStage(Stage):

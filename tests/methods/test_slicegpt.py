@@ -17,6 +17,7 @@ from lit_compress.models.architectures import get_architecture
 from lit_compress.models.projected.bases import identity_bases
 from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.residual_stream import residual_stream
+from lit_compress.models.surgery import describe, rebuild
 from lit_compress.stages.distillation import Distillation
 from lit_compress.utils.errors import UserError
 
@@ -56,6 +57,21 @@ def test_folded_slices_are_those_that_calibrated(family):
     small = slice_stream(net, axes, [WIDTH] * len(axes))
     assert torch.allclose(logits(small), logits(hooked), atol=1e-6)
     assert not torch.allclose(logits(small), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["bert", "opt"])
+def test_what_is_trained_is_what_a_checkpoint_rebuilds(family):
+    """Dropout draws for the same tensors, so that a resumed run ends like an unbroken one."""
+    net = make_net(family, dropout=0.2)
+    count = len(residual_stream(net).sites)
+    small = slice_stream(copy.deepcopy(net), [torch.eye(32).double()] * count, [WIDTH] * count).train()
+    again = rebuild(net, describe(small)).train()
+    again.load_state_dict(small.state_dict())
+    found = []
+    for one in (small, again):
+        torch.manual_seed(0)
+        found.append(logits(one))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("family", ["opt", "llama"])
