@@ -15,7 +15,7 @@ https://arxiv.org/abs/2305.11627; program: https://github.com/horseee/LLM-Pruner
 The stages are dense -> prune. Gradients are of the task's loss, on 10 examples as in the program.
 
 Deviations, and where paper and program differ:
-    - Recovery trains all weights, not adapters of low rank (LoRA): the paper's learning rate is for those.
+    - Recovery trains all weights by default; ``prune.parameters lora`` is the paper's, at a learning rate of 1e-4.
     - The paper calibrates on BookCorpus and recovers on instructions; here both use the task's training examples.
     - A head's elements in one matrix are summed before the reduction over the matrices; the program reduces row by row,
       then sums over the head. For ``sum`` that is the same.
@@ -45,8 +45,9 @@ from lit_compress.models.cut import cut_units
 from lit_compress.models.sites import SubLayer, sublayers
 from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance
-from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.distillation import Distillation
+from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
 from lit_compress.utils.sharding import from_first
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CoupledPruning(Training):
+class CoupledPruning(Retraining):
     """How heads and neurons are chosen, and how the pruned net is trained.
 
     Args:

@@ -24,7 +24,7 @@ Deviations, and where paper and program differ:
       it is given, the first sites keep one direction more, as far as it allows. ``slicing`` is the paper's number.
     - BERT, RoBERTa, ELECTRA, DistilBERT, DeBERTa and BART are not in the paper. Their norms stand after the residual
       sum, where a site is one norm (SP3, Eqs. 6-9): the same axes and slices, in that form.
-    - Recovery fine-tuning trains all weights, not adapters of low rank.
+    - Recovery fine-tuning trains all weights by default; the paper's trains adapters: ``prune.parameters lora``.
     - Every site has forwards of its own, up to it, where the program keeps all hidden states.
     - With the residual matrices a block keeps k / d + (k / d)^2 / 6 of its weights (d_ff = 4 d): 0.84 at a slice of
       25 %, and more than all at slices below 13 %.
@@ -52,8 +52,9 @@ from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.projected.outline import outline_projected
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.surgery import Structure, link, rebuild
-from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.distillation import Distillation
+from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import from_first
@@ -65,7 +66,7 @@ _FORM = ProjectionSpec(("hidden",), heads="block")  # bases of hidden states alo
 
 
 @dataclass(frozen=True)
-class Slicing(Training):
+class Slicing(Retraining):
     """How hidden states are calibrated, and how the sliced net is trained.
 
     Args:

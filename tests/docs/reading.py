@@ -29,7 +29,8 @@ CLASSES = {
     "lpaf": "LPAF", "svd": "SVD", "fwsvd": "FWSVD", "losparse": "LoSparse", "losparse_bert": "LoSparse",
     "low_rank_1": "LowRankI", "low_rank_2": "LowRankII", "itp": "ITP", "movement": "Movement", "cofi": "CoFi",
     "cofi_losparse": "CoFiLoSparse", "sp3": "SP3", "magnitude": "Magnitude", "first_order": "FirstOrder",
-    "platon": "PLATON", "slicegpt": "SliceGPT", "llm_pruner": "LLMPruner", "quickstart": "LPAF", "second_order": "SecondOrder",
+    "platon": "PLATON", "quickstart": "LPAF", "second_order": "SecondOrder", "slicegpt": "SliceGPT",
+    "llm_pruner": "LLMPruner",
 }  # fmt: skip
 STAGES = ("dense", "distil", "prune", "retrain")
 SHORT = {  # a schedule for a few steps
