@@ -10,10 +10,10 @@ from tiny import VARIANTS, make_batch, make_net
 from lit_compress.export.fuse import fuse
 from lit_compress.layers import BasisChange, MaskedLinear, ProjectedLinear, ProjectedNorm, StreamNorm
 from lit_compress.methods.cofi.gates import gate_shapes as cofi_shapes
-from lit_compress.methods.sp3.bases import Bases
-from lit_compress.methods.sp3.fold import fold_projections
-from lit_compress.methods.sp3.gates import DIMENSIONS, GATES, GateSlots, ProjectionSpec, gate_shapes
 from lit_compress.models.cut import close_empty_sublayers
+from lit_compress.models.projected.bases import Bases
+from lit_compress.models.projected.fold import fold_projections
+from lit_compress.models.projected.gates import DIMENSIONS, GATES, GateSlots, ProjectionSpec, gate_shapes
 from lit_compress.models.residual_stream import has_head_projections, residual_stream
 from lit_compress.models.surgery import replace
 

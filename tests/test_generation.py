@@ -11,9 +11,9 @@ from lit_compress.calibration.fisher import estimate_fisher
 from lit_compress.export.check import check_export
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import LowRankSparseLinear, MixedRankLinear
-from lit_compress.methods.sp3.gates import GATES, ProjectionSpec
-from lit_compress.methods.sp3.insert import insert_projections
 from lit_compress.models import accounting as budget
+from lit_compress.models.projected.gates import GATES, ProjectionSpec
+from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.sites import find_sites, unplaced
 from lit_compress.models.storage import load_net, save_net, tied
 from lit_compress.models.surgery import describe, factorize

@@ -20,7 +20,7 @@ def add_choices(parser: argparse.ArgumentParser, programs: bool = True) -> None:
         )  # fmt: skip
         parser.add_argument(
             "--round_to", type=int, metavar="N",
-            help="SP3: pad widths with zeros to multiples of N; 8 is faster in PyTorch with many tokens",
+            help="SP3, SliceGPT: pad widths with zeros to multiples of N; 8 is faster in PyTorch with many tokens",
         )  # fmt: skip
     parser.add_argument(
         "--pivot", action=argparse.BooleanOptionalAction,

@@ -65,7 +65,7 @@ def pad_widths(net: PreTrainedModel, multiple: int) -> PreTrainedModel:
     a CPU with many tokens at once, where products of other widths take longer; not for one text, nor ONNX Runtime.
 
     Args:
-        net: with the layers of :func:`~lit_compress.methods.sp3.fold.fold_projections`.
+        net: with the layers of :func:`~lit_compress.models.projected.fold.fold_projections`.
         multiple: every width becomes a multiple of it.
 
     Raises:
@@ -75,7 +75,7 @@ def pad_widths(net: PreTrainedModel, multiple: int) -> PreTrainedModel:
         raise UserError(f"export: --round_to {multiple} is below 1, the smallest valid value; usual: 8")
     if not any(isinstance(module, NarrowNorm) for module in net.modules()):
         raise UserError(
-            f"export: --round_to {multiple} is for nets with narrow hidden states, SP3's; this one has none"
+            f"export: --round_to {multiple} is for nets with narrow hidden states (SP3, SliceGPT); this one has none"
         )
     stream = residual_stream(net, group_of(net))
     norms: list[list[NarrowNorm]] = [[net.get_submodule(n) for n in place.norms] for place in stream.sites]  # type: ignore[misc]

@@ -29,6 +29,8 @@ from lit_compress.models.slicing import slice_linear
 from lit_compress.models.surgery import replace, set_attributes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from transformers import PreTrainedModel
 
 # type of sub-layer: its own gate, the gate of its units
@@ -87,9 +89,23 @@ def cut_closed(net: PreTrainedModel, z: dict[str, Tensor], constant: bool = Fals
         _renumber(net, of_kind(parts, "attention"))
 
 
+@torch.no_grad()
+def cut_units(net: PreTrainedModel, kept: Mapping[str, Tensor]) -> None:
+    """Remove heads and neurons of ``net``, in place, of any family; every sub-layer keeps some.
+
+    Args:
+        net: dense, with or without values.
+        kept: name of the Linear that reads the units of a sub-layer -> bool [units]; with grouped queries a unit is a
+            head of keys and values with its queries. Other sub-layers stay as they are.
+    """
+    for part in sublayers(net, removable=False):
+        if part.last in kept:
+            (_cut_attention if part.kind == "attention" else _cut_ffn)(net, part, kept[part.last].float(), None, None)
+
+
 def _take_out(net: PreTrainedModel, part: SubLayer, constant: bool) -> None:
     """Replace a sub-layer by placeholders, which return its last bias if it goes on adding a constant."""
-    bias = net.get_submodule(part.sites["o" if part.kind == "attention" else "down"]).bias if constant else None
+    bias = net.get_submodule(part.last).bias if constant else None
     stubs = {name: returns for name, returns in part.stubs.items() if not (constant and name == part.norm)}
     holder = next(name for kind in ("zero", "pair") for name, returns in stubs.items() if returns == kind)
     for name, returns in stubs.items():
@@ -103,22 +119,22 @@ def _cut_attention(
     net: PreTrainedModel, part: SubLayer, heads: Tensor | None, layer: Tensor | None, hidden: Tensor | None
 ) -> None:
     """Cut heads and hidden dimensions of one attention that stays."""
-    rows = None
+    columns = None
     if heads is not None:
         width = net.get_submodule(part.sites["o"]).in_features // len(heads)  # type: ignore[operator]
-        values = heads.repeat_interleave(width)
-        rows = values > 0
+        columns = heads.repeat_interleave(width) > 0
         for role, name in part.sites.items():
             if "v" in (parts := parts_of(role)):  # the last of them
+                values = _spread(net, name, heads, len(parts))
                 _scale(net, name, rows=torch.cat([torch.ones_like(values).repeat(len(parts) - 1), values]))
         left = int((heads > 0).sum())
         if left < len(heads) and (attributes := head_attributes(net, width, left)):
             set_attributes(net.get_submodule(part.module), attributes)
-    _take_firsts(net, part, rows, hidden)
+    _take_firsts(net, part, _open(heads), hidden)
     for name in part.also:
         if has(net, name):
-            _take(net, name, rows, None)
-    _cut_last(net, part.sites["o"], rows, layer, hidden)
+            _take(net, name, columns, None)
+    _cut_last(net, part.sites["o"], columns, layer, hidden)
 
 
 def _cut_ffn(
@@ -131,12 +147,22 @@ def _cut_ffn(
     _cut_last(net, part.sites["down"], _open(neurons), layer, hidden)
 
 
-def _take_firsts(net: PreTrainedModel, part: SubLayer, rows: Tensor | None, hidden: Tensor | None) -> None:
-    """Cut the matrices that read the residual stream; each keeps the outputs ``rows``, bool [out]."""
+def _take_firsts(net: PreTrainedModel, part: SubLayer, units: Tensor | None, hidden: Tensor | None) -> None:
+    """Cut the matrices that read the residual stream; each keeps the outputs of the heads or neurons ``units``."""
     for role, name in part.sites.items():
         if role not in ("o", "down"):
-            kept = None if rows is None else rows.repeat(len(parts_of(role)))
+            parts = len(parts_of(role))
+            kept = None if units is None else _spread(net, name, units, parts).repeat(parts)
             _take(net, name, kept, _open(hidden))
+
+
+def _spread(net: PreTrainedModel, name: str, units: Tensor, parts: int) -> Tensor:
+    """Repeat the value of every unit for each of its rows in one of the ``parts`` matrices in the Linear ``name``.
+
+    With grouped queries a unit is a head of keys and values, and has the rows of several heads of queries.
+    """
+    rows = net.get_submodule(name).out_features // parts  # type: ignore[operator]
+    return units.repeat_interleave(rows // len(units))
 
 
 def _cut_last(

@@ -2,8 +2,9 @@
 
 SP3 (Hu et al. 2024) gives every site of the stream its own directions and gates. In post-norm nets a site is a
 LayerNorm: every sub-layer reads one and writes the next. In pre-norm nets sites are bases of the stream: ``group``
-sub-layers share one, and the stream changes its basis where a group ends (section 3.5). SP3 inserts, counts and folds
-projections by this graph. Its sites are places of the residual stream, not the matrices of models/sites.py.
+sub-layers share one, and the stream changes its basis where a group ends (section 3.5). models/projected/ inserts,
+counts and folds projections by this graph, for SP3 and SliceGPT. These sites are places of the residual stream, not the
+matrices of models/sites.py.
 """
 
 from __future__ import annotations
@@ -198,22 +199,24 @@ def _fixed(net: PreTrainedModel) -> str:
 
 
 def _check(net: PreTrainedModel, group: int) -> None:
-    """Refuse architectures and groups that SP3 cannot project."""
+    """Refuse architectures and groups that cannot be projected."""
     config, kind = net.config, net.config.model_type
     architecture = get_architecture(net)
     if not architecture.has_residual_stream:
         able = families_with(lambda other: other.has_residual_stream)
-        raise UserError(f"model.backbone: sp3 cannot project '{kind}'; it can: {able}")
+        raise UserError(f"model.backbone: the hidden states of '{kind}' cannot be projected; nearest: {able}")
     if not getattr(config, "share_att_key", True):
         raise UserError(
-            "model.backbone: sp3 cannot project a DeBERTa whose positions have projections of their own; valid: "
+            "model.backbone: a DeBERTa whose positions have projections of their own cannot be projected; valid: "
             "share_att_key true (v3)"
         )
     if config.is_encoder_decoder:
         for what in ("attention_heads", "ffn_dim"):
             sizes = [getattr(config, f"{stack}_{what}") for stack in ("encoder", "decoder")]
             if sizes[0] != sizes[1]:
-                raise UserError(f"model.backbone: sp3 needs encoder_{what} and decoder_{what} alike, not {sizes}")
+                raise UserError(
+                    f"model.backbone: projections need encoder_{what} and decoder_{what} alike, not {sizes}"
+                )
     if group < 1:
         raise UserError(f"prune.group: {group} is below 1, the smallest valid value")
     if group > 1 and not architecture.pre_norm:

@@ -55,7 +55,7 @@ class SubLayer:
         also, module: names, as in :class:`~lit_compress.models.architectures.SubLayerSpec`.
         norm: name of the norm after the residual sum, which is removed with the sub-layer; None in pre-norm nets.
         stubs: name of a module -> what its placeholder returns when the sub-layer is removed.
-        heads: number of heads in the dense net (1 for a feed-forward network).
+        heads: number of heads in the dense net (1 for a feed-forward network); with grouped queries those of keys.
         cached: True if the attention is numbered for the cache of a decoder's keys and values.
     """
 
@@ -69,6 +69,11 @@ class SubLayer:
     stubs: dict[str, Returns]
     heads: int
     cached: bool
+
+    @property
+    def last(self) -> str:
+        """Name of the Linear that reads the heads or neurons."""
+        return self.sites["o" if self.kind == "attention" else "down"]
 
 
 # ------------------------------------------------------------------------------------------------ blocks and sites
@@ -241,19 +246,28 @@ def head_attributes(net: PreTrainedModel, width: int, heads: int) -> dict[str, i
     return attributes(width, heads) if attributes else {}
 
 
-def sublayers(net: PreTrainedModel) -> list[SubLayer]:
+def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:
     """Return attentions and feed-forward networks of ``net`` in forward order, those already removed included.
 
+    Args:
+        net: dense or compressed.
+        removable: whether they will be removed as a whole; False: heads and neurons of them at most, as in any family.
+            Then those already removed are left out.
+
     Raises:
-        UserError: sub-layers of its architecture cannot be removed.
+        UserError: sub-layers of its architecture cannot be removed, and shall be.
     """
-    architecture = get_removable(net)
+    architecture = get_removable(net) if removable else get_architecture(net)
+    keys = getattr(net.config, "num_key_value_heads", None)
     found = []
     for number, (stack, _, block, _) in enumerate(blocks(net)):
         for spec in architecture.sublayers:
             if spec.module and not has(net, f"{block}.{spec.module}"):
                 continue
             stubs = {f"{block}.{path}": returns for path, returns in (spec.when_removed or {}).items()}
+            paths = {path: role for path, role in spec.linears.items() if removable or has(net, f"{block}.{path}")}
+            if not paths:
+                continue
             norm = f"{block}.{spec.norm}" if spec.norm and not architecture.pre_norm else None
             if spec.norm:  # also one before it, which nothing else reads: DDP refuses parameters without gradients
                 stubs[f"{block}.{spec.norm}"] = "input"
@@ -262,12 +276,12 @@ def sublayers(net: PreTrainedModel) -> list[SubLayer]:
                     kind="ffn" if spec.kind == "ffn" else "attention",
                     layer=number,
                     block=block,
-                    sites={role: f"{block}.{path}" for path, role in spec.linears.items()},
+                    sites={role: f"{block}.{path}" for path, role in paths.items()},
                     also=tuple(f"{block}.{path}" for path in spec.also),
                     norm=norm,
                     module=f"{block}.{spec.module}",
                     stubs=stubs,
-                    heads=1 if spec.kind == "ffn" else _heads(net, stack),
+                    heads=1 if spec.kind == "ffn" else keys or _heads(net, stack),
                     cached=architecture.cached and stack == "decoder" and spec.kind == "attention",
                 )
             )

@@ -15,6 +15,8 @@ from torch import Tensor
 from lit_compress.utils.sharding import local
 
 FirstOrderForm = Literal["absolute", "signed"]
+Taylor = Literal["element1", "element2", "vector"]
+GroupReduction = Literal["sum", "prod", "max", "last"]
 Weighting = Literal["scores", "scores_abs", "scores_raw", "scores_all", "scores_shifted", "mask", "none"]
 
 
@@ -262,3 +264,52 @@ def update_row_average_(
         mean = term if place == 0 else window.lerp(term, 1 / (place + 1))
         window.copy_(torch.where(finite, mean, window))
     return finite
+
+
+@torch.no_grad()
+def unit_importance(
+    weight: Tensor, gradient: Tensor, units: int, form: Taylor = "element1", squares: Tensor | None = None
+) -> Tensor:
+    """Return the importance of every head or neuron by its rows of one matrix (LLM-Pruner Eqs. 3-5).
+
+    With g the gradient of the loss and h the mean over the examples of the squares of theirs, the Fisher information's
+    diagonal, which stands for the second derivatives:
+
+    - ``element1``: sum over the unit's elements of |w g|
+    - ``element2``: sum over them of |w g - w^2 h / 2|
+    - ``vector``: sum over its rows of |sum_j w_j g_j|
+
+    Args:
+        weight: W [rows, elements]; of a matrix that reads the units, its transpose.
+        gradient: g, same shape.
+        units: their number; each has as many rows, one after the other.
+        form: one of the above.
+        squares: h, same shape, for ``element2``.
+
+    Returns:
+        float64 [units].
+    """
+    change = weight.double() * gradient.double()
+    if form == "element2":
+        assert squares is not None
+        change = change - weight.double().square() * squares.double() / 2
+    rows = change.sum(1).abs() if form == "vector" else change.abs().sum(1)
+    return rows.view(units, -1).sum(1)
+
+
+def reduce_group(scores: Sequence[Tensor], reduction: GroupReduction = "sum") -> Tensor:
+    """Return the importance of units from that of their parts in each of the matrices they go with (LLM-Pruner).
+
+    Args:
+        scores: [units] per matrix, not negative; last that of the matrix that reads the units.
+        reduction: ``sum``, ``prod`` or ``max`` over the matrices, or ``last``.
+    """
+    stacked = torch.stack(list(scores))
+    match reduction:
+        case "sum":
+            return stacked.sum(0)
+        case "prod":
+            return stacked.prod(0)
+        case "max":
+            return stacked.amax(0)
+    return stacked[-1]

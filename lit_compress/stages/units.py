@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CHUNK = 0.04  # share of the neurons left that go at one step; heads go one by one
-LAST = {"attention": "o", "ffn": "down"}  # role of the matrix that reads the units of a sub-layer
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,12 @@ class Units:
     @property
     def name(self) -> str:
         """Name of the matrix that reads the units."""
-        return self.part.sites[LAST[self.part.kind]]
+        return self.part.last
 
 
 def unit_inputs(net: PreTrainedModel, part: SubLayer) -> Tensor:
     """Return the inputs of the last matrix of ``part`` that each of its units writes, int64 [units, width]."""
-    inputs = int(net.get_submodule(part.sites[LAST[part.kind]]).in_features)  # type: ignore[arg-type]
+    inputs = int(net.get_submodule(part.last).in_features)  # type: ignore[arg-type]
     return torch.arange(inputs).view(part.heads if part.kind == "attention" else inputs, -1)
 
 
@@ -107,7 +106,7 @@ def find_units(
     parts = sublayers(net)
     held = held_part(parts)
     for part in track(parts, "heads and neurons", len(parts)):
-        name, groups = part.sites[LAST[part.kind]], unit_inputs(net, part)
+        name, groups = part.last, unit_inputs(net, part)
         layer: Any = net.get_submodule(name)
         moment = moments[name]
         path = removal_path(
@@ -190,7 +189,7 @@ def remove_units(
     parts = sublayers(net)
     for kind, (layer, unit) in SUBLAYER_GATES.items():
         for part in of_kind(parts, kind):
-            name, groups = part.sites[LAST[kind]], unit_inputs(net, part)
+            name, groups = part.last, unit_inputs(net, part)
             gone = removed[name]
             open_units.setdefault(layer, []).append(torch.ones(1))  # closes with the last of its units
             open_units.setdefault(unit, []).append(torch.ones(len(groups)).index_fill(0, gone, 0.0))

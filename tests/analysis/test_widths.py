@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_compress.analysis.widths import component_figure, is_narrow, width_figure, width_table
-from lit_compress.methods.sp3.insert import insert_projections
+from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.storage import COMPONENTS
 
 

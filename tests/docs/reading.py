@@ -30,6 +30,7 @@ CLASSES = {
     "low_rank_1": "LowRankI", "low_rank_2": "LowRankII", "itp": "ITP", "movement": "Movement", "cofi": "CoFi",
     "cofi_losparse": "CoFiLoSparse", "sp3": "SP3", "magnitude": "Magnitude", "first_order": "FirstOrder",
     "platon": "PLATON", "block_movement": "BlockMovement", "quickstart": "LPAF", "second_order": "SecondOrder",
+    "slicegpt": "SliceGPT", "llm_pruner": "LLMPruner",
 }  # fmt: skip
 STAGES = ("dense", "distil", "prune", "retrain")
 SHORT = {  # a schedule for a few steps

@@ -17,9 +17,9 @@ from lit_compress.export.folder import write_export
 from lit_compress.export.fuse import compact, fuse, merged, slower
 from lit_compress.export.report import Measured
 from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear, NarrowNorm, SizedLinear
-from lit_compress.methods.sp3.insert import insert_projections
 from lit_compress.models.accounting import density, stored_density
 from lit_compress.models.backbones import load_net as load_backbone
+from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe, factorize

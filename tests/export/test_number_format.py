@@ -10,9 +10,9 @@ from tiny import make_net
 from lit_compress.export.number_format import cast
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.methods.cofi.gates import possible_gates
-from lit_compress.methods.sp3.insert import insert_projections
 from lit_compress.models.cut import cut_closed
 from lit_compress.models.embeddings import shrink_table
+from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize

@@ -24,8 +24,8 @@ from lit_compress.layers import (
     SizedNorm,
 )
 from lit_compress.methods.cofi.gates import possible_gates
-from lit_compress.methods.sp3.insert import insert_projections
 from lit_compress.models.cut import cut_closed
+from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import decompose

@@ -58,7 +58,7 @@ def test_what_a_family_lacks_is_one_line():
         sublayers(make_net("albert"))
     able = families_with(lambda record: record.has_residual_stream)
     assert set(able.split(", ")) == set(TINY) - {"t5", "mpnet", "gemma2", "gemma3_text"}
-    with pytest.raises(UserError, match=f"sp3 cannot project 't5'; it can: {able}"):
+    with pytest.raises(UserError, match=f"the hidden states of 't5' cannot be projected; nearest: {able}"):
         residual_stream(make_net("t5"))
 
 

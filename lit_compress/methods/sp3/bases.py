@@ -1,17 +1,15 @@
-"""SP3's projections, from second moments of hidden states (section 3.1) or the identity."""
+"""SP3's projections from second moments of hidden states (section 3.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lit_compress.calibration.second_moments import Grams
-from lit_compress.models.residual_stream import has_head_projections, residual_stream
-from lit_compress.models.sites import head_width
+from lit_compress.models.projected.bases import Bases, identity_bases
 from lit_compress.numerics.pca import centred_axes, principal_axes, query_key_projections
 
 if TYPE_CHECKING:
@@ -54,33 +52,3 @@ def shared_bases(net: PreTrainedModel, make: Callable[[], Bases], group: int = 1
             distributed.broadcast(tensor, 0)
         received.append([tensor.cpu() for tensor in tensors])
     return Bases(*received)
-
-
-@dataclass(frozen=True)
-class Bases:
-    """The projections of a net, float64.
-
-    Attributes:
-        sites: U [d, d] of every site of the residual stream that can have one.
-        query, key, value: P_Q, P_K, P_V = P_O^T [heads, d_h, d_h] of every attention; empty where heads cannot be
-            projected.
-    """
-
-    sites: Sequence[Tensor]
-    query: Sequence[Tensor]
-    key: Sequence[Tensor]
-    value: Sequence[Tensor]
-
-
-def relative_positions(net: PreTrainedModel) -> int:
-    """Return how many relative positions the attentions of ``net`` project to queries and keys (DeBERTa); else 0."""
-    relative = getattr(net.config, "relative_attention", False)
-    return net.base_model.encoder.rel_embeddings.num_embeddings if relative else 0
-
-
-def identity_bases(net: PreTrainedModel, group: int = 1) -> Bases:
-    """Return identity matrices as projections (the paper's Table 3 without PCA)."""
-    stream, heads = residual_stream(net, group), net.config.num_attention_heads
-    one, small = (torch.eye(size).double() for size in (net.config.hidden_size, head_width(net, "encoder")))
-    count = len(stream.attentions) * has_head_projections(net)
-    return Bases([one] * len(stream.rotatable), *([small.expand(heads, -1, -1)] * count for _ in range(3)))

@@ -7,15 +7,16 @@ PCA Projection", Findings of ACL 2024, https://arxiv.org/abs/2308.16475; program
     Eqs. 10-12  P_V, P_O; P_Q, P_K of every head                                      numerics/pca.py, bases.py
     Eqs. 13-14  z on directions of hidden states, Q/K, V/O, FFN; on heads and layers  layers/training/projected.py
     Eqs. 4, 5   min over weights and z, max over lambda: L + l1 (s - t) + l2 (s - t)^2  stages/gated.py
-    Eq. 30      s, the expected density, with W_R                                     gates.py
-    Eqs. 15-18  everything multiplied into smaller matrices; W_R on the residual path  fold.py
+    Eq. 30      s, the expected density, with W_R                                     models/projected/gates.py
+    Eqs. 15-18  everything multiplied into smaller matrices; W_R on the residual path  models/projected/fold.py
     section 3.5 pre-norm: groups of sub-layers share a basis of the residual stream   models/residual_stream.py
     phases      teacher only; then gates of dimensions, target falls; then of heads and layers  stage.py
 
 The loss is that of the authors' program: 0.3 KL(T = 2) + 0.7 sum_i MSE(A h_i, teacher_m(i)), without labels.
 
 Deviations, and where the paper is silent (`official` gives the program's way where there are two):
-    - Printing errors of the paper: see numerics/pca.py and insert.py (norm, V_Z, P_O, superscripts, W_R's sum).
+    - Printing errors of the paper: see numerics/pca.py and models/projected/ (norm, V_Z, P_O, superscripts, W_R's
+      sum).
     - The norm is exact, a root mean square over the original width; the program's LayerNorm in the projected space is
       not the original net (`official`), which is why it leaves out three sites.
     - Gates are hard concrete, as in the program (the paper only says real numbers); Q and K share one, V and O do, and
@@ -47,8 +48,8 @@ from typing import Any, Literal
 
 from lit_compress.methods.base import Method
 from lit_compress.methods.sp3.distillation import SP3Distillation
-from lit_compress.methods.sp3.gates import FORMER_GATES
 from lit_compress.methods.sp3.stage import ProjectedPruning, ProjectedStage
+from lit_compress.models.projected.gates import FORMER_GATES
 from lit_compress.stages.base import Stage
 from lit_compress.utils.errors import UserError
 

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from lit_compress.calibration.second_moments import collect_grams
 from lit_compress.layers import HardConcrete
 from lit_compress.layers.training.projected import HeadProjections, Norm
-from lit_compress.methods.sp3.bases import Bases, bases_of, identity_bases, shared_bases
-from lit_compress.methods.sp3.fold import fold_projections
-from lit_compress.methods.sp3.gates import (
+from lit_compress.methods.sp3.bases import bases_of, shared_bases
+from lit_compress.models.architectures import get_architecture
+from lit_compress.models.projected.bases import Bases, identity_bases
+from lit_compress.models.projected.fold import fold_projections
+from lit_compress.models.projected.gates import (
     DIMENSIONS,
     FORMER_GATES,
     GATES,
@@ -29,9 +31,8 @@ from lit_compress.methods.sp3.gates import (
     gate_shapes,
     gated_size,
 )
-from lit_compress.methods.sp3.insert import insert_projections
-from lit_compress.methods.sp3.outline import outline_projected
-from lit_compress.models.architectures import get_architecture
+from lit_compress.models.projected.insert import insert_projections
+from lit_compress.models.projected.outline import outline_evenly
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.models.storage import COMPONENTS
 from lit_compress.models.surgery import Structure, rebuild
@@ -136,9 +137,8 @@ class ProjectedStage(GatedStage):
     def __init__(self, settings: ProjectedPruning, density: float, params: int | None = None) -> None:
         super().__init__("prune", settings, density)
         self.params, self.tolerance = params, settings.tolerance
-        self.form = ProjectionSpec(
-            settings.gates, settings.skip_sites, settings.group, settings.norm, settings.head_projections
-        )
+        s = settings
+        self.form = ProjectionSpec(s.gates, s.skip_sites, s.group, s.norm, s.head_projections)
         # a gate whose groups share no matrix, so that the last units of the budget can be given one after another
         self.finest = next((name for name in ("neurons", "qk", "vo") if name in settings.gates), None)
         self.map: nn.Parameter | None = None
@@ -170,7 +170,7 @@ class ProjectedStage(GatedStage):
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with the sizes that an even share of all directions and neurons leaves."""
-        return net if self.density >= 1 else outline_projected(net, self.form, self.density)
+        return outline_evenly(net, self.form, self.density)
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Calibrate the dense net and insert projections (Eqs. 6-12); at density 1 return it unchanged."""

@@ -17,10 +17,10 @@ from lit_compress.__main__ import main
 from lit_compress.layers import ProjectedLinear
 from lit_compress.methods import SP3
 from lit_compress.methods.sp3.distillation import SP3Distillation
-from lit_compress.methods.sp3.gates import DIMENSIONS, GATES
 from lit_compress.methods.sp3.sp3 import parse_count
 from lit_compress.methods.sp3.stage import ProjectedPruning, ProjectedStage
 from lit_compress.models.accounting import count_params, dense_site_params
+from lit_compress.models.projected.gates import DIMENSIONS, GATES
 from lit_compress.models.storage import COMPONENTS, load_net, save_net
 from lit_compress.models.surgery import describe
 from lit_compress.numerics.hard_concrete import probability
@@ -310,7 +310,7 @@ def test_what_a_net_cannot():
         check(density=0.02, gates=("qk", "vo", "neurons"))
     with pytest.raises(UserError, match=r"prune.skip_sites: 5 of 5 sites; valid: 0 to 4"):
         check(skip_sites=5)
-    with pytest.raises(UserError, match=r"sp3 cannot project 't5'"):
+    with pytest.raises(UserError, match=r"the hidden states of 't5' cannot be projected"):
         check(make_net("t5"))
     with pytest.raises(
         UserError,

@@ -13,9 +13,9 @@ from lit_compress.calibration.second_moments import collect_grams
 from lit_compress.export.narrow import as_ordinary, pad_widths
 from lit_compress.layers import NarrowLinear, NarrowNorm, SizedLinear
 from lit_compress.methods.sp3.bases import bases_of
-from lit_compress.methods.sp3.gates import GateSlots, ProjectionSpec
-from lit_compress.methods.sp3.insert import insert_projections
 from lit_compress.models.accounting import density, stored_density
+from lit_compress.models.projected.gates import GateSlots, ProjectionSpec
+from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.utils.errors import UserError
 
@@ -112,7 +112,9 @@ def test_rounded_widths_change_nothing(family, norm, group, tmp_path):
 
 
 def test_what_cannot_be_rounded():
-    with pytest.raises(UserError, match="--round_to 8 is for nets with narrow hidden states, SP3's; this one has none"):
+    with pytest.raises(
+        UserError, match=r"--round_to 8 is for nets with narrow hidden states \(SP3, SliceGPT\); this one"
+    ):
         pad_widths(make_net("bert"), 8)
     with pytest.raises(UserError, match="--round_to 0 is below 1"):
         pad_widths(make_net("bert"), 0)

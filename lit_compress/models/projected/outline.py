@@ -1,7 +1,7 @@
-"""The shapes that SP3 leaves, before any training: the same share of all directions and neurons, all heads and layers.
+"""The shapes that projections leave, before any training: for SP3 the same share of all directions and neurons.
 
-Training decides where directions go; hidden states stay widest where they begin. So tables of embeddings are larger in
-the end than here, and the rest is smaller.
+All heads and layers stay. SP3's training decides where directions go; hidden states stay widest where they begin. So
+tables of embeddings are larger in the end than here, and the rest is smaller.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lit_compress.layers import NarrowNorm, SizedEmbedding, SizedLinear
-from lit_compress.methods.sp3.gates import DIMENSIONS, ProjectionSpec, gated_size
+from lit_compress.layers import NarrowNorm, SizedEmbedding, SizedLinear, StreamBlock
 from lit_compress.models.architectures import parts_of
+from lit_compress.models.projected.gates import DIMENSIONS, ProjectionSpec, gated_size
 from lit_compress.models.residual_stream import has_head_projections
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -40,13 +42,27 @@ def even_units(size: Size, density: float) -> dict[str, Tensor]:
     return kept(low)
 
 
-def outline_projected(net: PreTrainedModel, form: ProjectionSpec, density: float) -> PreTrainedModel:
-    """Give the dense ``net`` without values, in place, the sizes that folded projections leave; it cannot be run."""
-    stream, kept = form.residual_stream(net), even_units(gated_size(net, form), density)
+def outline_evenly(net: PreTrainedModel, form: ProjectionSpec, density: float) -> PreTrainedModel:
+    """Give ``net`` the sizes that an even share of all dimensions leaves, see :func:`outline_projected`."""
+    return net if density >= 1 else outline_projected(net, form, even_units(gated_size(net, form), density))
+
+
+def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[str, Tensor]) -> PreTrainedModel:
+    """Give the dense ``net`` without values, in place, the sizes that folded projections leave; it cannot be run.
+
+    Args:
+        net: dense, without values.
+        form: which gates there are.
+        kept: how many units every gate keeps, [groups]: by :func:`even_units`, or by a rule.
+    """
+    stream = form.residual_stream(net)
     gated = "hidden" in form.gates
     widths = [net.config.hidden_size] * len(stream.sites)
     if gated:
         widths[form.skip :] = kept["hidden"].tolist()
+    turned = gated and stream.pre_norm  # then the biases of norms go into those of the Linears that read them
+    shifts = {name: turned and getattr(net.get_submodule(name), "bias", None) is not None
+              for place in stream.sites for name in place.norms}  # fmt: skip
 
     def put(name: str, inner: int, out: int, bias: bool) -> None:
         replace(net, name, SizedLinear(inner, out, bias))
@@ -63,7 +79,8 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, density: float
                     units = int(kept[gate][i]) * copies if own else None
                     inner = (units or old.in_features) if last else widths[sublayer.roles[role]]
                     out = widths[sublayer.writes] if last else (units or old.out_features)
-                    put(name, int(inner), int(out), old.bias is not None)  # type: ignore[arg-type]
+                    shifted = not last and shifts[sublayer.norm]
+                    put(name, int(inner), int(out), old.bias is not None or shifted)  # type: ignore[arg-type]
         if gated:
             for place, width in zip(stream.sites, widths, strict=True):
                 for name in place.tables:
@@ -73,8 +90,11 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, density: float
                 before = 0 if stream.pre_norm else written.get(i, 0)
                 for name in place.norms:
                     replace(net, name, NarrowNorm(before, widths[i], 0, 1e-5, 0))
+            for sublayer in stream.attentions if stream.pre_norm else ():
+                StreamBlock.adopt(net.get_submodule(sublayer.host))  # counts the matrices between bases
             for sublayer in stream.group_ends:
                 put(sublayer.junction, widths[sublayer.reads], widths[sublayer.writes], False)
             reader = net.get_submodule(stream.reader)
-            put(stream.reader, widths[-1], int(reader.out_features), reader.bias is not None)  # type: ignore[arg-type]
+            shifted = shifts[stream.sites[-1].norms[-1]]
+            put(stream.reader, widths[-1], int(reader.out_features), reader.bias is not None or shifted)  # type: ignore
     return net

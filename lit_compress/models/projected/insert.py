@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.layers import BasisChange, NarrowLinear, ProjectedLinear, ProjectedNorm, StreamBlock, StreamNorm
-from lit_compress.methods.sp3.bases import Bases
-from lit_compress.methods.sp3.gates import ProjectionSpec
 from lit_compress.models.architectures import get_architecture
+from lit_compress.models.projected.bases import Bases
+from lit_compress.models.projected.gates import ProjectionSpec
 from lit_compress.models.residual_stream import ResidualStream, has_head_projections
 from lit_compress.models.surgery import fill, replace
 from lit_compress.numerics.pca import block_diagonal, site_projections

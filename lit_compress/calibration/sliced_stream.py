@@ -1,0 +1,132 @@
+"""Principal axes of the residual stream, site by site, each behind the slices of all sites before it (SliceGPT).
+
+With U the axes of a site, of which the first k are kept, Q = U[:, :k], whatever reads the site gets Q Q^T x in place of
+x. In these coordinates, those of the dense net, a slice is a hook, and nothing is turned before all axes are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.calibration.fisher import _frozen
+from lit_compress.calibration.grams import Gram
+from lit_compress.calibration.kronecker import Rows, _real_rows, _tokens
+from lit_compress.models.residual_stream import ResidualStream
+from lit_compress.numerics.pca import centred_axes, principal_axes
+from lit_compress.tasks import KINDS, TaskType
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note, track
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class _Stop(Exception):
+    """Ends a forward behind the last norm of a site."""
+
+
+def sliced_axes(
+    net: PreTrainedModel,
+    stream: ResidualStream,
+    widths: Sequence[int],
+    batches: Callable[[], Iterable[Rows]],
+    kind: str,
+    *,
+    centred: bool,
+    reduce: Callable[[Tensor], object] | None = None,
+    agree: Callable[[Callable[[], Tensor]], Tensor] = lambda make: make(),
+) -> list[Tensor]:
+    """Return the axes U [d, d] of every site, by falling energy behind the slices before; float64, on the CPU.
+
+    The net runs where it is, in evaluation mode; afterwards it is as it was.
+
+    Args:
+        net: dense where norms stand after the residual sum; else with the identity as its bases
+            (models/projected/insert.py), because the residual path needs modules that can be hooked.
+        stream: of ``net``, whose sub-layers have a basis each.
+        widths: k of every site.
+        batches: function that returns the calibration batches anew; called once per site.
+        kind: of the task, a key of :data:`lit_compress.tasks.KINDS`.
+        centred: whether the norms take a mean away: then the axes are those of states without it.
+        reduce: in-place all-reduce (SUM) over ranks with other examples.
+        agree: function that returns on every rank what its argument returns on the first.
+
+    Raises:
+        UserError: there are no examples, or a hidden state is inf or NaN.
+    """
+    axes: list[Tensor] = []
+    handles: list[Any] = []
+    stacks = list(dict.fromkeys(place.stack for place in stream.sites))
+    find = centred_axes if centred else principal_axes
+    try:
+        with _frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
+            for i, place in track(list(enumerate(stream.sites)), "principal axes", len(stream.sites)):
+                gram, tokens = _gram(net, place.norms, stacks.index(place.stack), batches(), KINDS[kind], reduce)
+                if tokens < gram.size:
+                    note(
+                        f"calibration: {tokens} tokens are fewer than the {gram.size} dimensions of hidden states; "
+                        "the axes of those without any are chosen at random"
+                    )
+                axes.append(agree(lambda gram=gram: find(gram.whole())[0]))  # type: ignore[misc]
+                handles += _slice(net, stream, i, axes[i][:, : widths[i]])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return axes
+
+
+def _gram(
+    net: PreTrainedModel,
+    norms: Sequence[str],
+    stack: int,
+    batches: Iterable[Rows],
+    task: TaskType,
+    reduce: Callable[[Tensor], object] | None,
+) -> tuple[Gram, int]:
+    """Return the sum of x x^T over the tokens that reach ``norms``, and their number."""
+    gram = Gram(net.config.hidden_size, torch.float64, net.device)
+    count = torch.zeros(1, dtype=torch.float64, device=net.device)
+    mask = torch.zeros(0)
+
+    def read(x: Tensor, last: bool) -> None:
+        taken = _tokens(x, mask).double()
+        gram.add(taken)
+        count.add_(len(taken))
+        if last:
+            raise _Stop
+
+    def hook(name: str) -> Any:
+        return lambda _, args: read(args[0], name == norms[-1])
+
+    handles = [net.get_submodule(name).register_forward_pre_hook(hook(name)) for name in norms]
+    try:
+        for batch in batches:
+            rows = _real_rows(task, batch, net.device, None)
+            if not len(rows["index"]):
+                continue
+            mask = task.masks(rows)[stack].bool()
+            with suppress(_Stop):
+                net(**task.inputs(net, rows))
+    finally:
+        for handle in handles:
+            handle.remove()
+    for total in (gram.flat, count) if reduce is not None else ():
+        reduce(total)  # type: ignore[misc]
+    if not count:
+        raise UserError("calibration: there are no examples; give at least 1")
+    return gram, int(count)
+
+
+def _slice(net: PreTrainedModel, stream: ResidualStream, site: int, kept: Tensor) -> list[Any]:
+    """Let all readers of a site have only its directions ``kept`` [d, k]: its norms, and a change of basis after it."""
+    if kept.shape[0] == kept.shape[1]:
+        return []
+    projector = (kept @ kept.mT).to(net.device, net.dtype)
+    ends = [sublayer.junction for sublayer in stream.group_ends if sublayer.reads == site]
+    readers: list[nn.Module] = [net.get_submodule(name) for name in (*stream.sites[site].norms, *ends)]
+    return [module.register_forward_pre_hook(lambda _, args: (args[0] @ projector,)) for module in readers]

@@ -1,0 +1,122 @@
+"""LLM-Pruner: groups that go together in every family, their importance by a naive loop, counts, mistakes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from helpers import logits, net_of
+from tiny import ALL, make_batch, make_net
+
+from lit_compress.calibration.gradients import mean_gradients
+from lit_compress.methods import LLMPruner
+from lit_compress.methods.llm_pruner import (
+    CoupledPruning,
+    count_units,
+    group_importance,
+    kept_counts,
+    pruned_parts,
+)
+from lit_compress.models.accounting import count_params, stored_density
+from lit_compress.models.cut import cut_units
+from lit_compress.utils.errors import UserError
+
+
+def stage_of(density=0.5, round_to=None, **settings):
+    return LLMPruner(backbone="x", density=density, round_to=round_to, prune=CoupledPruning(**settings)).stages()[-1]
+
+
+def gradients_of(net, parts, squares=False):
+    names = [name for part in parts for name in part.sites.values()]
+    return mean_gradients(net, [make_batch(6, 9)], "classification", names, squares=squares)
+
+
+@pytest.mark.parametrize("importance", ["element1", "element2", "vector"])
+@pytest.mark.parametrize("reduction", ["sum", "prod", "max", "last"])
+def test_importance_is_what_the_paper_says(importance, reduction):
+    """Llama, whose two heads of keys have two heads of queries each: one element after the other."""
+    net = net_of("llama")
+    settings = CoupledPruning(importance=importance, reduction=reduction)
+    attention, network = pruned_parts(net, settings)[:2]
+    gradients = gradients_of(net, [attention, network], squares=True)
+    rows = {"q": lambda u: range(16 * u, 16 * u + 16), "k": lambda u: range(8 * u, 8 * u + 8),
+            "gate": lambda u: [u], "up": lambda u: [u]}  # fmt: skip
+    rows |= {"v": rows["k"], "o": rows["q"], "down": rows["up"]}
+    for part, units in ((attention, (0, 1)), (network, (0, 31, 63))):
+        found = group_importance(net, part, gradients, settings)
+        assert len(found) == count_units(net, part) == (2 if part is attention else 64)
+        for unit in units:
+            scores = []
+            for role, name in part.sites.items():
+                w, g, h = (net.get_parameter(f"{name}.weight"), gradients[name].mean, gradients[name].squares)
+                w, g, h = (m.detach().T if role in ("o", "down") else m.detach() for m in (w, g, h))
+                score = 0.0
+                for i in rows[role](unit):
+                    terms = [
+                        float(w[i, j] * g[i, j] - (w[i, j] ** 2 * h[i, j] / 2 if importance == "element2" else 0))
+                        for j in range(w.shape[1])
+                    ]
+                    score += abs(sum(terms)) if importance == "vector" else sum(map(abs, terms))
+                scores.append(score)
+            product = torch.tensor(scores).double().prod().item()
+            expected = {"sum": sum(scores), "prod": product, "max": max(scores), "last": scores[-1]}[reduction]
+            assert float(found[unit]) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet", "albert", "deberta-v2-own-positions", "modernbert-biases", "opt",
+                                    "llama", "qwen3-sliding", "gemma2", "bart-uneven", "t5-gated"])  # fmt: skip
+def test_what_goes_is_coupled(family):
+    """The cut net is the one in which nothing reads the removed heads and neurons; outline and budget agree with it."""
+    kind, own = ALL[family]
+    net, settings = net_of(kind, torch.float32, **own), CoupledPruning()
+    counts, generator = kept_counts(net, settings, 0.85), torch.Generator().manual_seed(0)
+    parts, masks = pruned_parts(net, settings), {}
+    outlined = stage_of(0.85).outline(copy.deepcopy(net).to("meta"))
+    with torch.no_grad():
+        reference = copy.deepcopy(net)
+        for part in parts:
+            units, kept = count_units(net, part), counts[part.last]
+            assert 0 < kept <= units
+            masks[part.last] = torch.randperm(units, generator=generator) < kept
+            weight = reference.get_parameter(f"{part.last}.weight")
+            weight *= masks[part.last].repeat_interleave(weight.shape[1] // units)
+    cut_units(net, masks)
+    assert torch.allclose(logits(net), logits(reference), atol=1e-5)
+    assert 0.84 < stored_density(net) <= 0.85 and count_params(outlined).sites == count_params(net).sites
+    assert {part.kind for part in parts} == {"ffn"} | ({"attention"} - ({"attention"} if kind in KEEP_HEADS else set()))
+
+
+KEEP_HEADS = ("mpnet", "albert", "t5")
+
+
+def test_every_block_keeps_the_same_share_and_some_stay_whole():
+    net = make_net("bert", num_hidden_layers=4)
+    counts = list(kept_counts(net, CoupledPruning(), 0.4).values())
+    assert counts[::2] == [2] * 4 and set(counts[1::2]) <= {19, 20}  # 1.6 heads; neurons make up for it
+    counts = kept_counts(net, CoupledPruning(keep_first=1, keep_last=2), 0.85)
+    assert {name.split(".")[3] for name in counts} == {"1"} and list(counts.values()) == [2, 19]
+    assert {count % 8 for count in list(kept_counts(net, CoupledPruning(), 0.4, 8).values())[1::2]} == {0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"keep_first": 1, "keep_last": 1},
+            r"prune\.keep_first 1, prune\.keep_last 1: they leave none of the 2 blocks",
+        ),
+        ({"density": 0.01}, r"model\.density: 0\.01 cannot be reached by LLMPruner, .* the smallest is 0\.13\d+"),
+        ({"density": 0.4, "keep_first": 1}, r"model\.density: 0\.4 cannot be .* 8,192 weights of what stays whole"),
+    ],
+)
+def test_what_cannot_be_pruned(settings, message):
+    with pytest.raises(UserError, match=f"^{message}[^\n]*$"):
+        stage_of(**settings).check(make_net("bert"))
+
+
+def test_settings_that_cannot_be():
+    with pytest.raises(UserError, match=r"^prune\.keep_first: -1 is below 0"):
+        CoupledPruning(keep_first=-1)
+    with pytest.raises(UserError, match=r"^prune\.examples: 10 is more than there are; the largest is 9$"):
+        stage_of().check_data(9)

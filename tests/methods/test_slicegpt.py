@@ -1,0 +1,169 @@
+"""SliceGPT: the axes behind the slices before them, exact nets at full width, the budget, its mistakes in one line."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from helpers import logits, net_of
+from tiny import make_batch, make_net
+
+from lit_compress.calibration.sliced_stream import _slice, sliced_axes
+from lit_compress.methods import SliceGPT
+from lit_compress.methods.slicegpt import _FORM, SlicingStage, slice_stream
+from lit_compress.models.accounting import count_params, stored_density
+from lit_compress.models.architectures import get_architecture
+from lit_compress.models.projected.bases import identity_bases
+from lit_compress.models.projected.insert import insert_projections
+from lit_compress.models.residual_stream import residual_stream
+from lit_compress.models.surgery import describe, rebuild
+from lit_compress.stages.distillation import Distillation
+from lit_compress.utils.errors import UserError
+
+FAMILIES = ("bert", "bart", "opt", "llama")
+WIDTH = 19
+
+
+def stage_of(**settings):
+    return SliceGPT(backbone="x", task="sst2", **settings).stages()[-1]
+
+
+def hookable(net):
+    """The net whose slices are hooks, as the stage makes it."""
+    if not residual_stream(net).pre_norm:
+        return net
+    return insert_projections(copy.deepcopy(net), identity_bases(net), _FORM)
+
+
+def axes_of(net, width=WIDTH, batch=None):
+    count = len(residual_stream(net).sites)
+    batches = [make_batch(16, 12)] if batch is None else [batch]
+    centred = not get_architecture(net).rms
+    return sliced_axes(net, residual_stream(net), [width] * count, lambda: batches, "classification", centred=centred)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_folded_slices_are_those_that_calibrated(family):
+    """At full width nothing changes; narrower, the folded net is the one with hooks, and has the counted weights."""
+    net = net_of(family)
+    expected, hooked = logits(net), hookable(net)
+    axes = axes_of(hooked)
+    full = slice_stream(copy.deepcopy(net), axes, [32] * len(axes))
+    assert torch.allclose(logits(full), expected, atol=1e-6)
+    for i, u in enumerate(axes):
+        assert torch.allclose(u.mT @ u, torch.eye(32).double())
+        _slice(hooked, residual_stream(hooked), i, u[:, :WIDTH])
+    small = slice_stream(net, axes, [WIDTH] * len(axes))
+    assert torch.allclose(logits(small), logits(hooked), atol=1e-6)
+    assert not torch.allclose(logits(small), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["bert", "opt"])
+def test_what_is_trained_is_what_a_checkpoint_rebuilds(family):
+    """Dropout draws for the same tensors, so that a resumed run ends like an unbroken one."""
+    net = make_net(family, dropout=0.2)
+    count = len(residual_stream(net).sites)
+    small = slice_stream(copy.deepcopy(net), [torch.eye(32).double()] * count, [WIDTH] * count).train()
+    again = rebuild(net, describe(small)).train()
+    again.load_state_dict(small.state_dict())
+    found = []
+    for one in (small, again):
+        torch.manual_seed(0)
+        found.append(logits(one))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("family", ["opt", "llama"])
+def test_axes_are_of_what_the_sliced_net_computes(family):
+    """The literal way: nets in which the sites before are sliced, their states at real tokens, one decomposition."""
+    batch = make_batch(16, 12)
+    axes, eye = axes_of(hookable(net_of(family)), batch=batch), torch.eye(32).double()
+    for i in range(1, 4):
+        done = [*axes[:i], *[eye] * (4 - i)]
+        net = slice_stream(net_of(family), done, [WIDTH] * i + [32] * (4 - i)).eval()
+        states = []
+        for name in residual_stream(net).sites[i].norms:
+            net.get_submodule(name).register_forward_pre_hook(lambda _, args, own=states: own.append(args[0]))
+        with torch.no_grad():
+            net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+        real = batch["attention_mask"].flatten().bool()
+        x = torch.cat([state.reshape(-1, 32)[real] for state in states]).double()
+        values, found = torch.linalg.eigh(x.mT @ x)
+        first = found.flip(-1)[:, :WIDTH]
+        assert values.flip(-1)[WIDTH - 1] > 1e-8  # so that they are what they are
+        assert torch.allclose((first * axes[i][:, :WIDTH]).sum(0).abs(), torch.ones(WIDTH).double(), atol=1e-5)
+
+
+def test_a_stream_of_low_rank_loses_nothing_and_padding_counts_for_nothing():
+    net = net_of("llama")
+    basis = torch.linalg.qr(torch.randn(32, 12, generator=torch.Generator().manual_seed(5), dtype=torch.float64))[0]
+    with torch.no_grad():
+        net.model.embed_tokens.weight.copy_(net.model.embed_tokens.weight @ basis @ basis.T)
+        for layer in net.model.layers:
+            for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                linear.weight.copy_(basis @ basis.T @ linear.weight)
+    batch = make_batch(16, 12)
+    axes = axes_of(hookable(net), 12, batch)
+    longer = {
+        name: torch.nn.functional.pad(batch[name], (0, 3)) for name in ("input_ids", "attention_mask")
+    } | {"index": batch["index"]}  # fmt: skip
+    padded = axes_of(hookable(net), 12, longer)
+    for u, other in zip(axes, padded, strict=True):
+        assert torch.allclose((u[:, :12].mT @ other[:, :12]).square().sum(), torch.tensor(12.0).double(), atol=1e-6)
+    assert torch.allclose(logits(slice_stream(copy.deepcopy(net), axes, [12] * 4)), logits(net), atol=1e-5)
+
+
+def test_widths_meet_the_density_or_are_the_slice():
+    net = make_net("opt")
+    stage = stage_of(density=0.6)
+    widths = stage.widths(net)
+    assert widths == sorted(widths, reverse=True) and max(widths) - min(widths) == 1
+    outlined = stage.outline(copy.deepcopy(net).to("meta"))
+    small = slice_stream(net, [torch.eye(32).double()] * 4, widths)
+    assert 0.58 < stored_density(small) <= 0.6
+    assert count_params(outlined) == count_params(small)
+    assert stage_of(slicing=0.25).widths(make_net("opt")) == [24] * 4
+    assert stage_of(slicing=0.3, round_to=8).widths(make_net("opt")) == [16] * 4
+    assert {width % 8 for width in stage_of(density=0.6, round_to=8).widths(make_net("opt"))} == {0}
+    stage = stage_of(slicing=0.25)
+    stage.check(make_net("bert"))
+    assert stage.density == pytest.approx(0.75 + 0.75**2 / 4)  # here a W_R is a quarter of what stands beside it
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"slicing": 0.25, "density": 0.5}, r"model\.slicing 0\.25, model\.density 0\.5: only one can decide"),
+        ({"slicing": 0.25, "budget": "size=2MB"}, r"model\.slicing 0\.25, model\.budget size=2MB: only one"),
+        ({"slicing": 1.0}, r"model\.slicing: 1\.0 is not in \[0, 1\); usual: 0\.25"),
+        ({"distillation": Distillation(alpha_layers=1.0)}, r"distillation\.alpha_layers: 1\.0 compares hidden states"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(UserError, match=f"^{message}[^\n]*$"):
+        SliceGPT(backbone="x", **settings)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("t5", {}, r"model\.backbone: the hidden states of 't5' cannot be projected; nearest: bert"),
+        ("albert", {}, r"model\.backbone: hidden states of 'albert' cannot be sliced: its blocks run more than once"),
+        ("modernbert", {}, r"model\.backbone: hidden states of 'modernbert' cannot be sliced: its first attention"),
+        ("bert", {"density": 0.01}, r"model\.density: 0\.01 cannot be reached .*; the smallest is 0\.03"),
+        (
+            "bert",
+            {"slicing": 0.99},
+            r"model\.slicing: 0\.99 leaves less than 1 of 32 .* value is 0\.9688",
+        ),
+    ],
+)
+def test_what_cannot_be_sliced(family, settings, message):
+    with pytest.raises(UserError, match=f"^{message}[^\n]*$"):
+        stage_of(**settings).check(make_net(family))
+
+
+def test_more_examples_than_there_are():
+    with pytest.raises(UserError, match=r"^prune\.examples: 600 is more than there are; the largest is 512$"):
+        SlicingStage(type(SliceGPT(backbone="x").prune)(examples=600), 0.5, None, None).check_data(512)
