@@ -21,6 +21,7 @@ from lit_compress.models.checks import (
     is_finetuned,
     refuse_compressed,
 )
+from lit_compress.models.transposed import as_linears
 from lit_compress.tasks import TaskType, task_type, task_type_of_net
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
@@ -141,7 +142,7 @@ def load_net(backbone: str, task: Task) -> PreTrainedModel:
         )  # fmt: skip
         check_tensors(what, net, info, new_head=True)
     task_type(task).configure(net, task)
-    return net
+    return as_linears(net)
 
 
 def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
@@ -188,7 +189,7 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher") -> PreT
             raise UserError(f"{what} is not fine-tuned, it has no '{missing}'; give a fine-tuned model")
         check_tensors(what, net, info, new_head=False)
     kind.configure(net, task)
-    return net.eval()
+    return as_linears(net).eval()
 
 
 def finetuned_on(backbone: str, task: Task) -> bool:
@@ -211,4 +212,4 @@ def empty_net(config: PreTrainedConfig) -> PreTrainedModel:
     """Build the net of ``config`` with random float32 weights, to be filled from a checkpoint."""
     import torch
 
-    return _auto_class(task_type_of_net(config)).from_config(config, dtype=torch.float32)
+    return as_linears(_auto_class(task_type_of_net(config)).from_config(config, dtype=torch.float32))

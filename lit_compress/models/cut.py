@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.layers import GatedLinear, GatedNorm, Removed, SizedEmbedding, SizedNorm
-from lit_compress.models.architectures import get_architecture, parts_of
+from lit_compress.models.architectures import get_architecture
+from lit_compress.models.record import join_parts, parts_of
 from lit_compress.models.sites import (
     SubLayer,
     has,
@@ -110,7 +111,8 @@ def _cut_attention(
         rows = values > 0
         for role, name in part.sites.items():
             if "v" in (parts := parts_of(role)):  # the last of them
-                _scale(net, name, rows=torch.cat([torch.ones_like(values).repeat(len(parts) - 1), values]))
+                each = [torch.ones_like(values)] * (len(parts) - 1) + [values]
+                _scale(net, name, rows=join_parts(role, each, width))
         left = int((heads > 0).sum())
         if left < len(heads) and (attributes := head_attributes(net, width, left)):
             set_attributes(net.get_submodule(part.module), attributes)
@@ -135,7 +137,9 @@ def _take_firsts(net: PreTrainedModel, part: SubLayer, rows: Tensor | None, hidd
     """Cut the matrices that read the residual stream; each keeps the outputs ``rows``, bool [out]."""
     for role, name in part.sites.items():
         if role not in ("o", "down"):
-            kept = None if rows is None else rows.repeat(len(parts_of(role)))
+            kept = None
+            if rows is not None:
+                kept = join_parts(role, [rows] * len(parts_of(role)), len(rows) // part.heads)
             _take(net, name, kept, _open(hidden))
 
 

@@ -16,7 +16,8 @@ from torch import nn
 from lit_compress.layers.deployed.removed import Removed, Returns
 from lit_compress.layers.deployed.sized import SizedLinear
 from lit_compress.layers.deployed.sized_stream import SizedEmbedding
-from lit_compress.models.architectures import Architecture, Role, families_with, get_architecture, parts_of
+from lit_compress.models.architectures import families_with, get_architecture
+from lit_compress.models.record import Architecture, Role, parts_of
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class SubLayer:
         layer: index of its block, over all stacks.
         block: name of the block.
         sites: role -> name of the Linear.
-        also, module: names, as in :class:`~lit_compress.models.architectures.SubLayerSpec`.
+        also, module: names, as in :class:`~lit_compress.models.record.SubLayerSpec`.
         norm: name of the norm after the residual sum, which is removed with the sub-layer; None in pre-norm nets.
         stubs: name of a module -> what its placeholder returns when the sub-layer is removed.
         heads: number of heads in the dense net (1 for a feed-forward network).

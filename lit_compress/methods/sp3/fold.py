@@ -31,7 +31,7 @@ from lit_compress.layers import (
     StreamNorm,
 )
 from lit_compress.methods.sp3.insert import plain
-from lit_compress.models.architectures import parts_of
+from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import (
     ResidualStream,
     StreamSubLayer,

@@ -12,7 +12,7 @@ import torch
 
 from lit_compress.layers import NarrowNorm, SizedEmbedding, SizedLinear
 from lit_compress.methods.sp3.gates import DIMENSIONS, ProjectionSpec, gated_size
-from lit_compress.models.architectures import parts_of
+from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import has_head_projections
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size
