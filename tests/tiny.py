@@ -97,7 +97,7 @@ def make_net(family: str = "bert", task: str = "sst2", seed: int = 0, dropout: f
     config = transformers.AutoConfig.for_model(
         family,
         **task_type(get_task(task)).head(get_task(task)),
-        **{"vocab_size": 100, "max_position_embeddings": 64} | TINY[family] | settings,
+        **{"vocab_size": 100, "max_position_embeddings": 64} | TINY.get(family, {}) | settings,
     )
     if dropout is not None:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout",

@@ -315,16 +315,24 @@ ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 
 
+PATTERN = "compressed_sites"  # in the configuration of a net without a record: the names of its sites (pattern.py)
+_UNKNOWN = Architecture(stacks={}, sublayers=())
+
+
 def get_architecture(net: PreTrainedModel) -> Architecture:
-    """Return the record of the architecture of ``net``.
+    """Return the record of the architecture of ``net``; an empty one where a pattern names its sites.
 
     Raises:
         UserError: the architecture has no record; the message names the nearest one.
     """
     name = net.config.model_type
-    if name not in ARCHITECTURES:
-        raise UserError(f"model.backbone: architecture '{name}' is not supported; {nearest(name, ARCHITECTURES)}")
-    return ARCHITECTURES[name]
+    if name not in ARCHITECTURES and getattr(net.config, PATTERN, None) is None:
+        raise UserError(
+            f"model.backbone: architecture '{name}' is not supported; {nearest(name, ARCHITECTURES)} Else add a record "
+            "(docs/add_an_architecture.md), or name its Linears for low-rank methods and pruning of weights: "
+            "--model.sites 'encoder.*.(fc1|fc2)'"
+        )
+    return ARCHITECTURES.get(name, _UNKNOWN)
 
 
 def families_with(capability: Callable[[Architecture], object]) -> str:

@@ -33,7 +33,7 @@ from lit_compress.utils.files import left_behind, read_json, remove, write_json,
 Change = dict[str, Any]  # what, was, now; in changed.json also stage
 CHANGED = "changed.json"
 # What no run can go on with: its nets and checkpoints would not fit.
-_NEVER = {"model.class_path", "model.backbone", "model.task", "data.task"}
+_NEVER = {"model.class_path", "model.backbone", "model.sites", "model.task", "data.task"}
 LOCK = ".lock"  # names the process that works on the folder; it stays, since another may wait with the same file open
 # Options that may differ when a run is continued, because they do not change what is computed.
 _FREE = {
