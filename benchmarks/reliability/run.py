@@ -1,6 +1,6 @@
 """Make all of this study, one script after another.
 
-python -m benchmarks.reliability.run [--only kills faults memory compare_under_kills]
+python -m benchmarks.reliability.run [--only kills faults memory compare_under_kills fuzz agreement]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from benchmarks import common
 
 STUDY = "reliability"
-SCRIPTS = ("kills", "faults", "memory", "compare_under_kills")
+SCRIPTS = ("kills", "faults", "memory", "compare_under_kills", "fuzz", "agreement")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The tables of kills, faults and memory, from results/*/*.json."""
+"""The tables of kills, faults, damaged files, several processes and memory, from results/*/*.json."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.common import load, origin, table
 
-TITLE = "Kills, faults, memory"
-ABOUT = "Runs of every method killed at random moments and continued; a fault at every write of a command; memory over steps and data; comparisons under kills."
+TITLE = "Kills, faults, damaged files, several processes, memory"
+ABOUT = "Runs of every method killed at random moments and continued; a fault at every write of a command; damaged files; several processes beside one; memory over steps and data; comparisons under kills."
 
 GROUPS = ("records", "net", "checkpoint", "export", "mid-epoch", "mid-accumulation", "calibration", "evaluation")
 
@@ -26,6 +26,23 @@ Every file that a command opens, writes, renames, makes or removes meets an erro
 written also a disk that is full in its middle, and a kill, half written where that can be. `one line`: exit code 2 and one line;
 `in spite`: it ended well, as nothing needed the file. `wrong`: a traceback, something unreadable, or another end than the unbroken
 one after the same command was given again.
+"""
+
+FUZZ = """## Damaged files
+
+Configurations with random keys, types and nesting; data files, whole ones and mutations of them; exports and models with flipped
+bits, cut short, with wrong shapes, sizes that would fill the memory, and pickles that run code. Each in a process of its own, with
+a limit of memory and time. `one line`: refused as a user's mistake is; `read`: what was damaged does not matter, or cannot be seen;
+`findings`: a traceback, code that ran, a hang, or memory beyond the limit.
+"""
+
+AGREEMENT = """## Several processes beside one
+
+A run on 2 and 4 processes, beside the run on one with the same global batches: 44 training rows in batches of 8, 23 dev rows, 3
+epochs. `weights`: norm of the difference of all weights of a stage's net over their norm, the largest over both strategies and
+both numbers; `kept`: the same of what the method keeps beside the net (scores, gates, multipliers); `removed`: whether the nets
+have the same ranks, heads, neurons and layers, and in how many zeros they differ; `metric`: the largest difference of the dev
+metric, 0.0435 is one row.
 """
 
 MEMORY = """## Memory
@@ -76,6 +93,43 @@ def faults() -> str:
         )
         rows.append([f"`{result['name']}`", *map(str, shown)])
     return table(["command", "faults", "errors", "full in the middle", "kills", "one line", "in spite", "wrong"], rows)
+
+
+def fuzz() -> str:
+    """Return the table of damaged files."""
+    rows = [
+        [
+            r["name"],
+            *(f"{r[key]:,}" for key in ("cases", "refused", "read")),
+            str(len(r["findings"])),
+            f"{r['most_mib']:,}",
+        ]
+        for r in load("reliability/fuzz")
+    ]
+    return table(["of", "cases", "one line", "read", "findings", "most memory, MiB"], rows)
+
+
+def agreement() -> str:
+    """Return the table of several processes."""
+    rows = []
+    for result in load("reliability/agreement"):
+        for stage in dict.fromkeys(row["stage"] for row in result["rows"]):
+            found = [row for row in result["rows"] if row["stage"] == stage]
+            kept = [row["beside"] for row in found if row["beside_names"]]
+            same = all(row["structure"] and row["steps"] for row in found)
+            zeros = max(-1 if row["zeros"] is None else row["zeros"] for row in found)
+            rows.append([
+                f"{result['name']} {stage}", _power([row["weights"] for row in found]), _power(kept) if kept else "",
+                f"{'the same' if same else 'differs'}, {zeros} of {found[0]['numbers']:,}",
+                f"{max(abs(value) for row in found for value in row['metrics'].values()):.4f}",
+            ])  # fmt: skip
+    return table(["stage", "weights", "kept", "removed, zeros", "metric"], rows)
+
+
+def _power(values: list[float | None]) -> str:
+    """Return the largest distance as a power of ten."""
+    found = [value for value in values if value is not None]
+    return "other shapes" if len(found) < len(values) else f"{max(found):.0e}"
 
 
 def memory() -> list[str]:
@@ -154,4 +208,16 @@ def _words(names: list[str]) -> str:
 def sections() -> list[str]:
     """Return all tables."""
     results = load("reliability/kills")
-    return [KILLS, kills(), FAULTS, faults(), *memory(), *compared(), origin(results[0], "reliability", 1)]
+    return [
+        KILLS,
+        kills(),
+        FAULTS,
+        faults(),
+        FUZZ,
+        fuzz(),
+        AGREEMENT,
+        agreement(),
+        *memory(),
+        *compared(),
+        origin(results[0], "reliability", 1),
+    ]

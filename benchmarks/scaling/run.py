@@ -12,14 +12,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
-import sys
 import tempfile
-import traceback
 from pathlib import Path
 from typing import Any
 
 from benchmarks import common, timing
+from benchmarks.ranks import ranks
 
 STUDY = "scaling"
 PRUNE = ["--model.prune.epochs", "1", "--model.retrain.epochs", "1"]
@@ -57,50 +55,6 @@ def write_inputs(folder: Path, width: int) -> None:
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def ranks(words: list[str], number: int) -> None:
-    """Run a command on processes that know of each other as torchrun's do.
-
-    Raises:
-        RuntimeError: one of them failed.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    sys.stdout.flush()
-    children = []
-    for rank in range(number):
-        if pid := os.fork():
-            children.append(pid)
-            continue
-        code = 1
-        try:
-            told = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number,
-                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "x"}  # fmt: skip
-            os.environ.update({name: str(value) for name, value in told.items()} if number > 1 else {})
-            _run(words, rank)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    failed = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    if any(failed):
-        raise RuntimeError(f"{words}: {failed}")
-
-
-def _run(words: list[str], rank: int) -> None:
-    from lightning.pytorch.utilities.rank_zero import rank_zero_only
-
-    from lit_compress.__main__ import main
-    from lit_compress.cli import commands
-
-    rank_zero_only.rank = rank
-    commands._report = lambda *_: None  # nothing is exported
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 1)
-    main(words)
-
-
 def measure(method: str, width: int) -> list[dict[str, Any]]:
     """Return what every stage keeps and sends, for every number of processes."""
     rows = []
@@ -117,7 +71,7 @@ def measure(method: str, width: int) -> list[dict[str, Any]]:
                 "--trainer.callbacks+=benchmarks.scaling.traffic.Traffic",
                 *(["--trainer.devices", str(number), "--trainer.strategy", strategy] if number > 1 else []),
             ]  # fmt: skip
-            ranks(words, number)
+            ranks(words, number, lambda: None, place / "said")
             for file in sorted(run.glob("*/traffic0.json")):
                 every = [json.loads(other.read_text()) for other in sorted(file.parent.glob("traffic*.json"))]
                 most = max(every, key=lambda found: sum(found["kept"].values()))
