@@ -22,7 +22,8 @@ class TransposedLinear(nn.Linear):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = destination[f"{prefix}weight"].t()
+        if (name := f"{prefix}weight") in destination:  # under another name where it has a low-rank update
+            destination[name] = destination[name].t()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if (name := f"{prefix}weight") in state_dict:
