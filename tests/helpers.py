@@ -21,16 +21,16 @@ ENCODERS = ["bert", "roberta", "electra", "distilbert", "deberta-v2"]
 # hidden states keep their basis
 FIXED = {"albert": ("albert", {}), "electra-small": ("electra", {"embedding_size": 16}),
          **{name: VARIANTS[name] for name in ("albert-groups", "opt-350m", "deberta-v2-conv", "modernbert-biases")},
-         "modernbert": ("modernbert", {})}  # fmt: skip
-FAMILIES = [*ENCODERS, "bart", "opt", "llama", "qwen2", "qwen3", *FIXED]
+         "modernbert": ("modernbert", {}), "gpt2": ("gpt2", {}), "gpt_neox": ("gpt_neox", {})}  # fmt: skip
+FAMILIES = [*ENCODERS, "bart", "opt", "llama", "phi3", "qwen2", "qwen3", *FIXED]
 # an epsilon that is seen
 SETTINGS = {"bert": {"layer_norm_eps": 0.05}, "electra": {"embedding_size": 32}, "bart": {"scale_embedding": True},
-            **{name: {"rms_norm_eps": 0.05} for name in ("llama", "qwen2", "qwen3")}}  # fmt: skip
+            **{name: {"rms_norm_eps": 0.05} for name in ("llama", "phi3", "qwen2", "qwen3")}}  # fmt: skip
 TRAINED = (BasisChange, ProjectedLinear, ProjectedNorm, StreamNorm)
 LLAMA = ("hidden", "neurons")
-IN_FLOAT32 = ("llama", "qwen2", "qwen3")  # whose own norms are computed in float32
-OWN_GATES = {**dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), LLAMA),
-             **dict.fromkeys(("modernbert", "modernbert-biases"), ("neurons",))}  # fmt: skip
+IN_FLOAT32 = ("llama", "phi3", "qwen2", "qwen3")  # whose own norms are computed in float32
+OWN_GATES = {**dict.fromkeys(("llama", "mistral", "phi3", "qwen2", "qwen3"), LLAMA),
+             **dict.fromkeys(("modernbert", "modernbert-biases", "gpt2", "gpt_neox"), ("neurons",))}  # fmt: skip
 
 
 def form_of(family, group=1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from lit_compress.models.transposed import as_linears
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 
@@ -26,6 +27,10 @@ TINY = {
                    "local_attention": 4, "global_attn_every_n_layers": 2, "pad_token_id": 1, "bos_token_id": 3,
                    "cls_token_id": 3, "eos_token_id": 2, "sep_token_id": 2},
     "opt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 64, "n_positions": 64, "pad_token_id": 1,
+             "bos_token_id": 3, "eos_token_id": 2},
+    "gpt_neox": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+                 "pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 2},
     "llama": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
               "intermediate_size": 64, "pad_token_id": 1},
     "qwen3": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -34,6 +39,8 @@ TINY = {
                 "intermediate_size": 64, "pad_token_id": 1, "sliding_window": 4},
     "qwen2": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
               "intermediate_size": 64, "pad_token_id": 1, "tie_word_embeddings": True},
+    "phi3": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "intermediate_size": 64, "pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 2, "sliding_window": 4},
     "gemma2": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
                "head_dim": 16, "intermediate_size": 64, "pad_token_id": 1, "sliding_window": 8,
                "query_pre_attn_scalar": 16},
@@ -46,7 +53,7 @@ TINY = {
            "decoder_start_token_id": 1},
 }  # fmt: skip
 
-DECODERS = ("opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+DECODERS = ("opt", "gpt2", "gpt_neox", "phi3", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 
 SOFTMAX_IN_FLOAT32 = ("gemma2",)  # its own attention, also in a net of float64
 
@@ -90,17 +97,17 @@ def make_net(family: str = "bert", task: str = "sst2", seed: int = 0, dropout: f
     config = transformers.AutoConfig.for_model(
         family,
         **task_type(get_task(task)).head(get_task(task)),
-        **{"vocab_size": 100, "max_position_embeddings": 64} | TINY[family] | settings,
+        **{"vocab_size": 100, "max_position_embeddings": 64} | TINY.get(family, {}) | settings,
     )
     if dropout is not None:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout",
                      "embedding_dropout", "mlp_dropout", "classifier_dropout_prob", "summary_last_dropout",
-                     "dropout_rate"):  # fmt: skip
+                     "dropout_rate", "attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout"):  # fmt: skip
             if hasattr(config, name):
                 setattr(config, name, dropout)
         config.seq_classif_dropout = dropout
     torch.manual_seed(seed)
-    return getattr(transformers, task_type(get_task(task)).auto_class).from_config(config)
+    return as_linears(getattr(transformers, task_type(get_task(task)).auto_class).from_config(config))
 
 
 def make_batch(size: int = 4, length: int = 9, seed: int = 1) -> dict[str, torch.Tensor]:

@@ -108,14 +108,15 @@ def _kept(layer: nn.Module) -> torch.Tensor:
 
 
 def mask_figure(net: PreTrainedModel, title: str) -> Figure:
-    """Draw which weights of the first layer's attention output are kept (LPAF's Figure 3): dark = kept.
+    """Draw which weights of the first layer's attention output, or else first site, are kept (LPAF's Figure 3).
 
-    A cell of 4 x 4 weights shows the fraction kept, so that empty rows can be seen.
+    Dark is kept. A cell of 4 x 4 weights shows the fraction kept, so that empty rows can be seen.
     """
     from matplotlib.figure import Figure
     from torch.nn.functional import avg_pool2d
 
-    site = next(site for site in find_sites(net) if site.role == "o")
+    sites = find_sites(net)
+    site = next((site for site in sites if site.role == "o"), sites[0])
     module = net.get_submodule(site.name)
     kept = _kept(module).float()
     figure = Figure(figsize=(5, 5.4), layout="constrained")

@@ -84,7 +84,7 @@ def pattern(nets: dict[str, PreTrainedModel], site: str | None = None) -> Rows:
     rows: Rows = []
     for label, net in nets.items():
         names = [s.name for s in find_sites(net)]
-        name = site or next(s.name for s in find_sites(net) if s.role == "o")
+        name = site or next((s.name for s in find_sites(net) if s.role == "o"), names[0])
         if name not in names:
             raise UserError(f"site: no '{name}' in {label}; {nearest(name, names)}")
         kept = (as_matrix(net.get_submodule(name)) != 0).float()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_compress.layers import NarrowLinear, NarrowNorm
 from lit_compress.models.accounting import dense_layers
-from lit_compress.models.architectures import parts_of
+from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import group_of, residual_stream
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ def load_model(name: str, method: OneShot) -> PreTrainedModel:
     Raises:
         UserError: ``name`` is a run, or the net is compressed already or not fine-tuned on the task.
     """
-    return load_finetuned(name, method.task, "model")
+    return load_finetuned(name, method.task, "model", method.sites)
 
 
 def decomposers(

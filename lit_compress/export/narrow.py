@@ -11,6 +11,7 @@ from lit_compress.layers import (
     NarrowNorm,
 )
 from lit_compress.models.architectures import get_architecture
+from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import group_of, residual_stream
 from lit_compress.models.sites import head_width
 from lit_compress.models.surgery import fill
@@ -84,12 +85,13 @@ def pad_widths(net: PreTrainedModel, multiple: int) -> PreTrainedModel:
     scales = [1.0 if n.padded else (w / (w + m)) ** 0.5 for (n, *_), w, m in zip(norms, widths, more, strict=True)]
     written = {sublayer.writes: sublayer.reads for sublayer in stream.sublayers if not stream.pre_norm}
 
-    def widen(name: str, rows: int = 0, columns: int = 0, scale: float = 1.0) -> nn.Module:
-        """Pad a matrix with zeros, and its bias by the new rows."""
-        layer = net.get_submodule(name)
-        fill(layer, weight=nn.functional.pad(scale * layer.weight, (0, columns, 0, rows)))  # type: ignore[operator]
+    def widen(name: str, rows: int = 0, columns: int = 0, scale: float = 1.0, parts: int = 1) -> nn.Module:
+        """Pad a matrix with zeros, and its bias by the new rows: as many in each of the equal ``parts`` of its rows."""
+        layer: Any = net.get_submodule(name)
+        parted = (scale * layer.weight).unflatten(0, (parts, -1))
+        fill(layer, weight=nn.functional.pad(parted, (0, columns, 0, rows)).flatten(0, 1))
         if getattr(layer, "bias", None) is not None:
-            fill(layer, bias=nn.functional.pad(layer.bias, (0, rows)))  # type: ignore[arg-type]
+            fill(layer, bias=nn.functional.pad(layer.bias.view(parts, -1), (0, rows)).flatten())
         if hasattr(layer, "out_features"):
             layer.out_features, layer.in_features = layer.weight.shape  # type: ignore[assignment]
         return layer
@@ -107,7 +109,8 @@ def pad_widths(net: PreTrainedModel, multiple: int) -> PreTrainedModel:
         last: Any = net.get_submodule(sublayer.linears[sublayer.last])
         neurons = -last.in_features % multiple if sublayer.kind == "ffn" else 0
         for role, read in sublayer.roles.items():
-            widen(sublayer.linears[role], neurons, more[read], scales[read])
+            parts = len(parts_of(role)) if neurons else 1
+            widen(sublayer.linears[role], neurons, more[read], scales[read], parts)
         widen(sublayer.linears[sublayer.last], more[sublayer.writes], neurons)
         last.lead += 0 if stream.pre_norm else more[sublayer.reads]
     for sublayer in stream.group_ends:

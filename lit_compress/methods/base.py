@@ -27,6 +27,7 @@ from lit_compress.numerics.losses import task_loss
 from lit_compress.stages.base import Stage, Training, count_steps
 from lit_compress.stages.distillation import Distillation, check_widths, distillation_terms, hidden_states
 from lit_compress.stages.lora import add_updates
+from lit_compress.stages.mark import check_mark
 from lit_compress.stages.optimizer import build_adamw, build_schedule
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
@@ -46,6 +47,8 @@ class Method(pl.LightningModule):
     Args:
         task: name of the task; the data is read for the same one.
         backbone: folder or hub name of the pre-trained model, or ``embedded`` for a small one built here.
+        sites: names of the matrices to compress, where no record knows the backbone's architecture: a regular
+            expression, which the end of a module's name must match, e.g. encoder.*.(fc1|fc2).
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.25.
         budget: of the export, in place of a density: size=20MB, params=5M, flops=0.3, speedup=3x or density=0.25.
         round_to: ranks and numbers of neurons and dimensions become multiples of it, within the same density.
@@ -69,6 +72,7 @@ class Method(pl.LightningModule):
         *,
         task: str = "sst2",
         backbone: str = "bert-base-uncased",
+        sites: str | None = None,
         density: float | None = None,
         budget: str | None = None,
         round_to: int | None = None,
@@ -83,7 +87,7 @@ class Method(pl.LightningModule):
             near = min(max(density, 0.01), 1.0)
             raise UserError(f"model.density: {density} is not in (0, 1]; nearest valid value {near}")
         self.task, self.kind = get_task(task), task_type(get_task(task))
-        self.backbone, self.density, self.teacher = backbone, density, teacher
+        self.backbone, self.sites, self.density, self.teacher = backbone, sites, density, teacher
         self.dense, self.distillation, self.round_to = dense, distillation, round_to
         self.budget = parse_budget(budget, type(self).__name__ if self.stores_zeros else None)
         self.net: PreTrainedModel | None = None
@@ -382,19 +386,3 @@ class Method(pl.LightningModule):
             )
         if saved is not None and self.saved_data != self.trainer.datamodule.fingerprint():  # type: ignore[attr-defined]
             raise UserError("data.path: the data is not what the stage was begun with; resume with the same files")
-
-
-def check_mark(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:
-    """Return what :meth:`Method.on_save_checkpoint` added to a checkpoint.
-
-    Raises:
-        UserError: another program, method or stage wrote the checkpoint.
-    """
-    mark = checkpoint.get("lit_compress")
-    if mark is None:
-        raise UserError("ckpt_path: this checkpoint was not written by lit_compress; give `last` or one of this run")
-    if (mark["method"], mark["stage"]) != (method, stage):
-        raise UserError(
-            f"ckpt_path: the checkpoint is of {mark['method']}, stage {mark['stage']}, not of {method}, stage {stage}"
-        )
-    return mark

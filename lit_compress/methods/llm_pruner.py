@@ -40,8 +40,9 @@ from torch import Tensor
 from lit_compress.calibration.gradients import MeanGradient, mean_gradients
 from lit_compress.methods.base import Method
 from lit_compress.models.accounting import dense_site_params, stored_density
-from lit_compress.models.architectures import get_architecture, parts_of
+from lit_compress.models.architectures import get_architecture
 from lit_compress.models.cut import cut_units
+from lit_compress.models.record import parts_of
 from lit_compress.models.sites import SubLayer, sublayers
 from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance

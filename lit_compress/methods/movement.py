@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from lit_compress.layers import MaskedLinear
 from lit_compress.methods.base import Distillation, Method
-from lit_compress.models.architectures import FEED_FORWARD
 from lit_compress.models.outline import keep_rows_evenly
+from lit_compress.models.record import FEED_FORWARD
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.masks import keep_count

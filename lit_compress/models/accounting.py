@@ -13,6 +13,7 @@ from torch import nn
 
 from lit_compress.models.shapes import with_zeros, without_values
 from lit_compress.models.sites import Site, embedding_params, find_sites
+from lit_compress.models.transposed import as_linears
 from lit_compress.utils.timing import in_turns, pinned, summary
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _dense(net: PreTrainedModel) -> PreTrainedModel:
 @lru_cache(maxsize=2)
 def _built(kind: type[PreTrainedModel], config: str) -> PreTrainedModel:
     own = kind.config_class.from_dict(json.loads(config))  # type: ignore[union-attr]
-    return without_values(lambda: kind(own))  # type: ignore[call-arg]
+    return without_values(lambda: as_linears(kind(own)))  # type: ignore[call-arg]
 
 
 def count_params(net: PreTrainedModel) -> Params:

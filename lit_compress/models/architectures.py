@@ -1,7 +1,8 @@
 """One record per Hugging Face architecture: where its Linears, norms and embeddings are, and what can be removed.
 
-A new architecture is one entry of ``ARCHITECTURES``. Every other file reads the record through the functions of
-sites.py, residual_stream.py and slicing.py. A field at its default, None or False, says that something is not possible.
+A new architecture is one entry of ``ARCHITECTURES``; record.py says what its fields mean. Every other file reads the
+record through the functions of sites.py, residual_stream.py and slicing.py. A field at its default, None or False, says
+that something is not possible.
 Poolers, task heads and embeddings are never sites: LPAF 4.1 and FWSVD 3 compress "the linear layers in the transformer
 blocks", and only with these sites do their published parameter percentages come out.
 """
@@ -9,138 +10,14 @@ blocks", and only with these sites do their published parameter percentages come
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from lit_compress.layers.deployed.removed import Returns
+from lit_compress.models.record import Architecture, Role, Stack, SubLayerSpec, SubLayerType
 from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-Role = Literal["q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down"]
-SubLayerType = Literal["attention", "cross", "ffn"]
-
-FEED_FORWARD: tuple[Role, ...] = ("gate", "up", "gate_up", "down")
-_FUSED: dict[str, tuple[Role, ...]] = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-
-
-def parts_of(role: str) -> tuple[str, ...]:
-    """Return what the outputs of a Linear are, from the first: equal parts where it is several matrices in one."""
-    return _FUSED.get(role, (role,))
-
-
-@dataclass(frozen=True)
-class Stack:
-    """An encoder or a decoder: transformer blocks and their embeddings; paths are relative to the base model.
-
-    Attributes:
-        blocks: path of the blocks; ``*`` stands for every index of a ModuleList.
-        embeddings: paths of the embeddings; those that a net lacks are left out.
-        widened_by: path of the Linear that widens the embeddings to the width of the blocks.
-        norm: path of the norm of the embeddings or, in a pre-norm architecture, of the last hidden states. None where
-            the directions of the residual stream cannot be projected.
-    """
-
-    blocks: str
-    embeddings: tuple[str, ...] = ()
-    widened_by: str | None = None
-    norm: str | None = None
-
-    @property
-    def writers(self) -> tuple[str, ...]:
-        """Paths of the modules that write the embeddings to the residual stream."""
-        return (*self.embeddings, *([self.widened_by] if self.widened_by else ()))
-
-
-@dataclass(frozen=True)
-class SubLayerSpec:
-    """An attention or a feed-forward network of a block; paths are relative to the block.
-
-    Attributes:
-        kind: attention, cross (a decoder's attention over the encoder's states) or ffn.
-        linears: path of a Linear -> what it does, in forward order; a block has some of them. ``qkv`` and ``gate_up``
-            are one Linear for several matrices, which stand in it in this order.
-        norm: path of its norm, which stands after the residual sum or, in a pre-norm architecture, before the
-            sub-layer. None where the directions of the residual stream cannot be projected.
-        when_removed: path of a module -> what its placeholder returns when the sub-layer is removed; None where it
-            cannot be removed. Its norm is removed too, and not named again.
-        module: path of the attention, whose attributes may have to be set to the number of heads left.
-        also: paths of further Linears whose outputs are divided into heads.
-    """
-
-    kind: SubLayerType
-    linears: dict[str, Role]
-    norm: str | None = None
-    when_removed: dict[str, Returns] | None = None
-    module: str = ""
-    also: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """The record of one architecture.
-
-    Attributes:
-        stacks: ``encoder``, ``decoder`` -> their paths. A stack that a net does not have (the decoder of T5's encoder
-            alone) is left out.
-        sublayers: sub-layers of a block, in forward order; those that a block lacks are left out.
-        embeddings: paths of modules, relative to the base model, whose parameters count as embeddings, besides those
-            of the stacks.
-        pre_norm: the norms stand before the sub-layers.
-        rms: the norms take no mean away.
-        rotary: positions turn queries and keys, so that no projection may come before.
-        head_norms: the queries and keys of every head are normalised, with the epsilon of all norms and one weight for
-            all heads: heads may go, but no projection may come before.
-        repeated: a block runs more than once, first on what no norm of a block has written.
-        passes_on: a block hands more than hidden states on to the next one, so that none can be taken out.
-        bare_start: the first attention has no norm before it, in a pre-norm architecture.
-        narrows: a net whose hidden states have all lost the same directions is an ordinary one, as the configuration
-            has the width of heads, ``rms_norm_eps`` and the other widths apart.
-        activation: what the configuration calls the activation of the neurons. None: constant neurons are not cut.
-        removes_heads: the attention finds its number of heads from the width of the projections, so that constant
-            heads can be cut.
-        head_attributes: head width, heads left -> attributes of the attention module to set. None: there are none.
-        cuts_stream: the width of the residual stream can be cut.
-        cached: the attentions number themselves for a key-value cache.
-    """
-
-    stacks: dict[str, Stack]
-    sublayers: tuple[SubLayerSpec, ...]
-    embeddings: tuple[str, ...] = ()
-    pre_norm: bool = False
-    rms: bool = False
-    rotary: bool = False
-    head_norms: bool = False
-    repeated: bool = False
-    passes_on: bool = False
-    bare_start: bool = False
-    narrows: bool = False
-    activation: str | None = None
-    removes_heads: bool = False
-    head_attributes: Callable[[int, int], dict[str, int]] | None = None
-    cuts_stream: bool = False
-    cached: bool = False
-
-    @property
-    def norms(self) -> dict[SubLayerType, str]:
-        """Type of a sub-layer -> path of its norm; empty where the residual stream cannot be projected."""
-        return {spec.kind: spec.norm for spec in self.sublayers if spec.norm is not None}
-
-    @property
-    def cuts_heads(self) -> bool:
-        """Whether an attention can have fewer heads."""
-        return self.removes_heads or self.head_attributes is not None
-
-    @property
-    def has_removable_sublayers(self) -> bool:
-        """Whether sub-layers can be gated and removed."""
-        return all(spec.when_removed is not None for spec in self.sublayers)
-
-    @property
-    def has_residual_stream(self) -> bool:
-        """Whether the directions of the residual stream, of heads or of neurons can be projected."""
-        return all(stack.norm is not None for stack in self.stacks.values())
 
 
 def _under(path: str, linears: dict[str, Role]) -> dict[str, Role]:
@@ -212,6 +89,32 @@ _LLAMA = Architecture(
     narrows=True,
     activation="hidden_act",
     removes_heads=True,
+)
+
+# its block adds what attention and network find in the same hidden states; every head has its q, k, v together
+_GPT_NEOX = Architecture(
+    stacks={"decoder": Stack("layers.*", ("embed_in",), norm="final_layer_norm")},
+    sublayers=(
+        SubLayerSpec(
+            "attention",
+            {"attention.query_key_value": "qkv_by_head", "attention.dense": "o"},
+            norm="input_layernorm",
+            when_removed={"attention": "pair"},
+            module="attention",
+        ),
+        SubLayerSpec(
+            "ffn",
+            {"mlp.dense_h_to_4h": "up", "mlp.dense_4h_to_h": "down"},
+            norm="post_attention_layernorm",
+            when_removed={"mlp": "zero"},
+        ),
+    ),
+    pre_norm=True,
+    rotary=True,
+    keeps_basis="its attentions and networks read the same hidden states",
+    activation="hidden_act",
+    removes_heads=True,
+    cached=True,
 )
 
 # norms before and after every sub-layer, and embeddings that are multiplied, so the stream is not projected
@@ -331,10 +234,39 @@ ARCHITECTURES: dict[str, Architecture] = {
         head_attributes=lambda width, heads: {"num_heads": heads, "embed_dim": heads * width},
         cached=True,
     ),
+    # its projections are transposed in files (transposed.py); q, k, v are one, and the attention has their width
+    "gpt2": Architecture(
+        stacks={"decoder": Stack("h.*", ("wte", "wpe"), norm="ln_f")},
+        sublayers=(
+            SubLayerSpec(
+                "attention",
+                {"attn.c_attn": "qkv", "attn.c_proj": "o"},
+                norm="ln_1",
+                when_removed={"attn": "pair"},
+                module="attn",
+            ),
+            SubLayerSpec("ffn", {"mlp.c_fc": "up", "mlp.c_proj": "down"}, norm="ln_2", when_removed={"mlp": "zero"}),
+        ),
+        pre_norm=True,
+        keeps_basis="its blocks have no form with bases of their own",
+        activation="activation_function",
+        head_attributes=lambda width, heads: {"split_size": heads * width},
+        cached=True,
+    ),
+    "gpt_neox": _GPT_NEOX,
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": replace(_LLAMA, head_norms=True),
+    # q, k, v are one Linear, of unequal widths where queries share keys; their widths stand in the configuration
+    "phi3": replace(
+        _LLAMA,
+        sublayers=(
+            replace(_LLAMA.sublayers[0], linears={"self_attn.qkv_proj": "qkv", "self_attn.o_proj": "o"}),
+            replace(_LLAMA.sublayers[1], linears={"mlp.gate_up_proj": "gate_up", "mlp.down_proj": "down"}),
+        ),
+        removes_heads=False,
+    ),
     "gemma2": _GEMMA,
     "gemma3_text": replace(_GEMMA, head_norms=True),
     "bart": Architecture(
@@ -384,16 +316,24 @@ ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 
 
+PATTERN = "compressed_sites"  # in the configuration of a net without a record: the names of its sites (pattern.py)
+_UNKNOWN = Architecture(stacks={}, sublayers=())
+
+
 def get_architecture(net: PreTrainedModel) -> Architecture:
-    """Return the record of the architecture of ``net``.
+    """Return the record of the architecture of ``net``; an empty one where a pattern names its sites.
 
     Raises:
         UserError: the architecture has no record; the message names the nearest one.
     """
     name = net.config.model_type
-    if name not in ARCHITECTURES:
-        raise UserError(f"model.backbone: architecture '{name}' is not supported; {nearest(name, ARCHITECTURES)}")
-    return ARCHITECTURES[name]
+    if name not in ARCHITECTURES and getattr(net.config, PATTERN, None) is None:
+        raise UserError(
+            f"model.backbone: architecture '{name}' is not supported; {nearest(name, ARCHITECTURES)} Else add a record "
+            "(docs/add_an_architecture.md), or name its Linears for low-rank methods and pruning of weights: "
+            "--model.sites 'encoder.*.(fc1|fc2)'"
+        )
+    return ARCHITECTURES.get(name, _UNKNOWN)
 
 
 def families_with(capability: Callable[[Architecture], object]) -> str:

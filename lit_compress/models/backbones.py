@@ -21,6 +21,8 @@ from lit_compress.models.checks import (
     is_finetuned,
     refuse_compressed,
 )
+from lit_compress.models.pattern import set_pattern
+from lit_compress.models.transposed import as_linears
 from lit_compress.tasks import TaskType, task_type, task_type_of_net
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
@@ -90,11 +92,15 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
     return tokenizer
 
 
-def load_config(backbone: str, task: Task, option: str = "model.backbone") -> PreTrainedConfig:
+def load_config(
+    backbone: str, task: Task, option: str = "model.backbone", sites: str | None = None
+) -> PreTrainedConfig:
     """Load the configuration of ``backbone`` with the head of ``task``: label names, problem type, class of the net.
 
+    With ``sites``, a pattern that names the sites of a net without a record, it has that too.
+
     Raises:
-        UserError: as :func:`load_tokenizer`; or the architecture has no such head.
+        UserError: as :func:`load_tokenizer`; or the architecture has no such head, or a record.
     """
     from transformers import AutoConfig
 
@@ -109,6 +115,7 @@ def load_config(backbone: str, task: Task, option: str = "model.backbone") -> Pr
             f"task '{task.name}' needs another"
         )
     config.architectures = [classes[type(config)].__name__]
+    set_pattern(config, sites)
     return config
 
 
@@ -119,8 +126,8 @@ def _auto_class(kind: TaskType) -> Any:
     return getattr(transformers, kind.auto_class)
 
 
-def load_net(backbone: str, task: Task) -> PreTrainedModel:
-    """Load ``backbone`` with the head of ``task`` in float32, whatever dtype it is stored in.
+def load_net(backbone: str, task: Task, sites: str | None = None) -> PreTrainedModel:
+    """Load ``backbone`` with the head of ``task`` in float32, whatever dtype it is stored in; ``sites`` as above.
 
     A head that the checkpoint lacks, or that has another size, is drawn anew, and named.
 
@@ -132,7 +139,7 @@ def load_net(backbone: str, task: Task) -> PreTrainedModel:
 
     name, what = resolve(backbone, task), f"model.backbone: '{backbone}'"
     refuse_compressed(what, Path(name))
-    config = load_config(backbone, task)
+    config = load_config(backbone, task, sites=sites)
     with _one_line("model", name):
         check_size(what, Path(name), lambda: empty_net(config))
         net, info = _auto_class(task_type(task)).from_pretrained(
@@ -141,7 +148,7 @@ def load_net(backbone: str, task: Task) -> PreTrainedModel:
         )  # fmt: skip
         check_tensors(what, net, info, new_head=True)
     task_type(task).configure(net, task)
-    return net
+    return as_linears(net)
 
 
 def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
@@ -159,13 +166,14 @@ def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
     return None if usual == own else {rf"^{usual}\.": f"{own}."}
 
 
-def load_finetuned(name: str, task: Task, option: str = "model.teacher") -> PreTrainedModel:
+def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: str | None = None) -> PreTrainedModel:
     """Load a net that was fine-tuned on ``task``, with its trained head, in float32.
 
     Args:
         name: folder or hub name.
         task: what it was fine-tuned on.
         option: which option named it; the begin of an error message.
+        sites: a pattern that names the sites of a net without a record.
 
     Raises:
         UserError: as :func:`load_net`; or its head is missing or does not fit the task.
@@ -188,7 +196,8 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher") -> PreT
             raise UserError(f"{what} is not fine-tuned, it has no '{missing}'; give a fine-tuned model")
         check_tensors(what, net, info, new_head=False)
     kind.configure(net, task)
-    return net.eval()
+    set_pattern(net.config, sites)
+    return as_linears(net).eval()
 
 
 def finetuned_on(backbone: str, task: Task) -> bool:
@@ -211,4 +220,4 @@ def empty_net(config: PreTrainedConfig) -> PreTrainedModel:
     """Build the net of ``config`` with random float32 weights, to be filled from a checkpoint."""
     import torch
 
-    return _auto_class(task_type_of_net(config)).from_config(config, dtype=torch.float32)
+    return as_linears(_auto_class(task_type_of_net(config)).from_config(config, dtype=torch.float32))

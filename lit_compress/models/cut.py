@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.layers import GatedLinear, GatedNorm, Removed, SizedEmbedding, SizedNorm
-from lit_compress.models.architectures import get_architecture, parts_of
+from lit_compress.models.architectures import get_architecture
+from lit_compress.models.record import join_parts, parts_of
 from lit_compress.models.sites import (
     SubLayer,
     has,
@@ -126,7 +127,8 @@ def _cut_attention(
         for role, name in part.sites.items():
             if "v" in (parts := parts_of(role)):  # the last of them
                 values = _spread(net, name, heads, len(parts))
-                _scale(net, name, rows=torch.cat([torch.ones_like(values).repeat(len(parts) - 1), values]))
+                each = [torch.ones_like(values)] * (len(parts) - 1) + [values]
+                _scale(net, name, rows=join_parts(role, each, width))
         left = int((heads > 0).sum())
         if left < len(heads) and (attributes := head_attributes(net, width, left)):
             set_attributes(net.get_submodule(part.module), attributes)
@@ -151,8 +153,10 @@ def _take_firsts(net: PreTrainedModel, part: SubLayer, units: Tensor | None, hid
     """Cut the matrices that read the residual stream; each keeps the outputs of the heads or neurons ``units``."""
     for role, name in part.sites.items():
         if role not in ("o", "down"):
-            parts = len(parts_of(role))
-            kept = None if units is None else _spread(net, name, units, parts).repeat(parts)
+            kept = None
+            if units is not None:
+                parts = len(parts_of(role))
+                kept = join_parts(role, [_spread(net, name, units, parts)] * parts, len(units) // part.heads)
             _take(net, name, kept, _open(hidden))
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lit_compress.models.architectures import FEED_FORWARD, Architecture, SubLayerType, families_with, get_architecture
+from lit_compress.models.architectures import families_with, get_architecture
+from lit_compress.models.record import FEED_FORWARD, Architecture, SubLayerType
 from lit_compress.models.sites import base_prefix, blocks, find_sites, has, readers
 from lit_compress.utils.errors import UserError
 
@@ -112,9 +113,10 @@ class ResidualStream:
 
 
 def has_head_projections(net: PreTrainedModel) -> bool:
-    """Say whether the heads of ``net`` can be projected."""
+    """Say whether the heads of ``net`` can be projected: not where other directions than theirs would meet in them."""
     architecture = get_architecture(net)
-    return not (architecture.rotary or architecture.head_norms)
+    roles = {role for spec in architecture.sublayers for role in spec.linears.values()}
+    return not (architecture.rotary or architecture.head_norms) and {"q", "k", "v"} <= roles
 
 
 def group_of(net: PreTrainedModel) -> int:
@@ -195,6 +197,8 @@ def _fixed(net: PreTrainedModel) -> str:
         return f"its embeddings have {width} dimensions, its hidden states {d}"
     if getattr(config, "conv_kernel_size", 0):
         return "a convolution reads its hidden states"
+    if reason := get_architecture(net).keeps_basis:
+        return reason
     return "" if getattr(config, "do_layer_norm_before", True) else "do_layer_norm_before is False"
 
 

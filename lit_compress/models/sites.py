@@ -16,7 +16,9 @@ from torch import nn
 from lit_compress.layers.deployed.removed import Removed, Returns
 from lit_compress.layers.deployed.sized import SizedLinear
 from lit_compress.layers.deployed.sized_stream import SizedEmbedding
-from lit_compress.models.architectures import Architecture, Role, families_with, get_architecture, parts_of
+from lit_compress.models.architectures import families_with, get_architecture
+from lit_compress.models.pattern import named_linears
+from lit_compress.models.record import Architecture, Role, parts_of
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,14 +32,14 @@ class Site:
     Attributes:
         name: full name in the net, as ``net.get_submodule`` takes it.
         role: q, k, v, o (attention), up, down (feed-forward), gate (the activated one of two first matrices); qkv and
-            gate_up where one Linear is several of them.
+            gate_up where one Linear is several of them; its path in the block where a pattern names the sites.
         layer: index of the block in its stack.
         stack: ``encoder`` or ``decoder``.
         cross: True in a decoder's attention over the encoder's states, which k and v read.
     """
 
     name: str
-    role: Role
+    role: Role | str
     layer: int
     stack: str
     cross: bool = False
@@ -52,7 +54,7 @@ class SubLayer:
         layer: index of its block, over all stacks.
         block: name of the block.
         sites: role -> name of the Linear.
-        also, module: names, as in :class:`~lit_compress.models.architectures.SubLayerSpec`.
+        also, module: names, as in :class:`~lit_compress.models.record.SubLayerSpec`.
         norm: name of the norm after the residual sum, which is removed with the sub-layer; None in pre-norm nets.
         stubs: name of a module -> what its placeholder returns when the sub-layer is removed.
         heads: number of heads in the dense net (1 for a feed-forward network); with grouped queries those of keys.
@@ -111,9 +113,10 @@ def find_sites(net: PreTrainedModel) -> list[Site]:
     Sites of removed sub-layers are left out.
 
     Raises:
-        UserError: the architecture has no record.
+        UserError: the architecture has no record, and no pattern names the sites.
     """
-    specs = get_architecture(net).sublayers
+    if not (specs := get_architecture(net).sublayers):
+        return [Site(*found) for found in named_linears(net)]
     linears = {path: (role, spec.kind == "cross") for spec in specs for path, role in spec.linears.items()}
     sites = []
     for stack, layer, name, block in blocks(net):
@@ -149,6 +152,8 @@ def shared_inputs(net: PreTrainedModel) -> list[tuple[str, ...]]:
     These are q, k and v of an attention, k and v of one over the encoder's states, gate and up; other sites are groups
     of one. DeBERTa's q and k also read the relative positions, v does not.
     """
+    if not get_architecture(net).sublayers:  # names do not say it
+        return [(site.name,) for site in find_sites(net)]
     relative = getattr(net.config, "relative_attention", False)
     groups: dict[tuple[Any, ...], list[str]] = {}
     for site in find_sites(net):
@@ -200,6 +205,8 @@ def _heads(net: PreTrainedModel, stack: str) -> int:
 def embedding_params(net: PreTrainedModel) -> list[nn.Parameter]:
     """Return the parameters of the embeddings of ``net``."""
     architecture = get_architecture(net)
+    if not architecture.stacks:
+        return list(net.get_input_embeddings().parameters())
     paths = (*architecture.embeddings, *(path for stack in architecture.stacks.values() for path in stack.embeddings))
     starts = tuple(f"{path}." for path in paths)
     return [p for name, p in net.base_model.named_parameters() if name.startswith(starts)]

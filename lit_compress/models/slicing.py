@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.layers import LAYERS, LowRankSparseLinear, SizedLinear
-from lit_compress.models.architectures import get_architecture, parts_of
+from lit_compress.models.architectures import get_architecture
+from lit_compress.models.record import join_parts, parts_of, split_parts
 from lit_compress.models.sites import find_sites, head_width
 from lit_compress.models.surgery import replace
 
@@ -122,10 +123,11 @@ def _cut_neurons(net: PreTrainedModel, names: dict[str, str], activation: str) -
 
 @torch.no_grad()
 def _cut_heads(net: PreTrainedModel, names: dict[str, str], width: int) -> set[str]:
-    firsts = [role for role in ("q", "k", "v", "qkv") if role in names]
-    v, o = (net.get_submodule(names[role]) for role in (firsts[-1], "o"))
-    copies, rows = len(parts_of(firsts[-1])), _dead_rows(v)
-    dead = rows.chunk(copies)[-1].view(-1, width).all(1) if rows is not None else None
+    firsts = [role for role in names if {"q", "k", "v"} & {*parts_of(role)}]
+    last = firsts[-1]
+    v, o = (net.get_submodule(names[role]) for role in (last, "o"))
+    rows = _dead_rows(v)
+    dead = split_parts(last, rows, width)[-1].view(-1, width).all(1) if rows is not None else None
     if dead is None or not dead.any():
         return set()
 
@@ -133,7 +135,7 @@ def _cut_heads(net: PreTrainedModel, names: dict[str, str], width: int) -> set[s
         return heads.repeat_interleave(queries).repeat_interleave(width)
 
     queries = o.in_features // (len(dead) * width)  # heads of q that read the same one of k and v
-    value = _bias(v).chunk(copies)[-1].view(-1, width).repeat_interleave(queries, 0).flatten()
+    value = split_parts(last, _bias(v), width)[-1].view(-1, width).repeat_interleave(queries, 0).flatten()
     add_constant(o, outputs(dead, queries), value[outputs(dead, queries)])
     if dead.all():  # the reshaping to heads needs one; all its weights are zero from here on
         for role in (*firsts, "o"):
@@ -143,6 +145,7 @@ def _cut_heads(net: PreTrainedModel, names: dict[str, str], width: int) -> set[s
         dead[0] = False
     for role in firsts:
         kept = ~outputs(dead, queries if role == "q" else 1)
-        replace(net, names[role], slice_linear(net.get_submodule(names[role]), rows=kept.repeat(len(parts_of(role)))))
+        kept = join_parts(role, [kept] * len(parts_of(role)), width)
+        replace(net, names[role], slice_linear(net.get_submodule(names[role]), rows=kept))
     replace(net, names["o"], slice_linear(o, columns=~outputs(dead, queries)))
     return {names[role] for role in (*firsts, "o")}

@@ -24,6 +24,7 @@ from lit_compress.layers import (
     SizedLinear,
     StackedLowRankLinear,
 )
+from lit_compress.models.transposed import in_form_of_files
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
@@ -35,8 +36,9 @@ Structure = dict[str, dict[str, Any]]
 
 def replace(net: nn.Module, name: str, module: nn.Module) -> None:
     """Replace the module ``name`` of ``net`` by ``module``; the host model's code is not changed."""
-    parent, _, child = name.rpartition(".")
-    setattr(net.get_submodule(parent), child, module)
+    path, _, child = name.rpartition(".")
+    parent = net.get_submodule(path)
+    setattr(parent, child, in_form_of_files(parent, child, module))
 
 
 def set_attributes(module: nn.Module, values: dict[str, int]) -> None:

@@ -33,7 +33,7 @@ from lit_compress.utils.files import left_behind, read_json, remove, write_json,
 Change = dict[str, Any]  # what, was, now; in changed.json also stage
 CHANGED = "changed.json"
 # What no run can go on with: its nets and checkpoints would not fit.
-_NEVER = {"model.class_path", "model.backbone", "model.task", "data.task"}
+_NEVER = {"model.class_path", "model.backbone", "model.sites", "model.task", "data.task"}
 LOCK = ".lock"  # names the process that works on the folder; it stays, since another may wait with the same file open
 # Options that may differ when a run is continued, because they do not change what is computed.
 _FREE = {
@@ -231,7 +231,7 @@ def checked_config(what: str, found: Any) -> dict[str, Any]:
 
 def _usual(method: type[Any], name: str) -> Any:
     """Return the default of an argument of a method's constructor, or of one that it passes ``**common`` on to."""
-    found = (signature(kind.__init__).parameters for kind in method.__mro__ if "__init__" in vars(kind))
+    found = (signature(vars(kind)["__init__"]).parameters for kind in method.__mro__ if "__init__" in vars(kind))
     return next(parameters[name].default for parameters in found if name in parameters)
 
 

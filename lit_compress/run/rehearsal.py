@@ -43,7 +43,7 @@ def measure_pace(parts: Components) -> Pace:
     """Train a net with random weights and the backbone's shapes on a few batches, on the Trainer's device; time it."""
     method, data = parts.method, parts.data
     device = make_trainer(**parts.trainer | {"logger": False, "enable_checkpointing": False}).strategy.root_device
-    net = empty_net(load_config(method.backbone, method.task))
+    net = empty_net(load_config(method.backbone, method.task, sites=method.sites))
     use_threads(dense_site_params(net))
     net, kind = net.to(device).train(), task_type(method.task)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.0)

@@ -23,7 +23,7 @@ from lit_compress.export.folder import read_task
 from lit_compress.export.fuse import compact
 from lit_compress.export.report import reading_length
 from lit_compress.export.runtimes import peak_mib
-from lit_compress.methods.base import Method, check_mark
+from lit_compress.methods.base import Method
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import empty_net, load_config, load_finetuned, load_tokenizer
 from lit_compress.models.checks import refuse_compressed
@@ -41,6 +41,7 @@ from lit_compress.run.threads import use_threads
 from lit_compress.run.trainer import check_trainer, make_trainer, processes, read_checkpoint, stage_steps
 from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import merge_updates
+from lit_compress.stages.mark import check_mark
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder
@@ -116,7 +117,7 @@ def shapes_of(method: Method) -> PreTrainedModel:
         UserError: the backbone is compressed already, or cannot be read.
     """
     refuse_compressed(f"model.backbone: '{method.backbone}'", Path(method.backbone).expanduser())
-    config = load_config(method.backbone, method.task)
+    config = load_config(method.backbone, method.task, sites=method.sites)
     return without_values(lambda: empty_net(config))
 
 
@@ -169,7 +170,7 @@ def run_stages(
     if parts.method.teacher and "dense" not in run.finished():
         _adopt_teacher(build(), run)
     names = ["dense", *(s.name for s in stages)] if parts.method.teacher else [s.name for s in stages]
-    config = load_config(parts.method.backbone, parts.method.task)
+    config = load_config(parts.method.backbone, parts.method.task, sites=parts.method.sites)
     weights = dense_site_params(without_values(lambda: empty_net(config)))
     for number, name in enumerate(names):
         if name in run.finished() or name not in [s.name for s in stages]:
@@ -335,7 +336,7 @@ def _adopt_teacher(parts: Components, run: Run) -> None:
             time.sleep(0.2)
         return
     method = parts.method
-    net = load_finetuned(str(method.teacher), method.task)
+    net = load_finetuned(str(method.teacher), method.task, sites=method.sites)
     with atomic_folder(run.net("dense")) as temporary:
         save_net(net, temporary)
         parts.data.tokenizer.save_pretrained(temporary)

@@ -53,6 +53,7 @@ class StageContext(Protocol):
     """The attributes of a method that its stages may use."""
 
     backbone: str
+    sites: str | None
     task: Task
     micro_seed: int  # of this batch; the same on every rank
     global_rank: int
@@ -136,7 +137,7 @@ class Stage(nn.Module):
         """
         from lit_compress.models.storage import load_net
 
-        return load_net(previous) if previous else backbones.load_net(method.backbone, method.task)
+        return load_net(previous) if previous else backbones.load_net(method.backbone, method.task, method.sites)
 
     def attach(self, net: PreTrainedModel) -> None:
         """Make buffers shaped like parameters of ``net``; called after sharding, before any checkpoint is loaded."""

@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from lit_compress.layers.training.low_rank_update import LowRankUpdate
-from lit_compress.models.architectures import parts_of
+from lit_compress.models.record import parts_of
 from lit_compress.models.sites import find_sites
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, require

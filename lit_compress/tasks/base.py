@@ -39,7 +39,7 @@ class TaskType:
     Attributes:
         name: the ``kind`` in records of tasks.
         auto_class: the class of transformers that makes a net with the right head.
-        suffix: end of the names of such nets' classes.
+        suffix: end of the names of such nets' classes, or several.
         pipeline: name of the type on the hub.
         loss: ``classification`` for logits [..., classes] and integers [...], ``regression`` for numbers.
         words: True if the text columns are lists of words.
@@ -56,7 +56,7 @@ class TaskType:
 
     name: str
     auto_class: str
-    suffix: str
+    suffix: str | tuple[str, ...]
     pipeline: str
     loss: LossKind = "classification"
     words = False

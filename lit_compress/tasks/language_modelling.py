@@ -30,7 +30,7 @@ class LanguageModelling(TaskType):
 
     name = "language_modelling"
     auto_class = "AutoModelForCausalLM"
-    suffix = "ForCausalLM"
+    suffix = ("ForCausalLM", "LMHeadModel")  # GPT-2's name is older
     pipeline = "text-generation"
     label = "text"
     one_text = reads_labels = True

@@ -52,8 +52,9 @@ def by_hand(family: str, length: int) -> int:
     grouped = length * 32 * 2 + layers * length * (32 * 64 - 2 * 32 * 16)  # gate; keys and values of 2 of 4 heads
     wide_heads = length * 32 * 2 + gate + wider
     others = {"electra": head + projection, "albert": head + projection, "deberta-v2": head + positions,
-              "opt": length * 32 * 2, "bart": head + seconds, "t5": head + seconds,
-              **dict.fromkeys(("llama", "mistral", "qwen2"), grouped),
+              **dict.fromkeys(("opt", "gpt2", "gpt_neox"), length * 32 * 2),
+              "bart": head + seconds, "t5": head + seconds,
+              **dict.fromkeys(("llama", "mistral", "qwen2", "phi3"), grouped),
               **dict.fromkeys(("qwen3", "gemma2", "gemma3_text"), wide_heads), "modernbert": head + gate}  # fmt: skip
     return blocks + attention + others.get(family, head)
 
@@ -81,7 +82,7 @@ def test_shared_matrices_count_once():
 @pytest.mark.parametrize(
     ("family", "numbers"),
     [("bert", 100 + 64 + 2 + 2), ("deberta-v2", 100 + 2 + 12), ("opt", 100 + 66), ("albert", (100 + 64 + 2 + 2) / 2),
-     ("modernbert", 100 + 1)],
+     ("modernbert", 100 + 1), ("gpt2", 100 + 64)],
 )  # fmt: skip
 def test_embeddings_are_left_out(family, numbers):
     """Rows of 32: tokens, positions, segments, LayerNorm; relative positions; ALBERT's rows have 16."""

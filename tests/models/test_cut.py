@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from helpers import random_z
-from tiny import VARIANTS, make_batch, make_net
+from tiny import DECODERS, VARIANTS, make_batch, make_net
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
@@ -225,15 +225,12 @@ def test_factors_and_kept_rows_are_cut_too():
     assert sum(spec["kind"] == "nothing" for spec in json.loads(json.dumps(describe(fused))).values()) == 9
 
 
-def test_cached_generation_after_removal():
-    """OPT without its first attention: with a cache as without (the cache counts from the first attention left)."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    config = AutoConfig.for_model("opt", hidden_size=32, num_hidden_layers=3, num_attention_heads=4, ffn_dim=64,
-                                  vocab_size=100, max_position_embeddings=64)  # fmt: skip
-    net = AutoModelForCausalLM.from_config(config).eval()
-    cut_closed(net, {"attention_layer": torch.tensor([[0.0], [1.0], [1.0]]), "heads": torch.ones(3, 4)})
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family in DECODERS])
+def test_cached_generation_after_removal(family):
+    """Without the first attention, and two heads: with a cache as without (it counts from the first attention left)."""
+    net = make_net(family, "plain_text", num_hidden_layers=3, initializer_range=0.2).eval()
+    heads = torch.tensor([[1.0] * 4, [1.0, 0.0, 0.7, 0.0], [1.0] * 4])
+    cut_closed(net, {"attention_layer": torch.tensor([[0.0], [1.0], [1.0]]), "heads": heads})
     ids = make_batch(size=2)["input_ids"]
     with torch.no_grad():
         whole = net(ids, use_cache=False).logits

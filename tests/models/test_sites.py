@@ -14,6 +14,7 @@ from lit_compress.stages.rank_rule import RankRule
 
 SELF = [f"attention.self.{part}" for part in ("query", "key", "value")]
 LLAMA = [*(f"self_attn.{part}_proj" for part in "qkvo"), *(f"mlp.{part}_proj" for part in ("gate", "up", "down"))]
+LLAMAS = DECODERS[DECODERS.index("llama") :]
 BERT = [*SELF, "attention.output.dense", "intermediate.dense", "output.dense"]
 
 # the whole truth: block names and Linears inside a block, in forward order
@@ -43,7 +44,23 @@ NAMES = {
         ["model.decoder.layers.0", "model.decoder.layers.1"],
         [*(f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")), "fc1", "fc2"],
     ),
-    **dict.fromkeys(DECODERS[1:], (["model.layers.0", "model.layers.1"], LLAMA)),
+    "gpt2": (["transformer.h.0", "transformer.h.1"], ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"]),
+    "gpt_neox": (
+        ["gpt_neox.layers.0", "gpt_neox.layers.1"],
+        ["attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"],
+    ),
+    "phi3": (
+        ["model.layers.0", "model.layers.1"],
+        ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"],
+    ),
+    **dict.fromkeys(LLAMAS, (["model.layers.0", "model.layers.1"], LLAMA)),
+}
+ROLES = {
+    "modernbert": ["qkv", "o", "gate_up", "down"],
+    "gpt2": ["qkv", "o", "up", "down"],
+    "gpt_neox": ["qkv_by_head", "o", "up", "down"],
+    "phi3": ["qkv", "o", "gate_up", "down"],
+    **{family: ["q", "k", "v", "o", "gate", "up", "down"] for family in LLAMAS},
 }
 _ATTENTION = [f"{name}_attn.{part}_proj" for name in ("self", "encoder") for part in ("q", "k", "v", "out")]
 _T5 = [f"layer.{i}.{name}Attention.{part}" for i, name in enumerate(["Self", "EncDec"]) for part in "qkvo"]
@@ -72,8 +89,7 @@ def test_names(family):
     names, inside = NAMES[family]
     sites = find_sites(make_net(family))
     assert [site.name for site in sites] == [f"{block}.{path}" for block in names for path in inside]
-    gate = ["gate"] if inside == LLAMA else []
-    roles = ["qkv", "o", "gate_up", "down"] if family == "modernbert" else ["q", "k", "v", "o", *gate, "up", "down"]
+    roles = ROLES.get(family, ["q", "k", "v", "o", "up", "down"])
     assert [site.role for site in sites] == roles * len(names)
     assert {site.stack for site in sites} == {"decoder" if family in DECODERS else "encoder"}
     assert not any(site.cross for site in sites)
@@ -112,7 +128,8 @@ def test_roles_have_the_right_shapes(family):
         linear = net.get_submodule(site.name)
         wide, narrow = (64, 32), (16, 32) if family in ("llama", "mistral", "qwen2") else (32, 32)
         shape = {"gate": wide, "up": wide, "down": (32, 64), "k": narrow, "v": narrow}.get(site.role, (32, 32))
-        shape = {"qkv": (96, 32), "gate_up": (128, 32)}.get(site.role, shape)
+        fused = (64, 32) if family == "phi3" else (96, 32)
+        shape = {"qkv": fused, "qkv_by_head": fused, "gate_up": (128, 32)}.get(site.role, shape)
         if family in ("qwen3", "gemma2", "gemma3_text"):  # heads of 16, not of 32 / 4
             shape = {"q": (64, 32), "o": (32, 64)}.get(site.role, shape)
         assert (linear.out_features, linear.in_features) == shape
@@ -164,7 +181,7 @@ def test_sites_that_read_one_input(variant):
     batch = make_batch()
     net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
     groups = shared_inputs(net)
-    fused = any(site.role == "qkv" for site in find_sites(net))  # q, k and v are one site: every group has one
+    fused = any("qkv" in site.role for site in find_sites(net))  # q, k and v are one site: every group has one
     assert any(len(group) > 1 for group in groups) != fused
     assert sorted(name for group in groups for name in group) == sorted(read)
     for group in groups:

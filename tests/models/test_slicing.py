@@ -15,7 +15,8 @@ from lit_compress.export.fuse import compact
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear, LowRankSparseLinear, SizedLinear
 from lit_compress.models import accounting as budget
-from lit_compress.models.architectures import ARCHITECTURES, FEED_FORWARD
+from lit_compress.models.architectures import ARCHITECTURES
+from lit_compress.models.record import FEED_FORWARD
 from lit_compress.models.sites import find_sites
 from lit_compress.models.slicing import remove_constant_units, slice_linear
 from lit_compress.models.storage import load_net, save_net
@@ -53,14 +54,17 @@ def logits(net):
 def pruned(family="bert", cross=False, **settings):
     net = rows_net(family, **settings)
     first = sites(net, 0, cross)
-    if "qkv" in first:
-        zero(first["qkv"], slice(64, 72), slice(88, 96), 64 + 9, slice(4, 12))
+    if "gate_up" in first:
         zero(first["gate_up"], slice(10, 30), slice(64 + 10, 64 + 30))
+    else:
+        zero(first["up"], slice(10, 30))
+    if "v" not in first:
+        zero(first.get("qkv", first["o"]), slice(64, 72), slice(88, 96), slice(73, 74), slice(4, 12))
         return net
     zero(first["v"], slice(0, 8), slice(24, 32), 9)  # two whole heads, and one row of a living one
     zero(first["q"], slice(4, 12))
-    for role in {"gate", "up"} & first.keys():
-        zero(first[role], slice(10, 30))
+    if "gate" in first:
+        zero(first["gate"], slice(10, 30))
     zero(first["down"], slice(0, 20))
     zero(first["o"], 3)
     return net
@@ -110,6 +114,22 @@ def test_queries_go_with_their_key(family, width, bias):
         (32, 2 * width), (32, width), (32, width), (2 * width, 32), (32, kept), (32, kept), (kept, 32),
     ]  # fmt: skip
     assert (first["o"].bias is not None) == bias and (first["down"].bias is not None) == (kept == 60)
+
+
+def test_matrices_of_every_head_lose_the_same_rows(tmp_path):
+    """GPT-NeoX: 24 rows for the q, k and v of head 0, then those of head 1."""
+    net = rows_net("gpt_neox")
+    first = sites(net, 0)
+    zero(first["qkv_by_head"], slice(24 + 16, 48), slice(48 + 16, 72), slice(0, 8), slice(72 + 8, 72 + 16))
+    zero(first["up"], slice(0, 20))
+    fused = compact(net)
+    torch.testing.assert_close(logits(fused), logits(net), atol=1e-5, rtol=1e-5)
+    first = sites(fused, 0)
+    assert [(first[r].in_features, first[r].out_features) for r in ("qkv_by_head", "o", "up", "down")] == [
+        (32, 3 * 16), (16, 32), (32, 44), (44, 32),
+    ]  # fmt: skip
+    assert first["qkv_by_head"].rows == 3 * 16 - 8 - 8
+    assert describe(load_saved(fused)) == describe(fused)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -182,16 +202,17 @@ def test_accounting_after_a_cut():
 def test_everything_dead(family):
     """All heads of a layer, all neurons of another: one head stays, without a weight."""
     net = rows_net(family)
-    fused_roles = family == "modernbert"
-    v, up, attention = ("qkv", "gate_up", ("qkv", "o")) if fused_roles else ("v", "up", "qkvo")
-    zero(sites(net, 0)[v], slice(64 if fused_roles else 0, None))
+    roles = sites(net, 0).keys()
+    fused_roles, up = [role for role in roles if "qkv" in role], "gate_up" if "gate_up" in roles else "up"
+    v, attention = (*fused_roles, (*fused_roles, "o")) if fused_roles else ("v", "qkvo")
+    zero(sites(net, 0)[v], slice(64 if v == "qkv" else 0, None))
     zero(sites(net, 1)[up], slice(None))
     fused = compact(net)
     assert torch.allclose(logits(fused), logits(net), atol=1e-5)
     first, second, width = sites(fused, 0), sites(fused, 1), sites(net, 0)["o"].in_features // 4
     assert all(isinstance(first[r], LowRankRowsLinear) and first[r].rows == 0 for r in attention)
     if fused_roles:
-        assert first["qkv"].out_features == 3 * first["o"].in_features == 3 * width
+        assert first[v].out_features == 3 * first["o"].in_features == 3 * width
     else:
         assert first["v"].out_features == width and first["o"].in_features == first["q"].out_features
     assert (second[up].out_features, second["down"].in_features) == (0, 0)

@@ -31,9 +31,9 @@ from lit_compress.layers import GatedLinear
 from lit_compress.methods.cofi.cofi import CoFi, CoFiPruning, GatedPruning
 from lit_compress.methods.cofi.distillation import CoFiDistillation
 from lit_compress.methods.cofi.gates import gate_net
-from lit_compress.models.architectures import parts_of
 from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers
 from lit_compress.models.outline import keep_rows_evenly
+from lit_compress.models.record import join_parts, parts_of
 from lit_compress.models.sites import find_sites, of_kind, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.masks import keep_count, select_rows
@@ -163,7 +163,8 @@ class OpenRows(RowSparsePruning):
                             columns = int(units.sum()) * (columns // len(units))
                         else:
                             copies = len(parts_of(role))
-                            open_ &= units.repeat_interleave(rows // len(units) // copies).repeat(copies)
+                            width = rows // len(units) // copies
+                            open_ &= join_parts(role, [units.repeat_interleave(width)] * copies, width)
                     self.open[i].copy_(open_)
                     self.columns[i] = columns
         self.known.fill_(True)

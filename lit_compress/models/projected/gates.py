@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lit_compress.layers.training.projected import HeadProjections, Norm
 from lit_compress.models.accounting import dense_site_params
-from lit_compress.models.architectures import parts_of
 from lit_compress.models.projected.bases import relative_positions
+from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import ResidualStream, has_head_projections, residual_stream
 from lit_compress.models.sites import head_width
 from lit_compress.numerics.gate_budget import Size, Weights

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from lit_compress.layers import NarrowNorm, SizedEmbedding, SizedLinear, StreamBlock
-from lit_compress.models.architectures import parts_of
 from lit_compress.models.projected.gates import DIMENSIONS, ProjectionSpec, gated_size
+from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import has_head_projections
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size

@@ -33,7 +33,7 @@ def turned(net, bases, width, form=ONE):
 @pytest.mark.parametrize(
     ("family", "settings"),
     [("llama", {}), ("llama", {"tie_word_embeddings": True}), ("llama", {"attention_bias": True, "mlp_bias": True}),
-     ("llama", {"head_dim": 16}), ("qwen2", {}), ("qwen3", {}), VARIANTS["qwen3-sliding"]],
+     ("llama", {"head_dim": 16}), ("qwen2", {}), ("qwen3", {}), ("phi3", {}), VARIANTS["qwen3-sliding"]],
 )  # fmt: skip
 @pytest.mark.parametrize("width", [32, 20, 21])
 def test_one_basis_leaves_a_stock_net(family, settings, width, tmp_path):

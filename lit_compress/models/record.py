@@ -1,0 +1,159 @@
+"""What the record of an architecture says: the classes of which architectures.py has one entry per family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_compress.layers.deployed.removed import Returns
+
+Role = Literal["q", "k", "v", "qkv", "qkv_by_head", "o", "gate", "up", "gate_up", "down"]
+SubLayerType = Literal["attention", "cross", "ffn"]
+
+FEED_FORWARD: tuple[Role, ...] = ("gate", "up", "gate_up", "down")
+_FUSED: dict[str, tuple[Role, ...]] = {
+    "qkv": ("q", "k", "v"),
+    "qkv_by_head": ("q", "k", "v"),
+    "gate_up": ("gate", "up"),
+}
+
+
+def parts_of(role: str) -> tuple[str, ...]:
+    """Return which matrices a Linear is: several where it is one for all of them."""
+    return _FUSED.get(role, (role,))
+
+
+def join_parts(role: str, parts: Sequence[Tensor], width: int) -> Tensor:
+    """Return a value [out] for every output of a Linear from those of its matrices: one after the other, or by head.
+
+    Args:
+        role: of the Linear.
+        parts: one [units * width] for each of :func:`parts_of`.
+        width: of a head.
+    """
+    if role != "qkv_by_head":
+        return torch.cat([*parts])
+    return torch.stack([part.view(-1, width) for part in parts], 1).flatten()
+
+
+def split_parts(role: str, values: Tensor, width: int) -> tuple[Tensor, ...]:
+    """Return the values of each matrix of a Linear, in the order of :func:`parts_of`; undoes :func:`join_parts`."""
+    count = len(parts_of(role))
+    if role != "qkv_by_head":
+        return values.chunk(count)
+    return tuple(values.view(-1, count, width)[:, i].flatten() for i in range(count))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """An encoder or a decoder: transformer blocks and their embeddings; paths are relative to the base model.
+
+    Attributes:
+        blocks: path of the blocks; ``*`` stands for every index of a ModuleList.
+        embeddings: paths of the embeddings; those that a net lacks are left out.
+        widened_by: path of the Linear that widens the embeddings to the width of the blocks.
+        norm: path of the norm of the embeddings or, in a pre-norm architecture, of the last hidden states. None where
+            the directions of the residual stream cannot be projected.
+    """
+
+    blocks: str
+    embeddings: tuple[str, ...] = ()
+    widened_by: str | None = None
+    norm: str | None = None
+
+    @property
+    def writers(self) -> tuple[str, ...]:
+        """Paths of the modules that write the embeddings to the residual stream."""
+        return (*self.embeddings, *([self.widened_by] if self.widened_by else ()))
+
+
+@dataclass(frozen=True)
+class SubLayerSpec:
+    """An attention or a feed-forward network of a block; paths are relative to the block.
+
+    Attributes:
+        kind: attention, cross (a decoder's attention over the encoder's states) or ffn.
+        linears: path of a Linear -> what it does, in forward order; a block has some of them. ``qkv`` and ``gate_up``
+            are one Linear for several matrices, which stand in it in this order; in ``qkv_by_head`` every head has its
+            own three together.
+        norm: path of its norm, which stands after the residual sum or, in a pre-norm architecture, before the
+            sub-layer. None where the directions of the residual stream cannot be projected.
+        when_removed: path of a module -> what its placeholder returns when the sub-layer is removed; None where it
+            cannot be removed. Its norm is removed too, and not named again.
+        module: path of the attention, whose attributes may have to be set to the number of heads left.
+        also: paths of further Linears whose outputs are divided into heads.
+    """
+
+    kind: SubLayerType
+    linears: dict[str, Role]
+    norm: str | None = None
+    when_removed: dict[str, Returns] | None = None
+    module: str = ""
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The record of one architecture.
+
+    Attributes:
+        stacks: ``encoder``, ``decoder`` -> their paths. A stack that a net does not have (the decoder of T5's encoder
+            alone) is left out.
+        sublayers: sub-layers of a block, in forward order; those that a block lacks are left out.
+        embeddings: paths of modules, relative to the base model, whose parameters count as embeddings, besides those
+            of the stacks.
+        pre_norm: the norms stand before the sub-layers.
+        rms: the norms take no mean away.
+        rotary: positions turn queries and keys, so that no projection may come before.
+        head_norms: the queries and keys of every head are normalised, with the epsilon of all norms and one weight for
+            all heads: heads may go, but no projection may come before.
+        repeated: a block runs more than once, first on what no norm of a block has written.
+        passes_on: a block hands more than hidden states on to the next one, so that none can be taken out.
+        bare_start: the first attention has no norm before it, in a pre-norm architecture.
+        keeps_basis: another reason why hidden states must keep their basis, for an error. Empty: there is none.
+        narrows: a net whose hidden states have all lost the same directions is an ordinary one, as the configuration
+            has the width of heads, ``rms_norm_eps`` and the other widths apart.
+        activation: what the configuration calls the activation of the neurons. None: constant neurons are not cut.
+        removes_heads: the attention finds its number of heads from the width of the projections, so that constant
+            heads can be cut.
+        head_attributes: head width, heads left -> attributes of the attention module to set. None: there are none.
+        cuts_stream: the width of the residual stream can be cut.
+        cached: the attentions number themselves for a key-value cache.
+    """
+
+    stacks: dict[str, Stack]
+    sublayers: tuple[SubLayerSpec, ...]
+    embeddings: tuple[str, ...] = ()
+    pre_norm: bool = False
+    rms: bool = False
+    rotary: bool = False
+    head_norms: bool = False
+    repeated: bool = False
+    passes_on: bool = False
+    bare_start: bool = False
+    keeps_basis: str = ""
+    narrows: bool = False
+    activation: str | None = None
+    removes_heads: bool = False
+    head_attributes: Callable[[int, int], dict[str, int]] | None = None
+    cuts_stream: bool = False
+    cached: bool = False
+
+    @property
+    def norms(self) -> dict[SubLayerType, str]:
+        """Type of a sub-layer -> path of its norm; empty where the residual stream cannot be projected."""
+        return {spec.kind: spec.norm for spec in self.sublayers if spec.norm is not None}
+
+    @property
+    def has_removable_sublayers(self) -> bool:
+        """Whether sub-layers can be gated and removed."""
+        return bool(self.sublayers) and all(spec.when_removed is not None for spec in self.sublayers)
+
+    @property
+    def has_residual_stream(self) -> bool:
+        """Whether the directions of the residual stream, of heads or of neurons can be projected."""
+        return bool(self.stacks) and all(stack.norm is not None for stack in self.stacks.values())

@@ -1,0 +1,59 @@
+"""GPT-2's projections: Linears here, in files as its family has them."""
+
+import copy
+
+import torch
+from helpers import logits
+from tiny import make_net
+from torch import nn
+
+from lit_compress.layers import LowRankSparseLinear
+from lit_compress.models.sites import find_sites
+from lit_compress.models.storage import load_net, save_net
+from lit_compress.models.surgery import factorize, replace
+from lit_compress.stages.lora import LoRA, Retraining, add_updates, merge_updates
+
+SITE = "transformer.h.0.mlp.c_fc"
+
+
+def test_a_net_is_an_ordinary_one_in_its_file(tmp_path):
+    """transformers' own class reads what was saved, also where a Linear took the place of another layer."""
+    from transformers import GPT2ForSequenceClassification
+    from transformers.pytorch_utils import Conv1D
+
+    net = make_net("gpt2", dropout=0.0).eval()
+    whole = factorize(copy.deepcopy(net), {SITE: 0}, None, LowRankSparseLinear)
+    whole.get_submodule(SITE).sparse.data.copy_(net.get_submodule(SITE).weight)
+    replace(whole, SITE, whole.get_submodule(SITE).fuse())
+    assert isinstance(whole.get_submodule(SITE), nn.Linear)
+    for some in (net, whole):
+        save_net(some, tmp_path)
+        stock = GPT2ForSequenceClassification.from_pretrained(tmp_path).eval()
+        assert isinstance(stock.get_submodule(SITE), Conv1D)
+        torch.testing.assert_close(logits(stock), logits(net), atol=1e-6, rtol=0)
+        again = load_net(tmp_path)
+        assert all(isinstance(again.get_submodule(site.name), nn.Linear) for site in find_sites(again))
+        assert torch.equal(logits(again), logits(net))
+
+
+def test_a_state_has_the_form_of_the_file():
+    """And is read back into the net, and into one of transformers."""
+    net, other = make_net("gpt2", seed=1), make_net("gpt2", seed=2)
+    assert net.get_submodule(SITE).weight.shape == (64, 32)
+    state = net.state_dict()
+    assert state[f"{SITE}.weight"].shape == (32, 64)
+    other.load_state_dict(state)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
+
+
+def test_low_rank_updates_are_merged(tmp_path):
+    """While it has updates, a net has a state of its own; merged, it is an ordinary one again."""
+    net = add_updates(make_net("gpt2", dropout=0.0), Retraining(parameters="lora", lora=LoRA(rank=2)), 0).eval()
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            p.add_(0.1) if p.requires_grad and "parametrizations" in name else None
+    expected = logits(net)
+    net.load_state_dict(net.state_dict())
+    assert torch.equal(logits(net), expected)
+    save_net(merge_updates(net), tmp_path)
+    torch.testing.assert_close(logits(load_net(tmp_path)), expected, atol=1e-5, rtol=0)
