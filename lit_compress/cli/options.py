@@ -191,6 +191,10 @@ class CommandLine(LightningCLI):
         if init.data.task == CUSTOM:
             self.config.data.custom.labels = list(init.data.record.labels)  # later commands need the same ones
             self.config.data.custom.numbered = init.data.record.numbered
+        if init.data.record.kind == "embedding":  # the same for them
+            self.config.data.pooling = init.data.record.pooling.tokens
+            self.config.data.normalize = init.data.record.pooling.normalize
+        init.data.teacher = init.model.teacher or init.model.backbone
         storage = Storage(init.export, self.tokens)
         storage.tell(init.model)
         return Components(init.model, init.data, dict(init.trainer), self.config.seed_everything, storage)

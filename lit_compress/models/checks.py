@@ -149,6 +149,8 @@ def check_tensors(what: str, net: PreTrainedModel, info: dict[str, Any], new_hea
 def _in_head(net: PreTrainedModel, name: str) -> bool:
     """Say whether a tensor is outside the blocks and embeddings: of the head, or of the pooler that feeds it."""
     prefix = net.base_model_prefix
+    if type(net).__name__.endswith(KINDS["embedding"].suffix):  # has no head; a file may have that of another net
+        return name.split(".")[0] not in dict(net.named_children()) or "pooler" in name.split(".")
     if not hasattr(net, prefix):  # T5 that writes
         return name.startswith("lm_head")
     return not name.startswith(f"{prefix}.") or "pooler" in name.split(".")
