@@ -62,8 +62,8 @@ def add_targets(
     from datasets import load_from_disk
 
     name = Path(teacher).expanduser()
-    net = load_net(name) if is_compressed(name) else load_finetuned(teacher, task, "data.teacher")
-    tokenizer = load_tokenizer(teacher, task, "data.teacher")
+    net = load_net(name) if is_compressed(name) else load_finetuned(teacher, task, "model.teacher")
+    tokenizer = load_tokenizer(teacher, task, "model.teacher")
     read = encode(rows, tokenizer, task, max_length)
     key = short_hash(FORMAT, key, encoding_key(rows, tokenizer, task, max_length), _digest(net))
 

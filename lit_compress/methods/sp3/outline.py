@@ -75,6 +75,7 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, density: float
                     replace(net, name, NarrowNorm(before, widths[i], 0, 1e-5, 0))
             for sublayer in stream.group_ends:
                 put(sublayer.junction, widths[sublayer.reads], widths[sublayer.writes], False)
-            reader = net.get_submodule(stream.reader)
-            put(stream.reader, widths[-1], int(reader.out_features), reader.bias is not None)  # type: ignore[arg-type]
+            if stream.reader:
+                old = net.get_submodule(stream.reader)
+                put(stream.reader, widths[-1], int(old.out_features), old.bias is not None)  # type: ignore[arg-type]
     return net
