@@ -308,7 +308,8 @@ def test_a_fit_learns_the_vectors_of_texts(place, capsys):
     run = place / "run"
     main(["fit", "--model", "SecondOrder", "--model.density", "0.25", "--model.backbone", str(place / "model"),
           "--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", str(place / "texts"),
-          "--model.retrain.epochs", "3", "--trainer.logger", "false", "--model.retrain.learning_rate", "3e-3", "--data.batch_size", "8",
+          "--model.retrain.epochs", "3", "--trainer.logger", "false",
+          "--model.retrain.learning_rate", "3e-3", "--data.batch_size", "8",
           "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", "--run_dir", str(run)])  # fmt: skip
     report = json.loads((run / "report.json").read_text())
     assert report["compressed"]["metric"] > report["compressed"]["initial"]
