@@ -2,8 +2,8 @@
 
     python -m benchmarks.embedding.run --backbone DIR --data STSB_DIR [--work DIR] [--threads 1]
 
-A cell is one ``factorize`` of the sentence model, calibrated on the texts of 1,024 training pairs of STS-B; their scores
-are not read. The export is scored by Spearman's correlation on the dev pairs, and by retrieval: every first sentence of
+A cell is one ``factorize`` of the sentence model, calibrated on the texts of 1,024 training pairs of STS-B, without
+their scores. The export is scored by Spearman's correlation on the dev pairs, and by retrieval: every first sentence of
 a dev pair with a score of 4 or more looks for its second among the second sentences of all these.
 
 Writes benchmarks/embedding/results/<weighting>-<density>.json (the export's report.json, ``retrieval`` of export and

@@ -231,8 +231,7 @@ def make_plan(file: Path, out: Path, own: dict[str, Any], options: dict[str, str
     task, devices = parts.data.record, parts.trainer.get("devices")
     if not made.teacher and finetuned_on(parts.method.backbone, task):
         made = replace(made, teacher=parts.method.backbone)
-        why = "is fine-tuned on these labels" if task.labels else "gives the vectors to learn"
-        note(f"model.backbone: '{made.teacher}' {why}: it is the teacher of all seeds as it is")
+        note(f"model.backbone: '{made.teacher}' is fine-tuned on these labels: it is the teacher of all seeds as it is")
     methods = [_resolve(entry, task.name) for entry in made.entries()]
     parts.data.setup("fit")
     batches = parts.data.batches_per_epoch(devices if isinstance(devices, int) and devices > 0 else 1)
