@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 
 from lit_compress.__main__ import main
 from lit_compress.calibration.fisher import estimate_fisher
+from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.targets import pooling_of
@@ -170,6 +171,17 @@ def test_fisher_of_pairs_is_that_of_single_pairs():
         sums = {name: value + net.get_submodule(name).weight.grad ** 2 / 3 for name, value in sums.items()}
     for name, value in sums.items():
         assert torch.allclose(found[name].columns, value.sum(0), rtol=1e-8, atol=1e-14) and value.sum() > 0
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "llama"])
+def test_kronecker_factors_do_not_depend_on_batches(family):
+    net = make_net(family, "stsb_embedding", dropout=0.0).double().eval()
+    batch = _batch([[5, 6, 7, 8], [9, 10], [3]], [[11], [12, 13, 14, 15, 16], [7, 8]])
+    rows = [{name: value[i : i + 1] for name, value in batch.items()} for i in range(3)]
+    whole, alone = (collect_kronecker(net, batches, "embedding") for batches in ([batch], rows))
+    for name, factors in whole.items():
+        assert torch.allclose(factors.gradients(), alone[name].gradients(), rtol=1e-9, atol=1e-15)
+        assert torch.allclose(factors.inputs(), alone[name].inputs(), rtol=1e-9, atol=1e-12)
 
 
 def test_a_model_with_another_head_gives_states(tiny_backbone):
