@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -75,8 +76,9 @@ def _run(args: list[str], errors: Path, environment: dict[str, str], met: tuple[
     from lit_compress.__main__ import main
     from lit_compress.export import folder
 
-    if "RANK" in environment:
-        rank_zero_only.rank = int(environment["RANK"])
+    for name in ("RANK", "SLURM_PROCID"):
+        if name in environment:
+            rank_zero_only.rank = int(environment[name])
     torch.set_num_threads(1)
     folder.check_export = lambda net, path: 0.0
     if met is not None:
@@ -91,8 +93,26 @@ def finish(process: subprocess.Popen | BaseProcess, errors: Path) -> None:
     assert code == 0, errors.read_text()[-3000:]
 
 
-def fork_ranks(args: list[str], errors: Path, ranks: int = 2) -> None:
-    """Run the command on several processes, told of each other as torchrun does.
+def _torchrun(rank: int, ranks: int, port: int) -> dict[str, object]:
+    return {
+        "RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test",
+    }  # fmt: skip
+
+
+def slurm(rank: int, ranks: int, port: int) -> dict[str, object]:
+    """Return what srun tells a process of one machine."""
+    return {
+        "SLURM_JOB_ID": 1, "SLURM_JOB_NAME": "test", "SLURM_NTASKS": ranks, "SLURM_NTASKS_PER_NODE": ranks,
+        "SLURM_PROCID": rank, "SLURM_LOCALID": rank, "SLURM_NODEID": 0, "SLURM_NNODES": 1,
+        "SLURM_NODELIST": "localhost", "MASTER_PORT": port,
+    }  # fmt: skip
+
+
+def fork_ranks(
+    args: list[str], errors: Path, ranks: int = 2, told: Callable[[int, int, int], dict[str, object]] = _torchrun
+) -> None:
+    """Run the command on several processes, told of each other as torchrun does, or as ``told`` says.
 
     Lightning reads a process's rank when it is imported. A forked one has imported it before it has a rank, so it is
     set here, as in a process that was started.
@@ -103,11 +123,8 @@ def fork_ranks(args: list[str], errors: Path, ranks: int = 2) -> None:
     files = [errors.with_suffix(f".{rank}") for rank in range(ranks)]
     processes = []
     for rank, file in enumerate(files):
-        told = {
-            "RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test",
-        }  # fmt: skip
-        processes.append(fork(args, file, {name: str(value) for name, value in told.items()}))
+        environment = {name: str(value) for name, value in told(rank, ranks, port).items()}
+        processes.append(fork(args, file, environment))
     while any(process.is_alive() for process in processes):
         if any(process.exitcode for process in processes):  # the others would wait for it
             time.sleep(1)

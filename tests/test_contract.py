@@ -302,10 +302,11 @@ def check_budget(method: str, folder: Path) -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in COMPARED])
 def test_two_processes(method, strategy, teacher, short_run, tmp_path):
-    """DDP and FSDP2 on two processes, as torchrun starts them: the whole job, budget met exactly."""
+    """DDP and FSDP2 on two processes, as torchrun starts them, or Slurm: the whole job, budget met exactly."""
     args = [*options(method, [*short_run, "--model.retrain.epochs", "1"]), "--run_dir", str(tmp_path / "run"),
             "--trainer.strategy", strategy, "--trainer.devices", "2"]  # fmt: skip
-    processes.fork_ranks(["fit", *args, *LEAN, "--model.teacher", str(teacher)], tmp_path / "errors")
+    told = {"told": processes.slurm} if method == "SVD" else {}
+    processes.fork_ranks(["fit", *args, *LEAN, "--model.teacher", str(teacher)], tmp_path / "errors", **told)
     check_budget(method, tmp_path / "run")
 
 

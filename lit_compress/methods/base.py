@@ -26,6 +26,7 @@ from lit_compress.models.surgery import Structure, describe
 from lit_compress.numerics.losses import task_loss
 from lit_compress.stages.base import Stage, Training, count_steps
 from lit_compress.stages.distillation import Distillation, check_widths, distillation_terms, hidden_states
+from lit_compress.stages.lora import add_updates
 from lit_compress.stages.optimizer import build_adamw, build_schedule
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
@@ -131,7 +132,7 @@ class Method(pl.LightningModule):
         if self.stage.from_backbone:
             torch.manual_seed(self._seed)  # its new head is the same on every rank and after a resume
         with torch.device("cpu"):
-            net = self.stage.build(self, self._previous, self._structure)
+            net = add_updates(self.stage.build(self, self._previous, self._structure), self.stage.settings, self._seed)
             if self._teacher_folder and self.stage.distil and self.distillation.on:
                 self._teacher = (load_net(self._teacher_folder).requires_grad_(False).eval(),)
                 check_widths(self.distillation, net, *self._teacher)
@@ -174,8 +175,7 @@ class Method(pl.LightningModule):
             )
         )
         optimizer = build_adamw(self.stage, self.net, trainer.precision)
-        schedule = build_schedule(self.stage, optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return {"optimizer": optimizer, "lr_scheduler": build_schedule(self.stage, optimizer)}
 
     # ---------------------------------------------------------------- loss
 

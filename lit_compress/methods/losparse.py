@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.methods.base import Distillation, Method
-from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import LowRankRetraining, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
@@ -103,7 +104,7 @@ class LoSparse(Method):
 
 
 @dataclass(frozen=True)
-class FromLowRank(Training):
+class FromLowRank(Retraining):
     """How the factors are fine-tuned.
 
     Args:

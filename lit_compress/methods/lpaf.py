@@ -38,7 +38,8 @@ from lit_compress.models.surgery import Structure
 from lit_compress.numerics.importance import Weighting
 from lit_compress.numerics.losses import consistency_loss
 from lit_compress.numerics.schedules import linear_decay_to_zero
-from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Decomposer, LowRankRetraining, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule, choose_rule
 from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MixedRank(Training):
+class MixedRank(Retraining):
     """How the sparse net is factorized and retrained.
 
     Args:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from lit_compress.methods.base import Method
 from lit_compress.numerics.decompose import SigmaSide
-from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import LowRankRetraining, WeightedDecomposer
 from lit_compress.stages.rank_rule import Allocation, choose_rule
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Factorized(Training):
+class Factorized(Retraining):
     """How the factorized net is retrained.
 
     Args:

@@ -229,11 +229,14 @@ def checked_config(what: str, found: Any) -> dict[str, Any]:
     return bring_up_to_date(found)
 
 
+_NEW = ("parameters", "lora")  # of a retraining; earlier versions trained all parameters
+
+
 def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:
     """Return a stored config with the names and the meaning of today, if an earlier version wrote it.
 
     Exports had no choices; gates had other names; a rank decided beside any density; distances of hidden states were
-    relative in one method.
+    relative in one method; a retraining trained all parameters.
     """
     config.setdefault("export", asdict(Choices()))
     model = config["model"]
@@ -245,4 +248,7 @@ def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:
         init["density"] = signature(method).parameters["density"].default if method else None
     if isinstance(init.get("distillation"), dict):
         init["distillation"].setdefault("relative", model["class_path"].endswith(".SecondOrder"))
+    if isinstance(init.get("retrain"), dict) and method:
+        usual = signature(method).parameters["retrain"].default
+        init["retrain"] = {name: value for name, value in asdict(usual).items() if name in _NEW} | init["retrain"]
     return config

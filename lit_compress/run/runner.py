@@ -40,6 +40,7 @@ from lit_compress.run.solve import Outline, Storage, check_choices, outline
 from lit_compress.run.threads import use_threads
 from lit_compress.run.trainer import check_trainer, make_trainer, processes, read_checkpoint, stage_steps
 from lit_compress.stages.base import Stage
+from lit_compress.stages.lora import merge_updates
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder
@@ -300,7 +301,7 @@ def _finish_stage(
     assert net is not None
     stage.set_total_steps(mark["total_steps"])
     with atomic_folder(run.net(name)) as temporary:
-        stage.deploy(net)
+        stage.deploy(merge_updates(net))
         stage.finish(net, temporary)
         small = compact(net)
         save_net(small, temporary)

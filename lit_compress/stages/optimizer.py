@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -44,12 +44,15 @@ def build_adamw(stage: Stage, net: PreTrainedModel, precision: str) -> torch.opt
     return optimizer
 
 
-def build_schedule(stage: Stage, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-    """Return linear warm-up and decay of the learning rates; groups with ``constant`` True keep theirs."""
+def build_schedule(stage: Stage, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return linear warm-up and decay of the learning rates, as Lightning takes it, for every step.
+
+    Groups with ``constant`` True keep their rate.
+    """
     total, warmup = stage.total_steps, ceil(stage.settings.warmup * stage.total_steps)
 
     def scheduled(step: int) -> float:
         return linear_warmup_decay(step, total, warmup)
 
     factors = [(lambda step: 1.0) if group.get("constant") else scheduled for group in optimizer.param_groups]
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
+    return {"scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, factors), "interval": "step"}

@@ -24,8 +24,9 @@ from lit_compress.models.storage import load_row_importance
 from lit_compress.numerics.decompose import Axis
 from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING
 from lit_compress.numerics.sampled_labels import Labels
-from lit_compress.stages.base import StageContext, Training
+from lit_compress.stages.base import StageContext
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
+from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Decomposer, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError, require
@@ -47,7 +48,7 @@ MOST_BYTES = 768 * 2**20  # of sums of second moments in one pass; those of BERT
 
 
 @dataclass(frozen=True)
-class Weighted(Training):
+class Weighted(Retraining):
     """How the factorization is weighted, and how the factorized net is fine-tuned.
 
     Args:

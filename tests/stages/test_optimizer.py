@@ -38,7 +38,7 @@ def test_schedule_rises_falls_and_leaves_constant_groups(net):
     stage = OwnGroup("x", Training(learning_rate=1.0, warmup=0.15))
     stage.set_total_steps(10)  # 0.15 * 10 steps, rounded up: 2 of warm-up
     optimizer = build_adamw(stage, net, "32-true")
-    schedule = build_schedule(stage, optimizer)
+    schedule = build_schedule(stage, optimizer)["scheduler"]
     rates = []
     for _ in range(11):
         rates.append([group["lr"] for group in optimizer.param_groups])

@@ -55,6 +55,7 @@ from lit_compress.models.surgery import Structure
 from lit_compress.numerics.gate_budget import Size
 from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
+from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import Shards
 
@@ -314,7 +315,7 @@ class CoFi(Method):
         density: float | None = None,
         distil: Training = Training(epochs=1, warmup=0.0),
         prune: CoFiPruning = CoFiPruning(epochs=19, warmup=0.0, target_warmup=0.1),
-        retrain: Training = Training(epochs=20),
+        retrain: Retraining = Retraining(epochs=20),
         distillation: CoFiDistillation = CoFiDistillation(),
         **common: Any,
     ) -> None:

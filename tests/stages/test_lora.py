@@ -1,0 +1,173 @@
+"""LoRA: the net begins as it is, only updates and new heads are trained, and the end is an ordinary net."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import make_batch, make_net
+
+from lit_compress.__main__ import main
+from lit_compress.layers.training.low_rank_update import LowRankUpdate
+from lit_compress.methods import SVD
+from lit_compress.methods.svd import Factorized
+from lit_compress.models.sites import find_sites
+from lit_compress.models.surgery import describe, factorize
+from lit_compress.numerics.decompose import decompose
+from lit_compress.run.folder import bring_up_to_date
+from lit_compress.stages.base import Training
+from lit_compress.stages.lora import LoRA, Retraining, add_updates, merge_updates
+from lit_compress.utils.errors import UserError
+
+ON = Retraining(parameters="lora", lora=LoRA(rank=2, alpha=3.0))
+
+
+def trained(net):
+    return {name for name, parameter in net.named_parameters() if parameter.requires_grad}
+
+
+def low_rank_net(family="bert", rank=12):
+    net = make_net(family).eval()
+    sites = [site.name for site in find_sites(net) if site.role in ("q", "k", "up", "down")]
+    return factorize(net, dict.fromkeys(sites, rank), lambda name, weight, rank: decompose(weight, rank))
+
+
+def moved(net):
+    """Give all updates some values, as training does."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, LowRankUpdate):
+                module.up.normal_()
+    return net
+
+
+def test_the_update_is_the_papers():
+    random = torch.Generator().manual_seed(0)
+    update, weight = LowRankUpdate(3, 4, 2, 1.5, random), torch.randn(3, 4)
+    assert torch.equal(update(weight), weight)  # B is zero
+    torch.nn.init.normal_(update.up)
+    for i in range(3):
+        for j in range(4):
+            product = sum(update.up[i, r].item() * update.down[r, j].item() for r in range(2))
+            assert update(weight)[i, j].item() == pytest.approx(weight[i, j].item() + 1.5 * product, abs=1e-6)
+
+
+@pytest.mark.parametrize("family", ["bert", "opt", "llama"])
+def test_factors_and_matrices_get_updates_and_lose_them(family):
+    net, inputs = low_rank_net(family), make_batch()
+    inputs = {name: value for name, value in inputs.items() if name in ("input_ids", "attention_mask")}
+    expected, structure = net(**inputs).logits, describe(net)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    add_updates(net, ON, seed=0)
+    assert torch.equal(net(**inputs).logits, expected) and describe(net) == structure
+    updated = {name.rpartition(".parametrizations.")[0] for name in trained(net) if "parametrizations" in name}
+    assert updated == {site.name for site in find_sites(net)}
+    assert {name for name in trained(net) if "parametrizations" not in name} <= {
+        "classifier.weight", "classifier.bias", "score.weight",
+    }  # fmt: skip
+    changed = moved(net)(**inputs).logits
+    assert not torch.allclose(changed, expected, atol=1e-3)
+    merge_updates(net)
+    assert torch.equal(net(**inputs).logits, changed) and describe(net) == structure
+    assert net.state_dict().keys() == before.keys()
+    for name, value in net.state_dict().items():
+        if value.ndim < 2 or "embed" in name:
+            assert torch.equal(value, before[name]), name
+
+
+def test_the_rank_of_factors_stays_and_the_change_has_the_rank_of_the_update():
+    net = low_rank_net()
+    name = find_sites(net)[0].name
+    before = net.get_submodule(name).left.detach().clone()
+    merge_updates(moved(add_updates(net, ON, seed=0)))
+    layer = net.get_submodule(name)
+    assert layer.left.shape == before.shape
+    assert int(torch.linalg.matrix_rank(layer.left.detach() - before)) == 2
+
+
+def test_targets_and_small_matrices():
+    net = add_updates(low_rank_net(), Retraining(parameters="lora", lora=LoRA(rank=2, targets=["v", "down"])), seed=0)
+    assert {name.split(".parametrizations")[0].rpartition(".")[2] for name in trained(net) if "layer" in name} == {
+        "value", "dense",
+    }  # fmt: skip
+    net = low_rank_net(rank=2)  # 2 (32 + 2) > 64: the factor itself is smaller than its update
+    add_updates(net, ON, seed=0)
+    name = find_sites(net)[0].name
+    assert f"{name}.left" in trained(net) and f"{name}.right" in trained(net)
+
+
+def test_the_output_layer_of_a_language_model_stays():
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "llama", vocab_size=30, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    net = add_updates(AutoModelForCausalLM.from_config(config), ON, seed=0)
+    assert trained(net) and all("parametrizations" in name for name in trained(net))
+
+
+def test_others_train_everything():
+    for settings in (Training(), Retraining()):
+        net = low_rank_net()
+        assert trained(add_updates(net, settings, seed=0)) == {name for name, _ in net.named_parameters()}
+
+
+def test_the_same_seed_gives_the_same_updates():
+    first, second, other = (add_updates(low_rank_net(), ON, seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_mistakes_are_one_line():
+    with pytest.raises(UserError, match=r"retrain.lora.rank: 0 is below 1"):
+        LoRA(rank=0)
+    with pytest.raises(UserError, match="no 'query'; valid: q, k, v"):
+        LoRA(targets=["query"])
+    with pytest.raises(UserError, match="bert has no gate"):
+        add_updates(make_net("bert"), Retraining(parameters="lora", lora=LoRA(targets=["gate"])), seed=0)
+
+
+def test_training_leaves_the_matrices(fit, dense):
+    seen = {}
+
+    def look(trainer, method):
+        state = {name: value.clone() for name, value in method.net.state_dict().items()}
+        seen.setdefault("first", state)
+        seen["last"] = state
+        seen["counted"] = sum(p.numel() for group in trainer.optimizers[0].param_groups for p in group["params"])
+
+    settings = Factorized(epochs=1, learning_rate=1e-2, parameters="lora", lora=LoRA(rank=2))
+    method = fit(SVD(backbone="unused", density=0.5, retrain=settings), "retrain", dense, look)
+    differs = {name for name, value in seen["first"].items() if not torch.equal(value, seen["last"][name])}
+    assert differs == trained(method.net)
+    assert seen["counted"] < 0.5 * sum(p.numel() for p in method.net.parameters())
+
+
+def test_a_run_of_an_earlier_version_trained_everything():
+    config = {"model": {"class_path": "lit_compress.methods.SVD", "init_args": {"retrain": {"epochs": 2}}}}
+    retrain = bring_up_to_date(config)["model"]["init_args"]["retrain"]
+    assert retrain == {"epochs": 2, "parameters": "all", "lora": asdict(LoRA())}
+
+
+def test_a_run_exports_an_ordinary_net_and_its_checkpoint_is_read_again(
+    short_run, tiny_backbone, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("lit_compress.run.runner.remove_checkpoints", lambda run, stage: None)
+    run = tmp_path / "run"
+    main(["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--model.teacher", str(tiny_backbone),
+          "--model.retrain.parameters", "lora", "--model.retrain.lora.rank", "2", "--trainer.logger", "false",
+          "--run_dir", str(run)])  # fmt: skip
+    exported = load_file(run / "export" / "model.safetensors")
+    assert not any("parametrizations" in name for name in exported)
+    checkpoint = torch.load(run / "retrain" / "best.ckpt", weights_only=True)
+    method = SVD(backbone="unused", density=0.5, retrain=Factorized(parameters="lora", lora=LoRA(rank=2)))
+    method.prepare(method.stages()[-1], 3, run / "dense" / "net", None, checkpoint["lit_compress"]["structure"])
+    method.configure_model()
+    method.load_state_dict(checkpoint["state_dict"])
+    merged = merge_updates(method.net).state_dict()
+    assert exported.keys() <= merged.keys()
+    assert all(torch.equal(merged[name], value) for name, value in exported.items())
