@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 
 USAGE = """usage: python -m lit_compress COMMAND ...
 
@@ -60,6 +61,8 @@ def main(argv: list[str] | None = None) -> None:
 
         print(__version__)
         return
+    raised = threading.excepthook
+    threading.excepthook = _told_by_main
     try:
         if argv[0] not in COMMANDS:
             raise UserError(f"unknown command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")
@@ -80,6 +83,16 @@ def main(argv: list[str] | None = None) -> None:
             raise
         print(f"error: {line}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        threading.excepthook = raised
+
+
+def _told_by_main(raised: threading.ExceptHookArgs) -> None:
+    """Be silent about a file that a thread cannot write, as the main thread fails for it; show other errors."""
+    from lit_compress.utils.files import write_failure
+
+    if write_failure(raised.exc_value) is None:
+        threading.__excepthook__(raised)
 
 
 def _line(error: Exception, argv: list[str]) -> str | None:

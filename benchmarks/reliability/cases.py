@@ -72,7 +72,7 @@ def edit_json(value: Any, edits: list[tuple[str, int, Any]]) -> Any:
         if where % 4:  # mostly a value, and not a whole group of them
             found = [path for path in found if not isinstance(_at(box, path), dict | list)] or found
         *above, last = found[where % len(found)]
-        holder = box
+        holder, new = box, copy.deepcopy(new)  # a later edit may go into it
         for key in above:
             holder = holder[key]
         if kind == "remove" and above:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -42,7 +40,7 @@ from lit_compress.run.comparison import (
     words_of,
 )
 from lit_compress.run.gather import fairness, gather, table, write
-from lit_compress.run.workers import Place, Worker, seconds_left
+from lit_compress.run.workers import Place, Worker, seconds_left, stopped_by_sigterm
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder
@@ -96,12 +94,12 @@ def compare_command(args: list[str], doc: str | None) -> None:
         for job in (*plan.teachers, *plan.jobs):
             print(job.command)
         return
-    signal.signal(signal.SIGTERM, _stop)
-    if given.index is not None:
-        check_plan(plan)
-        _make_one(plan, given.index)
-    else:
-        run_plan(plan, given.workers)
+    with stopped_by_sigterm():
+        if given.index is not None:
+            check_plan(plan)
+            _make_one(plan, given.index)
+        else:
+            run_plan(plan, given.workers)
 
 
 def plan_of(args: list[str], doc: str | None) -> tuple[Plan, argparse.Namespace]:
@@ -151,12 +149,6 @@ def _whole(args: Sequence[str]) -> list[str]:
         elif word != "--list" and not word.startswith("--index="):
             found.append(word)
     return found
-
-
-def _stop(*_: object) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would break off the end of the runs
-    print("stopped by SIGTERM; the same command continues", file=sys.stderr)
-    raise SystemExit(128 + signal.SIGTERM)
 
 
 def find_comparison(name: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import torch
 
 from lit_compress.data.checks import KEPT
 from lit_compress.tasks import task_type
+from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -40,12 +40,10 @@ def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int
         for number, piece in kind.pieces(task, outputs, batch):
             found[number].append(piece)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number, row in enumerate(texts):
             line = {**_shown(row), **kind.answer(task, row, found[number])}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    os.replace(temporary, path)
     return len(texts)
 
 

@@ -15,12 +15,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NoReturn
 
 from lit_compress.run.comparison import Job
 from lit_compress.utils.errors import UserError
@@ -31,6 +31,22 @@ POLL = 0.2  # seconds
 GRACE = 20.0  # seconds in which a process may end by itself
 # options that may differ when a comparison is continued: they change no result
 _FREE = ("--data.path=", "--data.num_workers=", "--trainer.accelerator=", "--trainer.devices=", "--checkpoint_every=")
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block as an exception does, with one line and exit code 143; then it is as it was before."""
+
+    def stop(*_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would break off the end of the runs
+        print("stopped by SIGTERM; the same command continues", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Place:

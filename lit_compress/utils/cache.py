@@ -11,14 +11,17 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
 
 _SUMS = "checksums.json"
+DAY = 24 * 3600
 _whole: set[tuple[Path, int]] = set()  # entries whose checksums this process has compared
 
 
@@ -42,6 +45,7 @@ def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
             note(f"the cache entry '{folder}' is broken; it is made again")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left_behind(folder)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         temporary.chmod(0o755)  # mkdtemp hides it from the other users of a shared cache
     except OSError as error:
@@ -62,6 +66,14 @@ def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Remove what a killed process left of an entry a day ago; a younger one may be one that is being made."""
+    for path in folder.parent.glob(f".{folder.name}-*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > DAY:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_whole(folder: Path) -> bool:

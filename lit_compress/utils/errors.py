@@ -10,12 +10,15 @@ import difflib
 import math
 from collections.abc import Iterable
 
+LONGEST = 600  # characters of a line
+
 
 class UserError(Exception):
-    """An error that the user can correct; its message is one complete line."""
+    """An error that the user can correct; its message is one complete line, without the middle of a very long value."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        line = " ".join(message.split())
+        super().__init__(line if len(line) <= LONGEST else f"{line[: LONGEST - 205]} ... {line[-200:]}")
 
 
 def user_error(error: BaseException | None) -> UserError | None:

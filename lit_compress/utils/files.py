@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -131,13 +131,19 @@ def remove(path: Path) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Say whether there is a process of this number here; it may write to the folder."""
+    """Say whether there is a process of this number here that may write to the folder.
+
+    One that has ended keeps its number until its parent asks how, or for a child of a killed process until the system
+    does. Linux tells them apart.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
         pass  # of another user
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     return True
 
 
@@ -152,14 +158,25 @@ def _as_umask(folder: Path) -> None:
             path.chmod(mode)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write text under a temporary name and rename it."""
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary file beside ``path``, and rename it to ``path`` when the context ends without error.
+
+    What killed processes left of it is removed.
+    """
+    remove_left_behind(path.parent, path.name)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text)
+        yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text under a temporary name and rename it."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -169,6 +169,18 @@ def gone():
     return child.pid
 
 
+def test_a_killed_process_is_gone_before_its_parent_knows(tmp_path):
+    """A run of a killed worker is nobody's child: until the system has looked after it, its number is taken."""
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended, and is left as it is
+    left = tmp_path / f".net.{child}.tmp"
+    left.mkdir()
+    assert [*left_behind(tmp_path)] == [left]
+    os.waitpid(child, 0)
+
+
 def test_what_killed_processes_left_goes(tmp_path):
     pid = gone()
     for name in (

@@ -98,7 +98,8 @@ def test_biases_of_a_truncation_come_back(net):
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 
-def test_without_biases_nothing_is_centred(capsys):
+def test_without_biases_nothing_is_centred(capsys, monkeypatch):
+    monkeypatch.setattr("lit_compress.utils.progress._noted", set())  # what is said once
     assert biased_sites(make_net("llama")) == frozenset()
     assert "14 of 14 matrices have no bias and are not centred" in capsys.readouterr().err
 

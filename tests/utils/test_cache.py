@@ -80,3 +80,15 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match="LIT_COMPRESS_CACHE: cannot write"):
         build_once(tmp_path / "cache" / "entry", Fill())
+
+
+def test_what_a_killed_process_left_goes_after_a_day(entry, tmp_path):
+    folder, fill = entry
+    old, young, other = (folder.parent / name for name in (".entry-old", ".entry-young", ".another-old"))
+    for path in (old, young, other):
+        path.mkdir()
+    for path in (old, other):
+        os.utime(path, (1e9, 1e9))
+    shutil.rmtree(folder)
+    build_once(folder, fill)
+    assert sorted(path.name for path in folder.parent.glob(".*")) == [".another-old", ".entry-young"]
