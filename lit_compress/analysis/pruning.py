@@ -19,6 +19,7 @@ from lit_compress.analysis.truncation import Rows, as_matrix
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.importance import row_sensitivity
 from lit_compress.numerics.losses import task_loss
+from lit_compress.tasks import KINDS
 from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -33,14 +34,14 @@ def calibrated_sensitivity(net: PreTrainedModel, batches: Iterable[dict[str, Ten
     Args:
         net: fine-tuned; in evaluation mode, without dropout.
         batches: examples of the task, with labels.
-        kind: of the task's loss.
+        kind: of the task.
     """
     weights = {site.name: net.get_submodule(site.name).weight for site in find_sites(net)}
     total = [torch.zeros(len(weight)) for weight in weights.values()]
     count = 0
     for batch in batches:
-        inputs = {key: value for key, value in batch.items() if key not in ("labels", "index")}
-        loss = task_loss(net(**inputs).logits, batch["labels"], kind)
+        logits = KINDS[kind].logits(net(**KINDS[kind].inputs(net, batch)), batch)
+        loss = task_loss(logits, batch["labels"], KINDS[kind].loss)
         grads = torch.autograd.grad(loss, list(weights.values()))
         total = [a + b for a, b in zip(total, row_sensitivity(list(weights.values()), grads), strict=True)]
         count += 1

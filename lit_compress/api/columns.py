@@ -94,8 +94,8 @@ def _kind(config: PreTrainedConfig | None, rows: Dataset, label: str | None) -> 
     feature = rows.features.get(label) if label else None
     architecture = ((config and config.architectures) or [""])[0]
     found = next((name for name, kind in KINDS.items() if architecture.endswith(kind.suffix)), "classification")
-    if found == "language_modelling" and label is not None:
-        found = "classification"  # a decoder that is to be fine-tuned
+    if found in ("language_modelling", "embedding") and label is not None:
+        found = "classification"  # a decoder or encoder that is to be fine-tuned
     numbers = str(getattr(feature, "dtype", "")).startswith(("float", "double"))
     head = config is not None and (config.num_labels == 1 or config.problem_type == "regression")
     return "regression" if found in CLASSES and (head or numbers) else found

@@ -12,7 +12,7 @@ G_s = D_s^T X_s [out, in]; with few tokens, the sums of its squares are cheaper 
     sum_j G[o, j]^2 = sum_t D[t, o] (H D)[t, o],   H = X X^T [tokens, tokens]
 
 The gradient of a matrix that is used several times in a forward is the sum over its uses, squared afterwards: the uses
-are concatenated on the token axis.
+are concatenated on the token axis. Vectors have no labels; a target is drawn around each (sampled_labels.py, N).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from lit_compress.numerics.decompose import Axis, Importance
 from lit_compress.numerics.losses import example_losses
 from lit_compress.numerics.ranks import break_even_rank
+from lit_compress.numerics.sampled_labels import fisher_losses
 from lit_compress.tasks import KINDS
 from lit_compress.utils.errors import UserError, nearest
 
@@ -119,8 +120,8 @@ def estimate_fisher(
     }
     with _frozen(net), torch.enable_grad(), torch.autocast(net.device.type, enabled=False):
         for batch in batches:
-            rows = _rows(batch, net.device)
-            groups = len(rows["labels"]) if estimator == "per_example" else min(1, len(rows["labels"]))
+            rows = _rows(batch, net.device, KINDS[kind].loss == "vectors")
+            groups = len(rows["input_ids"]) if estimator == "per_example" else min(1, len(rows["input_ids"]))
             if groups == 0:
                 continue
             count += groups
@@ -180,12 +181,15 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _rows(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return the columns of ``batch`` on ``device``, without rows that only fill up the batch (``index`` -1)."""
-    if "labels" not in batch:
+def _rows(batch: dict[str, Tensor], device: torch.device, drawn: bool) -> dict[str, Tensor]:
+    """Return the columns of ``batch`` on ``device``, without rows that only fill up the batch (``index`` -1).
+
+    ``drawn``: labels are drawn, none are needed.
+    """
+    if "labels" not in batch and not drawn:
         raise UserError(f"labels: the data has none, only {', '.join(batch)}; the Fisher information needs them")
     rows = {name: column.to(device) for name, column in batch.items()}
-    index = rows.pop("index", None)
+    index = rows.get("index")
     return rows if index is None else {name: column[index >= 0] for name, column in rows.items()}
 
 
@@ -218,7 +222,7 @@ def _collect(
 
     Args:
         net: frozen; the graph begins at the outputs of the first watched Linears.
-        rows: a batch with labels.
+        rows: a batch with labels, or with the index that they are drawn by.
         kind: type of the task.
         watched: the Linears, by site.
         groups: number of gradients to square: one per row, or 1 for the mean over the rows.
@@ -228,21 +232,23 @@ def _collect(
         The Linears that were left out because some of their inputs belong to no single row (DeBERTa projects its
         relative positions to queries and keys once for the whole batch).
     """
-    labels, length = rows["labels"], rows["input_ids"].shape[1]
+    task = KINDS[kind]
+    inputs = task.inputs(net, rows)
+    texts, length = inputs["input_ids"].shape
     uses: dict[str, list[Pair]] = {name: [] for name in watched}
     missing = dict.fromkeys(watched, 0)
     mixed: dict[str, nn.Linear] = {}
 
     def watch(name: str, module: nn.Linear) -> Any:
         def on_forward(_: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
-            if groups > 1 and not _belongs_to_rows(output, groups, length):
+            if groups > 1 and not _belongs_to_rows(output, texts, length):
                 mixed[name] = module
                 return
-            inputs = [args[0].detach().reshape(groups, -1, module.in_features)]
+            read = [args[0].detach().reshape(groups, -1, module.in_features)]
             missing[name] += 1
 
             def on_gradient(gradient: Tensor) -> None:
-                uses[name].append((inputs.pop(), gradient.reshape(groups, -1, module.out_features)))
+                uses[name].append((read.pop(), gradient.reshape(groups, -1, module.out_features)))
                 missing[name] -= 1
                 if not missing[name]:
                     add(name)
@@ -258,9 +264,12 @@ def _collect(
 
     handles = [watch(name, module) for name, module in watched.items()]
     try:
-        logits = KINDS[kind].logits(net(**KINDS[kind].inputs(net, rows)), rows)
-        losses = example_losses(logits, labels, KINDS[kind].loss)
-        loss = losses.sum() * (groups / len(losses))
+        logits = task.logits(net(**inputs), rows)
+        if task.loss == "vectors":
+            (total,) = fisher_losses(logits, task.loss, "drawn", index=rows["index"])
+        else:
+            total = example_losses(logits, rows["labels"], task.loss).sum()
+        loss = total * (groups / len(logits))
         if loss.requires_grad:
             loss.backward()
         for name in watched:  # some use may have had no influence on the loss

@@ -96,7 +96,7 @@ def collect_grams(
         lengths = torch.zeros(int(count), dtype=torch.int64, device=net.device)
         for batch in kept:
             real = batch["index"] >= 0
-            found = masks(batch)[stack].ne(0).sum(1)[real]
+            found = masks(batch)[stack].ne(0).view(len(real), -1).sum(1)[real]  # of all texts of a row
             lengths[batch["index"][real].to(net.device)] = found.to(net.device)
         if reduce is not None:
             reduce(lengths)
@@ -124,7 +124,7 @@ def collect_grams(
 
 def _chosen(batch: Batch, mask: Tensor, flags: list[Tensor]) -> Tensor:
     """Return which tokens of a batch were drawn, bool [batch * length]."""
-    mask = mask.bool()
+    mask = mask.bool().view(len(batch["index"]), -1)
     chosen = torch.zeros_like(mask)
     for row, index in enumerate(batch["index"].tolist()):
         if index >= 0:

@@ -130,8 +130,8 @@ def settle_budget(cli: CommandLine, run: Run | None = None) -> Components:
 def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> None:
     """Choose the teacher where none is given: where a run is continued the one that it has, else maybe the backbone.
 
-    A backbone that is fine-tuned on the labels of the data is the teacher, so that no dense stage is trained, unless
-    options of the dense stage among ``args`` say otherwise.
+    A backbone that is fine-tuned on the labels of the data, or whose vectors are the labels, is the teacher, so that no
+    dense stage is trained, unless options of the dense stage among ``args`` say otherwise.
     """
     init = cli.config.model.init_args
     if init.get("teacher"):
@@ -143,6 +143,9 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> N
     if asked or not finetuned_on(init.backbone, task):
         return
     init.teacher = init.backbone
+    if not task.labels:
+        note(f"model.backbone: '{init.backbone}' is the teacher as it is: its vectors are what the net learns")
+        return
     note(
         f"model.backbone: '{init.backbone}' is fine-tuned on these labels ({', '.join(task.labels)}): it is the "
         "teacher as it is; --model.dense.epochs 3 would fine-tune it first"

@@ -188,11 +188,13 @@ class CommandLine(LightningCLI):
             config = config.clone()
             config.model.init_args.density = self.density
         init = self.parser.instantiate_classes(config)
+        given, found = self.config.data, init.data.record  # later commands need what was found
         if init.data.task == CUSTOM:
-            self.config.data.custom.labels = list(init.data.record.labels)  # later commands need the same ones
-            self.config.data.custom.numbered = init.data.record.numbered
-        storage = Storage(init.export, self.tokens)
-        storage.tell(init.model)
+            given.custom.labels, given.custom.numbered = list(found.labels), found.numbered
+        if found.kind == "embedding":
+            given.pooling, given.normalize = found.pooling.tokens, found.pooling.normalize
+        init.data.teacher = init.model.teacher or init.model.backbone
+        (storage := Storage(init.export, self.tokens)).tell(init.model)
         return Components(init.model, init.data, dict(init.trainer), self.config.seed_everything, storage)
 
     def at_density(self, density: float) -> Method:

@@ -72,7 +72,7 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
         note(f"{source.where}: '{column}' is empty in {count} of {len(rows)} rows, first in row {first}; they are kept")
     if source.part is not None:
         rows = _part(rows, source)
-    if labelled and not optional and task.label not in rows.column_names:
+    if labelled and not optional and task.label and task.label not in rows.column_names:
         names = facts["names"]
         missing = f"no labels (all are {UNLABELLED})"
         if task.label not in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,9 @@ def custom_task(settings: Custom, path: str | None, seed: int, encoding: str | N
         labels, numbered = find_labels(draft, sources["train"])
     if kind.classes and len(set(labels)) < max(2, len(labels)):
         raise UserError(f"data.custom.labels: {', '.join(labels)}: give two or more, each once")
-    return Task(
-        "custom", settings.kind, text, labels, kind.metrics(labels), None,
-        length=kind.length, max_length=kind.max_length, label=label,
-        numbered=numbered if settings.numbered is None else settings.numbered,
-    )  # fmt: skip
+    numbered = numbered if settings.numbered is None else settings.numbered
+    whole = replace(draft, labels=labels, numbered=numbered)
+    return replace(whole, metrics=kind.metrics_of(whole))
 
 
 def find_labels(task: Task, source: Source) -> tuple[tuple[str, ...], bool]:

@@ -14,9 +14,10 @@ from lit_compress.data.custom import custom_task
 from lit_compress.data.encode import encode, encoding_key
 from lit_compress.data.facts import DataFacts, data_facts
 from lit_compress.data.sources import ALL, CUSTOM, has_split, load_split_files
+from lit_compress.data.targets import add_targets, pooling_of
 from lit_compress.models.backbones import load_config, load_tokenizer
 from lit_compress.tasks import task_type
-from lit_compress.tasks.records import Custom, Task, get_task
+from lit_compress.tasks.records import Custom, Pooled, Task, get_task
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
@@ -80,6 +81,9 @@ class DataModule(LightningDataModule):
         num_beams: number of beams in beam search (summarization); without it 8.
         length_penalty: the log-likelihood of a generated text is divided by its length to this power (summarization);
             without it 1.
+        pooling: how a text's vector is made of the states of its tokens (embedding): their mean, or cls, that of the
+            first one; without it what a model of sentence-transformers says of itself, else mean.
+        normalize: whether predictions and exports divide vectors by their length (embedding); without it the same.
     """
 
     def __init__(
@@ -102,6 +106,8 @@ class DataModule(LightningDataModule):
         target_length: int | None = None,
         num_beams: int | None = None,
         length_penalty: float | None = None,
+        pooling: Pooled | None = None,
+        normalize: bool | None = None,
     ) -> None:
         super().__init__()
         self.record: Task = custom_task(custom, path, seed, encoding) if task == CUSTOM else get_task(task)
@@ -109,7 +115,10 @@ class DataModule(LightningDataModule):
         writing = _asked(
             self.record.writing, target_length=target_length, num_beams=num_beams, length_penalty=length_penalty
         )
-        self.record = replace(self.record, spans=spans, writing=writing)
+        pooled = self.record.pooling
+        if self.record.kind == "embedding":
+            pooled = _asked(pooling_of(backbone), tokens=pooling, normalize=normalize)
+        self.record = replace(self.record, spans=spans, writing=writing, pooling=pooled)
         for name, value, smallest in (
             ("batch_size", batch_size, 1),
             ("eval_batch_size", eval_batch_size, 1),
@@ -125,7 +134,7 @@ class DataModule(LightningDataModule):
             if value is not None and value < smallest:
                 raise UserError(f"data.{name}: {value} is too small; the smallest is {smallest}")
         self.task = task
-        self.backbone = backbone
+        self.backbone = self.teacher = backbone
         self.path = path
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
@@ -209,10 +218,13 @@ class DataModule(LightningDataModule):
                 kept, held = held_out(len(rows), self.hold_out, self.seed, task_type(self.record).one_text)
                 self._splits[HELD_OUT, labelled] = self._encoded(HELD_OUT, rows.select(held), max_length)
                 rows = rows.select(kept)
-            self._splits[name, labelled] = self._encoded(name, rows, max_length)
+            self._splits[name, labelled] = self._encoded(name, rows, max_length, labelled and name not in optional)
 
-    def _encoded(self, name: str, rows: Dataset, max_length: int) -> Split:
-        """Return a split of ``rows``, or of some of them, if the user limits their number."""
+    def _encoded(self, name: str, rows: Dataset, max_length: int, labelled: bool = True) -> Split:
+        """Return a split of ``rows``, or of some of them, if the user limits their number.
+
+        Texts that are to get a teacher's vectors get these as labels, if they need any.
+        """
         one_text, available = task_type(self.record).one_text, len(rows)
         rows = rows if one_text else self._limited(name, rows)
         key = encoding_key(rows, self.tokenizer, self.record, max_length)
@@ -222,6 +234,8 @@ class DataModule(LightningDataModule):
         if cut := int(encoded.with_format("numpy")["truncated"][:].sum()):
             longest = f"data.max_length {max_length} (in tokens)"
             note(f"{self.record.name} {name}: {cut} of {len(encoded)} inputs are longer than {longest} and are cut")
+        if self.record.kind == "embedding" and len(self.record.text) == 1 and labelled:
+            encoded, key = add_targets(rows, encoded, key, self.teacher, self.record, max_length, self.eval_batch_size)
         return Split(rows, encoded, key, available)
 
     def _split(self, name: str, labelled: bool = True) -> Split:

@@ -55,6 +55,7 @@ def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Tas
         max_length,
         task.spans.stride,
         task.writing.target_length,
+        *([task.pooling.tokens] if task.kind == "embedding" else []),
     )
 
 

@@ -34,9 +34,9 @@ def token_counts(data: DataModule, size: int, written: bool = False) -> Tensor:
         size: number of tokens.
         written: the labels are tokens, too, and are counted: the net writes text.
     """
-    columns = ["input_ids", *(["labels"] if written else [])]
     counts = np.zeros(size, dtype=np.int64)
     encoded = data.train_tokens()
+    columns = [*_texts(encoded), *(["labels"] if written else [])]
     for ids in _rows(encoded, [name for name in columns if name in encoded.column_names]):
         counts += np.bincount(ids[ids >= 0], minlength=size)  # IGNORED is negative
     return torch.from_numpy(counts)
@@ -44,13 +44,18 @@ def token_counts(data: DataModule, size: int, written: bool = False) -> Tensor:
 
 def changed_inputs(data: DataModule, other: DataModule, old: Sequence[int]) -> int:
     """Return how many training inputs are other pieces for the tokenizer of ``other``; ``old[i]`` is its id ``i``."""
-    names, before = np.asarray(old), data.train_tokens().select_columns("input_ids")
-    after = other.train_tokens().select_columns("input_ids")
+    names, columns = np.asarray(old), _texts(data.train_tokens())
+    before, after = (some.train_tokens().select_columns(columns) for some in (data, other))
     changed = abs(len(before) - len(after))
     for first, second in zip(before.iter(CHUNK), after.iter(CHUNK), strict=False):
-        pairs = zip(first["input_ids"], second["input_ids"], strict=False)
-        changed += sum(ids != names[found].tolist() for ids, found in pairs)
+        pairs = zip(*(zip(*(part[name] for name in columns), strict=True) for part in (first, second)), strict=False)
+        changed += sum(list(ids) != [names[text].tolist() for text in found] for ids, found in pairs)
     return changed
+
+
+def _texts(encoded: Dataset) -> list[str]:
+    """Return the columns of token ids, of which a row with several texts has several."""
+    return [name for name in encoded.column_names if name.startswith("input_ids")]
 
 
 def _rows(encoded: Dataset, columns: list[str]) -> Iterator[Any]:

@@ -28,7 +28,7 @@ MOST_CLASSES = 12  # of a table that one can read
 def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str, Any]]:
     """Return the first rows of the dev set: text columns, ``given`` label, and the answers of all nets in ``answers``.
 
-    At most 2,000 rows; 50 where texts are written; none where the rows are one text.
+    At most 2,000 rows; 50 where texts are written; none where the rows are one text, or the answers only vectors.
 
     Args:
         nets: each with the data as its own tokenizer reads it, which is that of another net only if both have the same
@@ -36,6 +36,8 @@ def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str
     """
     data = nets[0][1]
     task, kind, most = data.record, task_type(data.record), MOST.get(data.record.kind, USUAL)
+    if task.kind == "embedding" and len(task.text) == 1:
+        return []
     if not most or not len(data.validation_rows[0]):
         return []
     rows = data.validation_rows[0]
@@ -93,7 +95,7 @@ def changes(lines: Sequence[dict[str, Any]], kind: str, labels: Sequence[str] = 
     shown = [{**line, "before": line["answers"][0], "after": line["answers"][-1]} for line in lines]
     for line in shown:
         del line["answers"]
-    if kind == "regression":
+    if kind in ("regression", "embedding"):
         shown.sort(key=lambda line: -abs(line["after"] - line["before"]))
         return {"rows": len(lines), "changed": None, "examples": shown[:EXAMPLES]}
     other = [line for line in shown if line["before"] != line["after"]]

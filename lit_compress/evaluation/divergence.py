@@ -21,8 +21,8 @@ ROWS = 512  # enough for two digits
 def divergence(net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, rows: int = ROWS) -> float:
     """Return the mean over examples of KL(dense || net), summed over the distributions of an example (e.g. tokens).
 
-    That is what ``net`` adds to the loss of labels drawn from ``dense``. For regression, half the squared difference
-    of the outputs: the KL of normal distributions of variance 1 around them.
+    That is what ``net`` adds to the loss of labels drawn from ``dense``. For regression and vectors, half the squared
+    difference of the outputs: the KL of normal distributions of variance 1 around them; for vectors 1 - cosine.
 
     Args:
         net: the compressed net, in evaluation mode; on the CPU afterwards, like ``dense``.
@@ -38,12 +38,12 @@ def divergence(net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, r
         batch = {name: column[: rows - seen].to(device) for name, column in batch.items()}
         with torch.inference_mode():
             ours, theirs = (kind.logits(n(**kind.inputs(n, batch)), batch) for n in (net, dense))
-            counted = kind.counted(batch)
-            mean = float(distillation_loss(ours, theirs, kind.loss, temperature=1.0, counted=counted))
-        if kind.loss == "regression":
-            total += mean * ours.numel() / 2
-        else:
-            total += mean * (theirs[..., 0].numel() if counted is None else int(counted.sum()))
+            if kind.loss != "classification":
+                total += 0.5 * float((ours.float() - theirs.float()).square().sum())
+            else:
+                counted = kind.counted(batch)
+                mean = float(distillation_loss(ours, theirs, kind.loss, temperature=1.0, counted=counted))
+                total += mean * (theirs[..., 0].numel() if counted is None else int(counted.sum()))
         seen += len(theirs)
         if seen >= rows:
             break

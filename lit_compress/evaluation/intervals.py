@@ -16,6 +16,7 @@ from torchmetrics.utilities import dim_zero_cat
 from lit_compress.evaluation.confusion import CONFUSION_SCORES
 from lit_compress.evaluation.metrics import F1, Correlation, MacroF1, Matthews
 from lit_compress.evaluation.text_metrics import ROUGE, Rouge
+from lit_compress.evaluation.vector_metrics import Retrieval, TeacherCosine
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
@@ -107,6 +108,10 @@ def _drawn(name: str, metric: Metric) -> dict[str, Interval]:
     if isinstance(metric, Rouge):
         scores = dim_zero_cat(metric.scores).cpu()
         return {score: bootstrap_mean(scores[:, i]) for i, score in enumerate(ROUGE)}
+    if isinstance(metric, TeacherCosine):
+        return {name: bootstrap_mean(metric.values())}
+    if isinstance(metric, Retrieval):
+        return {score: bootstrap_mean(values) for score, values in metric.values().items()}
     if isinstance(metric, F1):
         cells = [metric.tn, metric.fp, metric.fn, metric.tp]
         return {name: bootstrap_confusion(name, torch.stack([cell.cpu() for cell in cells]).view(2, 2))}

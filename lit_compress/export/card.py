@@ -200,7 +200,7 @@ def _metadata(report: dict[str, Any], task: Task, name: str, licence: str) -> Mo
         base_model=None if name == EMBEDDED else name,
         license=licence,
         datasets=[hub[0]] if task.hub else None,
-        library_name="transformers",
+        library_name=kind.library,
         pipeline_tag=kind.pipeline,
         tags=["lit_compress", report["method"], "compressed"],
         eval_results=[result],

@@ -21,6 +21,7 @@ from lit_compress.export.number_format import cast, quantize_program
 from lit_compress.export.pivot import check_pivot, to_pivot_form
 from lit_compress.export.program import read_program, write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
+from lit_compress.export.sentences import write_sentence_files
 from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.export.writing import write_writing
 from lit_compress.models.accounting import dense_site_params, density
@@ -112,6 +113,8 @@ def write_export(
             cast(stored, choices.dtype)
         write_model(stored, temporary)
         _write_tokenizer(data, temporary)
+        if task.kind == "embedding":
+            write_sentence_files(temporary, net.config.hidden_size, data.max_length, task.pooling)
         for _ in track([0], "check the export in another process"):
             difference = check_export(load_net(temporary) if choices.half else net, temporary)
         exported = load_net(temporary, as_stored=True)
@@ -166,6 +169,6 @@ def _write_tokenizer(data: DataModule, folder: Path) -> None:
     Not for questions, summaries and language models, whose parts are not cut alike.
     """
     tokenizer = copy.deepcopy(data.tokenizer)
-    if data.record.kind in ("classification", "regression", "tagging"):
+    if data.record.kind in ("classification", "regression", "tagging", "embedding"):
         tokenizer.backend_tokenizer.enable_truncation(data.max_length, direction=tokenizer.truncation_side)
     tokenizer.save_pretrained(folder)

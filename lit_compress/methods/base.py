@@ -143,6 +143,7 @@ class Method(pl.LightningModule):
         if self._structure is None and torch.distributed.is_available() and torch.distributed.is_initialized():
             send_from_first(net, self.trainer.strategy.root_device)
         net.train()
+        self.kind.freeze(net)
         if self.device_mesh is not None:
             from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -212,13 +213,12 @@ class Method(pl.LightningModule):
             target = self._forward(*self._teacher, batch, hidden=self._hidden is not None)
         passes = None
         if self._hidden is not None:
-            size = len(batch["labels"])
+            size = sum(len(stacks[0][0]) for stacks in self._hidden) // copies  # texts of the batch
             passes = [
                 [[h[start : start + size] for h in states] for states in stacks]
                 for stacks in self._hidden
                 for start in range(0, len(stacks[0][0]), size)
             ]
-            assert len(passes) == copies
         assert self.stage is not None
         soft = distillation_terms(
             self.distillation, self.kind.loss, logits, self.kind.logits(target, batch), self.kind.counted(batch),

@@ -109,7 +109,7 @@ def load_config(
         check_counts(f"{option}: '{backbone}'", Path(name))
         config = AutoConfig.from_pretrained(name, **kind.head(task))
     classes = _auto_class(kind)._model_mapping
-    if type(config) not in classes:
+    if type(config) not in classes or not kind.fits(config):
         raise UserError(
             f"{option}: '{backbone}' has architecture {config.model_type}, which has no head for {kind.name}; "
             f"task '{task.name}' needs another"
@@ -146,9 +146,17 @@ def load_net(backbone: str, task: Task, sites: str | None = None) -> PreTrainedM
             name, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
             key_mapping=_renamed(config, task),
         )  # fmt: skip
+        _clear_unused(net, info, task)
         check_tensors(what, net, info, new_head=True)
     task_type(task).configure(net, task)
     return as_linears(net)
+
+
+def _clear_unused(net: PreTrainedModel, info: dict[str, Any], task: Task) -> None:
+    """Set what the file lacks and the task does not use to 0 in place of random numbers, and take it off the list."""
+    for name in [name for name in info["missing_keys"] if task_type(task).unused(name)]:
+        net.get_parameter(name).data.zero_()
+        info["missing_keys"].remove(name)
 
 
 def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
@@ -191,6 +199,7 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
         net, info = _auto_class(kind).from_pretrained(
             folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
         )
+        _clear_unused(net, info, task)
         if info["missing_keys"]:
             missing = sorted(info["missing_keys"])[0]
             raise UserError(f"{what} is not fine-tuned, it has no '{missing}'; give a fine-tuned model")
@@ -203,11 +212,15 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
 def finetuned_on(backbone: str, task: Task) -> bool:
     """Say whether ``backbone`` is a folder whose head was trained on the classes of ``task``, see :func:`is_finetuned`.
 
+    Where the labels are a teacher's vectors, the backbone's own, it always is.
+
     Raises:
         UserError: its configuration cannot be read.
     """
     from transformers import AutoConfig
 
+    if task.kind == "embedding" and len(task.text) == 1:
+        return True
     folder = Path(backbone).expanduser()
     if not (folder / "config.json").is_file():
         return False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.record import FEED_FORWARD, Architecture, SubLayerType
-from lit_compress.models.sites import base_prefix, blocks, find_sites, has, readers
+from lit_compress.models.sites import base_prefix, blocks, find_sites, gives_states, has, readers
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class ResidualStream:
     Attributes:
         sites: in forward order.
         sublayers: in forward order.
-        reader: name of the Linear that reads the last hidden states.
+        reader: name of the Linear that reads the last hidden states; empty if none does.
         pre_norm: True in pre-norm nets: the norms stand before the sub-layers.
         fixed: the reason why hidden states must keep their basis; empty if they need not.
     """
@@ -166,7 +166,7 @@ def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
             )
         if architecture.pre_norm:
             sites[-1].norms.append(f"{prefix}{end}")
-    return ResidualStream(sites, sublayers, readers(net)[0], architecture.pre_norm, _fixed(net))
+    return ResidualStream(sites, sublayers, next(iter(readers(net)), ""), architecture.pre_norm, _fixed(net))
 
 
 def _parts(
@@ -189,6 +189,8 @@ def _fixed(net: PreTrainedModel) -> str:
     config = net.config
     d = config.hidden_size
     width = getattr(config, "embedding_size", None) or getattr(config, "word_embed_proj_dim", None) or d
+    if gives_states(net):
+        return "its hidden states are what it is asked for"
     if get_architecture(net).repeated:
         return "its blocks run more than once, first on the embeddings"
     if get_architecture(net).bare_start:

@@ -86,6 +86,11 @@ def base_prefix(net: PreTrainedModel) -> str:
     return "" if net.base_model is net else f"{net.base_model_prefix}."
 
 
+def gives_states(net: PreTrainedModel) -> bool:
+    """Say whether ``net`` has no head: its last hidden states are the outputs, whose width and basis must stay."""
+    return net.base_model is net and not net.config.is_encoder_decoder
+
+
 def blocks(net: PreTrainedModel) -> Iterator[tuple[str, int, str, nn.Module]]:
     """Yield (stack, layer, full name, module) of every transformer block."""
     prefix = base_prefix(net)

@@ -9,25 +9,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-LossKind = Literal["classification", "regression"]
+from lit_compress.numerics.vectors import match_loss, vectors_loss
+
+LossKind = Literal["classification", "regression", "vectors"]
 
 
 def task_loss(logits: Tensor, labels: Tensor, kind: LossKind) -> Tensor:
-    """Return the cross-entropy or the mean squared error, mean over all labels of the batch.
+    """Return the cross-entropy or the mean squared error, mean over all labels of the batch; for vectors, vectors.py.
 
     Args:
-        logits: [..., classes] for classification, [batch] or [batch, 1] for regression.
-        labels: int [...] (-100 = ignored), or float [batch].
+        logits: [..., classes] for classification, [batch] or [batch, 1] for regression, [batch, texts, width], of
+            length 1, for vectors.
+        labels: int [...] (-100 = ignored), or float [batch]; for vectors as :func:`vectors_loss` has them.
         kind: what the task head predicts.
 
     Returns:
         0-dim, float32 (float64 for float64 logits).
     """
+    if kind == "vectors":
+        with _no_autocast(logits):
+            return vectors_loss(_full(logits), labels)
     return _task_loss(logits, labels, kind, "mean")
 
 
 def example_losses(logits: Tensor, labels: Tensor, kind: LossKind) -> Tensor:
-    """Return the cross-entropy or squared error of every example.
+    """Return the cross-entropy or squared error of every example; vectors have no labels of single examples.
 
     An example with several labels (words, start and end of an answer) has the mean over them: here all examples have
     the same weight, in :func:`task_loss` all labels. With one label per example the means are equal.
@@ -62,13 +68,13 @@ def distillation_loss(
 
     Classification: temperature^2 * KL(softmax(teacher / temperature) || softmax(student / temperature)),
     mean over the samples (the form of CoFi and nn_pruning, temperature 2; Hinton et al. 2015, Sec. 2).
-    Regression: mean squared error.
+    Regression: mean squared error. Vectors: :func:`match_loss`, cosines to the teacher's and among themselves.
 
     Args:
-        student: [..., classes] or, for regression, any shape.
+        student: [..., classes]; for regression, any shape; for vectors [..., width], of length 1.
         teacher: same shape.
         kind: what the head predicts.
-        temperature: temperature of both distributions, above 0; not used for regression.
+        temperature: temperature of both distributions, above 0; only for classification.
         counted: bool [...], which distributions are samples; None for all.
 
     Returns:
@@ -78,6 +84,8 @@ def distillation_loss(
         student, teacher = student[counted], teacher[counted]
     student, teacher = _full(student), _full(teacher).detach()
     with _no_autocast(student):
+        if kind == "vectors":
+            return match_loss(student, teacher)
         if kind == "regression":
             return F.mse_loss(student, teacher)
         log_student = F.log_softmax(student / temperature, -1).flatten(0, -2)
@@ -193,7 +201,7 @@ def consistency_loss(first: Tensor, second: Tensor, kind: LossKind, counted: Ten
 
     Classification: (KL(p1 || p2) + KL(p2 || p1)) / 2, mean over the samples, written as
     sum (p1 - p2)(log p1 - log p2) / 2: exactly symmetric, exactly 0 for equal logits, never negative.
-    Regression: mean squared error. Gradients flow into both passes.
+    Regression: mean squared error. Vectors, of length 1: 1 - cosine. Gradients flow into both passes.
 
     Args:
         first: [..., classes] or, for regression, any shape.
@@ -208,6 +216,8 @@ def consistency_loss(first: Tensor, second: Tensor, kind: LossKind, counted: Ten
         first, second = first[counted], second[counted]
     first, second = _full(first), _full(second)
     with _no_autocast(first):
+        if kind == "vectors":
+            return (1 - (first * second).sum(-1)).mean()
         if kind == "regression":
             return F.mse_loss(first, second)
         log_first, log_second = F.log_softmax(first, -1), F.log_softmax(second, -1)

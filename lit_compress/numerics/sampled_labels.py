@@ -7,6 +7,14 @@ distribution; with true labels it is the empirical one, which vanishes where the
     sum_c p_c g_c g_c^T = J^T (diag(p) - p p^T) J = sum_j (J^T r_j) (J^T r_j)^T,    J = d logits / d parameters     (E)
 
 over the classes - 1 columns r_j of a root of diag(p) - p p^T: two classes take one backward pass.
+
+A net that gives vectors f, of length 1, has no distribution of its own. It gets the one that a regression has, a normal
+distribution around what it says, y ~ N(f, I). With y = f + e, e ~ N(0, I),
+
+    -log p(y) = |y - f|^2 / 2 + const,   g = -J^T e,   E[g g^T] = J^T J,   J = d f / d parameters                   (N)
+
+which is the Hessian of |f - f'|^2 / 2 = 1 - cos(f, f'), the cosine distance to the net as it was: the K-FAC estimate of
+the loss added is that of the distance from its own vectors, and needs no label.
 """
 
 from __future__ import annotations
@@ -53,10 +61,16 @@ def fisher_losses(
         One 0-dim loss, or classes - 1 of them for ``exact``.
 
     Raises:
-        UserError: ``choice`` is unknown, or ``exact`` for several distributions per example.
+        UserError: ``choice`` is unknown, ``exact`` for several distributions per example, or another than ``drawn`` for
+            vectors.
     """
     if choice not in get_args(Labels):
         raise UserError(f"labels: unknown '{choice}'; {nearest(choice, get_args(Labels))}")
+    if kind == "vectors":
+        if choice != "drawn":
+            raise UserError(f"labels: '{choice}' is for classes and scores, not for vectors; nearest: drawn")
+        assert index is not None
+        return [(logits * draw_noise(logits, index, seed)).sum()]
     if kind == "regression":
         if choice != "true":
             return [logits.sum()]
@@ -98,6 +112,22 @@ def draw_labels(logits: Tensor, index: Tensor, seed: int = 0) -> Tensor:
         chosen = torch.searchsorted(summed, uniform * summed[..., -1:], right=True)
         drawn.append(chosen[..., 0].clamp_max(row.shape[-1] - 1))
     return torch.stack(drawn)
+
+
+@torch.no_grad()
+def draw_noise(vectors: Tensor, index: Tensor, seed: int = 0) -> Tensor:
+    """Return standard normal numbers of the shape of ``vectors`` [b, ...], which depend on seed and example only.
+
+    Args:
+        vectors: [b, ...].
+        index: int [b], number of every example, not negative.
+        seed: of the draws.
+    """
+    drawn = []
+    for row, number in zip(vectors, index.tolist(), strict=True):
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
+        drawn.append(torch.randn(row.shape, generator=generator, dtype=torch.float64))
+    return torch.stack(drawn).to(vectors)
 
 
 def softmax_fisher_root(probabilities: Tensor) -> Tensor:

@@ -135,10 +135,11 @@ def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
     """
     refuse_compressed(f"model.teacher: '{method.teacher}'", Path(str(method.teacher)).expanduser())
     teacher = load_config(str(method.teacher), method.task, "model.teacher")
-    if method.distillation.alpha_layers > 0 and teacher.hidden_size != config.hidden_size:
+    vectors = method.kind.loss == "vectors"
+    if (vectors or method.distillation.alpha_layers > 0) and teacher.hidden_size != config.hidden_size:
         raise UserError(
             f"model.teacher: '{method.teacher}' is {teacher.hidden_size} wide, the backbone {config.hidden_size}; give "
-            "a teacher of the same width, or distillation.alpha_layers 0"
+            f"a teacher of the same width{'' if vectors else ', or distillation.alpha_layers 0'}"
         )
     named = {"model.teacher": method.teacher, "model.backbone": method.backbone}
     vocabularies = [load_tokenizer(name, method.task, option).get_vocab() for option, name in named.items()]

@@ -114,7 +114,8 @@ def _files(was: Path, now: Path) -> Iterator[Finding]:
         yield Finding("same", f"tensors, sha256 {hashes[0][:12]}")
     else:
         yield Finding("differs", f"tensors: {_difference(was, now)}")
-    names = {path.name for path in now.iterdir()} - {"model.safetensors", "report.json", "README.md"}
+    files = (path for path in now.rglob("*") if path.is_file())
+    names = {str(path.relative_to(now)) for path in files} - {"model.safetensors", "report.json", "README.md"}
     other = [name for name in sorted(names) if _hash(was / name) != _hash(now / name)]
     code = f"{MODULE}.py"
     if code in other:

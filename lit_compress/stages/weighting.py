@@ -114,11 +114,13 @@ class Weighted(Retraining):
             )
 
     def check_labels(self, kind: TaskType) -> None:
-        """Refuse exact labels for a task that has many distributions per example.
+        """Refuse exact labels for a task that has many distributions per example, and any but drawn ones for vectors.
 
         Raises:
             UserError: as said.
         """
+        if self.weighting == "kfac" and kind.loss == "vectors" and self.labels != "drawn":
+            raise UserError(f"retrain.labels: '{self.labels}' is not for vectors, which have no labels; nearest: drawn")
         if self.weighting == "kfac" and self.labels == "exact" and kind.name not in ("classification", "regression"):
             raise UserError(
                 f"retrain.labels: 'exact' needs one distribution per example, {kind.name} has more; nearest: drawn"
@@ -127,7 +129,7 @@ class Weighted(Retraining):
     def reads_labels(self, kind: TaskType) -> bool:
         """Say whether the calibration needs the labels of the data: not if they are drawn from the net."""
         drawn = self.weighting in ("none", "importance", "inputs") or (
-            self.weighting == "kfac" and self.labels != "true"
+            kind.loss == "vectors" or (self.weighting == "kfac" and self.labels != "true")
         )
         return kind.reads_labels or not drawn
 

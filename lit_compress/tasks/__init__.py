@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lit_compress.tasks.base import TaskType, inputs_of
 from lit_compress.tasks.classification import Classification
+from lit_compress.tasks.embedding import Embedding
 from lit_compress.tasks.language_modelling import LanguageModelling
 from lit_compress.tasks.regression import Regression
 from lit_compress.tasks.span_qa import SpanQA
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "TaskType", "inputs_of", "task_type", "task_type_of_net"]
 
-_ALL = (Classification(), Regression(), Tagging(), SpanQA(), Summarization(), LanguageModelling())
+_ALL = (Classification(), Regression(), Tagging(), SpanQA(), Summarization(), LanguageModelling(), Embedding())
 KINDS: dict[str, TaskType] = {kind.name: kind for kind in _ALL}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     import pyarrow as pa
     from torchmetrics import MetricCollection
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from lit_compress.numerics.losses import LossKind
     from lit_compress.tasks.records import Task
@@ -41,7 +41,8 @@ class TaskType:
         auto_class: the class of transformers that makes a net with the right head.
         suffix: end of the names of such nets' classes, or several.
         pipeline: name of the type on the hub.
-        loss: ``classification`` for logits [..., classes] and integers [...], ``regression`` for numbers.
+        library: that opens exports, as the hub calls it.
+        loss: ``classification`` for logits [..., classes] and integers [...], ``regression`` for numbers, ``vectors``.
         words: True if the text columns are lists of words.
         results: fields of the net's output from which :meth:`logits` is computed.
         extras: further columns that are read if they exist; ``id`` must be different in every row.
@@ -58,6 +59,7 @@ class TaskType:
     auto_class: str
     suffix: str | tuple[str, ...]
     pipeline: str
+    library = "transformers"
     loss: LossKind = "classification"
     words = False
     results: tuple[str, ...] = ("logits",)
@@ -98,6 +100,14 @@ class TaskType:
         """Return the metrics of a user's own task; the first decides which epoch is best."""
         raise NotImplementedError
 
+    def metrics_of(self, task: Task) -> tuple[str, ...]:
+        """Return the metrics of a user's own task, whose record is finished but for them.
+
+        Raises:
+            UserError: its columns do not go together.
+        """
+        return self.metrics(task.labels)
+
     def is_unlabelled(self, label: Any) -> bool:
         """Say whether a label marks a row whose true label is secret."""
         return False
@@ -133,6 +143,20 @@ class TaskType:
             settings["id2label"] = dict(enumerate(task.labels))
             settings["label2id"] = {label: i for i, label in enumerate(task.labels)}
         return settings
+
+    def fits(self, config: PreTrainedConfig) -> bool:
+        """Say whether nets of ``config``, for which :attr:`auto_class` has a class, can do this."""
+        return True
+
+    def unused(self, name: str) -> bool:
+        """Say whether a tensor of the net has no part in the outputs: it is not trained, and a file may lack it."""
+        return False
+
+    def freeze(self, net: PreTrainedModel) -> None:
+        """Train nothing that is :meth:`unused`: DDP refuses parameters without gradients."""
+        for name, parameter in net.named_parameters():
+            if self.unused(name):
+                parameter.requires_grad_(False)
 
     def configure(self, net: PreTrainedModel, task: Task) -> None:
         """Set what else depends on the task in a net that was just loaded, e.g. how it generates text."""

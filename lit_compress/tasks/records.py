@@ -11,7 +11,10 @@ from typing import Any, Literal
 
 from lit_compress.utils.errors import UserError, nearest
 
-KindName = Literal["classification", "regression", "tagging", "span_qa", "summarization", "language_modelling"]
+KindName = Literal[
+    "classification", "regression", "tagging", "span_qa", "summarization", "language_modelling", "embedding"
+]
+Pooled = Literal["mean", "cls"]
 
 
 @dataclass(frozen=True)
@@ -48,15 +51,29 @@ class Writing:
 
 
 @dataclass(frozen=True)
+class Pooling:
+    """How a text's vector is made of the states of its tokens.
+
+    Attributes:
+        tokens: ``mean`` of all states, or that of the first token (``cls``).
+        normalize: whether predictions and exports divide vectors by their length; losses and metrics always do.
+    """
+
+    tokens: Pooled = "mean"
+    normalize: bool = True
+
+
+@dataclass(frozen=True)
 class Custom:
     """The user's own task, ``custom``.
 
     Args:
         kind: type of the task: classification, regression, tagging (a label per word), span_qa (an answer that is a
-            part of a context), summarization (a text for a text) or language_modelling (plain text).
+            part of a context), summarization (a text for a text), language_modelling (plain text) or embedding (a
+            vector for a text).
         text: name of the text column, or names of several in brackets; without it, by kind, text, or tokens,
             question and context, document.
-        label: name of the label column; without it, by kind, label, or tags, answers, summary.
+        label: name of the label column; without it, by kind, label, or tags, answers, summary, or none for embedding.
         labels: names of the classes in order of their numbers; without it those of the training rows.
         numbered: whether 0, 1, ... in a file are the classes in that order, if these have other names; without it,
             where labels or a table of the library datasets gives the order.
@@ -87,8 +104,9 @@ class Task:
         label: name of the column of the labels, or of the reference texts.
         spans: how answer spans are found (span_qa).
         writing: how texts are generated (summarization).
-        numbered: whether labels in files may be numbers of classes. Not in ``repr``, which fingerprints of data that
-            stand in checkpoints are made of.
+        pooling: how vectors are made (embedding); neither this nor the next is in ``repr``.
+        numbered: whether labels in files may be numbers of classes. ``repr`` is what fingerprints of data that stand in
+            checkpoints are made of.
     """
 
     name: str
@@ -103,6 +121,7 @@ class Task:
     label: str = "label"
     spans: Spans = Spans()
     writing: Writing = Writing()
+    pooling: Pooling = field(default=Pooling(), repr=False)
     numbered: bool = field(default=True, repr=False)
 
     @property
@@ -215,6 +234,16 @@ TASKS: dict[str, Task] = {
             max_length=512,
             label="text",
         ),
+        # two texts whose vectors' cosine is to have the order of the scores; other columns through task custom
+        Task(
+            "stsb_embedding",
+            "embedding",
+            ("sentence1", "sentence2"),
+            (),
+            ("spearman", "pearson"),
+            ("nyu-mll/glue", "stsb"),
+            length=14,
+        ),
         _squad("squad", "rajpurkar/squad", ("answer_f1", "exact_match"), Spans()),
         _squad("squad_v2", "rajpurkar/squad_v2", ("answer_f1", "exact_match"), Spans(null_threshold=0.0)),
         # needs no download: which area of the standard library a docstring comes from (models/embedded.py)
@@ -240,7 +269,8 @@ def get_task(name: str) -> Task:
     """
     if name.startswith("{"):
         record: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in json.loads(name).items()}
-        return Task(**{**record, "spans": Spans(**record["spans"]), "writing": Writing(**record["writing"])})
+        groups = {"spans": Spans, "writing": Writing, "pooling": Pooling}
+        return Task(**record | {name: group(**record[name]) for name, group in groups.items() if name in record})
     if name not in TASKS:
         raise UserError(f"data.task: unknown task '{name}'; {nearest(name, TASKS)}")
     return TASKS[name]

@@ -60,6 +60,7 @@ def custom_files(place: Path) -> None:
     reviews = [(f'"{text}"', stars) for text, stars in real_reviews(60) or made_up]
     csv("reviews.csv", "review,stars", [f"{text},{stars}" for text, stars in reviews])
     csv("new_reviews.csv", "review", [text for text, _ in reviews[:5]])
+    csv("sentences.csv", "sentence", rows)
     csv("scores.csv", "left,right,score", [f"{text},{rows[0]},{i % 7}" for i, text in enumerate(rows)])
     custom = {
         "tagged": [{"tokens": text, "tags": " ".join("OX"[j % 2] for j in range(len(text.split())))} for text in rows],

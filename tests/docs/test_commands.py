@@ -16,11 +16,11 @@ import pytest
 from page_files import custom_files, rows_of, write_rows
 from pages import PAGES, ROOT, items, lit_compress_words, python_blocks
 from reading import LIKE_TINY, Reader, quick, run_command, skeleton
-from tiny import WORDS, write_backbone
+from tiny import WORDS, make_net, write_backbone
 
 from lit_compress.__main__ import main
 
-TASKS = ("wnli", "mrpc", "stsb", "squad", "squad_v2", "conll2003", "xsum", "docstrings")
+TASKS = ("wnli", "mrpc", "stsb", "squad", "squad_v2", "conll2003", "xsum", "docstrings", "stsb_embedding")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_backbone: Path, tiny_da
     folder = tmp_path_factory.mktemp("docs")
     for name in ("my_model", "finetuned"):
         shutil.copytree(tiny_backbone, folder / name)
+    shutil.copytree(tiny_backbone, folder / "sentence_model")
+    make_net("bert", "stsb_embedding").save_pretrained(folder / "sentence_model")
     write_backbone(folder / "opt", "opt", "wikitext2")
     write_backbone(folder / "bart", "bart", "xsum")
     for name in ("my_data", "data/sst2"):

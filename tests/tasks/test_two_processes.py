@@ -23,6 +23,7 @@ CASES = {
     "span_qa": ("squad", None, {"max_length": 18, "stride": 3}),
     "summarization": ("xsum", "bart", {"target_length": 6, "num_beams": 2}),
     "language_modelling": ("plain_text", "llama", {"max_length": 16}),
+    "embedding": ("stsb_embedding", None, {}),
 }
 
 # weights far from 0: what is written hangs on what was read
@@ -38,6 +39,8 @@ def _row(kind, rng):
     if kind == "span_qa":
         answer = " ".join(words[-3:-1])
         return {"question": words[-3], "context": text, "answers": answer}
+    if kind == "embedding":
+        return {"sentence1": text, "sentence2": " ".join(rng.sample(WORDS, 3)), "label": rng.random()}
     if kind == "summarization":
         return {"document": text, "summary": " ".join(words[::-1])}
     return {"text": text}

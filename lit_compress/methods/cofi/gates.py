@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lit_compress.layers import GatedLinear, GatedNorm
 from lit_compress.models.cut import SUBLAYER_GATES
-from lit_compress.models.sites import get_removable, of_kind, stream_norm, sublayers
+from lit_compress.models.sites import get_removable, gives_states, of_kind, stream_norm, sublayers
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size, Weights
 
@@ -30,8 +30,8 @@ FORMER_GATES = {"attention": "attention_layer", "ffn": "ffn_layer"}  # name in e
 
 
 def possible_gates(net: PreTrainedModel) -> tuple[str, ...]:
-    """Return the gates that the architecture of ``net`` can have."""
-    return GATES if get_removable(net).cuts_stream else GATES[:-1]
+    """Return the gates that ``net`` can have: no gate of hidden states where these are its outputs."""
+    return GATES if get_removable(net).cuts_stream and not gives_states(net) else GATES[:-1]
 
 
 def gate_shapes(net: PreTrainedModel, gates: Collection[str]) -> dict[str, tuple[int, int]]:

@@ -136,7 +136,8 @@ def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site
         replace(
             net, sublayer.junction, SizedLinear.from_tensors((sites[sublayer.writes].write @ weight)[:, kept], None)
         )
-    replace(net, stream.reader, _reader(net, stream.reader, sites[-1]))
+    if stream.reader:
+        replace(net, stream.reader, _reader(net, stream.reader, sites[-1]))
     net.config.tie_word_embeddings = False  # the output layer has another basis than the embeddings
     shared = f"{base_prefix(net)}shared"
     if has(net, shared):  # BART's; encoder and decoder have tables of their own now

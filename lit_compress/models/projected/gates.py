@@ -54,6 +54,11 @@ class ProjectionSpec:
             UserError: its architecture cannot have these gates or projections.
         """
         stream = residual_stream(net, self.group)
+        if stream.pre_norm and not stream.reader:
+            raise UserError(
+                f"model.backbone: sp3 changes the basis of the last hidden states of {net.config.model_type}, for "
+                "which this task asks; nearest: a net whose norms stand after the sub-layers, or LPAF"
+            )
         valid = GATES if has_head_projections(net) else _ROTARY
         if stream.fixed:
             valid = tuple(name for name in valid if name != "hidden")

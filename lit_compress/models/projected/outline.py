@@ -94,7 +94,8 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[
                 StreamBlock.adopt(net.get_submodule(sublayer.host))  # counts the matrices between bases
             for sublayer in stream.group_ends:
                 put(sublayer.junction, widths[sublayer.reads], widths[sublayer.writes], False)
-            reader = net.get_submodule(stream.reader)
-            shifted = shifts[stream.sites[-1].norms[-1]]
-            put(stream.reader, widths[-1], int(reader.out_features), reader.bias is not None or shifted)  # type: ignore
+            if stream.reader:
+                reader = net.get_submodule(stream.reader)
+                shifted = shifts[stream.sites[-1].norms[-1]]
+                put(stream.reader, widths[-1], int(reader.out_features), reader.bias is not None or shifted)  # type: ignore
     return net

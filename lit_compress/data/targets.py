@@ -1,0 +1,102 @@
+"""The labels of texts that have none, for kind embedding: the vectors that a teacher gives them, kept in the cache.
+
+So they are computed once for all epochs, stages and processes, and the dev metric is that of any labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from lit_compress.data.batching import PaddedBatches
+from lit_compress.data.encode import encode, encoding_key
+from lit_compress.models.backbones import load_finetuned, load_tokenizer
+from lit_compress.models.checks import is_compressed
+from lit_compress.models.storage import load_net
+from lit_compress.tasks import task_type
+from lit_compress.tasks.records import Pooling, Task
+from lit_compress.utils.cache import build_once, cache_folder, short_hash
+from lit_compress.utils.progress import track
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedModel
+
+FORMAT = 1  # to be raised when the vectors are computed in another way, so that old caches are not read
+
+
+def pooling_of(backbone: str) -> Pooling:
+    """Return how the model in a folder pools: as its files of sentence-transformers say, else by the mean."""
+    folder = Path(backbone).expanduser()
+    try:
+        modules = json.loads((folder / "modules.json").read_text())
+        types = {item["type"].rpartition(".")[2]: item["path"] for item in modules}
+        first = json.loads((folder / types["Pooling"] / "config.json").read_text())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Pooling()
+    is_first = first.get("pooling_mode_cls_token") or first.get("pooling_mode") == "cls"
+    return Pooling("cls" if is_first else "mean", "Normalize" in types)
+
+
+def add_targets(
+    rows: Dataset, encoded: Dataset, key: str, teacher: str, task: Task, max_length: int, batch_size: int
+) -> tuple[Dataset, str]:
+    """Return texts as token ids with the teacher's vectors, of length 1, as ``labels``; and the key of both.
+
+    Args:
+        rows: the texts, which the teacher reads with its own tokenizer.
+        encoded: the same as token ids of the net that learns.
+        key: of their content.
+        teacher: folder or hub name of the net.
+        task: of kind embedding.
+        max_length: longest input in tokens.
+        batch_size: texts per forward.
+
+    Raises:
+        UserError: the teacher cannot be loaded.
+    """
+    from datasets import load_from_disk
+
+    name = Path(teacher).expanduser()
+    net = load_net(name) if is_compressed(name) else load_finetuned(teacher, task, "model.teacher")
+    tokenizer = load_tokenizer(teacher, task, "model.teacher")
+    read = encode(rows, tokenizer, task, max_length)
+    key = short_hash(FORMAT, key, encoding_key(rows, tokenizer, task, max_length), _digest(net))
+
+    def fill(folder: Path) -> None:
+        vectors = _vectors(net, PaddedBatches(read, int(tokenizer.pad_token_id)), task, batch_size)
+        whole = encoded.map(
+            lambda _, numbers: {"labels": vectors[numbers].tolist()},
+            batched=True, with_indices=True, keep_in_memory=True, new_fingerprint=key, desc="Vectors",
+        )  # fmt: skip
+        whole.save_to_disk(folder)
+
+    return load_from_disk(build_once(cache_folder() / f"targets-{key}", fill)), key
+
+
+def _digest(net: PreTrainedModel) -> str:
+    """Return a hash of all values of a net."""
+    digest = hashlib.sha256()
+    for name, value in net.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+@torch.inference_mode()
+def _vectors(net: PreTrainedModel, batches: PaddedBatches, task: Task, batch_size: int) -> torch.Tensor:
+    """Return the vectors [rows, width] of all texts, which are read in the order of their lengths."""
+    device, kind = torch.device("cuda" if torch.cuda.is_available() else "cpu"), task_type(task)
+    net.to(device).eval()  # type: ignore[arg-type]
+    lengths = list(batches.encoded["length"])
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    vectors = torch.empty(len(lengths), net.config.hidden_size)
+    for start in track(range(0, len(order), batch_size), "the teacher's vectors", -(-len(order) // batch_size)):
+        rows = order[start : start + batch_size]
+        batch = {name: column.to(device) for name, column in batches[rows].items()}
+        vectors[rows] = kind.logits(net(**kind.inputs(net, batch)), batch)[:, 0].float().cpu()
+    return vectors

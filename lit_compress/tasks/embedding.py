@@ -1,0 +1,192 @@
+"""Embedding: a vector for a text, from an encoder without a head, as sentence-transformers use it.
+
+The states of a text's last layer are pooled, by their mean over its tokens or at the first one, and divided by their
+length: only directions are trained and compared. A row is one text, two, or three:
+
+    text                        is to get the vector that a teacher gives it, its label (data/targets.py)
+    two texts and a score       their cosine is to have the order of the scores
+    a query and its document    and maybe a document that is none of it: the query is to find its own among all
+
+The texts of a row go through the net as rows of one batch: the first row's, then the second row's.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lit_compress.tasks.base import Columns, TaskType, token_columns
+from lit_compress.tasks.regression import Regression
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torchmetrics import MetricCollection
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from lit_compress.numerics.losses import LossKind
+    from lit_compress.tasks.records import Task
+
+_ENDS = ("", "_2", "_3")  # of the columns of a row's texts
+
+
+class Embedding(TaskType):
+    """Embedding: logits [b, texts, width] of length 1; labels as :func:`lit_compress.numerics.vectors.vectors_loss`.
+
+    Further columns: ``input_ids_2``, ``attention_mask_2``, ... of further texts; ``pooled`` [b, tokens], 1 at the
+    tokens whose states the vector is the mean of, ``pooled_2``, ...
+    """
+
+    name = "embedding"
+    auto_class = "AutoModel"
+    suffix = "Model"
+    pipeline = "sentence-similarity"
+    library = "sentence-transformers"
+    loss: LossKind = "vectors"
+    results = ("last_hidden_state",)
+    label = ""  # scores of pairs, if they are named
+    texts = (1, 3)
+
+    def label_type(self) -> pa.DataType:
+        """Return the type of scores."""
+        return Regression().label_type()
+
+    def label_of(self, task: Task, where: str, row: dict[str, Any]) -> float:
+        """Return the score of a pair."""
+        return Regression().label_of(task, where, row)
+
+    def is_unlabelled(self, label: Any) -> bool:
+        """Say whether the score is -1."""
+        return Regression().is_unlabelled(label)
+
+    def metrics_of(self, task: Task) -> tuple[str, ...]:
+        """Return how near texts are to the teacher's, the rank correlation of scored pairs, or how queries find.
+
+        Raises:
+            UserError: there is a column of scores, and not two texts.
+        """
+        if task.label and len(task.text) != 2:
+            raise UserError(
+                f"data.custom.label: '{task.label}' is a score of two texts, data.custom.text names {len(task.text)}"
+            )
+        if len(task.text) == 1:
+            return ("teacher_cosine",)
+        return ("spearman", "pearson") if task.label else ("ndcg_at_10", "recall_at_10")
+
+    def encode(
+        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
+    ) -> Columns:
+        """Tokenise every text by itself."""
+        columns: Columns = {}
+        for name, end in zip(task.text, _ENDS, strict=False):
+            found = token_columns(tokenizer(batch[name], truncation=True, max_length=max_length))
+            first = task.pooling.tokens == "cls"
+            columns[f"input_ids{end}"] = found["input_ids"]
+            columns[f"pooled{end}"] = [[1, *[int(not first)] * (n - 1)] for n in found["length"]]
+            if end:
+                columns[f"attention_mask{end}"] = [[1] * n for n in found["length"]]
+                columns["truncated"] = [a or b for a, b in zip(columns["truncated"], found["truncated"], strict=True)]
+            else:
+                columns |= {key: found[key] for key in ("token_type_ids", "length", "truncated") if key in found}
+        if task.label in batch:
+            columns["labels"] = batch[task.label]
+        elif len(task.text) > 1:
+            columns["labels"] = [
+                list(map(number_of, texts)) for texts in zip(*(batch[n] for n in task.text), strict=True)
+            ]
+        return columns
+
+    def head(self, task: Task) -> dict[str, Any]:
+        """Return {}: there is no head."""
+        return {}
+
+    def fits(self, config: PreTrainedConfig) -> bool:
+        """Say whether the net's last states are those of the texts that it reads."""
+        return not config.is_encoder_decoder
+
+    def unused(self, name: str) -> bool:
+        """Say whether a tensor is of the pooler, which reads the first token for heads; vectors are made without it."""
+        return name.startswith("pooler.")
+
+    def inputs(self, net: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the inputs of the texts of all rows, [b * texts, tokens]."""
+        inputs = {"input_ids": _joined(batch, "input_ids"), "attention_mask": _joined(batch, "attention_mask")}
+        if "token_type_ids" in batch:
+            inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+        return inputs
+
+    def masks(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return where tokens are in :meth:`inputs`, twice."""
+        mask = _joined(batch, "attention_mask")
+        return mask, mask
+
+    def logits(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
+        """Return the vectors of the texts, of length 1."""
+        return F.normalize(self._pooled(output, batch), dim=-1)
+
+    def _pooled(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
+        """Return the means [b, texts, width] of the states at the tokens that count; of several forwards in a row."""
+        states, weights = output.last_hidden_state, _joined(batch, "pooled")
+        weights = weights.to(states.dtype).repeat(len(states) // len(weights), 1)
+        means = (states * weights[..., None]).sum(1) / weights.sum(1, keepdim=True).clamp_min(1)
+        return means.unflatten(0, (-1, _texts(batch)))
+
+    def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
+        """Return the vectors as they are pooled, [b, texts, width]."""
+        return self._pooled(net(**self.inputs(net, batch)), batch).float()
+
+    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+        """Update the metrics with vectors, cosines of pairs, or queries and documents."""
+        vectors, labels = F.normalize(outputs, dim=-1), batch["labels"]
+        if labels.is_floating_point() and labels.ndim == 1:
+            metrics.update((vectors[:, 0] * vectors[:, 1]).sum(-1), labels)
+        else:
+            metrics.update(vectors, labels)
+
+    def answer(self, task: Task, row: dict[str, Any], pieces: list[Tensor]) -> dict[str, Any]:
+        """Return ``vector``; of several texts ``similarity``, the cosine of the first two, and ``vectors``."""
+        directions = F.normalize(pieces[0], dim=-1)
+        vectors = directions if task.pooling.normalize else pieces[0]
+        if len(vectors) == 1:
+            return {"vector": vectors[0].tolist()}
+        return {"similarity": float(directions[0] @ directions[1]), "vectors": vectors.tolist()}
+
+    def example(self, task: Task) -> str:
+        """Return one text."""
+        return '"a text"'
+
+    def meaning(self, task: Task) -> str:
+        """Return how a vector is made of the states."""
+        pooled = "output.last_hidden_state[:, 0]"
+        if task.pooling.tokens == "mean":
+            pooled = "(output.last_hidden_state * weights).sum(1) / weights.sum(1)"
+        lines = [
+            "States of the last layer. In sentence-transformers, `SentenceTransformer(folder).encode(texts)` gives the",
+            "vectors; by hand:\n\n```python",
+            *(['weights = inputs["attention_mask"][..., None]'] if task.pooling.tokens == "mean" else []),
+            f"vector = {pooled}",
+            *(["vector = vector / vector.norm(dim=-1, keepdim=True)"] if task.pooling.normalize else []),
+            "```",
+        ]
+        return "\n".join(lines)
+
+
+def number_of(text: str) -> int:
+    """Return a number of 63 bits, the same for equal texts."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _texts(batch: dict[str, Tensor]) -> int:
+    """Return how many texts a row has."""
+    return sum(f"input_ids{end}" in batch for end in _ENDS)
+
+
+def _joined(batch: dict[str, Tensor], name: str) -> Tensor:
+    """Return a column of all texts [b * texts, tokens], padded with 0, the texts of a row one after the other."""
+    columns = [batch[f"{name}{end}"] for end in _ENDS[: _texts(batch)]]
+    longest = max(column.shape[1] for column in columns)
+    return torch.stack([F.pad(column, (0, longest - column.shape[1])) for column in columns], 1).flatten(0, 1)

@@ -1,0 +1,328 @@
+"""Vectors of texts: pooling, losses and metrics against loops, and a net that is compressed by texts alone."""
+
+import json
+import math
+import random
+
+import pytest
+import torch
+from tiny import WORDS, make_net
+from torch.nn.functional import normalize
+
+from lit_compress.__main__ import main
+from lit_compress.calibration.fisher import estimate_fisher
+from lit_compress.calibration.kronecker import collect_kronecker
+from lit_compress.data.custom import custom_task
+from lit_compress.data.datamodule import DataModule
+from lit_compress.data.targets import pooling_of
+from lit_compress.data.tokens import changed_inputs, token_counts
+from lit_compress.evaluation.divergence import divergence
+from lit_compress.evaluation.metrics import build_metrics
+from lit_compress.methods import SecondOrder
+from lit_compress.models.backbones import load_config, load_finetuned
+from lit_compress.models.backbones import load_net as load_backbone
+from lit_compress.models.sites import find_sites
+from lit_compress.numerics.losses import consistency_loss, distillation_loss, task_loss
+from lit_compress.numerics.sampled_labels import draw_noise, fisher_losses
+from lit_compress.stages.weighting import Weighted
+from lit_compress.tasks import KINDS
+from lit_compress.tasks.records import Custom, Pooling, get_task
+from lit_compress.utils.errors import UserError
+
+KIND = KINDS["embedding"]
+TEXTS = Custom(kind="embedding")
+DOCUMENTS = Custom(kind="embedding", text=["query", "document"])
+
+
+def _vectors(*shape, seed=0):
+    return normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=-1)
+
+
+# ------------------------------------------------------------------------------------------------ losses
+
+
+def test_the_distance_from_a_teacher_is_that_of_loops():
+    ours, theirs = _vectors(5, 1, 7), _vectors(5, 1, 7, seed=1)
+    pairs = [(i, j) for i in range(5) for j in range(5)]
+    expected = sum(1 - float(ours[i, 0] @ theirs[i, 0]) for i in range(5)) / 5
+    expected += sum(float(ours[i, 0] @ ours[j, 0] - theirs[i, 0] @ theirs[j, 0]) ** 2 for i, j in pairs) / 25
+    assert float(distillation_loss(ours, theirs, "vectors")) == pytest.approx(expected, abs=1e-12)
+    assert float(task_loss(ours, theirs.flatten(1), "vectors")) == pytest.approx(expected, abs=1e-12)
+    assert float(distillation_loss(theirs, theirs, "vectors")) == pytest.approx(0, abs=1e-12)
+    cosines = [1 - float(ours[i, 0] @ theirs[i, 0]) for i in range(5)]
+    assert float(consistency_loss(ours, theirs, "vectors")) == pytest.approx(sum(cosines) / 5, abs=1e-12)
+
+
+def test_scored_pairs_are_ordered():
+    vectors, scores = _vectors(4, 2, 6), torch.tensor([1.0, 3.0, 1.0, 2.0])
+    cosines = [float(a @ b) for a, b in vectors]
+    wrong = [20 * (cosines[j] - cosines[i]) for i in range(4) for j in range(4) if scores[i] > scores[j]]
+    expected = math.log(1 + sum(map(math.exp, wrong)))
+    assert float(task_loss(vectors, scores, "vectors")) == pytest.approx(expected, rel=1e-9)
+    assert float(task_loss(vectors, torch.ones(4), "vectors")) == 0  # nothing to be ordered
+
+
+@pytest.mark.parametrize("texts", [2, 3])
+def test_a_query_finds_its_document(texts):
+    """An equal document of another row is none of its wrong ones."""
+    vectors = _vectors(4, texts, 6)
+    numbers = torch.arange(4 * texts).view(4, texts)
+    numbers[2, 1] = numbers[0, 1]
+    losses = []
+    for i in range(4):
+        found = [(i == row and k == 1, 20 * float(vectors[i, 0] @ vectors[row, k]))
+                 for row in range(4) for k in range(1, texts)
+                 if (row, k) == (i, 1) or numbers[row, k] != numbers[i, 1]]  # fmt: skip
+        own = next(value for right, value in found if right)
+        losses.append(math.log(sum(math.exp(value) for _, value in found)) - own)
+    assert float(task_loss(vectors, numbers, "vectors")) == pytest.approx(sum(losses) / 4, rel=1e-9)
+
+
+def test_targets_are_drawn_around_each_vector():
+    """E[g g^T] of the drawn losses is the identity; a draw hangs on seed and example, not on the batch."""
+    logits = torch.zeros(3000, 1, 3, dtype=torch.float64, requires_grad=True)
+    (loss,) = fisher_losses(logits, "vectors", "drawn", index=torch.arange(3000), seed=1)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert torch.allclose(gradient[:, 0].T @ gradient[:, 0] / 3000, torch.eye(3).double(), atol=0.1)
+    alone = draw_noise(logits[[7]], torch.tensor([7]), seed=1)
+    assert torch.equal(alone[0], gradient[7])
+    for choice in ("true", "exact"):
+        with pytest.raises(UserError, match=f"labels: '{choice}' is for classes and scores, not for vectors"):
+            fisher_losses(logits, "vectors", choice)
+        with pytest.raises(UserError, match=f"retrain.labels: '{choice}' is not for vectors.*nearest: drawn"):
+            Weighted(weighting="kfac", labels=choice).check_labels(KIND)
+
+
+# ------------------------------------------------------------------------------------------------ metrics
+
+
+def _ndcg(query, documents, right):
+    """Return nDCG@10 and recall@10 of a query by a loop."""
+    ranked = sorted(range(len(documents)), key=lambda i: -float(query @ documents[i]))[:10]
+    gains = [1 / math.log2(place + 2) for place, number in enumerate(ranked) if number in right]
+    best = sum(1 / math.log2(place + 2) for place in range(min(10, len(right))))
+    return sum(gains) / best, len(right & set(ranked)) / len(right)
+
+
+def test_retrieval_is_that_of_loops_however_rows_are_batched(tmp_path):
+    """Row 0 and row 5 ask the same; row 3 and row 4 have the same document; the third text is no one's."""
+    documents, queries = _vectors(30, 8), _vectors(15, 8, seed=1)
+    asks, has, other = list(range(15)), list(range(15)), list(range(15, 30))
+    asks[5], has[4] = 0, 3
+    rows = torch.stack([queries[asks], documents[has], documents[other]], 1)
+    numbers = torch.tensor([asks, [100 + i for i in has], [100 + i for i in other]]).T
+    there = sorted({*has, *other})
+    wanted = {}
+    for ask, document in zip(asks, has, strict=True):
+        wanted.setdefault(ask, set()).add(there.index(document))
+    scores = [_ndcg(queries[ask], documents[there], right) for ask, right in wanted.items()]
+    for order in (torch.arange(15), torch.randperm(15)):
+        metrics = build_metrics(custom_task(DOCUMENTS, str(tmp_path), 0))
+        for part in order.split(4):
+            metrics.update(rows[part], numbers[part])
+        found = metrics.compute()
+        assert list(found) == ["ndcg_at_10", "recall_at_10"]
+        for name, values in zip(found, zip(*scores, strict=True), strict=True):
+            assert float(found[name]) == pytest.approx(sum(values) / len(values), abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ nets and data
+
+
+def _batch(first, second=None, pooled="mean"):
+    """Return the batch of lists of token ids."""
+    batch = {"index": torch.arange(len(first))}
+    for end, rows in (("", first), ("_2", second)):
+        if rows is None:
+            continue
+        longest = max(map(len, rows))
+        column = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        weights = mask.clone()
+        if pooled == "cls":
+            weights[:, 1:] = 0
+        batch |= {f"input_ids{end}": column, f"attention_mask{end}": mask, f"pooled{end}": weights}
+    return batch
+
+
+@pytest.mark.parametrize("pooled", ["mean", "cls"])
+def test_vectors_of_pairs_are_those_of_single_texts(pooled):
+    net = make_net("bert", "stsb_embedding", dropout=0.0).double().eval()
+    first, second = [[5, 6, 7, 8], [9, 10]], [[11], [12, 13, 14, 15, 16]]
+    batch = _batch(first, second, pooled)
+    found = KIND.logits(net(**KIND.inputs(net, batch)), batch)
+    for row in range(2):
+        for text, ids in enumerate((first[row], second[row])):
+            states = net(torch.tensor([ids])).last_hidden_state[0]
+            vector = states.mean(0) if pooled == "mean" else states[0]
+            assert torch.allclose(found[row, text], vector / vector.norm(), atol=1e-12)
+
+
+def test_fisher_of_pairs_is_that_of_single_pairs():
+    net = make_net("bert", "stsb_embedding", dropout=0.0).double().eval()
+    batch, sites = _batch([[5, 6, 7], [8], [9, 9]], [[5], [6, 7, 8, 9], [11]]), [s.name for s in find_sites(net)]
+    found = estimate_fisher(net, [batch], "embedding", sites)
+    sums = dict.fromkeys(sites, 0.0)
+    for row in range(3):
+        net.zero_grad()
+        part = {name: value[row : row + 1] for name, value in batch.items()}
+        logits = KIND.logits(net(**KIND.inputs(net, part)), part)
+        (logits * draw_noise(logits, part["index"])).sum().backward()
+        sums = {name: value + net.get_submodule(name).weight.grad ** 2 / 3 for name, value in sums.items()}
+    for name, value in sums.items():
+        assert torch.allclose(found[name].columns, value.sum(0), rtol=1e-8, atol=1e-14) and value.sum() > 0
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "llama"])
+def test_kronecker_factors_do_not_depend_on_batches(family):
+    net = make_net(family, "stsb_embedding", dropout=0.0).double().eval()
+    batch = _batch([[5, 6, 7, 8], [9, 10], [3]], [[11], [12, 13, 14, 15, 16], [7, 8]])
+    rows = [{name: value[i : i + 1] for name, value in batch.items()} for i in range(3)]
+    whole, alone = (collect_kronecker(net, batches, "embedding") for batches in ([batch], rows))
+    for name, factors in whole.items():
+        assert torch.allclose(factors.gradients(), alone[name].gradients(), rtol=1e-9, atol=1e-15)
+        assert torch.allclose(factors.inputs(), alone[name].inputs(), rtol=1e-9, atol=1e-12)
+
+
+def test_a_model_with_another_head_gives_states(tiny_backbone):
+    """The head is left out, a pooler that the file lacks is 0, and none of it is trained."""
+    task = get_task("stsb_embedding")
+    net = load_backbone(str(tiny_backbone), task)
+    KIND.freeze(net)
+    assert type(net).__name__ == "BertModel"
+    frozen = [name for name, p in net.named_parameters() if not p.requires_grad]
+    assert frozen == ["pooler.dense.weight", "pooler.dense.bias"]
+
+
+def test_what_gives_no_vectors_is_refused(tmp_path):
+    make_net("bart", "xsum").save_pretrained(tmp_path / "bart")
+    with pytest.raises(UserError, match="architecture bart, which has no head for embedding"):
+        load_config(str(tmp_path / "bart"), get_task("stsb_embedding"))
+    make_net("bert", "conll2003").save_pretrained(tmp_path / "tagger")
+    with pytest.raises(UserError, match="is for tagging, task 'stsb_embedding' is embedding"):
+        load_finetuned(str(tmp_path / "tagger"), get_task("stsb_embedding"))
+    with pytest.raises(UserError, match="label: 'score' is a score of two texts, data"):
+        custom_task(Custom(kind="embedding", label="score"), str(tmp_path), 0)
+
+
+def _write(folder, rows):
+    folder.mkdir()
+    for split, some in rows.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A sentence model, and texts in rows of one and of two."""
+    from transformers import BertTokenizerFast
+
+    folder, rng = tmp_path_factory.mktemp("embedding"), random.Random(0)
+    model = folder / "model"
+    make_net("bert", "stsb_embedding", dropout=0.0, initializer_range=0.3).save_pretrained(model)
+    (model / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    BertTokenizerFast(str(model / "vocab.txt")).save_pretrained(model)
+    texts = [" ".join(rng.choices(WORDS, k=rng.randint(2, 9))) for _ in range(40)]
+    rows = [{"text": text} for text in texts]
+    _write(folder / "texts", {"train": rows[:28], "validation": rows[28:]})
+    pairs = [{"query": a, "document": b} for a, b in zip(texts[::2], texts[1::2], strict=True)]
+    _write(folder / "pairs", {"train": pairs[:12], "validation": pairs[12:]})
+    return folder
+
+
+def test_labels_of_texts_are_the_vectors_of_the_teacher(place):
+    data = DataModule("custom", str(place / "model"), str(place / "texts"), custom=TEXTS)
+    net = load_finetuned(str(place / "model"), data.record)
+    [loader] = data.val_dataloader()
+    for batch in loader:
+        with torch.no_grad():
+            vectors = KIND.logits(net(**KIND.inputs(net, batch)), batch)
+        assert torch.allclose(batch["labels"], vectors.flatten(1), atol=1e-6)
+
+
+def test_tokens_of_all_texts_of_a_row_count(place):
+    data = DataModule("custom", str(place / "model"), str(place / "pairs"), custom=DOCUMENTS)
+    rows = [json.loads(line) for line in (place / "pairs" / "train.jsonl").read_text().splitlines()]
+    words = sum(len(f"{row['query']} {row['document']}".split()) for row in rows)
+    counts = token_counts(data, 100)
+    assert int(counts[5:].sum()) == words and int(counts[:5].sum()) == 4 * len(rows)  # [CLS] and [SEP] of every text
+    assert changed_inputs(data, data, range(100)) == 0
+
+
+def test_divergence_is_one_minus_the_cosine(place):
+    data = DataModule("custom", str(place / "model"), str(place / "texts"), custom=TEXTS)
+    dense = load_finetuned(str(place / "model"), data.record)
+    net = make_net("bert", "stsb_embedding", seed=1, dropout=0.0).eval()
+    metrics = build_metrics(data.record)
+    for batch in data.val_dataloader()[0]:
+        with torch.no_grad():
+            KIND.observe(metrics, KIND.outputs(net, batch, data.tokenizer), batch)
+    assert divergence(net, dense, data) == pytest.approx(1 - float(metrics.compute()["teacher_cosine"]), abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def export(place):
+    """The model, compressed by texts alone; the export is not reloaded elsewhere, as tests of exports do that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+        main(["factorize", str(place / "model"), str(place / "small"), "--data.task", "custom", "--data.custom.kind",
+              "embedding", "--data.path", str(place / "texts"), "--density", "0.5"])  # fmt: skip
+    return place / "small"
+
+
+def test_an_export_says_how_vectors_are_made(export, place, capsys):
+    from transformers import AutoModel, AutoTokenizer
+
+    report = json.loads((export / "report.json").read_text())
+    assert report["metric"]["name"] == "teacher_cosine" and report["dense"]["metric"] == pytest.approx(1)
+    assert report["calibration"]["measured_loss"] == pytest.approx(1 - report["compressed"]["metric"], abs=1e-5)
+    modules = json.loads((export / "modules.json").read_text())
+    assert [item["path"] for item in modules] == ["", "1_Pooling", "2_Normalize"]
+    assert json.loads((export / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"] is True
+    assert pooling_of(str(export)) == Pooling()
+    main(["predict", str(export), "--output", str(place / "predictions.jsonl")])
+    lines = [json.loads(line) for line in (place / "predictions.jsonl").read_text().splitlines()]
+    net = AutoModel.from_pretrained(export, trust_remote_code=True).eval()
+    tokens = AutoTokenizer.from_pretrained(export)([line["text"] for line in lines], return_tensors="pt", padding=True)
+    with torch.no_grad():
+        states, weights = net(**tokens).last_hidden_state, tokens["attention_mask"][..., None]
+    vectors = normalize((states * weights).sum(1) / weights.sum(1), dim=-1)
+    assert torch.allclose(torch.tensor([line["vector"] for line in lines]), vectors, atol=1e-6)
+
+
+def test_sentence_transformers_gives_the_same_vectors(export, place):
+    library = pytest.importorskip("sentence_transformers")
+    lines = [json.loads(line) for line in (place / "texts" / "validation.jsonl").read_text().splitlines()]
+    found = library.SentenceTransformer(str(export), trust_remote_code=True, device="cpu").encode(
+        [line["text"] for line in lines]
+    )
+    data = DataModule("custom", str(export), str(place / "texts"), custom=TEXTS)
+    data.teacher = str(export)
+    [batch] = list(data.val_dataloader()[0])
+    assert torch.allclose(torch.tensor(found)[batch["index"]], batch["labels"], atol=1e-5)
+
+
+def test_a_model_of_sentence_transformers_says_how_it_pools(tmp_path, place):
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    entries = [{"path": "", "type": "x.Transformer"}, {"path": "1_Pooling", "type": "sentence_transformers.x.Pooling"}]
+    (tmp_path / "modules.json").write_text(json.dumps(entries))
+    assert pooling_of(str(tmp_path)) == Pooling("cls", normalize=False)
+    for asked, found in ((None, "cls"), ("mean", "mean")):
+        data = DataModule("stsb_embedding", str(tmp_path), pooling=asked)
+        assert data.record.pooling == Pooling(found, normalize=False)
+    method = SecondOrder(task="stsb_embedding", backbone=str(place / "model"))
+    assert not method.retrain.reads_labels(method.kind)
+
+
+@pytest.mark.slow
+def test_a_fit_learns_the_vectors_of_texts(place, capsys):
+    run = place / "run"
+    main(["fit", "--model", "SecondOrder", "--model.density", "0.25", "--model.backbone", str(place / "model"),
+          "--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", str(place / "texts"),
+          "--model.retrain.epochs", "3", "--trainer.logger", "false",
+          "--model.retrain.learning_rate", "3e-3", "--data.batch_size", "8",
+          "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false", "--run_dir", str(run)])  # fmt: skip
+    report = json.loads((run / "report.json").read_text())
+    assert report["compressed"]["metric"] > report["compressed"]["initial"]
+    assert json.loads((run / "stages.json").read_text())[0]["teacher"] == str(place / "model")
