@@ -64,7 +64,7 @@ def mean_gradients(
         for weight in weights:
             weight.requires_grad_(True)
         for batch in batches:
-            rows = _rows(batch, net.device)
+            rows = _rows(batch, net.device, drawn=False)
             for i in range(len(rows["labels"])):
                 row = {name: column[i : i + 1] for name, column in rows.items()}
                 logits = task.logits(net(**task.inputs(net, row)), row)
