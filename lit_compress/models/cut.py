@@ -156,7 +156,8 @@ def _take_firsts(net: PreTrainedModel, part: SubLayer, units: Tensor | None, hid
             kept = None
             if units is not None:
                 parts = len(parts_of(role))
-                kept = join_parts(role, [_spread(net, name, units, parts)] * parts, len(units) // part.heads)
+                rows = _spread(net, name, units, parts)
+                kept = join_parts(role, [rows] * parts, len(rows) // part.heads)
             _take(net, name, kept, _open(hidden))
 
 

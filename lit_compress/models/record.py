@@ -149,6 +149,11 @@ class Architecture:
         return {spec.kind: spec.norm for spec in self.sublayers if spec.norm is not None}
 
     @property
+    def cuts_heads(self) -> bool:
+        """Whether an attention can have fewer heads."""
+        return self.removes_heads or self.head_attributes is not None
+
+    @property
     def has_removable_sublayers(self) -> bool:
         """Whether sub-layers can be gated and removed."""
         return bool(self.sublayers) and all(spec.when_removed is not None for spec in self.sublayers)

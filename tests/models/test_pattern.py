@@ -101,7 +101,7 @@ def test_a_wrong_pattern_is_one_line(unknown, pattern, says):
 def test_what_needs_a_record_is_one_line(unknown):
     with pytest.raises(UserError, match="sub-layers of 'megatron-bert' cannot be gated; those of bert, "):
         sublayers(named(unknown))
-    with pytest.raises(UserError, match="sp3 cannot project 'megatron-bert'; it can: bert, "):
+    with pytest.raises(UserError, match="hidden states of 'megatron-bert' cannot be projected; nearest: bert, "):
         residual_stream(named(unknown))
     with pytest.raises(UserError, match="'fc1', but bert has a record of its sites; leave it out"):
         named(make_net("bert"), "fc1")

@@ -149,7 +149,7 @@ def test_methods_on_summaries(method, backbone, texts, tmp_path, capsys):
     if method in ("SP3", "CoFi") and "t5" in backbone:
         with pytest.raises(SystemExit, match="2"):
             main(short(backbone, texts, folder, method))
-        assert "of 't5' cannot be gated" in (error := capsys.readouterr().err) or "cannot project 't5'" in error
+        assert "of 't5' cannot be gated" in (error := capsys.readouterr().err) or "of 't5' cannot be projected" in error
         return
     main(short(backbone, texts, folder, method))
     report = json.loads((folder / "report.json").read_text())

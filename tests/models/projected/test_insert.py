@@ -208,8 +208,8 @@ def test_families_that_cannot():
         with pytest.raises(UserError, match=message):
             insert_projections(make_net(family, **settings), random_bases(make_net("bert")), form)
 
-    refused("cannot project 't5'; it can: bert", "t5")
-    refused("cannot project a DeBERTa whose positions have projections of their own", "deberta-v2", share_att_key=False)
+    refused("hidden states of 't5' cannot be projected; nearest: bert", "t5")
+    refused("a DeBERTa whose positions have projections of their own cannot", "deberta-v2", share_att_key=False)
     others = r"\); it has qk, vo, neurons, heads, attention_layer, ffn_layer"
     refused(r"prune.gates: albert has no hidden \(its blocks run more than once, first on the emb.*" + others, "albert")
     refused(r"has no hidden \(a convolution reads" + ".*" + others, "deberta-v2", conv_kernel_size=3, conv_act="gelu")
