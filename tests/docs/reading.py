@@ -30,9 +30,9 @@ CLASSES = {
     "low_rank_1": "LowRankI", "low_rank_2": "LowRankII", "itp": "ITP", "movement": "Movement", "cofi": "CoFi",
     "cofi_losparse": "CoFiLoSparse", "sp3": "SP3", "magnitude": "Magnitude", "first_order": "FirstOrder",
     "platon": "PLATON", "block_movement": "BlockMovement", "quickstart": "LPAF", "second_order": "SecondOrder",
-    "slicegpt": "SliceGPT", "llm_pruner": "LLMPruner",
+    "slicegpt": "SliceGPT", "llm_pruner": "LLMPruner", "flop": "FLOP", "theseus": "Theseus",
 }  # fmt: skip
-STAGES = ("dense", "distil", "prune", "retrain")
+STAGES = ("dense", "distil", "prune", "replace", "retrain")
 SHORT = {  # a schedule for a few steps
     **{
         name: {"start": "0.1", "end": "0.3", "interval": "1"}
