@@ -73,8 +73,9 @@ def test_no_command_on_local_data_asks_for_another_machine(short_run, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_hub_name_does_ask(online, capsys, short_run):
+def test_a_hub_name_does_ask(online, capsys, short_run, monkeypatch):
     """So that the test above would notice."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # huggingface_hub waits between five tries
     with pytest.raises(SystemExit):
         main(["fit", "--model", "SVD", *short_run, "--model.backbone", "nobody/nothing"])
     assert "cannot load" in capsys.readouterr().err and online
