@@ -9,12 +9,14 @@ READY := $(VENV)/.ready
 # torch goes first and pinned, so that nothing else pulls in another build of it: without an NVIDIA driver the
 # CPU build, wherever pip is set up to find it, else the registry's.
 TORCH := $(shell grep '^torch==' constraints.txt)
+# what makes the package's own wheel; pip would make an environment for it alone
+BUILD := hatchling editables
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	{ ! command -v nvidia-smi >/dev/null && $(BIN)/python -m pip install -q --no-compile "$(TORCH)+cpu" 2>/dev/null; } \
-		|| $(BIN)/python -m pip install -q --no-compile "$(TORCH)"
-	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[dev]'
+	{ ! command -v nvidia-smi >/dev/null && $(BIN)/python -m pip install -q --no-compile "$(TORCH)+cpu" $(BUILD) 2>/dev/null; } \
+		|| $(BIN)/python -m pip install -q --no-compile "$(TORCH)" $(BUILD)
+	$(BIN)/python -m pip install -q --no-compile --no-build-isolation -c constraints.txt -e '.[dev]'
 	touch $@
 
 quickstart: $(READY)
