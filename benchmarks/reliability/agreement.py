@@ -1,11 +1,12 @@
 """Do two and four processes, under DDP and FSDP2, end where one process ends with all of their examples?
 
-    python -m benchmarks.reliability.agreement [--only LPAF CoFi] [--work DIR]
+    python -m benchmarks.reliability.agreement [--only LPAF CoFi] [--noise] [--work DIR]
 
 Every method runs on one process, and on 2 and 4 under both strategies, on the same global batches of 44 training rows
 in batches of 8, and 23 dev rows: neither divides. The net has no dropout and the texts have one length, so that
 nothing differs between the runs but who computes what. Of every stage, the steps, the dev metric, the weights, what
 was removed, and what the method keeps beside the net in its checkpoint (scores, gates, multipliers) are compared.
+With --noise, runs on one process whose net differs by a ten-millionth are compared, too: what rounding alone does.
 Writes benchmarks/reliability/results/agreement/METHOD.json.
 """
 
@@ -25,6 +26,7 @@ from benchmarks.reliability import tiny
 SCRIPT = "reliability/agreement"
 PROCESSES = ((2, "ddp"), (2, "fsdp2"), (4, "ddp"), (4, "fsdp2"))
 BATCH = 8
+NOISE = 1e-7
 PRUNE = ["--model.prune.epochs=3", "--model.prune.learning_rate=1e-4"]
 RETRAIN = ["--model.retrain.epochs=2", "--model.retrain.learning_rate=1e-4"]
 OWN = {
@@ -136,7 +138,18 @@ def compare(one: Path, other: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def measure(method: str, place: Path) -> dict[str, Any]:
+def disturb(net: Path, seed: int) -> None:
+    """Change the weights of a net by 1e-7 of their values, at random."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(seed)
+    file = net / "model.safetensors"
+    tensors = {name: value * (1 + NOISE * torch.randn_like(value)) for name, value in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def measure(method: str, place: Path, noise: bool) -> dict[str, Any]:
     """Return how far the runs of a method on several processes are from its run on one."""
     runs = place / method
     shutil.rmtree(runs, ignore_errors=True)
@@ -149,6 +162,14 @@ def measure(method: str, place: Path) -> dict[str, Any]:
             for row in compare(runs / "1-ddp", run):
                 found.append({"processes": number, "strategy": strategy, **row})
                 print(method, found[-1], flush=True)
+    for seed in (1, 2, 3) if noise else ():
+        run = runs / f"noise-{seed}"
+        disturb(place / "net", seed)
+        ranks(words(method, place, 1, "noise", run), 1, keep_checkpoints, runs / "said")
+        for row in compare(runs / "1-ddp", run):
+            found.append({"processes": 1, "strategy": "noise", **row})
+            print(method, found[-1], flush=True)
+    prepare(place)  # the net as it was
     shutil.rmtree(runs)
     return {"name": method, "batch": BATCH, "rows": found}
 
@@ -156,6 +177,7 @@ def measure(method: str, place: Path) -> dict[str, Any]:
 def main() -> None:
     """Measure the methods that have no result yet."""
     parser = common.parser(SCRIPT, __doc__, only=tiny.METHODS)
+    parser.add_argument("--noise", action="store_true", help="also compare runs that differ by rounding alone")
     parser.add_argument("--work", type=Path, help="folder of the runs (default: a temporary one)")
     options = parser.parse_args()
     options.list = None
@@ -163,7 +185,7 @@ def main() -> None:
     prepare(place)
     for method in options.only:
         if common.missing(options, method):
-            common.write(options, method, measure(method, place) | common.frame())
+            common.write(options, method, measure(method, place, options.noise) | common.frame())
     if options.work is None:
         shutil.rmtree(place)
 

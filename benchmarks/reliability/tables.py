@@ -42,7 +42,8 @@ A run on 2 and 4 processes, beside the run on one with the same global batches: 
 epochs. `weights`: norm of the difference of all weights of a stage's net over their norm, the largest over both strategies and
 both numbers; `kept`: the same of what the method keeps beside the net (scores, gates, multipliers); `removed`: whether the nets
 have the same ranks, heads, neurons and layers, and in how many zeros they differ; `metric`: the largest difference of the dev
-metric, 0.0435 is one row.
+metric, 0.0435 is one row. `noise`: the same as `weights` of three runs on one process whose first weights differ by 1e-7 of their
+values; where it is empty it was not measured.
 """
 
 MEMORY = """## Memory
@@ -114,22 +115,25 @@ def agreement() -> str:
     rows = []
     for result in load("reliability/agreement"):
         for stage in dict.fromkeys(row["stage"] for row in result["rows"]):
-            found = [row for row in result["rows"] if row["stage"] == stage]
+            every = [row for row in result["rows"] if row["stage"] == stage]
+            found = [row for row in every if row["processes"] > 1]
+            noise = [row["weights"] for row in every if row["processes"] == 1]
             kept = [row["beside"] for row in found if row["beside_names"]]
             same = all(row["structure"] and row["steps"] for row in found)
             zeros = max(-1 if row["zeros"] is None else row["zeros"] for row in found)
             rows.append([
                 f"{result['name']} {stage}", _power([row["weights"] for row in found]), _power(kept) if kept else "",
-                f"{'the same' if same else 'differs'}, {zeros} of {found[0]['numbers']:,}",
+                f"the same, {zeros} of {found[0]['numbers']:,}" if same else "other rows",
                 f"{max(abs(value) for row in found for value in row['metrics'].values()):.4f}",
+                _power(noise) if noise else "",
             ])  # fmt: skip
-    return table(["stage", "weights", "kept", "removed, zeros", "metric"], rows)
+    return table(["stage", "weights", "kept", "removed, zeros", "metric", "noise"], rows)
 
 
 def _power(values: list[float | None]) -> str:
     """Return the largest distance as a power of ten."""
     found = [value for value in values if value is not None]
-    return "other shapes" if len(found) < len(values) else f"{max(found):.0e}"
+    return "other rows" if len(found) < len(values) else f"{max(found):.0e}"
 
 
 def memory() -> list[str]:
