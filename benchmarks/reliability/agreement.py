@@ -30,6 +30,7 @@ NOISE = 1e-7
 PRUNE = ["--model.prune.epochs=3", "--model.prune.learning_rate=1e-4"]
 RETRAIN = ["--model.retrain.epochs=2", "--model.retrain.learning_rate=1e-4"]
 OWN = {
+    "BlockMovement": ["--model.prune.block=8"],
     "CoFi": ["--model.prune.init=finetuned", "--model.distil.epochs=1"],
     # the first rows go by the first gradients: without labels these are rounding noise, as the net equals its teacher
     "CoFiLoSparse": ["--model.prune.init=finetuned", "--model.distil.epochs=1", "--model.prune.interval=2",
@@ -40,6 +41,7 @@ OWN = {
     "SP3": ["--model.prune.start=0.2", "--model.prune.target_warmup=0.3", "--model.prune.structure_start=0.5",
             "--model.prune.tokens=200"],
     "SecondOrder": ["--model.retrain.removes=both"],
+    "Theseus": ["--model.replace.epochs=3", "--model.replace.learning_rate=1e-4"],
 }  # fmt: skip
 
 

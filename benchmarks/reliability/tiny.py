@@ -9,13 +9,14 @@ from pathlib import Path
 
 WORDS = "a film of great bad warm dull charm wit the plot is so not very fine poor story cast and but".split()  # noqa: SIM905
 METHODS = (
-    "CoFi", "CoFiLoSparse", "FLOP", "FWSVD", "FirstOrder", "ITP", "LPAF", "LoSparse", "LowRankI", "LowRankII",
-    "Magnitude", "Movement", "PLATON", "SP3", "SVD", "SecondOrder", "Theseus",
+    "BlockMovement", "CoFi", "CoFiLoSparse", "FLOP", "FWSVD", "FirstOrder", "ITP", "LLMPruner", "LPAF", "LoSparse",
+    "LowRankI", "LowRankII", "Magnitude", "Movement", "PLATON", "SP3", "SVD", "SecondOrder", "SliceGPT", "Theseus",
 )  # fmt: skip
 PRUNE = ["--model.prune.epochs=2", "--model.prune.learning_rate=1e-3"]
 RETRAIN = ["--model.retrain.epochs=2", "--model.retrain.learning_rate=1e-3"]
 # of a run of two epochs per stage; the scores of PLATON must have a whole window before they rank
 OWN = {
+    "BlockMovement": [*PRUNE, *RETRAIN, "--model.prune.block=8"],
     "CoFi": [*PRUNE, *RETRAIN, "--model.distil.epochs=1"],
     "CoFiLoSparse": [*PRUNE, *RETRAIN, "--model.distil.epochs=1"],
     "PLATON": [*PRUNE, "--model.prune.interval=2", "--model.prune.start=0.2"],
