@@ -94,6 +94,11 @@ class BlockPruning(MovementStage):
         """Refuse an architecture whose heads cannot be cut, blocks that do not divide, and less than a head."""
         super().check(net)
         parts, block = sublayers(net), self.settings.block
+        if any("qkv_by_head" in part.sites for part in parts):
+            raise UserError(
+                f"model.backbone: queries, keys and values of '{net.config.model_type}' alternate by head, which "
+                "BlockMovement cannot cut; Movement and ITP can"
+            )
         numbers = {"heads": {part.heads for part in of_kind(parts, "attention")},
                    "neurons": {_last(net, part).in_features for part in of_kind(parts, "ffn")}}  # fmt: skip
         for what, different in numbers.items():

@@ -42,7 +42,7 @@ from lit_compress.methods.base import Method
 from lit_compress.models.accounting import dense_site_params, stored_density
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.cut import cut_units
-from lit_compress.models.record import parts_of
+from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import SubLayer, sublayers
 from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance
@@ -167,9 +167,11 @@ def group_importance(
     for role, name in part.sites.items():
         found, weight = gradients[name], net.get_parameter(f"{name}.weight").detach()
         reads = role in ("o", "down")
-        matrices = [weight, found.mean, weight if found.squares is None else found.squares]
-        parts = zip(*((m.mT if reads else m).chunk(len(parts_of(role))) for m in matrices), strict=True)
-        scores += [unit_importance(w, g, units, settings.importance, h) for w, g, h in parts]
+        w, g, h = (
+            m.mT if reads else m for m in (weight, found.mean, weight if found.squares is None else found.squares)
+        )
+        for rows in split_parts(role, torch.arange(len(w)), len(w) // (len(parts_of(role)) * part.heads)):
+            scores.append(unit_importance(w[rows], g[rows], units, settings.importance, h[rows]))
     return reduce_group(scores, settings.reduction)
 
 

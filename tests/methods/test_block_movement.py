@@ -197,6 +197,7 @@ def test_a_fit_prunes_on_the_schedule_and_fills(fit, dense, tmp_path):
         ("bert", {"block": 0}, "prune.block: 0 is below 1"),
         ("bert", {"density": 0.06}, r"model.density: 0.06 is less than one head, 1024 of 16384 weights; .* 0.0625"),
         ("llama", {}, "sub-layers of 'llama' cannot be gated; those of bert, "),
+        ("gpt_neox", {}, "alternate by head, which BlockMovement cannot cut"),
     ],
 )
 def test_what_cannot_work_is_one_line(family, settings, words):

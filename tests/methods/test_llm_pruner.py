@@ -64,8 +64,24 @@ def test_importance_is_what_the_paper_says(importance, reduction):
             assert float(found[unit]) == pytest.approx(expected, rel=1e-6)
 
 
+def test_heads_whose_queries_keys_and_values_alternate_are_scored_by_themselves():
+    """GPT-NeoX: the rows of a head stand together, its query's, then its key's, then its value's."""
+    net = net_of("gpt_neox")
+    part = pruned_parts(net, CoupledPruning())[0]
+    gradients, name = gradients_of(net, [part], squares=True), part.sites["qkv_by_head"]
+    found = group_importance(net, part, gradients, CoupledPruning(reduction="sum"))
+    product = (net.get_parameter(f"{name}.weight").detach() * gradients[name].mean).double()
+    reader = (net.get_parameter(f"{part.last}.weight").detach() * gradients[part.last].mean).double()
+    rows, width = len(product) // part.heads, reader.shape[1] // part.heads
+    for head in range(part.heads):
+        expected = product[head * rows : (head + 1) * rows].abs().sum()
+        expected += reader[:, head * width : (head + 1) * width].abs().sum()
+        assert float(found[head]) == pytest.approx(float(expected), rel=1e-6)
+
+
 @pytest.mark.parametrize("family", ["bert", "mpnet", "albert", "deberta-v2-own-positions", "modernbert-biases", "opt",
-                                    "llama", "qwen3-sliding", "gemma2", "bart-uneven", "t5-gated"])  # fmt: skip
+                                    "llama", "gpt_neox", "qwen3-sliding", "gemma2", "bart-uneven",
+                                    "t5-gated"])  # fmt: skip
 def test_what_goes_is_coupled(family):
     """The cut net is the one in which nothing reads the removed heads and neurons; outline and budget agree with it."""
     kind, own = ALL[family]
