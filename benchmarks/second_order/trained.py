@@ -61,11 +61,12 @@ METHODS: dict[str, tuple[str, list[str], list[object]]] = {
                                                                "--model.prune.start", 0.1, "--model.prune.end", 0.6]),
     "theseus": ("Theseus", ["replace"], only("replace")),
 }  # fmt: skip
+# distillation; a net of one block has no hidden states to compare
 OWN: dict[str, list[object]] = {
     "cofi": [],
     "sp3": [],
     "theseus": TAUGHT[:2],
-}  # distillation; one block has no hidden states to compare
+}
 BLOCKS = {0.25: 1 / 6, 0.1: None, 0.06: None, 0.16: None, 0.03: None}  # density -> Theseus' in a net of six blocks
 
 
