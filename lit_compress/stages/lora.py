@@ -55,11 +55,11 @@ class LoRA:
     targets: list[str] | None = None
 
     def __post_init__(self) -> None:
-        require(self, "retrain.lora.rank", low=1)
-        require(self, "retrain.lora.alpha", above=0)
+        require(self, "lora.rank", low=1)
+        require(self, "lora.alpha", above=0)
         for role in self.targets or ():
             if role not in ROLES:
-                raise UserError(f"retrain.lora.targets: there is no '{role}'; valid: {', '.join(ROLES)}")
+                raise UserError(f"lora.targets: there is no '{role}'; valid: {', '.join(ROLES)}")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def add_updates(net: PreTrainedModel, settings: Training, seed: int) -> PreTrain
         parameter.requires_grad_(id(parameter) not in inside)
     sites = [site for site in find_sites(net) if not lora.targets or {*parts_of(site.role)} & {*lora.targets}]
     if not sites:
-        raise UserError(f"retrain.lora.targets: {net.config.model_type} has no {', '.join(lora.targets or ())}")
+        raise UserError(f"lora.targets: {net.config.model_type} has no {', '.join(lora.targets or ())}")
     random = torch.Generator().manual_seed(seed)
     for site in sites:
         module = net.get_submodule(site.name)

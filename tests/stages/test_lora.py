@@ -123,7 +123,7 @@ def test_the_same_seed_gives_the_same_updates():
 
 
 def test_mistakes_are_one_line():
-    with pytest.raises(UserError, match=r"retrain.lora.rank: 0 is below 1"):
+    with pytest.raises(UserError, match=r"^lora.rank: 0 is below 1"):
         LoRA(rank=0)
     with pytest.raises(UserError, match="no 'query'; valid: q, k, v"):
         LoRA(targets=["query"])

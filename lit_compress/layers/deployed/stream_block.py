@@ -1,4 +1,4 @@
-"""A block of OPT, Llama or Qwen3, and a table of embeddings, on a residual stream of other widths (SP3, section 3.5).
+"""A block of OPT, Llama, Phi-3 or Qwen3, and a table of embeddings, on a residual stream of other widths (SP3, section 3.5).
 
 The classes are self-contained on purpose: the export copies their source.
 """
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 
 class StreamBlock(nn.Module):
-    """A block of OPT, Llama or Qwen3 that puts what it read through ``middle`` and ``end``, where it has them.
+    """A block of OPT, Llama, Phi-3 or Qwen3 that puts what it read through ``middle`` and ``end``, where it has them.
 
     x' = middle(x) + attention(norm(x));  x'' = end(x') + network(norm(x')): x, x' and x'' may differ in width.
     """
@@ -52,18 +52,22 @@ class StreamBlock(nn.Module):
         norm = self.self_attn_layer_norm if opt else self.input_layernorm
         x = hidden_states
         y, _ = self.self_attn(hidden_states=norm(x), **settings)
-        x = self._turned("middle", x) + self._dropped(y)
+        x = self._turned("middle", x) + self._dropped("resid_attn_dropout", y)
         if opt:
             y = self.fc2(self.activation_fn(self.fc1(self.final_layer_norm(x))))
         else:
             y = self.mlp(self.post_attention_layernorm(x))
-        return self._turned("end", x) + self._dropped(y)
+        return self._turned("end", x) + self._dropped("resid_mlp_dropout", y)
 
     def _turned(self, name: str, x: torch.Tensor) -> torch.Tensor:
         turn = getattr(self, name, None)
         return x if turn is None else turn(x)
 
-    def _dropped(self, x: torch.Tensor) -> torch.Tensor:
+    def _dropped(self, own: str, x: torch.Tensor) -> torch.Tensor:
+        """Return ``x`` after the dropout of the block: Phi-3 has modules, OPT a number, the others none."""
+        layer = getattr(self, own, None)
+        if layer is not None:
+            return layer(x)
         return F.dropout(x, p=getattr(self, "dropout", 0.0), training=self.training)
 
 

@@ -238,3 +238,18 @@ def test_a_bias_of_keys_changes_nothing_in_bert():
         for layer in net.bert.encoder.layer:
             layer.attention.self.key.bias.zero_()
     assert torch.allclose(logits(net), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", ["opt", "phi3"])
+def test_a_block_drops_in_training_what_the_dense_one_drops(family):
+    net = make_net(family, dropout=0.5).train()
+
+    def drawn(seed):
+        torch.manual_seed(seed)
+        return logits(net)
+
+    expected, base = drawn(0), net.base_model
+    for block in getattr(base, "decoder", base).layers:
+        StreamBlock.adopt(block)
+    assert torch.allclose(drawn(0), expected, atol=1e-6)
+    assert not torch.allclose(drawn(1), expected, atol=1e-3)
