@@ -1,4 +1,4 @@
-"""A block of OPT, Llama, Phi-3 or Qwen3, and a table of embeddings, on a residual stream of other widths (SP3, section 3.5).
+"""A block of OPT, Llama, Phi-3 or Qwen3, and a table of embeddings on a stream of other widths (SP3, section 3.5).
 
 The classes are self-contained on purpose: the export copies their source.
 """
