@@ -25,6 +25,7 @@ from lit_compress.export.check import check_export
 from lit_compress.export.fuse import fuse
 from lit_compress.methods import Method
 from lit_compress.models.storage import load_net
+from lit_compress.models.surgery import describe
 from lit_compress.numerics.masks import keep_count
 
 
@@ -244,9 +245,11 @@ def test_export_loads_without_the_package(run, tmp_path):
     net = load_net(folder / "export")
     assert check_export(net, folder / "export") <= 1e-5
     names = sorted(p.name for p in (folder / "export").iterdir())
-    assert {"config.json", "model.safetensors", "structure.json", "report.json", "README.md", "modeling_compressed.py",
+    assert {"config.json", "model.safetensors", "structure.json", "report.json", "README.md",
             "tokenizer.json"} <= set(names)  # fmt: skip
-    source = (folder / "export" / "modeling_compressed.py").read_text()
+    code, report = folder / "export" / "modeling_compressed.py", json.loads((folder / "report.json").read_text())
+    assert code.exists() == bool(describe(net)) == report["refuses"] != report["ordinary"]
+    source = code.read_text() if code.exists() else ""
     assert "import lit_compress" not in source and "from lit_compress" not in source
 
 

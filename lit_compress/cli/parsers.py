@@ -22,6 +22,11 @@ SHORT = {
         "what the export may have instead: params=5M, size=20MB, flops=0.3, speedup=3x or density=0.25",
     ),
     "round_to": ("model.round_to", "ranks and numbers of neurons become multiples of it, e.g. 8 (default 1)"),
+    "shape": (
+        "model.shape",
+        "uniform: with removes structures every layer keeps as many heads and neurons, so that OUT is an ordinary "
+        "model of its family (default free)",
+    ),
     "allocation": (
         "model.allocation",
         "global: one budget for all, where energy is most (default for kfac), or uniform (default for the others)",

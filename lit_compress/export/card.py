@@ -67,14 +67,12 @@ _PIVOT = """. A matrix in pivot form has
 `<site>.right`, some of its rows (those of several matrices that read the same input stand in one), `<site>.rest`
 [rest, rank], so that rest @ right are its other rows, and `<site>.order`, where in [right; rest @ right] each row is"""
 
-_UNCHANGED = "Those of any model: nothing was replaced"
-
 _REFUSAL = """
 The code of this folder puts the compressed matrices in place. Without `trust_remote_code=True`, which `pipeline` takes,
 too, loading ends with `{error}`.
 """
 
-_ORDINARY = "Those of any model: nothing was replaced, all matrices have become smaller alike"
+_ORDINARY = "Those of any model of its family: its sizes stand in `config.json`"
 
 
 _PROGRAM = """`{file}` is the same net as one program, for any batch size and length; of this folder it needs
@@ -266,7 +264,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         program=program,
         trust=", trust_remote_code=True" if report["refuses"] else "",
         refusal=_REFUSAL.format(error=REFUSAL) if report["refuses"] else "",
-        files=_ORDINARY if report["ordinary"] else files if report["refuses"] else _UNCHANGED,
+        files=_ORDINARY if report["ordinary"] else files,
         method=report["method"],
         name=name,
         here=".",

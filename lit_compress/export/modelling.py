@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from lit_compress.export.narrow import as_ordinary
+from lit_compress.export.ordinary import ordinary_net
 from lit_compress.layers import LAYERS
 from lit_compress.models.storage import ACTIVATIONS, save_net
 from lit_compress.models.surgery import describe
@@ -83,10 +83,10 @@ class Compressed{base}({base}):
 def write_model(net: PreTrainedModel, folder: Path) -> None:
     """Write weights, config with ``auto_map`` and structure, and the modelling file of the fused ``net``.
 
-    A net that equals an ordinary one of transformers (Llama) is written as such, without a modelling file.
+    A net that equals an ordinary one of its family (ordinary.py) is written as such, without a modelling file.
     """
     base = type(net).__name__
-    if (ordinary := as_ordinary(net)) is not None:
+    if (ordinary := ordinary_net(net)) is not None:
         net.config.architectures = ordinary.config.architectures = [base]
         save_net(ordinary, folder)
         return

@@ -23,6 +23,7 @@ from lit_compress.models.budget import parse_budget
 from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure, describe
+from lit_compress.models.uniform_shape import Shape
 from lit_compress.numerics.losses import task_loss
 from lit_compress.stages.base import Stage, Training, count_steps
 from lit_compress.stages.distillation import Distillation, check_widths, distillation_terms, hidden_states
@@ -52,6 +53,8 @@ class Method(pl.LightningModule):
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.25.
         budget: of the export, in place of a density: size=20MB, params=5M, flops=0.3, speedup=3x or density=0.25.
         round_to: ranks and numbers of neurons and dimensions become multiples of it, within the same density.
+        shape: ``uniform``: every layer keeps as many heads and as many neurons, so that the export is an ordinary model
+            of its family; ``free``: as the method chooses.
         teacher: folder of a net fine-tuned on the task already, e.g. ``runs/x/dense/net``, in place of the dense stage.
         dense: fine-tuning of the backbone; its result is the teacher of the later stages.
         distillation: weights of the loss terms that compare the net with its teacher in the later stages.
@@ -76,6 +79,7 @@ class Method(pl.LightningModule):
         density: float | None = None,
         budget: str | None = None,
         round_to: int | None = None,
+        shape: Shape = "free",
         teacher: str | None = None,
         dense: Training = Training(),
         distillation: Distillation = Distillation(),
@@ -88,7 +92,7 @@ class Method(pl.LightningModule):
             raise UserError(f"model.density: {density} is not in (0, 1]; nearest valid value {near}")
         self.task, self.kind = get_task(task), task_type(get_task(task))
         self.backbone, self.sites, self.density, self.teacher = backbone, sites, density, teacher
-        self.dense, self.distillation, self.round_to = dense, distillation, round_to
+        self.dense, self.distillation, self.round_to, self.shape = dense, distillation, round_to, shape
         self.budget = parse_budget(budget, type(self).__name__ if self.stores_zeros else None)
         self.net: PreTrainedModel | None = None
         self.stage: Stage | None = None

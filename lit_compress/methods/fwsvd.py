@@ -64,7 +64,7 @@ class FWSVD(Method):
     ) -> None:
         rule = choose_rule(
             {"rank_ratio": PAPER_RANK_RATIO}, allocation, density=density, rank=rank, rank_ratio=rank_ratio
-        ).within(common.get("budget"), common.get("round_to"))
+        ).within(common.get("budget"), common.get("round_to"), common.get("shape"))
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
         self.ranks = retrain.rule(rule)

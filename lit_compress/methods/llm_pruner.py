@@ -21,6 +21,7 @@ Deviations, and where paper and program differ:
       then sums over the head. For ``sum`` that is the same.
     - Heads are whole numbers: each block keeps the nearest to the share, at least one, and neurons make up for it, so
       that a density is met up to one neuron. The paper's ratio is that of the pruned blocks, 25 % for 20 % of LLaMA-7B.
+    - ``shape uniform`` (not in the program) keeps the same numbers in all blocks, within the density.
     - Only heads and neurons go ("block-wise"); the paper's channels of the residual stream stay. With grouped queries
       the queries of a key go with it, which the paper's LLaMA does not have.
     - The paper prunes decoders; here every family, of which T5, MPNet and ALBERT keep their heads, whose numbers are
@@ -45,6 +46,7 @@ from lit_compress.models.cut import cut_units
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import SubLayer, sublayers
 from lit_compress.models.surgery import Structure, rebuild
+from lit_compress.models.uniform_shape import Shape, even_counts
 from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance
 from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.distillation import Distillation
@@ -182,21 +184,32 @@ class CoupledStage(Stage):
         settings: scores and training.
         density: fraction of the sites' weights that stays; at 1 nothing is removed.
         round_to: numbers of neurons are multiples of it.
+        shape: ``uniform``: every block keeps as many.
     """
 
     settings: CoupledPruning
 
-    def __init__(self, settings: CoupledPruning, density: float, round_to: int | None) -> None:
+    uniform = True
+
+    def __init__(self, settings: CoupledPruning, density: float, round_to: int | None, shape: Shape = "free") -> None:
         super().__init__("prune", settings)
-        self.density, self.round_to = density, round_to
+        self.density, self.round_to, self.shape = density, round_to, shape
 
     def counts(self, net: PreTrainedModel) -> dict[str, int]:
         """Return how many heads or neurons every pruned sub-layer keeps."""
+        if self.shape == "uniform":
+            return even_counts(net, self.density, self.round_to or 1)
         return kept_counts(net, self.settings, self.density, self.round_to or 1)
 
     def check(self, net: PreTrainedModel) -> None:
         """Refuse blocks that leave nothing to prune, and densities that cannot be reached."""
         pruned_parts(net, self.settings)
+        first, last = self.settings.keep_first, self.settings.keep_last
+        if self.shape == "uniform" and first + last:
+            raise UserError(
+                f"model.shape: 'uniform' has as many units in every block; prune.keep_first {first}, prune.keep_last "
+                f"{last} keep some whole; nearest: 0, 0"
+            )
         if self.density < 1:
             self.counts(net)
 
@@ -224,7 +237,8 @@ class CoupledStage(Stage):
 
     def _kept(self, method: StageContext, net: PreTrainedModel) -> dict[str, Tensor]:
         """Return by last matrix the units to keep, bool [units], on every rank the same."""
-        settings, trainer, parts = self.settings, method.trainer, pruned_parts(net, self.settings)
+        settings, trainer, counts = self.settings, method.trainer, self.counts(net)
+        parts = [part for part in pruned_parts(net, settings) if part.last in counts]
         batches = trainer.datamodule.calibration_dataloader(
             settings.examples, settings.calibration_seed, "prune.examples"
         )
@@ -238,7 +252,7 @@ class CoupledStage(Stage):
         net.to("cpu")  # type: ignore[arg-type]
 
         def choose() -> dict[str, Tensor]:
-            kept, counts = {}, self.counts(net)
+            kept = {}
             for part in parts:
                 order = group_importance(net, part, gradients, settings).argsort(descending=True, stable=True)
                 best = order[: counts[part.last]]
@@ -276,4 +290,4 @@ class LLMPruner(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), CoupledStage(self.prune, self.density, self.round_to)]
+        return [*self.dense_stage(), CoupledStage(self.prune, self.density, self.round_to, self.shape)]

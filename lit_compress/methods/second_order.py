@@ -95,7 +95,7 @@ class SecondOrder(Method):
     ) -> None:
         default = {"density": self.usual_density}
         rule = choose_rule(default, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
-        rule = rule.within(common.get("budget"), common.get("round_to"))
+        rule = rule.within(common.get("budget"), common.get("round_to"), common.get("shape"))
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
         self.ranks = retrain.rule(replace(rule, scope=scope, price=price, tokens=self.task.length))

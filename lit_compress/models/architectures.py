@@ -89,6 +89,7 @@ _LLAMA = Architecture(
     narrows=True,
     activation="hidden_act",
     removes_heads=True,
+    heads_fields=("num_attention_heads", "num_key_value_heads"),
 )
 
 # its block adds what attention and network find in the same hidden states; every head has its q, k, v together
@@ -163,6 +164,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         activation="activation",
         removes_heads=True,
         cuts_stream=True,
+        neurons_field="hidden_dim",
     ),
     # a block is one object that runs num_hidden_layers / num_hidden_groups times
     "albert": Architecture(
@@ -233,6 +235,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         activation="activation_function",
         head_attributes=lambda width, heads: {"num_heads": heads, "embed_dim": heads * width},
         cached=True,
+        neurons_field="ffn_dim",
     ),
     # its projections are transposed in files (transposed.py); q, k, v are one, and the attention has their width
     "gpt2": Architecture(
@@ -252,11 +255,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         activation="activation_function",
         head_attributes=lambda width, heads: {"split_size": heads * width},
         cached=True,
+        neurons_field="n_inner",
     ),
     "gpt_neox": _GPT_NEOX,
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "qwen2": _LLAMA,
+    "qwen2": replace(_LLAMA, heads_fields=()),  # the configuration does not name the width of a head
     "qwen3": replace(_LLAMA, head_norms=True),
     # q, k, v are one Linear, of unequal widths where queries share keys; their widths stand in the configuration
     "phi3": replace(
@@ -266,6 +270,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             replace(_LLAMA.sublayers[1], linears={"mlp.gate_up_proj": "gate_up", "mlp.down_proj": "down"}),
         ),
         removes_heads=False,
+        heads_fields=(),
     ),
     "gemma2": _GEMMA,
     "gemma3_text": replace(_GEMMA, head_norms=True),
@@ -292,6 +297,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         activation="activation_function",
         removes_heads=True,
         cached=True,
+        neurons_field="{stack}_ffn_dim",
     ),
     # the feed-forward network is plain (wi) or gated (wi_0, wi_1); number 1 in a block, 2 in a decoder's. All layers
     # share the heads of one bias of relative positions, so heads are not removed
@@ -312,12 +318,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
         passes_on=True,
         activation="dense_act_fn",
+        neurons_field="d_ff",
     ),
 }  # fmt: skip
 
 
 PATTERN = "compressed_sites"  # in the configuration of a net without a record: the names of its sites (pattern.py)
-_UNKNOWN = Architecture(stacks={}, sublayers=())
+_UNKNOWN = Architecture(stacks={}, sublayers=(), neurons_field=None)
 
 
 def get_architecture(net: PreTrainedModel) -> Architecture:

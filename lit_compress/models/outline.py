@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear
-from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
+from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
 from lit_compress.models.sites import find_sites, held_part, of_kind, sublayers
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import replace
+from lit_compress.models.uniform_shape import even_counts, uniform_groups
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,6 +74,23 @@ def cut_evenly(
             z[SUBLAYER_GATES[kind][0]] = torch.ones(len(group), 1)  # closes with the last of its units
         left[kind] = left[kind] * sum(kept) // sum(counts)
     cut_closed(net, z, constant=whole)
+    return net
+
+
+def cut_uniformly(net: PreTrainedModel, density: float, step: int = 1) -> PreTrainedModel:
+    """Remove as many heads, and as many neurons, in every layer, in place, so that ``density`` is not exceeded.
+
+    Args:
+        net: dense, without values.
+        density: of the weights of the sites.
+        step: numbers of neurons are multiples of it.
+
+    Returns:
+        ``net``.
+    """
+    units = {part.last: group.units for group in uniform_groups(net, step) for part in group.parts}
+    counts = even_counts(net, density, step)
+    cut_units(net, {name: torch.arange(units[name]) < count for name, count in counts.items()})
     return net
 
 

@@ -123,6 +123,10 @@ class Architecture:
         head_attributes: head width, heads left -> attributes of the attention module to set. None: there are none.
         cuts_stream: the width of the residual stream can be cut.
         cached: the attentions number themselves for a key-value cache.
+        neurons_field: what the configuration calls the number of neurons, one for all blocks of a stack; ``{stack}``
+            stands for its name. None: it has none.
+        heads_fields: what it calls the numbers of heads of queries and of keys, where it has the width of a head
+            (``head_dim``) apart from the others. Empty: heads are as many as the width of hidden states says.
     """
 
     stacks: dict[str, Stack]
@@ -142,6 +146,8 @@ class Architecture:
     head_attributes: Callable[[int, int], dict[str, int]] | None = None
     cuts_stream: bool = False
     cached: bool = False
+    neurons_field: str | None = "intermediate_size"
+    heads_fields: tuple[str, ...] = ()
 
     @property
     def norms(self) -> dict[SubLayerType, str]:

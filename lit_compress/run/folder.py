@@ -42,6 +42,7 @@ _FREE = {
     "trainer.enable_progress_bar", "trainer.logger", "trainer.callbacks",
     "trainer.log_every_n_steps", "trainer.enable_model_summary", "trainer.profiler",
 }  # fmt: skip
+_ADDED = {"model.init_args.shape": "free"}  # options that earlier versions had not -> what they did
 
 
 class Run:
@@ -162,7 +163,7 @@ class Run:
         Raises:
             UserError: something does, and is not ``allowed`` or never may; the message names the first.
         """
-        old, new = (flatten(_with_density(found)) for found in (self.config(), config))
+        old, new = (_ADDED | flatten(_with_density(found)) for found in (self.config(), config))
         found = []
         for key in sorted({*old, *new} - _FREE):
             if any(key.startswith(f"{free}.") for free in _FREE) or old.get(key) == new.get(key):

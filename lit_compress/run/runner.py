@@ -75,6 +75,15 @@ def _check_rounding(method: Method) -> None:
         )
 
 
+def _check_shape(method: Method) -> None:
+    """Refuse the same shape for all layers where a method leaves none."""
+    if method.shape == "uniform" and not any(stage.uniform for stage in method.stages()):
+        raise UserError(
+            f"model.shape: 'uniform' is for heads and neurons that go at once, which {type(method).__name__} does not; "
+            "nearest: LLMPruner, or SecondOrder with model.retrain.removes structures"
+        )
+
+
 def check_stages(parts: Components) -> Plan:
     """Check data, architecture, ranks and schedules of all stages before the first one starts.
 
@@ -95,6 +104,7 @@ def check_stages(parts: Components) -> Plan:
     data.prepare_data()
     planned = []
     _check_rounding(method)
+    _check_shape(method)
     for stage in method.stages():
         stage.check(net)
         stage.check_data(data.train_size())

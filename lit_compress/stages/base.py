@@ -82,6 +82,7 @@ class Stage(nn.Module):
         forwards: how often a batch goes through the net in a step.
         total_steps: optimizer steps of the stage; 0 until :meth:`set_total_steps`.
         round_to: ranks and numbers of units are multiples of it; None: the stage chooses none.
+        uniform: True if the stage can leave all layers the same numbers of heads and of neurons.
         notes: what :meth:`build` found out, as JSON, for the record of the stage; checkpoints have it.
     """
 
@@ -89,6 +90,7 @@ class Stage(nn.Module):
     decided_by_data = False
     forwards = 1
     round_to: int | None = None
+    uniform = False
 
     def __init__(self, name: str, training: Training, distil: bool = True) -> None:
         super().__init__()

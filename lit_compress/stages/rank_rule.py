@@ -61,6 +61,7 @@ class RankRule:
             None: all.
         round_to: ranks are multiples of it, within the same density: rounded down, and what that leaves is spent in
             such steps, on the first matrices (``uniform``) or by worth (``global``). A rank below it stays.
+        uniform: where heads and neurons go in place of ranks, every layer keeps as many.
     """
 
     density: float = 1.0
@@ -75,6 +76,7 @@ class RankRule:
     pivot: bool = False
     tokens_left: int | None = None
     round_to: int = 1
+    uniform: bool = False
 
     def __post_init__(self) -> None:
         require(self, "model.rank", low=1)
@@ -94,9 +96,13 @@ class RankRule:
             raise UserError(f"model.price: a table of embeddings costs no {self.price}; nearest with scope all: "
                             "parameters")  # fmt: skip
 
-    def within(self, budget: object, round_to: int | None) -> RankRule:
-        """Return this rule, which fills its density if there is a budget, with ranks that are multiples."""
-        return replace(self, fill=budget is not None, round_to=1 if round_to is None else round_to)
+    def within(self, budget: object, round_to: int | None, shape: str | None = None) -> RankRule:
+        """Return this rule, which fills its density if there is a budget, with ranks that are multiples.
+
+        With the ``shape`` uniform all layers keep as many heads and neurons.
+        """
+        step = 1 if round_to is None else round_to
+        return replace(self, fill=budget is not None, round_to=step, uniform=shape == "uniform")
 
     @property
     def by_density(self) -> bool:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from lit_compress.calibration.kronecker import KroneckerFactors
-from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
+from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
 from lit_compress.models.sites import SubLayer, held_part, of_kind, sublayers
+from lit_compress.models.uniform_shape import kept_by_part, uniform_groups
 from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.ranks import Price
 from lit_compress.numerics.structures import (
@@ -29,6 +30,7 @@ from lit_compress.numerics.structures import (
     removal_path,
     remove_inputs,
 )
+from lit_compress.numerics.uniform import first_removed, loss_of_removal, uniform_options
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
@@ -87,6 +89,7 @@ def find_units(
     price: Callable[[SubLayer, int], float],
     gradients: bool = True,
     round_to: int = 1,
+    uniform: bool = False,
 ) -> dict[str, Units]:
     """Return by last matrix the units of every sub-layer of the dense ``net``, of :func:`held_part` all but one.
 
@@ -98,13 +101,19 @@ def find_units(
         price: function of a sub-layer and its number of units that returns what one costs.
         gradients: False to weigh all outputs alike.
         round_to: neurons go so that a multiple of it is left.
+        uniform: of the sub-layers that can lose as many units each (models/uniform_shape.py), of all but one unit.
 
     Raises:
         UserError: sub-layers of its architecture cannot be cut, or a moment is not usable.
     """
     found = {}
-    parts = sublayers(net)
-    held = held_part(parts)
+    if uniform:
+        parts = [part for group in uniform_groups(net, round_to) for part in group.parts if len(group.counts) > 1]
+        kept = {part.last for part in parts}
+    else:
+        parts = sublayers(net)
+        held = held_part(parts)
+        kept = set() if held is None else {held.last}
     for part in track(parts, "heads and neurons", len(parts)):
         name, groups = part.last, unit_inputs(net, part)
         layer: Any = net.get_submodule(name)
@@ -112,7 +121,7 @@ def find_units(
         path = removal_path(
             layer.weight, moment.inputs(), moment.gradients() if gradients else None, groups,
             mean=moment.mean if name in biased else None, chunk=CHUNK if part.kind == "ffn" else 0.0,
-            keep=int(part is held), multiple=round_to if part.kind == "ffn" else 1, damping=damping, name=name,
+            keep=int(name in kept), multiple=round_to if part.kind == "ffn" else 1, damping=damping, name=name,
         )  # fmt: skip
         found[name] = Units(part, path, price(part, len(groups)), len(groups))
     return found
@@ -155,6 +164,40 @@ def choose_units(
     return removed, sum(float(units[name].path.costs[:count].sum()) for name, count in steps.items()) / 2
 
 
+def choose_uniform(
+    net: PreTrainedModel, units: Mapping[str, Units], saving: float, round_to: int = 1
+) -> tuple[dict[str, Tensor], float]:
+    """Choose the units to remove, as many in every layer: the numbers of the smallest estimated loss.
+
+    Args:
+        net: dense; only shapes are read.
+        units: as :func:`find_units` returns them for ``uniform``.
+        saving: what to save in all, in the units of the prices.
+        round_to: numbers of neurons are multiples of it.
+
+    Returns:
+        The units by last matrix, int64 [units], and the estimate of what their removal adds to an example's loss.
+
+    Raises:
+        UserError: so much cannot be saved.
+    """
+    groups = [group for group in uniform_groups(net, round_to) if len(group.counts) > 1]
+    own = [[units[part.last] for part in group.parts] for group in groups]
+    losses = [
+        torch.stack([loss_of_removal(unit.path, group.removed) for unit in found]).sum(0)
+        for group, found in zip(groups, own, strict=True)
+    ]
+    savings = [
+        group.removed.double() * sum(unit.price for unit in found) for group, found in zip(groups, own, strict=True)
+    ]
+    options = uniform_options(losses, savings, saving)
+    if options is None:
+        raise UserError("model.density: so small a budget leaves no head and no neuron in a layer; give a larger one")
+    left = kept_by_part(groups, options)
+    removed = {name: first_removed(unit.path, unit.count - left[name]) for name, unit in units.items()}
+    return removed, sum(float(found[option]) for found, option in zip(losses, options, strict=True)) / 2
+
+
 def component_path(sigma: Tensor, price: Price) -> tuple[Tensor, Tensor]:
     """Return what it costs and what it saves to drop components of one matrix, from the last to the second.
 
@@ -175,6 +218,7 @@ def remove_units(
     removed: Mapping[str, Tensor],
     biased: frozenset[str],
     damping: float,
+    uniform: bool = False,
 ) -> None:
     """Remove heads, neurons and sub-layers of the dense ``net`` in place, and update what stays, equation (U).
 
@@ -184,7 +228,19 @@ def remove_units(
         removed: units by last matrix, int64 [units].
         biased: sites whose bias takes over the mean of the inputs.
         damping: of the inputs' moments.
+        uniform: every layer loses as many and keeps some, also where sub-layers cannot go as a whole.
     """
+    if uniform:
+        kept = {}
+        for part in (part for part in sublayers(net, removable=False) if part.last in removed):
+            name, groups = part.last, unit_inputs(net, part)
+            kept[name] = torch.ones(len(groups), dtype=torch.bool).index_fill(0, removed[name], False)
+            if len(removed[name]):
+                mean = moments[name].mean if name in biased else None
+                inputs = groups[removed[name]].flatten()
+                _update(net.get_submodule(name), moments[name], inputs, mean, damping, name)
+        cut_units(net, kept)
+        return
     open_units: dict[str, list[Tensor]] = {}
     parts = sublayers(net)
     for kind, (layer, unit) in SUBLAYER_GATES.items():

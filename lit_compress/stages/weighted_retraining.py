@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lit_compress.calibration.fisher import Fisher
-from lit_compress.models.outline import cut_evenly
+from lit_compress.models.outline import cut_evenly, cut_uniformly
 from lit_compress.models.storage import load_net
+from lit_compress.models.uniform_shape import even_counts
 from lit_compress.stages.base import StageContext
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.low_rank import Decomposer, LowRankRetraining
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.units import choose_units, find_units, least_density, remove_units
+from lit_compress.stages.units import choose_uniform, choose_units, find_units, least_density, remove_units
 from lit_compress.stages.weighting import (
     KRONECKER,
     Weighted,
@@ -53,6 +54,11 @@ def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> N
             f"model.scope: 'all' needs whole second moments, which weighting '{settings.weighting}' has not; nearest: "
             "blocks"
         )
+    if rule.uniform and settings.removes != "structures":
+        raise UserError(
+            f"model.shape: 'uniform' is for heads and neurons, and retrain.removes '{settings.removes}' makes factors; "
+            "nearest: structures"
+        )
     if settings.removes == "components":
         return
     if rule.scope == "all":
@@ -60,6 +66,9 @@ def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> N
                         "components")  # fmt: skip
     if not rule.by_density:
         raise UserError(f"retrain.removes: '{settings.removes}' needs a density; give model.density")
+    if rule.uniform:
+        even_counts(net, rule.density, rule.round_to)
+        return
     least = least_density(net)
     if settings.removes == "structures" and rule.density < least:
         raise UserError(
@@ -97,14 +106,16 @@ def remove_structures(
 
     def choose() -> tuple[dict[str, Tensor], float]:
         price, gradients = partial(rule.unit_price, net), settings.weighting == "kfac"
-        units = find_units(net, moments, biased, damping, price, gradients, rule.round_to)
+        units = find_units(net, moments, biased, damping, price, gradients, rule.round_to, rule.uniform)
+        if rule.uniform:
+            return choose_uniform(net, units, whole * (1 - rule.density), rule.round_to)
         sigma: dict[str, Tensor] = {}
         if settings.removes == "both":
             sigma = rule.sigmas(net, weigh(settings, net, {}, moments, Path(), rule.stacks(net)).sigma)
         return choose_units(units, whole * (1 - rule.density), sigma, rule.prices(net))
 
     removed, loss = from_first(choose)
-    remove_units(net, moments, removed, biased, settings.input_damping)
+    remove_units(net, moments, removed, biased, settings.input_damping, rule.uniform)
     net.to(device)  # type: ignore[arg-type]
     if settings.removes == "structures":
         return replace(rule, density=1.0), loss
@@ -143,6 +154,7 @@ class WeightedRetraining(LowRankRetraining):
     """Estimate what the weighting needs, factorize, fine-tune again."""
 
     settings: Weighted
+    uniform = True
 
     def check(self, net: PreTrainedModel) -> None:
         """Also refuse weightings that would fail only after the dense stage."""
@@ -158,6 +170,8 @@ class WeightedRetraining(LowRankRetraining):
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with factors, or with fewer heads and neurons."""
         if self.settings.removes == "structures" and not self.ranks.keeps_all:
+            if self.ranks.uniform:
+                return cut_uniformly(net, self.ranks.density, self.ranks.round_to)
             return cut_evenly(net, self.ranks.density, whole=True)
         return super().outline(net)
 

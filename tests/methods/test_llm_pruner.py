@@ -115,6 +115,19 @@ def test_every_block_keeps_the_same_share_and_some_stay_whole():
     assert {count % 8 for count in list(kept_counts(net, CoupledPruning(), 0.4, 8).values())[1::2]} == {0}
 
 
+def test_uniform_blocks_keep_exactly_as_many():
+    net = make_net("bert", num_hidden_layers=4)
+    stage = LLMPruner(backbone="x", density=0.55, shape="uniform").stages()[-1]
+    counts = stage.counts(net)
+    assert set(counts) == {f"bert.encoder.layer.{i}.output.dense" for i in range(4)}  # BERT's heads stay
+    assert len(set(counts.values())) == 1
+    stage.outline(net)
+    assert 0.54 < stored_density(net) <= 0.55
+    whole = CoupledPruning(keep_first=1)
+    with pytest.raises(UserError, match=r"model\.shape: 'uniform' .* prune\.keep_first 1, .* nearest: 0, 0"):
+        LLMPruner(backbone="x", density=0.55, shape="uniform", prune=whole).stages()[-1].check(make_net("bert"))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

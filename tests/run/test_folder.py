@@ -76,6 +76,14 @@ def of_lpaf(**init):
     return CONFIG | {"model": {"class_path": "lit_compress.methods.LPAF", "init_args": {"rank": None, **init}}}
 
 
+def test_the_shape_of_layers_was_free_before_it_was_an_option(tmp_path):
+    run = Run(tmp_path)
+    run.begin(of_lpaf(density=0.25))
+    assert run.check_same(of_lpaf(density=0.25, shape="free")) == []
+    with pytest.raises(UserError, match=r"model\.shape was free, now uniform"):
+        run.check_same(of_lpaf(density=0.25, shape="uniform"))
+
+
 def test_a_density_that_an_earlier_version_stored_is_the_usual_one(tmp_path):
     """It stored 0.25 where none was given."""
     run = Run(tmp_path)

@@ -3,10 +3,11 @@
 import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from tiny import make_net
 
 from lit_compress import methods
 from lit_compress.__main__ import main
-from lit_compress.run.runner import _check_rounding
+from lit_compress.run.runner import _check_rounding, _check_shape
 from lit_compress.utils.errors import UserError
 
 
@@ -34,3 +35,17 @@ def test_what_can_be_rounded():
         _check_rounding(methods.CoFi(task="sst2", round_to=0))
     with pytest.raises(UserError, match=r"model\.round_to: 8 needs prune\.exact_target true"):
         methods.SP3(task="sst2", round_to=8, fidelity="official").stages()
+
+
+def test_whose_layers_can_have_one_shape():
+    """FWSVD's can with the weightings that remove structures; its other settings are refused by the stage."""
+    able, names = set(), {*methods.__all__} - {"Method"}
+    for name in names:
+        try:
+            _check_shape(getattr(methods, name)(task="sst2", shape="uniform"))
+            able.add(name)
+        except UserError as error:
+            assert str(error).startswith("model.shape: 'uniform' is for heads and neurons that go at once, which ")
+    assert able == {"SecondOrder", "FWSVD", "LLMPruner"}
+    with pytest.raises(UserError, match=r"model\.shape: 'uniform' .* 'components' makes factors; nearest: structures"):
+        methods.SecondOrder(task="sst2", shape="uniform").stages()[-1].check(make_net())

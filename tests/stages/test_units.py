@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -12,17 +13,27 @@ from transformers import AutoModelForSequenceClassification
 from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
+from lit_compress.export.ordinary import ordinary_net
 from lit_compress.methods import SecondOrder
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.models.accounting import count_params, dense_site_params, stored_density
 from lit_compress.models.sites import find_sites, sublayers
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe
+from lit_compress.models.uniform_shape import uniform_groups
 from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.numerics.structures import inverse_moment, remove_inputs
+from lit_compress.numerics.uniform import loss_of_removal
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.units import choose_units, find_units, least_density, remove_units, unit_inputs
+from lit_compress.stages.units import (
+    choose_uniform,
+    choose_units,
+    find_units,
+    least_density,
+    remove_units,
+    unit_inputs,
+)
 from lit_compress.stages.weighted_retraining import check_removal
 from lit_compress.utils.errors import UserError
 
@@ -30,8 +41,8 @@ DAMPING = (1e-3, 1e-2)
 FAMILIES = ["bert", "distilbert", "deberta-v2", "modernbert", "bart"]
 
 
-def make(family="bert"):
-    return make_net(family, dropout=0.0, initializer_range=0.2).eval().double()
+def make(family="bert", **settings):
+    return make_net(family, dropout=0.0, initializer_range=0.2, **settings).eval().double()
 
 
 def rows(net, size=6):
@@ -86,6 +97,41 @@ def test_the_narrow_net_is_the_one_with_zero_columns(family):
     remove_units(net, moments, removed, biased, DAMPING[0])
     assert torch.allclose(logits(net), logits(reference), atol=1e-8)
     assert not torch.allclose(logits(net), logits(make(family)), atol=1e-4)
+
+
+@pytest.mark.parametrize(("family", "settings"), [("bert", {}), ("llama", {"num_attention_heads": 8, "head_dim": 4,
+                                                                          "num_key_value_heads": 4})])  # fmt: skip
+def test_uniform_counts_have_the_smallest_loss(family, settings):
+    """As many units in every layer, of all counts within the budget those whose removal costs least; U is as usual."""
+    net, reference = make(family, **settings), make(family, **settings)
+    moments, biased, density = moments_of(net), biased_sites(net), 0.66
+    price = partial(RankRule().unit_price, net)
+    units = find_units(net, moments, biased, DAMPING, price, uniform=True)
+    removed, loss = choose_uniform(net, units, dense_site_params(net) * (1 - density))
+    groups = uniform_groups(net)
+    counts = [{group.units - len(removed[part.last]) for part in group.parts} for group in groups]
+    assert all(len(found) == 1 for found in counts) and len(groups) == (1 if family == "bert" else 2)
+    others = []
+    for kept in product(*(group.counts for group in groups)):
+        gone = [(group, group.units - count) for group, count in zip(groups, kept, strict=True)]
+        if sum(group.price * count for group, count in gone) >= dense_site_params(net) * (1 - density):
+            paths = [(units[part.last].path, torch.tensor([count])) for group, count in gone for part in group.parts]
+            others.append(sum(float(loss_of_removal(*found)) for found in paths) / 2)
+    assert loss == pytest.approx(min(others))
+    with torch.no_grad():
+        for name, gone in removed.items():
+            layer, found = reference.get_submodule(name), moments[name]
+            width = layer.in_features // units[name].count
+            columns = (gone[:, None] * width + torch.arange(width)).flatten()
+            mean = found.mean if name in biased else torch.zeros_like(found.mean)
+            inverse, _ = inverse_moment(found.inputs() - mean[:, None] * mean, DAMPING[0])
+            weight, _ = remove_inputs(layer.weight, inverse, columns)
+            if layer.bias is not None:
+                layer.bias += (layer.weight - weight) @ mean
+            layer.weight.copy_(weight)
+    remove_units(net, moments, removed, biased, DAMPING[0], uniform=True)
+    assert torch.allclose(logits(net), logits(reference), atol=1e-6) and stored_density(net) <= density
+    assert ordinary_net(fuse(net)) is not None
 
 
 @pytest.mark.parametrize("family", FAMILIES)

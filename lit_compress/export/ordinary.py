@@ -1,0 +1,40 @@
+"""Exports that are ordinary nets of their family: the library's own class holds them, with other sizes at most."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from lit_compress.export.narrow import as_ordinary
+from lit_compress.models.backbones import empty_net
+from lit_compress.models.shapes import empty_parameters
+from lit_compress.models.surgery import replace
+from lit_compress.models.uniform_shape import ordinary_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@torch.no_grad()
+def ordinary_net(net: PreTrainedModel) -> PreTrainedModel | None:
+    """Return the ordinary net that the fused ``net`` is; None for any other.
+
+    It is one where no matrix was replaced, where all layers have as many heads and as many neurons (uniform_shape.py),
+    or where all blocks share one basis of narrow hidden states (narrow.py).
+    """
+    if (config := ordinary_config(net)) is None:
+        return as_ordinary(net)
+    with empty_parameters():
+        ordinary = empty_net(config)
+        ordinary.tie_weights()
+    own = dict(net.named_parameters())
+    for name, _ in list(ordinary.named_parameters()):
+        replace(ordinary, name, nn.Parameter(own[name].detach().clone()))  # type: ignore[arg-type]
+    ordinary.tie_weights()
+    for name, buffer in net.named_buffers():
+        ordinary.get_buffer(name).copy_(buffer)
+    if net.can_generate():
+        ordinary.generation_config = net.generation_config
+    return ordinary.eval()
