@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_compress.evaluation.continuation import continuations
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.card import card
 from lit_compress.export.certificate import Certificate, answers
@@ -103,7 +104,7 @@ def write_export(
         kept, dense = density(small) * dense_site_params(small) / dense_site_params(next(iter(before.values())).net), {}
         if merges:
             dense = slower(small, task.length) if choices.merge == "slower" else merged(small)
-        net, vocabulary, embeddings = fuse(small, dense), None, None
+        net, vocabulary, embeddings, given = fuse(small, dense), None, None, data
         if choices.vocabulary == "data":
             net, data, vocabulary = cut_vocabulary(net, data)
         if choices.embeddings:
@@ -127,6 +128,7 @@ def write_export(
         metric, ends = scores[key], [scores[end] for end in (f"{key}_low95", f"{key}_high95") if end in scores]
         nets = {**before, "compressed": Measured(exported, temporary, metric, initial, kept, bool(dense))}
         report = build_report(task, method, nets, config)
+        report["generation"] = continuations((next(iter(before.values())).net, given), (exported, data))
         report["metric"] |= {"rows": data.validation_size(), "available": data.validation_available()}
         add_intervals(report, ends or None)
         if facts is not None:

@@ -289,6 +289,28 @@ def speed_lines(report: dict[str, Any]) -> list[str]:
     return [f"speed-up {gain}", *([] if timing["steady"] else [busy])]
 
 
+WIDEST = 100  # characters of a text on the screen
+
+
+def generation_lines(report: dict[str, Any]) -> list[str]:
+    """Return how both nets go on with a prompt, for the screen; [] for nets that do not write."""
+    if not (found := report.get("generation")):
+        return []
+    texts = {key: " ".join(found[key].split()) for key in ("prompt", "dense", "compressed")}
+    texts = {key: text if len(text) <= WIDEST else f"{text[:WIDEST]} …" for key, text in texts.items()}
+    return [f"{key}: {text}" for key, text in texts.items()] + [same_tokens(found)]
+
+
+def same_tokens(generation: dict[str, Any]) -> str:
+    """Return how far the two continuations are the same.
+
+    >>> same_tokens({"same": 3, "tokens": 20})
+    'the first 3 of 20 tokens are the same'
+    """
+    same, tokens = generation["same"], generation["tokens"]
+    return f"the first {same} of {tokens} tokens are the same" if same < tokens else f"all {tokens} tokens are the same"
+
+
 def table(report: dict[str, Any]) -> Table:
     """Return the final table for the terminal and for a log: at most 100 columns for four nets of BERT's size."""
     from rich.table import Table
@@ -310,7 +332,7 @@ def print_table(report: dict[str, Any]) -> None:
         sys.stdout.reconfigure(errors="replace")  # ± where the log is ASCII: no reason to fail at the end of a run
     console = Console(highlight=False)
     (console if console.is_terminal else Console(highlight=False, width=120)).print(table(report))
-    print(score_line(report), *speed_lines(report), sep="\n")
+    print(score_line(report), *speed_lines(report), *generation_lines(report), sep="\n")
     if found := report.get("budget"):
         print(budget_line(found))
 

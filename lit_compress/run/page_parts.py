@@ -15,7 +15,7 @@ from markupsafe import Markup
 from lit_compress.analysis import svg
 from lit_compress.analysis.pareto import COSTS, cost_of, front
 from lit_compress.evaluation.intervals import standard_error
-from lit_compress.export.report import counted, rows, speed_lines
+from lit_compress.export.report import counted, rows, same_tokens, speed_lines
 from lit_compress.run.changes import changed_line
 from lit_compress.run.curves import thin
 from lit_compress.run.details import details_of
@@ -124,6 +124,7 @@ def _shown(run: Result, out: Path, anchor: str, few: bool, some: bool, flips: in
         "run": run, "anchor": anchor, "error": standard_error(ends) if ends else None,
         "place": quote(os.path.relpath(run.folder, out)) + "/" if run.folder else None,
         "header": header, "body": body, "speed": speed_lines(report) if report else [],
+        "generation": shown_generation(report),
         "curves": curve_charts(details.get("curves") or {}, run.stages, report, 120 if some else 30),
         "map": layer_map(details.get("layers") or [], titles=some),
         "changes": shown_changes(details.get("changes"), flips),
@@ -131,6 +132,13 @@ def _shown(run: Result, out: Path, anchor: str, few: bool, some: bool, flips: in
         "minutes": None if run.seconds is None else run.seconds / 60,
         "config": _config_text(report) if some and report else None,
     }  # fmt: skip
+
+
+def shown_generation(report: dict[str, Any] | None) -> dict[str, str] | None:
+    """Return a prompt and how both nets go on with it, as short texts; None for nets that do not write."""
+    if not (found := (report or {}).get("generation")):
+        return None
+    return {key: _text(found[key]) for key in ("prompt", "dense", "compressed")} | {"same": same_tokens(found)}
 
 
 def _config_text(report: dict[str, Any]) -> str:
