@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from lit_compress.export.narrow import as_ordinary
-from lit_compress.models.backbones import empty_net
 from lit_compress.models.shapes import empty_parameters
 from lit_compress.models.surgery import replace
+from lit_compress.models.transposed import as_linears
 from lit_compress.models.uniform_shape import ordinary_config
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def ordinary_net(net: PreTrainedModel) -> PreTrainedModel | None:
     if (config := ordinary_config(net)) is None:
         return as_ordinary(net)
     with empty_parameters():
-        ordinary = empty_net(config)
+        ordinary = as_linears(type(net)(config))  # type: ignore[call-arg]
         ordinary.tie_weights()
     own = dict(net.named_parameters())
     for name, _ in list(ordinary.named_parameters()):

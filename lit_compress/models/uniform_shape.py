@@ -13,10 +13,10 @@ import torch
 
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.backbones import empty_net
 from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import SubLayer, blocks, head_width, sublayers
 from lit_compress.models.surgery import describe
+from lit_compress.models.transposed import as_linears
 from lit_compress.numerics.uniform import uniform_options
 from lit_compress.utils.errors import UserError
 
@@ -122,7 +122,7 @@ def ordinary_config(net: PreTrainedModel) -> PreTrainedConfig | None:
             sizes |= _heads(net, parts[0], queries * parts[0].heads // getattr(net.config, field))
     if (config := _resized(net, sizes)) is None:
         return None
-    ordinary = without_values(lambda: empty_net(config))
+    ordinary = without_values(lambda: as_linears(type(net)(config)))  # type: ignore[call-arg]
     own, others = ({name: value.shape for name, value in of.named_parameters()} for of in (net, ordinary))
     return config if own == others else None
 
