@@ -4,6 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Python keeps what it compiles, whatever the environment says: pip compiles nothing below, and without this each
+# process would compile torch and all the others anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: quickstart test lint clean
 
 # torch goes first and pinned, so that nothing else pulls in another build of it: without an NVIDIA driver the
