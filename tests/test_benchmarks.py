@@ -27,7 +27,7 @@ TRAIN = ["lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "sp3/decoders", "task
 MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "sp3/where", "data",
            "speed", "speed/low_rank", "threads", "scaling", "second_order/divergence", "reliability",
            *(f"reliability/{name}" for name in ("fuzz", "kills", "faults", "memory", "agreement")),
-           "reliability/compare_under_kills"]  # fmt: skip
+           "reliability/compare_under_kills", "scaling/by_block"]  # fmt: skip
 
 
 WHERE = {"factorize": 5, "analyze": 6}  # word with the folder that a command writes

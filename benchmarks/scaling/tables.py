@@ -106,10 +106,26 @@ def sections() -> list[str]:
     """Return the table of the study's page."""
     results = load("scaling")
     last = [origin(results[0], "scaling", 1).replace("1 thread(s), ", "")] if results else []
-    return ["## Measured\n", step_table(), *last]
+    return ["## Measured\n", step_table(), *last, "\n## One block at a time\n", block_table()]
+
+
+def block_table() -> str:
+    """Return the peak memory of ``factorize --by_block``; seconds of blocks that were not run are extrapolated."""
+    rows = []
+    for r in sorted(load("scaling/by_block"), key=lambda found: found["parameters"]):
+        memory, seconds, more = r["memory"], r["seconds"], r["blocks"] / r["run"]
+        rows.append([
+            r["name"], f"{r['width']} x {r['inner']}", f"{r['run']} of {r['blocks']}", f"{r['parameters']:,}",
+            *(f"{memory[part] / 2**20:,.0f}" for part in ("outside", "block", "statistics", "bound")),
+            f"{r['peak_mib']:,.0f}", f"{r['examples']} x {r['length']}", f"{sum(seconds.values()) * more:,.0f}",
+        ])  # fmt: skip
+    header = ["net", "width x inner", "blocks run", "parameters run", "outside, MiB", "a block", "its sums", "bound", "peak",
+              "tokens", "seconds for all blocks"]  # fmt: skip
+    return table(header, rows)
 
 
 def page() -> str:
     """Return docs/scaling.md."""
     text = (HERE / "scaling" / "page.md").read_text()
+    text = text.replace("{blocks}", block_table().strip())
     return text.replace("{steps}", step_table().strip()).replace("{scale}", scale_table().strip())

@@ -14,6 +14,7 @@ from lit_compress.export.folder import check_out
 from lit_compress.export.hub import push
 from lit_compress.export.modelling import write_model
 from lit_compress.export.report import markdown
+from lit_compress.models.shards import LazyTensors, net_shapes
 from lit_compress.models.storage import load_net, tied
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json
@@ -132,15 +133,13 @@ def _save(net: Compressed, save_directory: str | Path) -> None:
 
 def _is_as_exported(net: Compressed) -> bool:
     """Say whether the tensors of ``net`` are those of its export."""
-    from safetensors import safe_open
-
     aliases = tied(net)
     tensors = {name: value for name, value in net.state_dict().items() if name not in aliases}
-    with safe_open(net.folder / "model.safetensors", "pt") as file:
-        if set(file.keys()) != set(tensors):
-            return False
-        stored = ((file.get_tensor(name), tensors[name]) for name in tensors)
-        return all(old.dtype == new.dtype and torch.equal(old, new.cpu()) for old, new in stored)
+    if set(net_shapes(net.folder)) != set(tensors):
+        return False
+    file = LazyTensors(net.folder, "export")
+    stored = ((file.read(name), tensors[name]) for name in tensors)
+    return all(old.dtype == new.dtype and torch.equal(old, new.cpu()) for old, new in stored)
 
 
 def _push(net: Compressed, repo_id: str, private: bool = False) -> str:

@@ -59,6 +59,12 @@ class KroneckerFactors:
     _inputs: Gram | Counts | None
     _gradients: Gram | None
 
+    @property
+    def outputs(self) -> int:
+        """How many outputs the site has."""
+        assert self._gradients is not None, "no gradients"
+        return self._gradients.size
+
     def released(self) -> KroneckerFactors:
         """Return the same without the sums, whose memory is free when nothing else has them."""
         return replace(self, _inputs=None, _gradients=None)

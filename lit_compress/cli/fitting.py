@@ -15,6 +15,7 @@ from typing import Any
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from lit_compress.cli.by_block import factorize_by_block
 from lit_compress.cli.exporting import add_choices
 from lit_compress.cli.one_shot import factorize_model
 from lit_compress.cli.options import CommandLine
@@ -95,9 +96,18 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     parser.add_argument("model", metavar="MODEL", help="folder or hub name of a model fine-tuned on the task")
     parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
     add_choices(parser, programs=False)
+    parser.add_argument(
+        "--by_block", choices=("float32", "bfloat16"),
+        help="for a model larger than memory: one block at a time is in memory, the states between blocks are on disk "
+        "in this precision (in OUT.by_block); the same command goes on after a kill",
+    )  # fmt: skip
     given, cli = parse_one_shot(parser, args, "factorize")
     out = Path(given.out).expanduser()
     check_out(out)
+    if given.by_block:
+        parts = cli.build()
+        choices = parts.storage.choices
+        return given.out, factorize_by_block(out, parts.method, parts.data, cli.dump(), choices, given.by_block)
     parts = settle_budget(cli)
     return given.out, factorize_model(out, parts.method, parts.data, cli.dump(), parts.storage.choices)
 

@@ -24,6 +24,7 @@ from lit_compress.export.modelling import MODULE, is_own_code
 from lit_compress.export.program import example_inputs, write_program
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import NEEDED, ONNX, ONNX_INT8, RUNTIMES, Inputs, Run, Runtime, Setting
+from lit_compress.models.shards import tensor_files
 from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
@@ -186,10 +187,10 @@ class Program:
 
     def entry(self) -> dict[str, Any]:
         """Return what the result says of it."""
-        weights = self.path if self.path.is_file() else self.path / "model.safetensors"
+        files = [self.path] if self.path.is_file() else [path for path in tensor_files(self.path) if path.is_file()]
         return {
             "net": self.source.label, "runtime": self.runtime.name, "dtype": self.runtime.dtype,
-            "difference": self.difference, "bytes": weights.stat().st_size if weights.is_file() else None,
+            "difference": self.difference, "bytes": sum(path.stat().st_size for path in files) or None,
         }  # fmt: skip
 
 

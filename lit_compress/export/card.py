@@ -38,17 +38,7 @@ output = net(**inputs)  # {results}
 {table}
 
 The metric is that of {rows} of the dev set{error}.
-Latency: one thread, batch 1, {length} tokens, all columns interleaved in one process on {cpu}{speed}.
-Reloaded in a process without lit_compress, the logits differ by at most {difference:.1e}.
-
-## Certificate
-
-On texts of the data, {shapes} tokens, the logits differ from those of the net before export, relative above 1, by
-
-| file | at most | allowed | verdict |
-|---|---|---|---|
-{certificate}
-
+{checked}
 ## Meaning of the output
 
 {labels}
@@ -58,8 +48,23 @@ On texts of the data, {shapes} tokens, the logits differ from those of the net b
 {files}; `report.json` has every number above with the config, the versions and the machine.
 """
 
+_CHECKED = """Latency: one thread, batch 1, {length} tokens, all columns interleaved in one process on {cpu}{speed}.
+Reloaded in a process without lit_compress, the logits differ by at most {difference:.1e}.
+
+## Certificate
+
+On texts of the data, {shapes} tokens, the logits differ from those of the net before export, relative above 1, by
+
+| file | at most | allowed | verdict |
+|---|---|---|---|
+{certificate}
+"""
+
+_BY_BLOCK = """The net was made and measured with one block at a time in memory: it was not timed, and not loaded whole.
+"""
+
 _FILES = """`structure.json` names the modules that were replaced, by what and of which sizes;
-`modeling_compressed.py` has the layers and puts them in place; `model.safetensors` holds their tensors"""
+`modeling_compressed.py` has the layers and puts them in place; {holds} their tensors"""
 
 _FACTORS = ", e.g. `<site>.left` [out, rank] and `<site>.right` [rank, in]"
 
@@ -215,6 +220,19 @@ def _certificate(entries: list[dict[str, Any]]) -> dict[str, str]:
             "certificate": "\n".join(lines)}  # fmt: skip
 
 
+def _checked(report: dict[str, Any]) -> str:
+    """Return what is said of latency and of the comparisons after the export."""
+    if report["export_difference"] is None:
+        return _BY_BLOCK
+    return _CHECKED.format(
+        **_certificate(report["certificate"]),
+        length=report["compressed"]["latency_ms"]["length"],
+        cpu=report["hardware"]["cpu"],
+        speed="".join(f"; {line}" for line in speed_lines(report)),
+        difference=report["export_difference"],
+    )
+
+
 def card(report: dict[str, Any], task: Task, factors: bool) -> str:
     """Return the text of the export's README.md.
 
@@ -225,7 +243,8 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
     """
     kind, backbone = task_type(task), report["config"]["model"]["init_args"]["backbone"]
     name = model_name(backbone)
-    files = _FILES + (_PIVOT if report.get("pivot") else _FACTORS if factors else "")
+    holds = "the files of `model.safetensors.index.json` hold" if "by_block" in report else "`model.safetensors` holds"
+    files = _FILES.format(holds=holds) + (_PIVOT if report.get("pivot") else _FACTORS if factors else "")
     found, merged = report["compressed"], report["merged"]
     note = ""
     if merged["matrices"]:
@@ -259,7 +278,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
             program += _WRITING.format(programs=" and ".join(programs))
     metadata = _metadata(report, task, name, license_of(backbone)).to_yaml()
     return f"---\n{metadata}\n---\n" + _CARD.format(
-        **_certificate(report["certificate"]),
+        checked=_checked(report),
         note=note,
         program=program,
         trust=", trust_remote_code=True" if report["refuses"] else "",
@@ -276,9 +295,5 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         example=kind.example(task),
         results=", ".join(kind.results),
         table=markdown(report),
-        length=report["compressed"]["latency_ms"]["length"],
-        cpu=report["hardware"]["cpu"],
-        speed="".join(f"; {line}" for line in speed_lines(report)),
-        difference=report["export_difference"],
         labels=kind.meaning(task),
     )

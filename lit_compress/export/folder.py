@@ -113,7 +113,7 @@ def write_export(
         if choices.half:
             cast(stored, choices.dtype)
         write_model(stored, temporary)
-        _write_tokenizer(data, temporary)
+        write_tokenizer(data, temporary)
         if task.kind == "embedding":
             write_sentence_files(temporary, net.config.hidden_size, data.max_length, task.pooling)
         for _ in track([0], "check the export in another process"):
@@ -165,7 +165,7 @@ def write_export(
     return report
 
 
-def _write_tokenizer(data: DataModule, folder: Path) -> None:
+def write_tokenizer(data: DataModule, folder: Path) -> None:
     """Write the tokenizer; programs that read its file alone end longer texts where the data ends them.
 
     Not for questions, summaries and language models, whose parts are not cut alike.

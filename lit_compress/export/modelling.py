@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,10 +90,16 @@ def write_model(net: PreTrainedModel, folder: Path) -> None:
         net.config.architectures = ordinary.config.architectures = [base]
         save_net(ordinary, folder)
         return
+    write_form(net, folder, save_net)
+
+
+def write_form(net: PreTrainedModel, folder: Path, save: Callable[[PreTrainedModel, Path], None]) -> None:
+    """Write config with ``auto_map``, structure and the modelling file; ``save`` writes what else is to be written."""
+    base = type(net).__name__
     net.config.structure = describe(net)
     net.config.architectures = [f"Compressed{base}"]
     net.config.auto_map = {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{base}"}
-    save_net(net, folder)
+    save(net, folder)
     kinds = {spec["kind"] for spec in net.config.structure.values()} - {"attributes"}
     if net.config.structure:
         _refuse_other_classes(net.config, folder / "config.json")

@@ -21,6 +21,7 @@ from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.models.accounting import dense_site_params, forward_times, measure
 from lit_compress.models.budget import budget_line
 from lit_compress.models.budget import shown as shown_value
+from lit_compress.models.shards import net_bytes
 from lit_compress.utils.progress import track
 from lit_compress.utils.timing import STEADY, Speedup, processor, speedup, spread, summary
 
@@ -73,7 +74,7 @@ class Measured:
 
     Attributes:
         net: the net, loaded from ``folder``.
-        folder: folder of its ``model.safetensors``.
+        folder: folder of its tensors.
         metric: dev metric.
         initial: dev metric before the first step of its stage, e.g. right after a factorization; None without training.
         kept: density that the method kept, if the file may store more (export/fuse.py); None: that of the file.
@@ -102,7 +103,7 @@ class Measured:
             **found,
             "kept": found["density"] if self.kept is None else self.kept,
             "stored": stored,
-            "bytes": (self.folder / "model.safetensors").stat().st_size,
+            "bytes": net_bytes(self.folder),
         }
 
 
@@ -141,14 +142,21 @@ def build_report(task: Task, method: str, nets: dict[str, Measured], config: dic
     whole = dense_site_params(next(iter(nets.values())).net)
     stages = {name: measured.entry(task, whole) for name, measured in track(nets.items(), "measure", len(nets))}
     timing = add_latency(list(stages.values()), [measured.net for measured in nets.values()], task)
+    return compared(task, method, stages, timing, config)
+
+
+def compared(
+    task: Task, method: str, stages: dict[str, dict[str, Any]], timing: dict[str, Any], config: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the report of nets that were measured: stage -> its entry; the first is dense, the last the export."""
     dense, *_, compressed = stages.values()
     mode = "max" if higher_is_better(task) else "min"
     ratios = {
         "metric": compressed["metric"] / dense["metric"] if dense["metric"] else None,
         "params": {key: compressed["params"][key] / dense["params"][key] for key in dense["params"]},
-        "flops": compressed["flops"] / dense["flops"],
+        "flops": compressed["flops"] / dense["flops"] if dense["flops"] and compressed["flops"] else None,
         "bytes": compressed["bytes"] / dense["bytes"],
-        "speedup": timing["speedup"]["median"],
+        "speedup": timing["speedup"]["median"] if timing["speedup"] else None,
     }
     return {
         "task": task.name, "method": method, "metric": {"name": task.metrics[0], "mode": mode},
@@ -213,6 +221,12 @@ def short(value: float) -> str:
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
+def _timed(entry: dict[str, Any], key: str, show: Callable[[float], str] = "{:.2f}".format) -> str:
+    """Return a net's latency as it is shown; empty where it was not timed."""
+    found = entry["latency_ms"][key]
+    return "" if found is None else show(found)
+
+
 _Show = Callable[[dict[str, Any]], str]
 
 
@@ -238,10 +252,10 @@ _ROWS: tuple[tuple[str, _Show, Callable[[dict[str, Any]], float] | None], ...] =
     ("site parameters", lambda e: f"{e['params']['sites']:,}", _number("params", "sites")),
     ("non-embedding parameters", lambda e: f"{e['params']['non_embedding']:,}", _number("params", "non_embedding")),
     ("total parameters", lambda e: f"{e['params']['total']:,}", _number("params", "total")),
-    ("MFLOPs, 1 x {length} tokens", lambda e: f"{e['flops'] / 1e6:,.1f}", _number("flops")),
+    ("MFLOPs, 1 x {length} tokens", lambda e: f"{e['flops'] / 1e6:,.1f}" if e["flops"] else "", _number("flops")),
     ("bytes on disk", lambda e: f"{e['bytes']:,}", _number("bytes")),
-    ("CPU latency ms, median", lambda e: f"{e['latency_ms']['median']:.2f}", _number("latency_ms", "median")),
-    ("   p10 - p90", lambda e: " - ".join(short(e["latency_ms"][key]) for key in ("p10", "p90")), None),
+    ("CPU latency ms, median", lambda e: _timed(e, "median"), _number("latency_ms", "median")),
+    ("   p10 - p90", lambda e: " - ".join(filter(None, (_timed(e, key, short) for key in ("p10", "p90")))), None),
 )
 _SPEED = "CPU latency ms, median"
 

@@ -113,12 +113,19 @@ def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
     """
     inputs = random_inputs(net, batch, length)
     if net.device.type == "meta":
-        del inputs["attention_mask"]  # whether it masks anything would be asked
-        try:
-            return _counted_flops(net, inputs)
-        except (RuntimeError, NotImplementedError):
-            return flops(with_zeros(net), length, batch)
+        found = shape_flops(net, length, batch)
+        return flops(with_zeros(net), length, batch) if found is None else found
     return _counted_flops(net, inputs)
+
+
+def shape_flops(net: PreTrainedModel, length: int, batch: int = 1) -> int | None:
+    """Return :func:`flops` of a net without values; None where its code looks at values."""
+    inputs = random_inputs(net, batch, length)
+    del inputs["attention_mask"]  # whether it masks anything would be asked
+    try:
+        return _counted_flops(net, inputs)
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def _counted_flops(net: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> int:

@@ -187,15 +187,10 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
         UserError: as :func:`load_net`; or its head is missing or does not fit the task.
     """
     import torch
-    from transformers import AutoConfig
 
     folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
-    refuse_compressed(what, Path(folder))
+    finetuned_config(name, task, option)
     with _one_line("model", folder, option):
-        check_counts(what, Path(folder))
-        config = AutoConfig.from_pretrained(folder)
-        check_head(what, config, task)
-        check_size(what, Path(folder), lambda: _auto_class(kind).from_config(config))
         net, info = _auto_class(kind).from_pretrained(
             folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
         )
@@ -207,6 +202,24 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
     kind.configure(net, task)
     set_pattern(net.config, sites)
     return as_linears(net).eval()
+
+
+def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
+    """Return the configuration of a net that was fine-tuned on ``task``; no weights are read.
+
+    Raises:
+        UserError: as :func:`load_finetuned`, as far as the configuration and the sizes of the files say it.
+    """
+    from transformers import AutoConfig
+
+    folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
+    refuse_compressed(what, Path(folder))
+    with _one_line("model", folder, option):
+        check_counts(what, Path(folder))
+        config = AutoConfig.from_pretrained(folder)
+        check_head(what, config, task)
+        check_size(what, Path(folder), lambda: _auto_class(kind).from_config(config))
+    return config
 
 
 def finetuned_on(backbone: str, task: Task) -> bool:

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.checks import check_counts, check_finite
-from lit_compress.models.shapes import empty_parameters, stored_shapes, without_values
+from lit_compress.models.shapes import empty_parameters, without_values
+from lit_compress.models.shards import WHOLE, load_tensors, net_shapes, only_dtype, write_shard
 from lit_compress.models.surgery import check_structure, describe, rebuild, replace
 from lit_compress.numerics.importance import Weighting
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 ACTIVATIONS = "activations"  # in the configuration of an export: the functions whose names only its own code knows
@@ -62,28 +63,24 @@ def _check_shapes(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
         raise UserError(f"its file has a tensor '{strange[0]}' for which the net has no place")
 
 
-def _dtype(tensors: dict[str, Tensor]) -> torch.dtype:
-    """Return the dtype of all floating-point tensors; float32 if they have several."""
-    found = {value.dtype for value in tensors.values() if value.is_floating_point()}
-    return found.pop() if len(found) == 1 else torch.float32
-
-
 def save_net(net: PreTrainedModel, folder: Path) -> None:
     """Write config.json, model.safetensors and structure.json into the existing ``folder``.
 
     With an empty structure this is an ordinary Hugging Face folder. Of tied tensors only the first is written, as
     transformers does; nets that generate text get a ``generation_config.json``.
     """
-    from safetensors.torch import save_file
+    save_form(net, folder)
+    aliases = tied(net)
+    write_shard({k: value for k, value in net.state_dict().items() if k not in aliases}, folder / WHOLE)
 
+
+def save_form(net: PreTrainedModel, folder: Path) -> None:
+    """Write what :func:`save_net` writes, but no values."""
     if not any(name.endswith(type(net).__name__) for name in net.config.architectures or ()):
         net.config.architectures = [type(net).__name__]  # names the task head
     net.config.save_pretrained(folder)
     if net.can_generate():
         net.generation_config.save_pretrained(folder)
-    aliases = tied(net)
-    tensors = {k: value.detach().contiguous().cpu() for k, value in net.state_dict().items() if k not in aliases}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "structure.json").write_text(json.dumps(describe(net), indent=2) + "\n")
 
 
@@ -93,16 +90,13 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
     Raises:
         UserError: the folder is incomplete or broken; a tensor is missing, unexpected, of another shape or not finite.
     """
-    from safetensors.torch import load_file
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
     try:
         check_counts(f"'{folder}'", folder)
-        config = AutoConfig.from_pretrained(folder)
-        for name, value in config.__dict__.pop(ACTIVATIONS, {}).items():
-            setattr(config, name, value)
+        config = config_of(folder)
         structure = json.loads((folder / "structure.json").read_text())
-        shapes = stored_shapes(folder / "model.safetensors")
+        shapes = net_shapes(folder)
         dense = without_values(lambda: empty_net(config))
         check_structure(structure, dense, shapes)
         with torch.device("meta"):
@@ -113,15 +107,25 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
             rebuild(net, structure)
         if net.can_generate():
             net.generation_config = GenerationConfig.from_pretrained(folder)
-        tensors = load_file(folder / "model.safetensors")
+        tensors = load_tensors(folder)
         _load_tensors(net, tensors)
         check_finite(f"'{folder}'", net)
         if as_stored:
-            net.to(_dtype(tensors))
+            net.to(only_dtype(tensors.values()))
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"cannot load a net from '{folder}': {reason or type(error).__name__}") from error
     return net.eval()
+
+
+def config_of(folder: Path) -> PreTrainedConfig:
+    """Return the configuration of a net that was saved or exported."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    for name, value in config.__dict__.pop(ACTIVATIONS, {}).items():
+        setattr(config, name, value)
+    return config
 
 
 def load_row_importance(folder: Path, weighting: Weighting) -> dict[str, Tensor]:

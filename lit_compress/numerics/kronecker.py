@@ -17,7 +17,7 @@ and leaving out component j adds sigma_j^2 to (M). Only L is inverted. Everythin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -85,7 +85,10 @@ def damped_root(moment: Moment, damping: float, name: str = "weight", what: str 
     if wide.ndim == 1:
         factor, failed = (wide + added).clamp_min(0).sqrt(), bool((wide + added <= 0).any())
     else:
-        found, info = torch.linalg.cholesky_ex(wide + added * torch.eye(len(wide), dtype=wide.dtype))
+        was = diagonal.clone()  # no copy of the whole: of a wide matrix it is the most that is in memory here
+        diagonal += added
+        found, info = torch.linalg.cholesky_ex(wide)
+        diagonal.copy_(was)
         factor, failed = found, bool(info)
     if failed:
         raise UserError(
@@ -188,7 +191,7 @@ class KroneckerSVD:
 def kronecker_svd(
     weight: Tensor | Sequence[Tensor],
     inputs: Moment = None,
-    gradients: Moment | Sequence[Moment] = None,
+    gradients: Moment | Iterable[Moment] = None,
     *,
     mean: Tensor | None = None,
     damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING),
@@ -205,7 +208,8 @@ def kronecker_svd(
     Args:
         weight: [out, in], or a sequence of [out_i, in] on one device.
         inputs: A [in, in], its diagonal [in], or None for the identity.
-        gradients: G [out, out], its diagonal [out], or None; for several matrices a sequence of one each, or None.
+        gradients: G [out, out], its diagonal [out], or None; for several matrices one each, or None. They
+            are asked for one after the other, so that a generator needs the memory of one.
         mean: m [in], the mean of the inputs: decompose under C = A - m m^T, so that a constant part of the inputs,
             which the bias can carry, needs no rank. Without an A it only makes the change of the bias known.
         damping: of A (or C) and G, shares of the means of their diagonals.
@@ -218,32 +222,41 @@ def kronecker_svd(
         UserError: the weight holds inf or NaN, or a moment is not usable; see :func:`damped_root`.
     """
     weights = [weight] if isinstance(weight, Tensor) else list(weight)
-    moments = [gradients] * len(weights) if gradients is None or isinstance(gradients, Tensor) else list(gradients)
-    assert len(weights) == len(moments) and (len(weights) == 1 or not isinstance(gradients, Tensor))
+    single = gradients is None or isinstance(gradients, Tensor)
+    assert len(weights) == 1 or not isinstance(gradients, Tensor)
+    moments: Iterable[Moment] = [gradients] * len(weights) if single else gradients  # type: ignore
     stack = torch.cat([w.detach().to("cpu") for w in weights])
     if not stack.isfinite().all():
         raise UserError(f"{name}: holds inf or NaN and cannot be factorized; valid: finite weights")
     root = damped_root(centred(inputs, mean), damping[0], name, "inputs")
-    outer = [damped_root(moment, damping[1], name, "gradients") for moment in moments]
-
     scaled = root.times(stack.double())
-    sizes = tuple(len(w) for w in weights)
-    both = torch.cat([k.times(rows.T).T for k, rows in zip(outer, scaled.split(sizes), strict=True)])
+    sizes, added, parts = tuple(len(w) for w in weights), [root.added], []
+    for moment, rows in zip(moments, scaled.split(sizes), strict=True):
+        outer = damped_root(moment, damping[1], name, "gradients")
+        parts.append(outer.times(rows.T).T)
+        added.append(outer.added)
+        del moment, outer
+    both = torch.cat(parts)
+    del parts
     basis, sigma = _right_basis(both, components or min(stack.shape), gram=True)
-    left, right = _balanced(scaled @ basis, root.divide(basis.T), sigma_side)
+    del both  # of a wide stack every one of these counts
+    left, right = scaled @ basis, root.divide(basis.T)
+    del scaled, basis
+    _balance(left, right, sigma_side)
     return KroneckerSVD(
         sigma=sigma, left=left, right=right, weight=stack, sizes=sizes,
         mean=None if mean is None else mean.detach().to("cpu", torch.float64),
-        added=(root.added, *(k.added for k in outer)), device=weights[0].device, name=name,
+        added=tuple(added), device=weights[0].device, name=name,
     )  # fmt: skip
 
 
-def _balanced(left: Tensor, right: Tensor, side: SigmaSide) -> tuple[Tensor, Tensor]:
-    """Move the length of every component to ``side``; the product stays."""
+def _balance(left: Tensor, right: Tensor, side: SigmaSide) -> None:
+    """Move the length of every component to ``side``, in place; the product stays."""
     a, b = torch.linalg.vector_norm(left, dim=0), torch.linalg.vector_norm(right, dim=1)
     scale = {"out": b, "in": 1 / a, "balanced": (b / a).sqrt()}[side]
     scale = torch.where((a > 0) & (b > 0), scale, 1.0)
-    return left * scale, right / scale[:, None]
+    left *= scale
+    right /= scale[:, None]
 
 
 @torch.no_grad()

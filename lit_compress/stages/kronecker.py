@@ -38,6 +38,11 @@ def biased_sites(net: PreTrainedModel, stacks: Mapping[str, tuple[str, ...]] | N
     return found
 
 
+def change_of_bias(weight: Tensor, approx: Tensor, mean: Tensor) -> Tensor:
+    """Return (W - X) m [out], which keeps the mean of the outputs, in the weight's dtype."""
+    return ((weight.double() - approx.double()) @ mean.to(weight.device)).to(weight)
+
+
 @dataclass(frozen=True)
 class KroneckerDecomposer:
     """Factorizes the matrices of one net by their Kronecker factors, equation (M) of numerics/kronecker.py.
@@ -80,8 +85,9 @@ class KroneckerDecomposer:
         """
         inputs, mean, rows, gradients = self.moments[name].inputs(), self._mean(name), (weight,), None
         if self.gradients:
-            gradients = [self.moments[site].gradients() for site in self.stacks.get(name, (name,))]
-            rows = weight.split([len(moment) for moment in gradients])
+            names = self.stacks.get(name, (name,))
+            rows = weight.split([self.moments[site].outputs for site in names])
+            gradients = (self.moments[site].gradients() for site in names)
         svd = kronecker_svd(rows, inputs, gradients, mean=mean, damping=self.damping, name=name)
         self._sigma[name] = svd.sigma
         for site in self.stacks.get(name, (name,)) if self.release else ():
@@ -112,9 +118,7 @@ class KroneckerDecomposer:
     def bias_change(self, name: str, weight: Tensor, approx: Tensor) -> Tensor | None:
         """Return (W - X) m [out], which keeps the mean of the outputs, in the weight's dtype; None if not centred."""
         mean = self._mean(name)
-        if mean is None:
-            return None
-        return ((weight.double() - approx.double()) @ mean.to(weight.device)).to(weight)
+        return None if mean is None else change_of_bias(weight, approx, mean)
 
     def _mean(self, name: str) -> Tensor | None:
         return self.moments[name].mean if name in self.centred else None

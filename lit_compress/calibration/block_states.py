@@ -1,0 +1,41 @@
+"""Hidden states and their gradients on disk, between the blocks of a net that goes block by block.
+
+A file holds one tensor for every part of the examples, one after the other. It is written and read with ordinary calls,
+in order, and not mapped: what is mapped and written counts as the process's memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lit_compress.utils.files import atomic_file
+
+Shape = tuple[int, ...]
+
+
+@contextmanager
+def written(path: Path, dtype: torch.dtype) -> Iterator[Callable[[Tensor], None]]:
+    """Yield a function that adds a tensor to the file ``path``, which is there when the context ends without error."""
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+
+        def add(tensor: Tensor) -> None:
+            file.write(tensor.detach().to("cpu", dtype).contiguous().view(torch.uint8).numpy().data)
+
+        yield add
+
+
+def stored(path: Path, dtype: torch.dtype, shapes: Sequence[Shape]) -> Iterator[Tensor]:
+    """Yield the tensors [copies, *shape] of the file ``path``, one after the other; all have as many copies."""
+    each = torch.empty(0, dtype=dtype).element_size()
+    copies = os.path.getsize(path) // (each * sum(map(prod, shapes)))
+    with path.open("rb") as file:
+        for shape in shapes:
+            data = bytearray(file.read(copies * prod(shape) * each))
+            yield torch.frombuffer(data, dtype=dtype).view(copies, *shape)

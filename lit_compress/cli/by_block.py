@@ -1,0 +1,194 @@
+"""``factorize --by_block``: a net larger than memory, of which one block at a time is there.
+
+The phases, each of which goes on from its files where it was stopped: the dev metric of the dense net; the moments and
+the factors of every block (calibration/by_block.py); ranks; the shards of the export; its dev metric.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from lit_compress.calibration.by_block import BlockMoments, Sweeps, calibration_parts, check_disk
+from lit_compress.calibration.kronecker import TOKENS
+from lit_compress.evaluation.divergence import divergence
+from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.export.by_block import check_choices_by_block, write_report, write_shards
+from lit_compress.export.choices import Choices
+from lit_compress.methods.fwsvd import FWSVD
+from lit_compress.methods.second_order import SecondOrder
+from lit_compress.models.backbones import empty_net, finetuned_config
+from lit_compress.models.block_net import BlockNet, Ending, check_by_block
+from lit_compress.models.shapes import without_values
+from lit_compress.models.shards import LazyTensors, net_bytes
+from lit_compress.models.storage import config_of
+from lit_compress.models.surgery import describe
+from lit_compress.stages.by_block import BlockFactors, check_weighting
+from lit_compress.stages.weighted_retraining import calibration_of
+from lit_compress.stages.weighting import calibration_batches, seed_of
+from lit_compress.tasks import task_type
+from lit_compress.utils.cache import short_hash
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import atomic_folder, read_json, remove, write_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+
+Precision = Literal["float32", "bfloat16"]  # of the states on disk
+
+
+class _Work:
+    """The folder of the files between the phases, and the seconds that every phase took.
+
+    Args:
+        folder: made if it is not there.
+        settings: of the work; a folder with others is refused.
+    """
+
+    def __init__(self, folder: Path, settings: str) -> None:
+        self.folder, self.seconds = folder, dict[str, float]()
+        path = folder / "settings.json"
+        begun = any(other.is_file() and other != path for other in folder.rglob("*"))
+        if begun and path.is_file() and read_json("--by_block", path, dict).get("hash") != settings:
+            raise UserError(
+                f"--by_block: '{folder}' holds unfinished work of other settings or data; give the same, or remove it"
+            )
+        if begun and not path.is_file():
+            raise UserError(f"--by_block: '{folder}' holds something else; give another OUT")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"hash": settings})
+        self._since = time.perf_counter()
+
+    def ended(self, phase: str) -> None:
+        """Take the time of a phase that has ended."""
+        now = time.perf_counter()
+        self.seconds[phase], self._since = round(now - self._since, 2), now
+
+
+def factorize_by_block(
+    out: Path,
+    method: FWSVD | SecondOrder,
+    data: DataModule,
+    config: dict[str, Any],
+    choices: Choices,
+    precision: Precision,
+) -> dict[str, Any]:
+    """Factorize the method's backbone with one block in memory, export it to ``out`` and return the report.
+
+    Args:
+        out: folder to write; ``out``.by_block beside it has the files of the work until it is finished.
+        method: as :func:`~lit_compress.cli.one_shot.factorize_model`.
+        data: training data for a weighting that needs them, validation data for the report.
+        config: of the command.
+        choices: for the export.
+        precision: of the states between blocks, on disk.
+
+    Raises:
+        UserError: the model, the data, an option or the disk is not made for this.
+    """
+    folder, settings, rule, task = Path(method.backbone).expanduser(), method.retrain, method.ranks, method.task
+    check_weighting(settings, rule)
+    check_choices_by_block(choices)
+    if method.budget is not None:
+        raise UserError(f"--by_block: budget '{method.budget.asked}' is searched on the whole net; nearest: --density")
+    if not folder.is_dir():
+        raise UserError(f"--by_block: '{folder}' is no folder; give the folder of a downloaded model")
+    if task_type(task).loss == "vectors":
+        raise UserError(f"--by_block: the labels of task '{task.name}' are vectors of the whole net; leave it out")
+    kind, dtype, device = task_type(task), getattr(torch, precision), "cuda" if torch.cuda.is_available() else "cpu"
+    made = finetuned_config(method.backbone, task, "model")
+    made.dtype = torch.float32
+    dense, form = (_shapes(made, folder, method) for _ in range(2))
+    check_by_block(dense)
+    rule.check(dense)
+    data.reads_labels = settings.reads_labels(kind)
+    data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
+    tensors = LazyTensors(folder, f"model: '{folder}'")
+    files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.glob("*.safetensors"))
+    net = BlockNet(made, tensors, unused=kind.unused, device=device)
+    calibration = calibration_of(settings, data, 0.0)
+    used = short_hash(config, files, precision, data.fingerprint() if calibration else None)
+    work = _Work(out.with_name(f"{out.name}.by_block"), used)
+    dev = [batch for loader in data.val_dataloader() for batch in loader]
+    before = Sweeps(net, kind, dev, work.folder / "dense", dtype)
+
+    kept = BlockFactors(work.folder, dense, settings, rule, net.names)
+    labels = settings.labels if settings.weighting == "kfac" else None
+    parts = calibration_parts(kind, calibration_batches(settings, data), labels) if calibration else []
+    sweeps = Sweeps(net, kind, parts, work.folder / "calibration", dtype)
+    moments = BlockMoments(sweeps, dense, labels, seed_of(settings, data))
+    check_disk(work.folder, _disk(before, sweeps, kept, labels is not None))
+
+    before.reach(len(net), keep=False, what="evaluate")
+    scores = evaluate(Ending(net, before.last), data, sure=True)  # type: ignore[arg-type]
+    work.ended("dense metric")
+    if calibration:
+        moments.collect(kept.done, kept.write)
+    else:
+        for i in (i for i in range(len(net)) if not kept.done(i)):
+            with net.block(i) as block:
+                kept.write(i, block, {})
+    work.ended("factors")
+    ranks, loss = kept.allocate()
+    if calibration and labels is not None:
+        calibration["estimated_loss"] = loss
+    with atomic_folder(out) as temporary:
+        stacks = rule.stacks(dense)
+        write_shards(net, form, ranks, stacks, kept.of_block, choices.dtype, work.folder, temporary)
+        work.ended("export")
+        sums = moments.bytes() if calibration else 0
+        memory = {"outside": _bytes(net.net), "block": max(map(_bytes, net.blocks)), "statistics": sums}
+        del net, sweeps, moments
+        own = BlockNet(
+            config_of(temporary), LazyTensors(temporary, "export"), describe(form), dtype=None, device=device
+        )
+        if not choices.half:
+            before.net = own  # they are alike outside the blocks
+        after = Sweeps(own, kind, dev, work.folder / "compressed", dtype)
+        after.reach(len(own), keep=False, what="evaluate")
+        ending = Ending(own, after.last)
+        compressed = evaluate(ending, data, sure=True)  # type: ignore[arg-type]
+        if calibration:
+            theirs = Ending(before.net, before.last)
+            calibration["measured_loss"] = divergence(Ending(own, after.last), theirs, data)  # type: ignore[arg-type]
+        work.ended("compressed metric")
+        bound = memory["outside"] + 2 * memory["block"] + memory["statistics"]
+        report = write_report(
+            temporary, dense, form, (scores, compressed), net_bytes(folder), type(method).__name__, data, config,
+            choices, {
+                "calibration": calibration, "ranks": ranks,
+                "by_block": {"states": precision, "seconds": work.seconds, "memory": memory | {"bound": bound}},
+            },
+        )  # fmt: skip
+    remove(work.folder)
+    return report
+
+
+def _shapes(config: PreTrainedConfig, folder: Path, method: FWSVD | SecondOrder) -> PreTrainedModel:
+    """Return the net of a configuration without values, with what else belongs to it."""
+    from transformers import GenerationConfig
+
+    net = without_values(lambda: empty_net(copy.deepcopy(config)))
+    if net.can_generate() and (folder / "generation_config.json").is_file():
+        net.generation_config = GenerationConfig.from_pretrained(folder)
+    task_type(method.task).configure(net, method.task)
+    return net.eval()
+
+
+def _bytes(module: torch.nn.Module) -> int:
+    """Return the bytes of the parameters of a module in float32."""
+    return 4 * sum(value.numel() for value in module.parameters())
+
+
+def _disk(before: Sweeps, sweeps: Sweeps, kept: BlockFactors, gradients: bool) -> int:
+    """Return how many bytes the files of the work take at most: states, components, and the export."""
+    count, each = len(before.net), torch.empty(0, dtype=before.dtype).element_size()
+    states = 4 * before.numbers() + (count + 2 if gradients else 2) * sweeps.numbers()
+    matrices = sum(_bytes(block) for block in before.net.blocks)
+    return each * states + 2 * matrices + _bytes(before.net.net)

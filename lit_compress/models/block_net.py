@@ -1,0 +1,282 @@
+"""A net of which one block at a time is in memory, so that it can be larger than that.
+
+Everything outside the blocks (embeddings, last norm, head) stays in memory. In the place of every block is a stand-in.
+The model's own forward makes masks and positions, and calls every stand-in as it would call the block; that of the
+block in question runs it, on hidden states that are given, and ends the forward there. So no code of a family is
+needed here, and none is copied.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.models.accounting import random_inputs
+from lit_compress.models.architectures import get_architecture
+from lit_compress.models.backbones import empty_net
+from lit_compress.models.shapes import empty_parameters
+from lit_compress.models.shards import LazyTensors
+from lit_compress.models.sites import base_prefix, blocks
+from lit_compress.models.storage import tied
+from lit_compress.models.surgery import Structure, rebuild, replace
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+Rows = dict[str, Tensor]
+Inputs = Callable[["PreTrainedModel", Rows], Rows]
+
+
+class _Stop(Exception):
+    """Ends a forward behind the block in question."""
+
+
+class StandIn(nn.Module):
+    """Has no weights; asks ``run`` for what the block gives, whose attributes it has.
+
+    Args:
+        block: which it stands for.
+        run: function of the block's number, hidden states and a function that calls the block with other ones.
+        number: of the block.
+    """
+
+    def __init__(self, block: nn.Module, run: Callable[..., Any], number: int) -> None:
+        super().__init__()
+        self._held = (block, run, number)  # in a tuple, so that the block is no submodule
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what ``run`` returns for these arguments."""
+        block, run, number = self._held
+
+        def again(hidden: Tensor) -> Any:
+            return block(hidden, *args[1:], **kwargs) if args else block(**kwargs | {"hidden_states": hidden})
+
+        return run(number, args[0] if args else kwargs["hidden_states"], again)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the block."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._held[0], name)
+
+
+def check_by_block(net: PreTrainedModel) -> None:
+    """Refuse a net whose blocks cannot run one by one on what the one before gave; only its record is read.
+
+    Raises:
+        UserError: says why.
+    """
+    record, name = get_architecture(net), net.config.model_type
+    reason = (
+        "its record names no blocks"
+        if not record.stacks
+        else "it has an encoder and a decoder"
+        if net.config.is_encoder_decoder
+        else "one block runs several times"
+        if record.repeated
+        else "its blocks hand on more than hidden states"
+        if record.passes_on
+        else "its matrices also read relative positions"
+        if getattr(net.config, "relative_attention", False)
+        else None
+    )
+    if reason:
+        raise UserError(f"--by_block: '{name}' cannot go block by block, {reason}; leave the option out")
+
+
+def empty_of(config: PreTrainedConfig, structure: Structure | None = None) -> PreTrainedModel:
+    """Build a net whose parameters have shapes only, but whose buffers are whole."""
+    with empty_parameters():
+        net = empty_net(config)
+        net.tie_weights()  # which the initialization does
+        rebuild(net, structure or {})
+    return net.eval().requires_grad_(False)
+
+
+class BlockNet:
+    """The net in a folder, with one block at a time in memory.
+
+    Args:
+        config: of the net.
+        tensors: of its folder.
+        structure: of an export.
+        dtype: of all weights in memory; None: as they are stored.
+        unused: function that says of a tensor that a file may lack it; it is 0 then.
+        device: where it runs.
+
+    Attributes:
+        net: with stand-ins in the places of the blocks.
+        names: of the blocks.
+        blocks: the modules, whose parameters have values only in :meth:`block`.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        tensors: LazyTensors,
+        structure: Structure | None = None,
+        dtype: torch.dtype | None = torch.float32,
+        unused: Callable[[str], bool] = lambda name: False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.net, self.tensors = empty_of(copy.deepcopy(config), structure), tensors
+        self.dtype, self._unused = dtype, unused
+        check_by_block(self.net)
+        self.prefix, self.device = base_prefix(self.net), torch.device(device)
+        found = [(name, block) for *_, name, block in blocks(self.net)]
+        self.names, self.blocks = [name for name, _ in found], [block for _, block in found]
+        self._run: Callable[[int, Tensor, Callable[[Tensor], Any]], Any] = lambda number, hidden, again: None
+        for number, (name, block) in enumerate(found):
+            replace(self.net, name, StandIn(block, self._called, number))
+        if hasattr(self.net.config, "use_cache"):
+            self.net.config.use_cache = False
+        tensors.rename(self.net)
+        aliases = tied(self.net)
+        values = {name: self.read(name) for name in self.net.state_dict() if name not in aliases}
+        self.net.load_state_dict(values, strict=False, assign=True)
+        for name, first in aliases.items():
+            replace(self.net, name, self.net.get_parameter(first))  # type: ignore[arg-type]
+        self.net.to(self.device).requires_grad_(False)  # type: ignore[arg-type]
+        self._form = self._form_of_output()
+
+    def _called(self, number: int, hidden: Tensor, again: Callable[[Tensor], Any]) -> Any:
+        return self._run(number, hidden, again)
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self.names)
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor from the file.
+
+        Raises:
+            UserError: it is missing or not finite.
+        """
+        stored = self.tensors.find(name, self.prefix)
+        if stored is None:
+            if self._unused(name):
+                return torch.zeros(self.net.state_dict()[name].shape)
+            raise UserError(f"{self.tensors.what} has no tensor '{name}'; give the folder of a whole model")
+        value = self.tensors.read(stored)
+        value = value.to((self.dtype or value.dtype) if value.is_floating_point() else value.dtype, copy=True)
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UserError(f"{self.tensors.what}: '{name}' has values that are not finite; it is broken")
+        return value
+
+    def outside(self) -> dict[str, Tensor]:
+        """Return the tensors outside the blocks, each once."""
+        aliases = tied(self.net)
+        return {name: value for name, value in self.net.state_dict().items() if name not in aliases}
+
+    def fill(self, number: int, block: nn.Module) -> None:
+        """Give ``block``, of this net or of one with the same names, the values of block ``number``."""
+        own = block.state_dict()
+        values = {key: self.read(f"{self.names[number]}.{key}") for key in own}
+        if wrong := next((key for key in own if own[key].shape != values[key].shape), None):
+            raise UserError(
+                f"{self.tensors.what}: '{self.names[number]}.{wrong}' has the shape {list(values[wrong].shape)} in the "
+                f"file and {list(own[wrong].shape)} by its configuration"
+            )
+        block.load_state_dict(values, assign=True)
+        block.requires_grad_(False)
+
+    @contextmanager
+    def block(self, number: int) -> Iterator[nn.Module]:
+        """Yield block ``number`` with its values, which are given up afterwards."""
+        block = self.blocks[number]
+        self.fill(number, block)
+        try:
+            yield block.to(self.device)
+        finally:
+            empty(block)
+
+    def step(self, number: int, inputs: Rows, hidden: Tensor | None) -> Tensor:
+        """Return what block ``number``, which is filled, makes of ``hidden``; None: of what the embeddings give.
+
+        Args:
+            number: of the block.
+            inputs: of the net.
+            hidden: [b, length, width], on any device.
+        """
+        found: list[Tensor] = []
+
+        def run(at: int, states: Tensor, again: Callable[[Tensor], Any]) -> Any:
+            if at != number:
+                return self._shaped(states)
+            output = again(states if hidden is None else hidden.to(self.device, states.dtype))
+            found.append(output if isinstance(output, Tensor) else output[0])
+            raise _Stop
+
+        with self._running(run), suppress(_Stop):
+            self.net(**inputs)
+        return found[0]
+
+    def finish(self, inputs: Rows, hidden: Tensor) -> Any:
+        """Return the net's output where ``hidden`` [b, length, width] is what the last block gives."""
+        last = len(self) - 1
+
+        def run(at: int, states: Tensor, again: Callable[[Tensor], Any]) -> Any:
+            return self._shaped(hidden.to(self.device, states.dtype) if at == last else states)
+
+        with self._running(run):
+            return self.net(**inputs)
+
+    @contextmanager
+    def _running(self, run: Callable[[int, Tensor, Callable[[Tensor], Any]], Any]) -> Iterator[None]:
+        self._run = run
+        with torch.autocast(self.device.type, enabled=False):
+            yield
+
+    def _form_of_output(self) -> int | None:
+        """Return how many parts the output of a block has; None for hidden states alone."""
+        found: list[Any] = []
+
+        def run(at: int, states: Tensor, again: Callable[[Tensor], Any]) -> Any:
+            found.append(again(states))
+            raise _Stop
+
+        with self.block(0), self._running(run), suppress(_Stop), torch.no_grad():
+            self.net(**random_inputs(self.net, 1, 4))
+        return None if isinstance(found[0], Tensor) else len(found[0])
+
+    def _shaped(self, hidden: Tensor) -> Any:
+        return hidden if self._form is None else (hidden, *[None] * (self._form - 1))
+
+
+def empty(block: nn.Module) -> None:
+    """Give the parameters of ``block`` up; their shapes stay."""
+    for module in block.modules():
+        for name, value in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=False))
+
+
+class Ending:
+    """A :class:`BlockNet` that begins behind its last block: it is called as a net, with one batch after the other.
+
+    Args:
+        net: whose last part runs.
+        states: function that returns an iterator over what the last block gave for every batch.
+    """
+
+    def __init__(self, net: BlockNet, states: Callable[[], Iterator[Tensor]]) -> None:
+        self._net, self._states = net, states()
+
+    def __call__(self, **inputs: Tensor) -> Any:
+        """Return the outputs of the next batch, or of its first rows."""
+        rows = len(next(iter(inputs.values())))
+        return self._net.finish(inputs, next(self._states)[:rows])
+
+    def to(self, *_: Any) -> Ending:
+        """Return this; it stays where it is."""
+        return self
+
+    def eval(self) -> Ending:
+        """Return this, which is in evaluation mode."""
+        return self

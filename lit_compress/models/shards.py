@@ -1,0 +1,129 @@
+"""Tensors in several safetensors files: reading them one by one, and writing them as they are made.
+
+The files are those of transformers: ``model.safetensors``, or ``model-00001-of-00017.safetensors`` and so on with
+``model.safetensors.index.json``, which names the file of every tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lit_compress.models.shapes import stored_shapes
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+WHOLE = "model.safetensors"
+INDEX = f"{WHOLE}.index.json"
+
+
+def tensor_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of the net in ``folder``: one, or those that its index names.
+
+    Raises:
+        UserError: the index is broken.
+    """
+    if (folder / WHOLE).is_file() or not (folder / INDEX).is_file():
+        return [folder / WHOLE]
+    names = read_json("model", folder / INDEX, dict).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(n, str) and Path(n).name == n for n in names.values()):
+        raise UserError(f"model: '{folder / INDEX}' names no files; it is broken")
+    return [folder / name for name in dict.fromkeys(names.values())]
+
+
+def net_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return {name: shape} of all tensors of the net in ``folder``, whose values are not read."""
+    return {name: shape for path in tensor_files(folder) for name, shape in stored_shapes(path).items()}
+
+
+def net_bytes(folder: Path) -> int:
+    """Return the size of the files with the tensors of the net in ``folder``."""
+    return sum(path.stat().st_size for path in tensor_files(folder))
+
+
+def load_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return all tensors of the net in ``folder``."""
+    from safetensors.torch import load_file
+
+    return {name: value for path in tensor_files(folder) for name, value in load_file(path).items()}
+
+
+class LazyTensors:
+    """The tensors of the net in a folder, each read from its file when it is asked for, and not kept.
+
+    Args:
+        folder: with safetensors files.
+        what: option and value, the begin of messages.
+
+    Raises:
+        UserError: there are none.
+    """
+
+    def __init__(self, folder: Path, what: str) -> None:
+        files = tensor_files(folder)
+        if lost := next((path for path in files if not path.is_file()), None):
+            raise UserError(f"{what} has no '{lost.name}'; by blocks only a folder of safetensors can be read")
+        self.what = what
+        self._places = {name: path for path in files for name in stored_shapes(path)}
+        self._known = {name: name for name in self._places}
+
+    def rename(self, net: PreTrainedModel) -> None:
+        """Also know the tensors by the names that they have in ``net`` where the library calls them otherwise."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming
+
+        renamings = [found for found in get_model_conversion_mapping(net) if isinstance(found, WeightRenaming)]
+        for name in self._places:
+            new = name
+            for renaming in renamings:
+                new = renaming.rename_source_key(new)[0]
+            self._known.setdefault(new, name)
+
+    def find(self, name: str, prefix: str) -> str | None:
+        """Return what the files call the tensor ``name`` of a net; some leave out the ``prefix`` of the base model."""
+        return next((self._known[n] for n in (name, name.removeprefix(prefix)) if n in self._known), None)
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor as it is stored; it is a view of its file."""
+        from safetensors import safe_open
+
+        with safe_open(self._places[name], framework="pt") as file:
+            return file.get_tensor(name)
+
+
+def write_shard(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write one file of tensors."""
+    from safetensors.torch import save_file
+
+    whole = {name: value.detach().contiguous().cpu() for name, value in tensors.items()}
+    save_file(whole, path, metadata={"format": "pt"})
+
+
+def write_index(folder: Path, files: Iterable[Path]) -> None:
+    """Number ``files``, which lie in ``folder``, as transformers does, and write which tensor is in which."""
+    paths = list(files)
+    names = [f"model-{i + 1:05}-of-{len(paths):05}.safetensors" for i in range(len(paths))]
+    places = {tensor: name for path, name in zip(paths, names, strict=True) for tensor in stored_shapes(path)}
+    size = sum(_data_bytes(path) for path in paths)
+    for path, name in zip(paths, names, strict=True):
+        path.rename(folder / name)
+    write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))})
+
+
+def _data_bytes(path: Path) -> int:
+    """Return the size of the tensors in a file, without its header."""
+    with path.open("rb") as file:
+        return path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
+
+
+def only_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
+    """Return the dtype of all floating-point tensors; float32 if they have several."""
+    found = {value.dtype for value in tensors if value.is_floating_point()}
+    return found.pop() if len(found) == 1 else torch.float32

@@ -1,0 +1,178 @@
+"""Factorization of a net of which one block at a time is in memory; what is found of a block goes to disk.
+
+Ranks under one budget need the singular values of all matrices, and the moments of a block are gone before the last
+matrix is known. So of every matrix the singular values are kept, and as many components as could be stored at all;
+together they are no more than the net. Which of them stay is decided when all are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.calibration.kronecker import KroneckerFactors
+from lit_compress.models.sites import find_sites
+from lit_compress.numerics.ranks import largest_rank
+from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites, change_of_bias
+from lit_compress.stages.low_rank import WeightedDecomposer
+from lit_compress.stages.rank_rule import RankRule
+from lit_compress.stages.weighting import KRONECKER, Weighted
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import atomic_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def check_weighting(settings: Weighted, rule: RankRule) -> None:
+    """Refuse what cannot be done block by block.
+
+    Raises:
+        UserError: the weighting needs whole gradients or a file, or matrices would be changed beyond their factors.
+    """
+    if settings.weighting not in (*KRONECKER, "none"):
+        raise UserError(f"--by_block: weighting '{settings.weighting}' goes over the whole net; nearest: kfac")
+    if settings.removes != "components":
+        raise UserError(f"--by_block: retrain.removes '{settings.removes}' needs the whole net; nearest: components")
+    if settings.refit:
+        raise UserError("--by_block: retrain.refit true needs both nets in memory; nearest: false")
+    if rule.scope == "all":
+        raise UserError("--by_block: scope 'all' factorizes the table of tokens, which is in no block; nearest: blocks")
+    if rule.price != "parameters":
+        raise UserError(f"--by_block: price '{rule.price}' is measured on the whole net; nearest: parameters")
+    if rule.keeps_all:
+        raise UserError("--by_block: at density 1 nothing is factorized; nearest: 0.9")
+
+
+@dataclass(frozen=True)
+class BlockFactors:
+    """What is kept on disk of every block's matrices: singular values, components, means of inputs.
+
+    Attributes:
+        folder: of the files, one per block.
+        shapes: the whole dense net, without values.
+        settings: the weighting.
+        rule: for the ranks.
+        blocks: names of the blocks.
+    """
+
+    folder: Path
+    shapes: PreTrainedModel
+    settings: Weighted
+    rule: RankRule
+    blocks: Sequence[str]
+
+    def path(self, number: int) -> Path:
+        """Return the file of a block."""
+        return self.folder / f"factors-{number:05}.safetensors"
+
+    def done(self, number: int) -> bool:
+        """Say whether a block has its file."""
+        return self.path(number).is_file()
+
+    def centred(self) -> frozenset[str]:
+        """Return the sites whose bias takes over the mean of the inputs."""
+        if self.settings.weighting not in KRONECKER or not self.settings.centred:
+            return frozenset()
+        return biased_sites(self.shapes, self.rule.stacks(self.shapes))
+
+    def members(self, number: int) -> dict[str, tuple[str, ...]]:
+        """Return {first site: all sites} of the matrices and stacks of a block."""
+        stacks = self.rule.stacks(self.shapes)
+        inside = {name for names in stacks.values() for name in names[1:]}
+        start = f"{self.blocks[number]}."
+        names = [site.name for site in find_sites(self.shapes) if site.name.startswith(start)]
+        return {name: stacks.get(name, (name,)) for name in names if name not in inside}
+
+    def write(self, number: int, block: nn.Module, moments: dict[str, KroneckerFactors]) -> None:
+        """Decompose the matrices of a block and write its file.
+
+        Args:
+            number: of the block.
+            block: with its values.
+            moments: by site; {} where the weighting has none. The sums are given up one by one.
+        """
+        from safetensors.torch import save_file
+
+        means = {f"{name}.mean": found.mean for name, found in moments.items()}
+        decomposer = self._decomposer(moments, True)
+        even = self.rule.allocate(self.shapes) if self.rule.allocation == "uniform" else None
+        tensors: dict[str, Tensor] = {}
+        for name, names in self.members(number).items():
+            if even is not None and name not in even:
+                continue
+            weight = torch.cat([self._weight(block, number, site) for site in names])
+            svd = decomposer.svd(name, weight)
+            left, right = svd.factors(max(1, largest_rank(*weight.shape)) if even is None else even[name])
+            tensors |= {f"{name}.sigma": svd.sigma, f"{name}.left": left.cpu(), f"{name}.right": right.cpu()}
+            del svd
+        with atomic_file(self.path(number)) as temporary:
+            save_file(tensors | means, temporary)
+
+    def _weight(self, block: nn.Module, number: int, site: str) -> Tensor:
+        module: Any = block.get_submodule(site.removeprefix(f"{self.blocks[number]}."))
+        return module.weight.detach()
+
+    def _decomposer(
+        self, moments: dict[str, KroneckerFactors], release: bool
+    ) -> KroneckerDecomposer | WeightedDecomposer:
+        if self.settings.weighting not in KRONECKER:
+            return WeightedDecomposer(sigma_side="in")
+        return KroneckerDecomposer(
+            moments,
+            gradients=self.settings.weighting == "kfac",
+            centred=self.centred(),
+            damping=(self.settings.input_damping, self.settings.gradient_damping),
+            stacks=self.rule.stacks(self.shapes),
+            release=release,
+        )
+
+    # ------------------------------------------------------------------------------------ when all are there
+
+    def allocate(self) -> tuple[dict[str, int], float]:
+        """Return {site: rank}, and the estimate of what factors of these ranks add to an example's loss."""
+        sigma = {
+            key.removesuffix(".sigma"): value
+            for number in range(len(self.blocks))
+            for key, value in self._read(number, ".sigma").items()
+        }
+        ranks = self.rule.allocate(self.shapes, lambda name, _: sigma[name])
+        return ranks, sum(float(sigma[name][rank:].square().sum()) for name, rank in ranks.items()) / 2
+
+    def of_block(self, number: int) -> StoredFactors:
+        """Return the factors of a block's matrices."""
+        return StoredFactors(self._read(number, ""), self.centred())
+
+    def _read(self, number: int, end: str) -> dict[str, Tensor]:
+        from safetensors import safe_open
+
+        with safe_open(self.path(number), framework="pt") as file:
+            return {key: file.get_tensor(key).clone() for key in file.keys() if key.endswith(end)}  # noqa: SIM118
+
+
+@dataclass(frozen=True)
+class StoredFactors:
+    """The factors of one block's matrices, as :func:`~lit_compress.models.surgery.factorize` asks for them.
+
+    Attributes:
+        tensors: of the block's file.
+        centred: sites whose bias takes over the mean of the inputs.
+    """
+
+    tensors: Mapping[str, Tensor]
+    centred: frozenset[str]
+
+    def factors(self, name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+        """Return left [out, rank] and right [rank, in] of the matrix of site ``name``."""
+        left, right = self.tensors[f"{name}.left"], self.tensors[f"{name}.right"]
+        return left[:, :rank].contiguous().to(weight.device), right[:rank].contiguous().to(weight.device)
+
+    def bias_change(self, name: str, weight: Tensor, approx: Tensor) -> Tensor | None:
+        """Return what the bias [out] gets, as :meth:`KroneckerDecomposer.bias_change`."""
+        mean = self.tensors.get(f"{name}.mean") if name in self.centred else None
+        return None if mean is None else change_of_bias(weight, approx, mean)

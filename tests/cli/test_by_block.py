@@ -1,0 +1,160 @@
+"""``factorize --by_block``: the same export as with the net in memory, also after a kill; one-line refusals."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+from mistakes import fails
+from tiny import WORDS, make_net, write_backbone
+from transformers import AutoModelForCausalLM
+
+from lit_compress.__main__ import main
+from lit_compress.calibration.by_block import Sweeps
+from lit_compress.export.check import check_export
+from lit_compress.models.shards import INDEX, load_tensors
+from lit_compress.models.storage import load_net
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A Llama of three blocks in bfloat16, in several files."""
+    folder = write_backbone(tmp_path_factory.mktemp("llama"), "llama", "plain_text")
+    net = make_net("llama", "plain_text", num_hidden_layers=3, initializer_range=0.2, attention_bias=True)
+    with torch.no_grad():
+        for name, value in net.named_parameters():
+            if name.endswith("bias"):
+                value.normal_()
+    (folder / "model.safetensors").unlink()
+    net.to(torch.bfloat16).save_pretrained(folder, max_shard_size="20KB")
+    assert (folder / INDEX).is_file()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("texts"), random.Random(0)
+    for split, lines in (("train", 60), ("validation", 13)):
+        rows = [" ".join(rng.choices(WORDS, k=rng.randint(0, 12))) for _ in range(lines)]
+        (folder / f"{split}.txt").write_text("\n".join(rows) + "\n")
+    return [
+        "--data.task",
+        "plain_text",
+        "--data.path",
+        str(folder),
+        "--data.max_length",
+        "16",
+        "--data.batch_size",
+        "4",
+    ]
+
+
+def factorize(model, out, *options):
+    main(["factorize", str(model), str(out), *map(str, options)])
+    return json.loads((out / "report.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def both(llama, options, tmp_path_factory):
+    """Folders of an export by K-FAC, made in memory and by blocks."""
+    folder = tmp_path_factory.mktemp("both")
+    factorize(llama, folder / "whole", *options, "--density", "0.5")
+    factorize(llama, folder / "blocks", *options, "--density", "0.5", "--by_block", "float32")
+    return folder
+
+
+def same(one, other):
+    found, expected = load_tensors(one), load_tensors(other)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert found[name].shape == expected[name].shape, name
+    return max(float((found[n] - expected[n]).abs().max() / expected[n].abs().max().clamp_min(1)) for n in expected)
+
+
+def test_kfac_by_blocks_is_that_of_the_net_in_memory(both):
+    """Ranks, factors, biases, estimate and measurements."""
+    whole, blocks = (json.loads((both / name / "report.json").read_text()) for name in ("whole", "blocks"))
+    one, other = (json.loads((both / name / "structure.json").read_text()) for name in ("whole", "blocks"))
+    assert one == other and len({spec["rank"] for spec in one.values()}) > 2
+    assert same(both / "blocks", both / "whole") < 1e-5
+    assert blocks["calibration"] == {
+        key: pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
+        for key, value in whole["calibration"].items()
+    }
+    for stage in ("dense", "compressed"):
+        for key in ("params", "flops", "kept", "stored", "density", "metric"):
+            assert blocks[stage][key] == pytest.approx(whole[stage][key], rel=1e-5), (stage, key)
+    assert blocks["metric"] == whole["metric"] and blocks["export_difference"] is None
+    assert not (both / "blocks.by_block").exists()
+    memory = blocks["by_block"]["memory"]
+    assert memory["bound"] == memory["outside"] + 2 * memory["block"] + memory["statistics"]
+
+
+def test_shards_load_in_another_process(both):
+    """As any export: alone, in float32, with this package and without."""
+    net = load_net(both / "blocks")
+    assert check_export(net, both / "blocks") <= 1e-5
+    with pytest.raises(KeyError, match="trust_remote_code"):
+        AutoModelForCausalLM.from_pretrained(both / "blocks")
+
+
+def test_a_killed_run_goes_on(both, llama, options, tmp_path, monkeypatch):
+    """It dies at the second block of the backward sweep; the same command ends with the same tensors."""
+    line, calls, whole = [*options, "--density", "0.5", "--by_block", "float32"], [], Sweeps.drop
+
+    def dying(self, what, number):
+        whole(self, what, number)
+        calls.append((what, number))
+        if calls[-1] == ("gradients", 2):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sweeps, "drop", dying)
+    with pytest.raises(BaseException):  # noqa: B017
+        factorize(llama, tmp_path / "out", *line)
+    work = tmp_path / "out.by_block"
+    assert sorted(path.name for path in work.glob("factors-*")) == [f"factors-0000{i}.safetensors" for i in (1, 2)]
+    monkeypatch.setattr(Sweeps, "drop", whole)
+    (work / "calibration" / "gradients-00001").unlink()  # is made anew from what there is
+    (work / "factors-00001.safetensors").unlink()
+    before = (work / "factors-00002.safetensors").stat().st_mtime_ns
+    monkeypatch.setattr(
+        "lit_compress.cli.by_block.remove",
+        lambda folder: calls.append((work / "factors-00002.safetensors").stat().st_mtime_ns),
+    )
+    factorize(llama, tmp_path / "out", *line)
+    assert calls[-1] == before and same(tmp_path / "out", both / "blocks") == 0
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    "weighting", [["--weighting", "inputs", "--allocation", "global"], ["--weighting", "none", "--rank", "5"]]
+)
+def test_other_weightings_and_half_precision(llama, options, tmp_path, weighting):
+    """One sweep forward, or none; 16 bits in the files, states of 16 bits on disk."""
+    line = [*options, *weighting, *([] if "--rank" in weighting else ["--density", "0.5"])]
+    whole = factorize(llama, tmp_path / "whole", *line)
+    blocks = factorize(llama, tmp_path / "blocks", *line, "--by_block", "float32")
+    assert same(tmp_path / "blocks", tmp_path / "whole") < 1e-5
+    assert blocks["compressed"]["metric"] == pytest.approx(whole["compressed"]["metric"], rel=1e-5)
+    half = factorize(llama, tmp_path / "half", *line, "--by_block", "bfloat16", "--dtype", "bfloat16")
+    assert half["compressed"]["bytes"] < 0.6 * blocks["compressed"]["bytes"] and half["dtype"] == "bfloat16"
+    assert half["compressed"]["metric"] == pytest.approx(blocks["compressed"]["metric"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--weighting", "fisher"], "--by_block: weighting 'fisher' goes over the whole net; nearest: kfac"),
+        (["--removes", "structures"], "nearest: components"),
+        (["--refit", "true"], "nearest: false"),
+        (["--scope", "all"], "nearest: blocks"),
+        (["--pivot"], "--by_block: --pivot True needs the whole net"),
+        (["--budget", "params=1K"], "nearest: --density"),
+    ],
+)
+def test_what_cannot_go_by_blocks_is_one_line(llama, options, tmp_path, capsys, more, message):
+    density = [] if "--budget" in more else ["--density", "0.5"]
+    line = fails(capsys, "factorize", llama, tmp_path / "out", *options, *density, "--by_block", "float32", *more)
+    assert message in line and not (tmp_path / "out.by_block").exists()
