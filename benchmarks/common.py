@@ -196,9 +196,9 @@ def hold_out(options: Any, rows: int, seed: int = 0) -> tuple[Path, Path]:
     return train, held
 
 
-def metrics_on(run: Path, data: Path, threads: int) -> dict[str, float]:
-    """Return the metrics of a run's export on the validation split of ``data``."""
-    line = [sys.executable, "-m", "lit_compress", "validate", str(run), "--data.path", str(data)]
+def metrics_on(run: Path, data: Path, threads: int, *words: object) -> dict[str, float]:
+    """Return the metrics of a run's export, or of a net, on the validation split of ``data``; ``words`` are options."""
+    line = [sys.executable, "-m", "lit_compress", "validate", str(run), "--data.path", str(data), *map(str, words)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     output = subprocess.run(line, env=environment, check=True, capture_output=True, text=True).stdout
     pairs = (text.split() for text in output.splitlines() if text.startswith("val"))

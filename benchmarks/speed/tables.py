@@ -32,6 +32,33 @@ multiples of 16.
 """
 
 
+LORA = """## LoRA beside full retraining
+
+A step of retraining with LoRA (rank 16) / the same with all parameters: batches of {batch} x {length} tokens, no distillation; median over
+rounds that take turns (smallest - largest). Memory: the peak of a process of its own above that of one that only loads the net.
+"""
+
+
+def lora() -> list[str]:
+    """Return the table of LoRA beside full retraining."""
+    lines = []
+    for result in load("speed/lora"):
+        lines.append(LORA.format(**result["setting"]) if not lines else "")
+        rows = [
+            [
+                f"{result['name']}, density {density}, {result['setting']['precision']}",
+                " / ".join(f"{result['parameters'][f'{part} {density}']['trained'] / 1e6:.1f} M" for part in ("lora", "all")),
+                spread(result["ratio"][density]),
+                " / ".join(f"{result['mib'][f'{part} {density}']:,.0f}" for part in ("lora", "all")),
+                f"{result['memory'][density]:.2f}",
+            ]
+            for density in result["ratio"]
+        ]  # fmt: skip
+        lines.append(table(["net", "trained, LoRA / all", "time", "MiB, LoRA / all", "memory"], rows))
+        lines.append(origin(result, "speed/lora", result["setting"]["threads"]))
+    return lines
+
+
 def low_rank() -> list[str]:
     """Return the table of speed-ups over FLOP ratios."""
     lines = []
@@ -111,4 +138,4 @@ def sections() -> list[str]:
             lines.append(
                 f"- `python -m lit_compress --help` / `python -c 'import lightning.pytorch'`: {spread(r['ratio'])} (goal: 1.5)."
             )
-    return [*lines, "", origin(steps[0], "speed", steps[0]["setting"]["threads"]), *low_rank()]
+    return [*lines, "", origin(steps[0], "speed", steps[0]["setting"]["threads"]), *low_rank(), *lora()]

@@ -1,0 +1,50 @@
+"""The table of sentence embeddings, from results/*.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.common import file_density, load, origin, percent, table
+
+STUDY = "embedding"
+TITLE = "Sentence embeddings without labels"
+ABOUT = "all-MiniLM-L6-v2 factorized at 0.5 to 0.10 on the texts of STS-B alone, no training: K-FAC beside plain SVD."
+NAMES = {"kfac": "K-FAC", "none": "plain SVD"}
+
+HEAD = """## What is left of a sentence model right after `factorize`
+
+Spearman's correlation x 100 on the dev pairs of STS-B ({rows} pairs; the standard error of each value beside it); retrieval: 500 questions of
+SQuAD's dev set look for their paragraphs among these (a standard error is 1.5). The dense model has {dense}; nDCG@10 {ndcg}, recall@10 {recall}. Calibrated on the texts of
+1,024 training pairs; no score is read, nothing is trained. `added`: 1 - cosine to the dense vectors, both texts of
+a pair summed, mean over pairs; estimated and measured.
+"""
+
+
+def sections() -> Iterator[str]:
+    """Yield the table, if there are results."""
+    results = load(STUDY)
+    if not results:
+        return
+    first, found = results[0], results[0]["retrieval"]["dense"]
+    yield HEAD.format(
+        rows=f"{first['metric']['rows']:,}", dense=percent(first["dense"]["metric"]),
+        ndcg=percent(found["val/ndcg_at_10"]), recall=percent(found["val/recall_at_10"]),
+    )  # fmt: skip
+    yield table(
+        ["weighting", "density", "bytes", "Spearman", "nDCG@10", "recall@10", "added, estimated", "added, measured"],
+        [_row(result) for result in sorted(results, key=lambda r: (r["weighting"], -file_density(r)))],
+    )
+    yield origin(first, STUDY, 1)
+
+
+def _row(result: dict[str, Any]) -> list[str]:
+    small, found = result["compressed"], result["retrieval"]["compressed"]
+    loss = result.get("calibration") or {}
+    low, high = small["interval"]
+    return [
+        NAMES[result["weighting"]], f"{file_density(result):.3f}", f"{result['ratios']['bytes']:.3f}",
+        f"{percent(small['metric'])} ± {100 * (high - low) / 3.92:.1f}",
+        percent(found["val/ndcg_at_10"]), percent(found["val/recall_at_10"]),
+        *(f"{loss[key]:.3f}" if loss.get(key) is not None else "" for key in ("estimated_loss", "measured_loss")),
+    ]  # fmt: skip
