@@ -19,13 +19,19 @@ if TYPE_CHECKING:
 _CUT = {"nothing", "sized", "sized_norm"}  # kinds of layers of a net that lost heads, neurons, dimensions, sub-layers
 
 
-def site_table(net: PreTrainedModel) -> list[dict[str, Any]]:
+def site_table(net: PreTrainedModel, before: PreTrainedModel | None = None) -> list[dict[str, Any]]:
     """Return for every site its name, role, layer, the rank of its factors (None if dense) and its density.
 
     A site of a removed sub-layer has rank None and density 0.
+
+    Args:
+        net: compressed.
+        before: the dense net; without it, what the configuration of ``net`` says. An ordinary net of a smaller size
+            does not know what it was.
     """
-    table, dense, left = [], dense_sizes(net), {site.name for site in find_sites(net)}
-    for site in dense_sites(net):
+    whole = net if before is None else before
+    table, dense, left = [], dense_sizes(whole), {site.name for site in find_sites(net)}
+    for site in dense_sites(whole):
         if site.name not in left:
             table.append({"name": site.name, "role": site.role, "layer": site.layer, "rank": None, "density": 0.0})
             continue

@@ -107,14 +107,14 @@ def kept_by_part(groups: list[UniformGroup], options: list[int]) -> dict[str, in
 def ordinary_config(net: PreTrainedModel) -> PreTrainedConfig | None:
     """Return the configuration with which the library's own class has the matrices of the fused ``net``.
 
-    None where there is none: it has layers of another kind, or of different sizes, or more biases.
+    None where there is none: it has layers of another kind, of different sizes or of none, or more biases.
     """
     if any(spec["kind"] != "sized" for spec in describe(net).values()):
         return None
     record, sizes = get_architecture(net), dict[str, int]()
     for field, parts in _by_field(net).items():
         widths = {_width(net, part) for part in parts}
-        if len(widths) > 1:
+        if len(widths) > 1 or 0 in widths:  # without heads or neurons it is no net of the family
             return None
         if field not in record.heads_fields:
             sizes[field] = widths.pop()

@@ -48,7 +48,7 @@ def keep_details(run: Run, data: DataModule) -> None:
     )
     write_text(run.folder / ANSWERS, "".join(json.dumps(line) + "\n" for line in shown))
     found = {
-        "layers": site_table(small),
+        "layers": site_table(small, dense),
         "changes": changes(lines, data.record.kind, data.record.labels),
         "curves": read_curves(run.folder),
     }

@@ -52,6 +52,13 @@ def test_what_differs_from_layer_to_layer_is_not_ordinary():
     assert ordinary_net(compact(net)) is None  # its heads are as many as the width of hidden states says
 
 
+def test_a_net_without_neurons_is_not_ordinary():
+    net = net_of("qwen3", torch.float32)
+    for name in (name for name in even_counts(net, 0.6) if "down_proj" in name):
+        cut_units(net, {name: torch.zeros(64, dtype=torch.bool)})
+    assert ordinary_net(compact(net)) is None
+
+
 def even_heads(net):
     return [f"bert.encoder.layer.{i}.attention.output.dense" for i in range(2)]
 
