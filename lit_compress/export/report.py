@@ -307,10 +307,14 @@ WIDEST = 100  # characters of a text on the screen
 
 
 def generation_lines(report: dict[str, Any]) -> list[str]:
-    """Return how both nets go on with a prompt, for the screen; [] for nets that do not write."""
+    """Return how both nets go on with a prompt, for the screen; [] for nets that do not write.
+
+    What a terminal would obey, as control characters, is shown as a question mark.
+    """
     if not (found := report.get("generation")):
         return []
     texts = {key: " ".join(found[key].split()) for key in ("prompt", "dense", "compressed")}
+    texts = {key: "".join(c if c.isprintable() else "?" for c in text) for key, text in texts.items()}
     texts = {key: text if len(text) <= WIDEST else f"{text[:WIDEST]} …" for key, text in texts.items()}
     return [f"{key}: {text}" for key, text in texts.items()] + [same_tokens(found)]
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from lit_compress.evaluation.intervals import standard_error, wilson
-from lit_compress.export.report import add_intervals, markdown, print_table, score_line, speed_lines
+from lit_compress.export.report import add_intervals, generation_lines, markdown, print_table, score_line, speed_lines
 
 PARAMS = {"sites": 85_054_464, "non_embedding": 85_648_130, "total": 109_483_778}
 TIMES = {"median": 112.48, "p10": 110.22, "p90": 131.94, "batch": 1, "length": 128, "threads": 1}
@@ -115,3 +115,10 @@ def test_the_times_of_a_busy_machine_are_not_to_be_trusted(monkeypatch):
     busy = "the times are not to be trusted: the machine was busy, p90 is up to 1.9 times p10"
     assert speed_lines(made)[1:] == [busy]
     assert speed_lines(report()) == []  # of earlier versions
+
+
+def test_what_a_net_writes_cannot_command_the_terminal():
+    texts = {"prompt": "one\ntwo", "dense": "\x1b[2Jthree", "compressed": "four\u202e\x07", "tokens": 3, "same": 0}
+    lines = generation_lines({"generation": texts})
+    assert lines[:3] == ["prompt: one two", "dense: ?[2Jthree", "compressed: four??"]
+    assert generation_lines({"generation": None}) == []
