@@ -40,7 +40,7 @@ def only(stage: str) -> list[object]:
 
 HALVES = ["--model.prune.epochs", EPOCHS // 2, "--model.retrain.epochs", EPOCHS // 2]
 ROWS = [*only("prune"), "--model.prune.init", "finetuned", "--model.prune.start", 0.1, "--model.prune.end", 0.3]
-# 13,824 gates, each of a small part of the size, need other rates than CoFi's: the better of two pairs on training rows
+# 13,824 gates, each of a small part of the size, need other rates than CoFi's: tried on training rows, not stored
 RANK_GATES: list[object] = ["--model.prune.gate_learning_rate", 0.1, "--model.prune.multiplier_learning_rate", 1.0,
                             "--model.prune.target_warmup", 0.4]  # fmt: skip
 # class, the stages whose learning rate is tried, options
@@ -63,12 +63,8 @@ METHODS: dict[str, tuple[str, list[str], list[object]]] = {
     "theseus": ("Theseus", ["replace"], only("replace")),
 }  # fmt: skip
 # distillation; a net of one block has no hidden states to compare
-OWN: dict[str, list[object]] = {
-    "cofi": [],
-    "sp3": [],
-    "theseus": TAUGHT[:2],
-}
-BLOCKS = {0.25: 1 / 6, 0.1: None, 0.06: None, 0.16: None, 0.03: None}  # density -> Theseus' in a net of six blocks
+OWN: dict[str, list[object]] = {"cofi": [], "sp3": [], "theseus": TAUGHT[:2]}
+BLOCKS = {0.25: 1 / 6}  # density -> Theseus' in a net of six blocks; none of less
 
 
 def main() -> None:
@@ -101,7 +97,7 @@ def main() -> None:
         )  # fmt: skip
 
     for density, rate, name in ((d, r, n) for d in options.densities for r in options.rates for n in options.only):
-        if left := BLOCKS[density] if name == "theseus" else density:
+        if left := BLOCKS.get(density) if name == "theseus" else density:
             train(name, left, rate)
 
 
