@@ -177,6 +177,7 @@ def write_report(
     report |= {
         "export_difference": None, "round_to": None, "pivot": None, "vocabulary": None, "embeddings": None,
         "dtype": choices.dtype, "ordinary": False, "refuses": bool(describe(form)), "certificate": [], "budget": None,
+        "generation": None,
         "merged": {"by": choices.merge, "above": MERGE, "sites": len(find_sites(form)), "matrices": {}},
     }  # fmt: skip
     report |= more
