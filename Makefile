@@ -13,8 +13,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # torch goes first and pinned, so that nothing else pulls in another build of it: without an NVIDIA driver the
 # CPU build, wherever pip is set up to find it, else the registry's.
 TORCH := $(shell grep '^torch==' constraints.txt)
-# what makes the package's own wheel; pip would make an environment for it alone
-BUILD := hatchling editables
+# what makes the package's own wheel and seqeval's; pip would make an environment for each alone
+BUILD := hatchling editables setuptools setuptools_scm
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
