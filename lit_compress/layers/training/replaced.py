@@ -40,8 +40,11 @@ class ReplacedBlock(nn.Module):
         """Map hidden states as a block of the host model does."""
         if self.replaces or not self.training:
             return super().forward(hidden_states, *args, **kwargs)
-        if "past_key_values" in kwargs:  # it has no place for so many blocks, and training reads none
-            kwargs["past_key_values"] = None
+        from transformers import Cache
+
+        # a cache has no place for so many blocks, and training reads none
+        args = tuple(None if isinstance(value, Cache) else value for value in args)
+        kwargs = {name: None if isinstance(value, Cache) else value for name, value in kwargs.items()}
         for block in self.predecessors:
             output = block(hidden_states, *args, **kwargs)
             hidden_states = output[0] if isinstance(output, tuple) else output
