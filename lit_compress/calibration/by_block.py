@@ -168,7 +168,8 @@ class BlockMoments:
                     return net.step(number, self.sweeps.inputs(rows), hidden)
 
             self.sweeps.forward(number, step)
-            finish(number, block, _result(sums))
+            with net.only_block():
+                finish(number, block, _result(sums))
         self.sweeps.drop("states", number)
 
     def _both(self, number: int, finish: Finish | None) -> None:
@@ -187,7 +188,8 @@ class BlockMoments:
                     if found is not None:
                         add(found)
             if finish is not None and sums is not None:
-                finish(number, block, _result(sums))
+                with net.only_block():
+                    finish(number, block, _result(sums))
         for what in ("gradients", "states"):
             sweeps.drop(what, number + 1)
 

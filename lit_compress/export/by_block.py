@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from lit_compress.models.shards import net_bytes, write_index, write_shard
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_form
 from lit_compress.models.surgery import describe, factorize
+from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import write_json
 from lit_compress.utils.progress import track
@@ -82,10 +83,12 @@ def write_shards(
         found = factors_of(i)
         with torch.no_grad():
             factorize(form, own, found.factors, bias_change=found.bias_change, stacks=stacks)
-        _write({f"{name}.{key}": value for key, value in block.state_dict().items()}, kind, paths[-1])
+            del found
+        _write(((f"{name}.{key}", value) for key, value in block.state_dict().items()), kind, paths[-1])
         empty(block)
     rest = folder / "rest.safetensors"
-    _write(net.outside(), kind, rest)
+    with net.only_block():
+        _write(((key, net.read(key)) for key in net.outside()), kind, rest)
     for path in (rest, *paths):
         _place(path, out / path.name)
     write_index(out, [out / path.name for path in (rest, *paths)])
@@ -107,10 +110,11 @@ def _shapes_only(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return weight.new_empty(weight.shape[0], rank), weight.new_empty(rank, weight.shape[1])
 
 
-def _write(tensors: Mapping[str, Tensor], dtype: torch.dtype, path: Path) -> None:
-    cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
-    for name, value in cast.items():
-        if value.is_floating_point() and not value.isfinite().all():
+def _write(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, path: Path) -> None:
+    cast = {}
+    for name, value in tensors:
+        cast[name] = value.to(dtype) if value.is_floating_point() else value
+        if value.is_floating_point() and not all_finite(cast[name]):
             raise UserError(f"export: --dtype {str(dtype)[6:]} cannot hold the values of '{name}'; nearest: bfloat16")
     partial = path.with_suffix(".partial")
     write_shard(cast, partial)

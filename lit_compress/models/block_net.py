@@ -24,6 +24,7 @@ from lit_compress.models.shards import LazyTensors
 from lit_compress.models.sites import base_prefix, blocks
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import Structure, rebuild, replace
+from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -132,19 +133,29 @@ class BlockNet:
         self.prefix, self.device = base_prefix(self.net), torch.device(device)
         found = [(name, block) for *_, name, block in blocks(self.net)]
         self.names, self.blocks = [name for name, _ in found], [block for _, block in found]
-        self._run: Callable[[int, Tensor, Callable[[Tensor], Any]], Any] = lambda number, hidden, again: None
+        self._run: Callable[[int, Tensor, Callable[[Tensor], Any]], Any]  # only in a forward
         for number, (name, block) in enumerate(found):
             replace(self.net, name, StandIn(block, self._called, number))
         if hasattr(self.net.config, "use_cache"):
             self.net.config.use_cache = False
         tensors.rename(self.net)
-        aliases = tied(self.net)
-        values = {name: self.read(name) for name in self.net.state_dict() if name not in aliases}
+        self._aliases = tied(self.net)
+        self._fill_outside()
+        self._form = self._form_of_output()
+
+    def _fill_outside(self) -> None:
+        values = {name: self.read(name) for name in self.net.state_dict() if name not in self._aliases}
         self.net.load_state_dict(values, strict=False, assign=True)
-        for name, first in aliases.items():
+        for name, first in self._aliases.items():
             replace(self.net, name, self.net.get_parameter(first))  # type: ignore[arg-type]
         self.net.to(self.device).requires_grad_(False)  # type: ignore[arg-type]
-        self._form = self._form_of_output()
+
+    @contextmanager
+    def only_block(self) -> Iterator[None]:
+        """Give up what is outside the blocks, and read it again at the end."""
+        empty(self.net)
+        yield
+        self._fill_outside()
 
     def _called(self, number: int, hidden: Tensor, again: Callable[[Tensor], Any]) -> Any:
         return self._run(number, hidden, again)
@@ -166,14 +177,13 @@ class BlockNet:
             raise UserError(f"{self.tensors.what} has no tensor '{name}'; give the folder of a whole model")
         value = self.tensors.read(stored)
         value = value.to((self.dtype or value.dtype) if value.is_floating_point() else value.dtype, copy=True)
-        if value.is_floating_point() and not value.isfinite().all():
+        if value.is_floating_point() and not all_finite(value):
             raise UserError(f"{self.tensors.what}: '{name}' has values that are not finite; it is broken")
         return value
 
     def outside(self) -> dict[str, Tensor]:
-        """Return the tensors outside the blocks, each once."""
-        aliases = tied(self.net)
-        return {name: value for name, value in self.net.state_dict().items() if name not in aliases}
+        """Return the tensors outside the blocks, each once; without values in :meth:`only_block`."""
+        return {name: value for name, value in self.net.state_dict().items() if name not in self._aliases}
 
     def fill(self, number: int, block: nn.Module) -> None:
         """Give ``block``, of this net or of one with the same names, the values of block ``number``."""
@@ -231,8 +241,11 @@ class BlockNet:
     @contextmanager
     def _running(self, run: Callable[[int, Tensor, Callable[[Tensor], Any]], Any]) -> Iterator[None]:
         self._run = run
-        with torch.autocast(self.device.type, enabled=False):
-            yield
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                yield
+        finally:
+            del self._run  # it has the output, and so the graph
 
     def _form_of_output(self) -> int | None:
         """Return how many parts the output of a block has; None for hidden states alone."""

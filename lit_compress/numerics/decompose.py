@@ -307,18 +307,33 @@ def _multiplier(importance: Tensor, power: float, name: str, what: str = "import
     return scale, float(peak**power * mean)
 
 
-def _right_basis(matrix: Tensor, rank: int, gram: bool = False) -> tuple[Tensor, Tensor]:
+def all_finite(values: Tensor) -> bool:
+    """Say whether no value is inf or NaN, without a tensor of their size."""
+    return values.numel() == 0 or all(bool(end.isfinite()) for end in values.aminmax())
+
+
+def gram_eigenvectors(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return the first ``rank`` right singular vectors of M as columns, and all its singular values, from M^T M.
+
+    Args:
+        gram: M^T M, float64 [n, n].
+        rank: at most n.
+    """
+    squares, vectors = torch.linalg.eigh(gram)
+    return vectors[:, -rank:].flip(1), squares.flip(0).clamp_min(0).sqrt()
+
+
+def _right_basis(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return the first ``rank`` right singular vectors of a float64 matrix, as columns, and all singular values.
 
     LAPACK's gesdd on the tall side. The eigenvectors of the Gram matrix are about twice as fast, but square
     the condition number, which the floor of the importance already stretches: singular values below about 1e-8 of
     the largest, and their vectors among themselves, are lost in rounding. The product of a rank above them, and the
-    full-rank one, are as exact as with gesdd. With ``gram``, and from ``GRAM_FROM`` on, speed decides.
+    full-rank one, are as exact as with gesdd. From ``GRAM_FROM`` on speed decides.
     """
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-    if gram or tall.shape[1] >= GRAM_FROM:
-        squares, vectors = torch.linalg.eigh(tall.T @ tall)
-        basis, sigma = vectors[:, -rank:].flip(1), squares.flip(0).clamp_min(0).sqrt()
+    if tall.shape[1] >= GRAM_FROM:
+        basis, sigma = gram_eigenvectors(tall.T @ tall, rank)
         # on the long side the vectors times sigma are known; QR keeps their order and makes them orthonormal
         return (basis if tall is matrix else torch.linalg.qr(tall @ basis).Q), sigma
     u, sigma, vh = torch.linalg.svd(tall, full_matrices=False)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.decompose import SigmaSide, _check_rank, _like, _right_basis
+from lit_compress.numerics.decompose import SigmaSide, _check_rank, _like, all_finite, gram_eigenvectors
 from lit_compress.utils.errors import UserError
 
 Moment = Tensor | None  # whole [n, n], its diagonal [n], or None for the identity
@@ -50,6 +50,12 @@ class Root:
             return rows
         return rows * self.factor if self.factor.ndim == 1 else rows @ self.factor
 
+    def before(self, columns: Tensor) -> Tensor:
+        """Return L @ columns for ``columns`` [n, m]."""
+        if self.factor is None:
+            return columns
+        return self.factor[:, None] * columns if self.factor.ndim == 1 else self.factor @ columns
+
     def divide(self, rows: Tensor) -> Tensor:
         """Return rows @ L^-1 for ``rows`` [m, n]."""
         if self.factor is None:
@@ -60,7 +66,9 @@ class Root:
 
 
 @torch.no_grad()
-def damped_root(moment: Moment, damping: float, name: str = "weight", what: str = "inputs") -> Root:
+def damped_root(
+    moment: Moment, damping: float, name: str = "weight", what: str = "inputs", overwrite: bool = False
+) -> Root:
     """Return the Cholesky factor of ``moment + damping * mean(diagonal) I``.
 
     Args:
@@ -68,6 +76,7 @@ def damped_root(moment: Moment, damping: float, name: str = "weight", what: str 
         damping: share of the mean of the diagonal that is added to it, not negative.
         name: what to call the matrix in messages.
         what: the moment is of these: ``inputs`` or ``gradients``.
+        overwrite: a whole float64 moment on the CPU may become its factor, which then takes no memory of its own.
 
     Raises:
         UserError: it is not finite, all zero, or not positive definite after the damping.
@@ -75,7 +84,7 @@ def damped_root(moment: Moment, damping: float, name: str = "weight", what: str 
     if moment is None:
         return Root(None, 0.0)
     wide = moment.detach().to("cpu", torch.float64)
-    if not wide.isfinite().all():
+    if not all_finite(wide):
         raise UserError(f"{name}: the second moments of its {what} are inf or NaN; give a net with finite {what}")
     diagonal = wide if wide.ndim == 1 else wide.diagonal()
     mean = float(diagonal.mean())
@@ -85,11 +94,11 @@ def damped_root(moment: Moment, damping: float, name: str = "weight", what: str 
     if wide.ndim == 1:
         factor, failed = (wide + added).clamp_min(0).sqrt(), bool((wide + added <= 0).any())
     else:
-        was = diagonal.clone()  # no copy of the whole: of a wide matrix it is the most that is in memory here
-        diagonal += added
-        found, info = torch.linalg.cholesky_ex(wide)
-        diagonal.copy_(was)
-        factor, failed = found, bool(info)
+        wide = wide if overwrite else wide.clone()
+        wide.diagonal().add_(added)
+        by_columns, info = wide.mT, torch.empty((), dtype=torch.int32)  # LAPACK's order: it is symmetric
+        torch.linalg.cholesky_ex(by_columns, out=(by_columns, info))
+        factor, failed = by_columns, bool(info)
     if failed:
         raise UserError(
             f"{name}: the second moments of its {what} are singular with damping {damping}; give more, e.g. "
@@ -98,17 +107,21 @@ def damped_root(moment: Moment, damping: float, name: str = "weight", what: str 
     return Root(factor, added)
 
 
-def centred(moment: Moment, mean: Tensor | None) -> Moment:
+def centred(moment: Moment, mean: Tensor | None, overwrite: bool = False) -> Moment:
     """Return the covariance C = A - m m^T of inputs with mean m; ``moment`` itself without a mean.
 
     Args:
         moment: [in, in] or [in]; None stays None.
         mean: [in], or None.
+        overwrite: a float64 moment may become the covariance.
     """
     if moment is None or mean is None:
         return moment
-    wide, m = moment.double(), mean.double()
-    return wide - m.square() if wide.ndim == 1 else wide - m[:, None] * m
+    m = mean.double()
+    if moment.ndim == 1:
+        return moment.double() - m.square()
+    wide = moment.double() if overwrite else moment.to(torch.float64, copy=True)
+    return wide.addr_(m, m, alpha=-1)
 
 
 @torch.no_grad()
@@ -189,15 +202,17 @@ class KroneckerSVD:
 
 @torch.no_grad()
 def kronecker_svd(
-    weight: Tensor | Sequence[Tensor],
+    weight: Tensor,
     inputs: Moment = None,
     gradients: Moment | Iterable[Moment] = None,
     *,
+    sizes: Sequence[int] | None = None,
     mean: Tensor | None = None,
     damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING),
     sigma_side: SigmaSide = "balanced",
     name: str = "weight",
     components: int | None = None,
+    overwrite: bool = False,
 ) -> KroneckerSVD:
     """Decompose W, or several matrices that read the same input, once under (M).
 
@@ -206,10 +221,11 @@ def kronecker_svd(
     1e-8 sigma_1: smaller components are lost in rounding, the product of all components is W in any case.
 
     Args:
-        weight: [out, in], or a sequence of [out_i, in] on one device.
+        weight: [out, in]; the result reads it later, so it must stay as it is.
         inputs: A [in, in], its diagonal [in], or None for the identity.
         gradients: G [out, out], its diagonal [out], or None; for several matrices one each, or None. They
             are asked for one after the other, so that a generator needs the memory of one.
+        sizes: rows of each of several matrices that are stacked in ``weight``; None: it is one.
         mean: m [in], the mean of the inputs: decompose under C = A - m m^T, so that a constant part of the inputs,
             which the bias can carry, needs no rank. Without an A it only makes the change of the bias known.
         damping: of A (or C) and G, shares of the means of their diagonals.
@@ -217,37 +233,62 @@ def kronecker_svd(
             1; ``in``: the columns of left have.
         name: what to call this matrix in messages.
         components: how many are kept; default: all.
+        overwrite: the memory of the moments may be used; they hold something else afterwards.
 
     Raises:
         UserError: the weight holds inf or NaN, or a moment is not usable; see :func:`damped_root`.
     """
-    weights = [weight] if isinstance(weight, Tensor) else list(weight)
+    sizes = tuple(sizes or (len(weight),))
     single = gradients is None or isinstance(gradients, Tensor)
-    assert len(weights) == 1 or not isinstance(gradients, Tensor)
-    moments: Iterable[Moment] = [gradients] * len(weights) if single else gradients  # type: ignore
-    stack = torch.cat([w.detach().to("cpu") for w in weights])
-    if not stack.isfinite().all():
+    assert len(sizes) == 1 or not isinstance(gradients, Tensor)
+    moments: Iterable[Moment] = [gradients] * len(sizes) if single else gradients  # type: ignore
+    stack = weight.detach().to("cpu")
+    if not all_finite(stack):
         raise UserError(f"{name}: holds inf or NaN and cannot be factorized; valid: finite weights")
-    root = damped_root(centred(inputs, mean), damping[0], name, "inputs")
-    scaled = root.times(stack.double())
-    sizes, added, parts = tuple(len(w) for w in weights), [root.added], []
-    for moment, rows in zip(moments, scaled.split(sizes), strict=True):
-        outer = damped_root(moment, damping[1], name, "gradients")
-        parts.append(outer.times(rows.T).T)
-        added.append(outer.added)
-        del moment, outer
-    both = torch.cat(parts)
-    del parts
-    basis, sigma = _right_basis(both, components or min(stack.shape), gram=True)
-    del both  # of a wide stack every one of these counts
-    left, right = scaled @ basis, root.divide(basis.T)
-    del scaled, basis
+    root = damped_root(centred(inputs, mean, overwrite), damping[0], name, "inputs", overwrite)
+    added = root.added
+    basis, sigma, more = _gram_basis(stack, root, moments, sizes, damping[1], name, components, overwrite)
+    columns, right = root.before(basis), root.divide(basis.T)
+    del basis, root
+    left = torch.empty(len(stack), columns.shape[1], dtype=torch.float64)
+    for rows, there in zip(stack.split(sizes), left.split(sizes), strict=True):
+        torch.mm(rows.double(), columns, out=there)
     _balance(left, right, sigma_side)
     return KroneckerSVD(
         sigma=sigma, left=left, right=right, weight=stack, sizes=sizes,
         mean=None if mean is None else mean.detach().to("cpu", torch.float64),
-        added=tuple(added), device=weights[0].device, name=name,
+        added=(added, *more), device=weight.device, name=name,
     )  # fmt: skip
+
+
+def _gram_basis(
+    stack: Tensor, inner: Root, gradients: Iterable[Moment], sizes: Sequence[int], damping: float, name: str,
+    components: int | None, overwrite: bool,
+) -> tuple[Tensor, Tensor, list[float]]:  # fmt: skip
+    """Return the right singular vectors of K^T W L as columns, its singular values, and what was added to every G.
+
+    Every tensor as large as a wide stack counts. Of a tall one only the Gram matrix is summed, part by part.
+    """
+    tall, added, parts = stack.shape[0] >= stack.shape[1], [], []
+    gram = torch.zeros(stack.shape[1] if tall else 0, stack.shape[1] if tall else 0, dtype=torch.float64)
+    moments = iter(gradients)  # zip would keep one while it asks for the next
+    for rows in stack.split(list(sizes)):
+        outer = damped_root(next(moments), damping, name, "gradients", overwrite)
+        part = outer.times(inner.times(rows.double()).T)  # [in, rows]
+        added.append(outer.added)
+        del outer
+        if tall:
+            gram.addmm_(part, part.T)
+        else:
+            parts.append(part)
+        del part
+    if tall:
+        return *gram_eigenvectors(gram, components or len(gram)), added
+    whole = parts.pop() if len(parts) == 1 else torch.cat(parts, 1)
+    basis, sigma = gram_eigenvectors(whole.T @ whole, components or whole.shape[1])
+    vectors = whole @ basis  # times sigma; QR keeps their order and makes them orthonormal
+    del whole
+    return torch.linalg.qr(vectors).Q, sigma, added
 
 
 def _balance(left: Tensor, right: Tensor, side: SigmaSide) -> None:

@@ -107,8 +107,9 @@ class BlockFactors:
             if even is not None and name not in even:
                 continue
             weight = torch.cat([self._weight(block, number, site) for site in names])
-            svd = decomposer.svd(name, weight)
-            left, right = svd.factors(max(1, largest_rank(*weight.shape)) if even is None else even[name])
+            kept = max(1, largest_rank(*weight.shape)) if even is None else even[name]
+            svd = decomposer.svd(name, weight, kept)
+            left, right = svd.factors(kept)
             tensors |= {f"{name}.sigma": svd.sigma, f"{name}.left": left.cpu(), f"{name}.right": right.cpu()}
             del svd
         with atomic_file(self.path(number)) as temporary:

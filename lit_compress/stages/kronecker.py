@@ -77,22 +77,30 @@ class KroneckerDecomposer:
             return left[:, :rank].contiguous(), right[:rank].contiguous()
         return self.svd(name, weight).factors(rank)
 
-    def svd(self, name: str, weight: Tensor) -> KroneckerSVD:
-        """Return the decomposition of the matrix of site ``name`` with all its ranks.
+    def svd(self, name: str, weight: Tensor, components: int | None = None) -> KroneckerSVD:
+        """Return the decomposition of the matrix of site ``name`` with all its ranks, or as many as ``components``.
 
         Raises:
             UserError: a moment is singular after the damping.
         """
-        inputs, mean, rows, gradients = self.moments[name].inputs(), self._mean(name), (weight,), None
-        if self.gradients:
-            names = self.stacks.get(name, (name,))
-            rows = weight.split([self.moments[site].outputs for site in names])
-            gradients = (self.moments[site].gradients() for site in names)
-        svd = kronecker_svd(rows, inputs, gradients, mean=mean, damping=self.damping, name=name)
+        names = self.stacks.get(name, (name,))
+        svd = kronecker_svd(
+            weight, self.moments[name].inputs(), map(self._gradients, names) if self.gradients else None,
+            sizes=[self.moments[site].outputs for site in names] if self.gradients else None,
+            mean=self._mean(name), damping=self.damping, name=name, components=components, overwrite=True,
+        )  # fmt: skip
         self._sigma[name] = svd.sigma
-        for site in self.stacks.get(name, (name,)) if self.release else ():
-            self.moments[site] = self.moments[site].released()
+        self._release(names)
         return svd
+
+    def _gradients(self, name: str) -> Tensor:
+        whole = self.moments[name].gradients()
+        self._release((name,))
+        return whole
+
+    def _release(self, names: tuple[str, ...]) -> None:
+        for site in names if self.release else ():
+            self.moments[site] = self.moments[site].released()
 
     def estimate(self, ranks: Mapping[str, int]) -> float:
         """Return the estimate of what factors of these ranks add to an example's loss, half of what (M) sums to.
@@ -106,8 +114,9 @@ class KroneckerDecomposer:
 
         Kept are as many components as make the matrix smaller, in its dtype: together no more than the net.
         """
-        svd = self.svd(name, weight)
-        self._kept[name] = svd.factors(max(1, largest_rank(*weight.shape)))
+        kept = max(1, largest_rank(*weight.shape))
+        svd = self.svd(name, weight, kept)
+        self._kept[name] = svd.factors(kept)
         return svd.sigma
 
     def row_costs(self, name: str, matrix: Tensor) -> Tensor:

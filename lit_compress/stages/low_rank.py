@@ -45,8 +45,8 @@ class Decomposer(Protocol):
     def factors(self, name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         """Return left [out, rank] and right [rank, in]."""
 
-    def svd(self, name: str, weight: Tensor) -> DecomposedMatrix:
-        """Return the decomposition with all ranks."""
+    def svd(self, name: str, weight: Tensor, components: int | None = None) -> DecomposedMatrix:
+        """Return the decomposition with all ranks, or as many as ``components``."""
 
     def sigma(self, name: str, weight: Tensor) -> Tensor:
         """Return the singular values of the weighted matrix, falling, float64."""
@@ -84,15 +84,15 @@ class WeightedDecomposer:
         """Return left [out, rank] and right [rank, in] of the matrix of site ``name``."""
         return decompose(weight, rank, self._of(name), self.axis, self.power, self.sigma_side, name)
 
-    def svd(self, name: str, weight: Tensor) -> WeightedSVD:
-        """Return the weighted SVD of the matrix of site ``name`` with all its ranks.
+    def svd(self, name: str, weight: Tensor, components: int | None = None) -> WeightedSVD:
+        """Return the weighted SVD of the matrix of site ``name`` with all its ranks, or as many as ``components``.
 
         Raises:
             UserError: the weighting is element-wise, for which there is no SVD.
         """
         if not self.nested:
             raise UserError("axis: 'element' has no singular values, every rank is solved by itself; nearest: both")
-        return weighted_svd(weight, self._of(name), self.axis, self.power, self.sigma_side, name)
+        return weighted_svd(weight, self._of(name), self.axis, self.power, self.sigma_side, name, components)
 
     def sigma(self, name: str, weight: Tensor) -> Tensor:
         """Return the singular values of the weighted matrix, falling, float64."""

@@ -44,8 +44,8 @@ def test_factors_are_the_best_of_their_rank(fit, dense, tiny_backbone, tiny_data
             continue
         found = moments[names[0]]
         svd = kronecker_svd(
-            [layer.weight for layer in old], found.inputs(), [moments[name].gradients() for name in names],
-            mean=found.mean,
+            torch.cat([layer.weight for layer in old]), found.inputs(), [moments[name].gradients() for name in names],
+            sizes=[len(layer.weight) for layer in old], mean=found.mean,
         )  # fmt: skip
         left, right = svd.factors(layers[0].rank)
         product = torch.cat([torch.mm(*layer.factors()) for layer in layers])

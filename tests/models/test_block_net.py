@@ -37,6 +37,21 @@ def test_blocks_one_by_one_are_the_net(name, tmp_path):
     assert {value.device.type for value in found.net.parameters()} == {"cpu"}
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_outside_the_blocks_can_be_given_up_for_a_while(tied, tmp_path):
+    net = make_net("llama", "wikitext2", tie_word_embeddings=tied).eval()
+    net.save_pretrained(tmp_path)
+    found = BlockNet(net.config, LazyTensors(tmp_path, "model: 'x'"))
+    before = {name: value.clone() for name, value in found.outside().items()}
+    with found.block(0) as block, found.only_block():
+        assert {value.device.type for value in found.net.parameters()} == {"meta"}
+        assert {value.device.type for value in block.parameters()} == {"cpu"}
+    after = found.outside()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in after)
+    assert (found.net.lm_head.weight is found.net.model.embed_tokens.weight) == tied
+
+
 def test_a_missing_tensor_is_named(tmp_path):
     net = make_net("llama", "wikitext2")
     net.save_pretrained(tmp_path)

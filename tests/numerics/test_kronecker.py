@@ -119,7 +119,7 @@ def test_diagonal_moments_are_fwsvd(shape: tuple[int, int]) -> None:
 def test_a_stack_is_one_matrix_under_a_block_diagonal_moment() -> None:
     weights = [draw(5, 8, seed=1), draw(3, 8, seed=2), draw(4, 8, seed=3)]
     a, gs = moment(8, 4), [moment(5, 5), moment(3, 6), moment(4, 7)]
-    found = kronecker_svd(weights, a, gs, damping=NONE)
+    found = kronecker_svd(torch.cat(weights), a, gs, sizes=[5, 3, 4], damping=NONE)
     single = kronecker_svd(torch.cat(weights), a, torch.block_diag(*gs), damping=NONE)
     torch.testing.assert_close(found.sigma, single.sigma)
     assert found.sizes == (5, 3, 4)
@@ -127,7 +127,7 @@ def test_a_stack_is_one_matrix_under_a_block_diagonal_moment() -> None:
     torch.testing.assert_close(left @ right, product(single, 3))
     parts = [estimated_loss(w, p @ right, a, g) for w, p, g in zip(weights, left.split(found.sizes), gs, strict=True)]
     assert sum(parts) == pytest.approx(found.loss(3))
-    plain = kronecker_svd(weights, a, damping=NONE)
+    plain = kronecker_svd(torch.cat(weights), a, sizes=[5, 3, 4], damping=NONE)
     torch.testing.assert_close(plain.sigma, kronecker_svd(torch.cat(weights), a, damping=NONE).sigma)
 
 
@@ -222,3 +222,29 @@ def test_the_cost_of_a_row_is_what_the_matrix_without_it_loses(with_mean: bool) 
         without = matrix.clone()
         without[i] = 0
         assert float(cost) == pytest.approx(loss_by_loops(matrix - without, centred(a, mean), g).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("mean", [None, draw(9, seed=4) / 50])
+def test_moments_that_may_be_overwritten_give_the_same(shape: tuple[int, int], mean: Tensor | None) -> None:
+    weight, sizes = torch.cat([draw(*shape), draw(3, shape[1], seed=5)]), (shape[0], 3)
+    mean = None if mean is None else mean[: shape[1]]
+    a, gs = moment(shape[1], 1), [moment(shape[0], 2), moment(3, 3)]
+    before = [x.clone() for x in (a, *gs)]
+    kept = kronecker_svd(weight, a, gs, sizes=sizes, mean=mean)
+    for x, was in zip((a, *gs), before, strict=True):
+        assert torch.equal(x, was)
+    found = kronecker_svd(weight, a, iter(gs), sizes=sizes, mean=mean, overwrite=True)
+    assert found.added == kept.added
+    torch.testing.assert_close(found.sigma, kept.sigma, rtol=1e-12, atol=0)
+    torch.testing.assert_close(product(found, 3), product(kept, 3), rtol=1e-9, atol=1e-12)
+    assert not torch.equal(a, before[0])  # or this test would show nothing
+
+
+def test_a_root_without_memory_of_its_own() -> None:
+    a = moment(6, 1)
+    expected, there = damped_root(a, 0.1).factor, a.data_ptr()
+    found = damped_root(a, 0.1, overwrite=True).factor
+    assert expected is not None and found is not None
+    assert found.data_ptr() == there
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=0)
