@@ -28,6 +28,12 @@ METHODS: dict[str, list[str]] = {
     "Movement": ["--model.prune.epochs", "1"],
     "CoFi": PRUNE,
     "SP3": ["--model.prune.epochs", "1", "--model.prune.tokens", "100"],
+    "SecondOrder": ["--model.retrain.epochs", "1"],
+    "FLOP": ["--model.prune.epochs", "1"],
+    "BlockMovement": [*PRUNE, "--model.prune.block", "8"],
+    "Theseus": ["--model.replace.epochs", "1"],
+    "SliceGPT": ["--model.prune.epochs", "1"],
+    "LLMPruner": ["--model.prune.epochs", "1"],
 }
 WIDTHS = (64, 128)
 PROCESSES = ((1, "ddp"), (2, "ddp"), (4, "ddp"), (2, "fsdp2"), (4, "fsdp2"))
