@@ -133,7 +133,7 @@ def dense_net(options: Any, name: str, *words: object, epochs: int, rate: float)
     if options.list == "all" or not net.exists():  # density 1: nothing is factorized; only the dense stage is used
         command(
             options, "fit", "--model", "SVD", "--model.density", 1.0, *words, "--model.dense.epochs", epochs,
-            "--model.dense.learning_rate", rate, "--model.retrain.epochs", 1, "--run_dir", run, "--ckpt_path", "last",
+            "--model.dense.learning_rate", rate, "--model.retrain.epochs", 0, "--run_dir", run, "--ckpt_path", "last",
         )  # fmt: skip
     return net
 
