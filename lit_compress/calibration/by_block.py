@@ -1,12 +1,12 @@
-"""Kronecker factors block by block, of a net of which one block is in memory: the same sums as in kronecker.py.
+"""Calibration block by block, of a net of which one block is in memory: the sums of kronecker.py and of fisher.py.
 
 The second moments of the inputs need forwards only. One sweep over the blocks gives them: every block reads the states
-that the one before left on disk. K-FAC needs the gradients of the loss as well, which only the last block's output
-has at first. So it takes two sweeps:
+that the one before left on disk. K-FAC and the diagonal Fisher information need the gradients of the loss as well,
+which only the last block's output has at first. So they take two sweeps:
 
     forward, from the first block:    the states that every block reads go to disk, all of them
-    head:                             the loss of drawn labels, and its gradient by the last block's output
-    backward, from the last block:    every block once more forward, and back; its moments are summed, the gradient
+    head:                             the loss, and its gradient by the last block's output
+    backward, from the last block:    every block once more forward, and back; its sums are made, the gradient
                                       by its input goes to disk in the place of that by its output
 
 Each example goes three times through a block in place of two, and the weights are read twice. Labels are drawn by an
@@ -23,12 +23,13 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.block_states import Shape, stored, written
+from lit_compress.calibration.fisher import Fisher, Squares
 from lit_compress.calibration.grams import Gram
 from lit_compress.calibration.kronecker import (
     KroneckerFactors,
@@ -42,12 +43,14 @@ from lit_compress.calibration.kronecker import (
 )
 from lit_compress.models.block_net import BlockNet
 from lit_compress.models.sites import Site, find_sites, shared_inputs
+from lit_compress.numerics.losses import example_losses
 from lit_compress.numerics.sampled_labels import Labels, fisher_losses
 from lit_compress.tasks import TaskType
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
-Finish = Callable[[int, nn.Module, dict[str, KroneckerFactors]], None]
+Found = dict[str, KroneckerFactors] | dict[str, Fisher]
+Finish = Callable[[int, nn.Module, Any], None]
 
 
 class Sweeps:
@@ -116,18 +119,68 @@ class Sweeps:
         self.path(what, number).unlink(missing_ok=True)
 
 
+class _SumsOfBlock(Protocol):
+    """What is summed over the uses of a block's sites."""
+
+    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor) -> None:
+        """Take the inputs of a use of site ``name``, and watch for the gradient by its output."""
+
+    def result(self) -> Found:
+        """Return what was found, which alone has the sums afterwards."""
+
+
+class _Moments:
+    """Kronecker factors of a block; with ``gradients``, or of its inputs only."""
+
+    def __init__(self, shapes: Any, sites: dict[str, Site], examples: int, gradients: bool) -> None:
+        self.sums, self.gradients = _Sums(shapes, sites, torch.float32, "cpu", gradients), gradients
+        self.sums.examples = examples
+
+    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor) -> None:
+        self.sums.add_inputs(name, _tokens(x.detach(), mask))
+        if self.gradients:
+            add = self.sums.outer[name].add
+            output.requires_grad_().register_hook(lambda gradient: add(_tokens(gradient, mask)))
+
+    def result(self) -> Found:
+        found = self.sums.result()
+        self.sums.grams.clear()
+        self.sums.outer.clear()
+        return found
+
+
+class _Squares:
+    """Diagonal Fisher information of a block, per example."""
+
+    def __init__(self, shapes: Any, sites: dict[str, Site], examples: int) -> None:
+        self.examples = examples
+        self.sums = {name: Squares.empty(shapes.get_submodule(name).weight.shape) for name in sites}
+
+    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor) -> None:
+        read, add = x.detach(), self.sums[name].add
+
+        def on_gradient(gradient: Tensor) -> None:
+            add([tuple(part.reshape(len(mask), -1, part.shape[-1]) for part in (read, gradient))])  # type: ignore[list-item]
+
+        output.requires_grad_().register_hook(on_gradient)
+
+    def result(self) -> Found:
+        return {name: sums.mean(name, float(self.examples)) for name, sums in self.sums.items()}
+
+
 class BlockMoments:
-    """Collects the Kronecker factors of one block after the other.
+    """Collects the Kronecker factors, or the Fisher information, of one block after the other.
 
     Args:
         sweeps: over the calibration examples.
         shapes: the whole net, without values.
         labels: of the gradients; None for the moments of inputs only.
         seed: of drawn labels.
+        fisher: True for the diagonal Fisher information, under labels ``true``.
     """
 
-    def __init__(self, sweeps: Sweeps, shapes: Any, labels: Labels | None, seed: int) -> None:
-        self.sweeps, self.shapes, self.labels, self.seed = sweeps, shapes, labels, seed
+    def __init__(self, sweeps: Sweeps, shapes: Any, labels: Labels | None, seed: int, fisher: bool = False) -> None:
+        self.sweeps, self.shapes, self.labels, self.seed, self.fisher = sweeps, shapes, labels, seed, fisher
         self.examples = sum(len(rows["index"]) for rows in sweeps.parts)
         self.sites: list[dict[str, Site]] = [
             {site.name: site for site in find_sites(shapes) if site.name.startswith(f"{name}.")}
@@ -136,6 +189,9 @@ class BlockMoments:
 
     def bytes(self) -> int:
         """Return the largest number of bytes that the sums of one block take."""
+        if self.fisher:
+            shapes = ([self.shapes.get_submodule(name).weight.shape for name in sites] for sites in self.sites)
+            return max((8 * sum(map(sum, of_block)) for of_block in shapes), default=0)
         return max((4 * sum(_numbers(self.shapes, sites, self.labels is not None)) for sites in self.sites), default=0)
 
     def collect(self, done: Callable[[int], bool], finish: Finish) -> None:
@@ -143,19 +199,23 @@ class BlockMoments:
 
         Args:
             done: says of a block's number that nothing is to be done for it.
-            finish: is called with the number of a block, the block and the factors of its sites.
+            finish: is called with the number of a block, the block and what was found of its sites.
         """
         count = len(self.sweeps.net)
         todo = [i for i in range(count) if not done(i)]
         if not todo:
             return
         if self.labels is None:
-            for i in track(todo, "Kronecker factors by blocks", len(todo)):
+            for i in track(todo, self._what, len(todo)):
                 self._inputs(i, finish)
             return
-        for i in track(todo[::-1], "Kronecker factors by blocks", len(todo)):
+        for i in track(todo[::-1], self._what, len(todo)):
             self._reach_gradients(i + 1)
             self._both(i, finish)
+
+    @property
+    def _what(self) -> str:
+        return f"{'Fisher information' if self.fisher else 'Kronecker factors'} by blocks"
 
     def _inputs(self, number: int, finish: Finish) -> None:
         """Sum the inputs of a block's sites while it gives the next one's."""
@@ -169,7 +229,7 @@ class BlockMoments:
 
             self.sweeps.forward(number, step)
             with net.only_block():
-                finish(number, block, _result(sums))
+                finish(number, block, sums.result())
         self.sweeps.drop("states", number)
 
     def _both(self, number: int, finish: Finish | None) -> None:
@@ -189,7 +249,7 @@ class BlockMoments:
                         add(found)
             if finish is not None and sums is not None:
                 with net.only_block():
-                    finish(number, block, _result(sums))
+                    finish(number, block, sums.result())
         for what in ("gradients", "states"):
             sweeps.drop(what, number + 1)
 
@@ -212,34 +272,35 @@ class BlockMoments:
             for rows, states in zip(sweeps.rows(), sweeps.last(), strict=True):
                 hidden = states.to(sweeps.net.device, torch.float32).requires_grad_()
                 logits = task.logits(sweeps.net.finish(sweeps.inputs(rows), hidden), rows)
-                assert self.labels is not None
-                losses = fisher_losses(
-                    logits, task.loss, self.labels, labels=rows.get("labels"), counted=task.counted(rows),
-                    index=rows["index"], seed=self.seed,
-                )  # fmt: skip
+                losses = self._losses(logits, rows)
                 more = len(losses) > 1
                 add(torch.cat([torch.autograd.grad(loss, hidden, retain_graph=more)[0][None] for loss in losses]))
 
-    def _sums(self, number: int) -> _Sums:
-        sums = _Sums(self.shapes, self.sites[number], torch.float32, "cpu", self.labels is not None)
-        sums.examples = self.examples
-        return sums
+    def _losses(self, logits: Tensor, rows: Rows) -> list[Tensor]:
+        """Return the losses whose gradients are wanted, one after the other."""
+        task = self.sweeps.task
+        if self.fisher:
+            return [example_losses(logits, rows["labels"], task.loss).sum() * (len(rows["index"]) / len(logits))]
+        assert self.labels is not None
+        return fisher_losses(
+            logits, task.loss, self.labels, labels=rows.get("labels"), counted=task.counted(rows), index=rows["index"],
+            seed=self.seed,
+        )  # fmt: skip
 
-    def _watched(self, number: int, block: nn.Module, rows: Rows, sums: _Sums | None) -> Any:
+    def _sums(self, number: int) -> _SumsOfBlock:
+        if self.fisher:
+            return _Squares(self.shapes, self.sites[number], self.examples)
+        return _Moments(self.shapes, self.sites[number], self.examples, self.labels is not None)
+
+    def _watched(self, number: int, block: nn.Module, rows: Rows, sums: _SumsOfBlock | None) -> Any:
         """Let every use of a block's sites add to ``sums``, as in the net in memory."""
         masks = [mask.bool() for mask in self.sweeps.task.masks(rows)]
         sites = self.sites[number]
         start = f"{self.sweeps.net.names[number]}."
 
         def on_forward(path: str, x: Tensor, output: Tensor) -> None:
-            if sums is None:
-                return
-            name = start + path
-            mask = _mask_of(sites[name], masks)
-            sums.add_inputs(name, _tokens(x.detach(), mask))
-            if self.labels is not None:
-                add = sums.outer[name].add
-                output.requires_grad_().register_hook(lambda gradient: add(_tokens(gradient, mask)))
+            if sums is not None:
+                sums.use(start + path, x, output, _mask_of(sites[start + path], masks))
 
         return _hooked(block, [name.removeprefix(start) for name in sites], on_forward)
 
@@ -250,14 +311,6 @@ def _numbers(shapes: Any, sites: dict[str, Site], gradients: bool) -> Iterator[i
         modules = [shapes.get_submodule(name) for name in group if name in sites]
         for size in [*(m.in_features for m in modules[:1]), *(m.out_features for m in modules if gradients)]:
             yield sum(Gram.numbers(size))
-
-
-def _result(sums: _Sums) -> dict[str, KroneckerFactors]:
-    """Return the factors, which alone have the sums afterwards."""
-    found = sums.result()
-    sums.grams.clear()
-    sums.outer.clear()
-    return found
 
 
 def _back(output: Tensor, hidden: Tensor | None, gradients: Tensor) -> Tensor | None:

@@ -115,7 +115,7 @@ def estimate_fisher(
     totals = torch.zeros(1 + sum(sizes), dtype=torch.float64, device=net.device)
     count, parts = totals[:1], totals[1:].split(sizes)  # views of one vector, so that one reduction serves all
     sums = {
-        name: _Sums(part, module.weight.shape, elements)
+        name: Squares(part, module.weight.shape, elements)
         for (name, module), part in zip(watched.items(), parts, strict=True)
     }
     with _frozen(net), torch.enable_grad(), torch.autocast(net.device.type, enabled=False):
@@ -136,13 +136,24 @@ def estimate_fisher(
     return {name: part.mean(name, float(count)) for name, part in sums.items()}
 
 
-class _Sums:
-    """Sums of squared gradients of one matrix, in a slice of the common vector."""
+class Squares:
+    """Sums of squared gradients of one matrix.
+
+    Args:
+        part: zeros, where they are kept: by rows and columns [out + in], with ``elements`` [out * in].
+        shape: of the matrix.
+        elements: whether those of every element are kept.
+    """
 
     def __init__(self, part: Tensor, shape: torch.Size, elements: bool) -> None:
         self.shape, self.elements = shape, part.view(shape) if elements else None
         if not elements:
             self.rows, self.columns = part.split(list(shape))
+
+    @classmethod
+    def empty(cls, shape: torch.Size) -> Squares:
+        """Return sums by rows and columns of a matrix of this shape, on the CPU."""
+        return cls(torch.zeros(sum(shape), dtype=torch.float64), shape, False)
 
     def add(self, uses: Sequence[Pair]) -> None:
         """Add the squares of every group's gradient, which is the sum over the uses."""
@@ -214,7 +225,7 @@ def _collect(
     kind: str,
     watched: dict[str, nn.Linear],
     groups: int,
-    sums: dict[str, _Sums],
+    sums: dict[str, Squares],
 ) -> dict[str, nn.Linear]:
     """Do a forward and a backward pass of ``rows``, and add every matrix's squared gradients to its sums.
 

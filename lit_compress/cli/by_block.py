@@ -27,9 +27,10 @@ from lit_compress.models.shapes import without_values
 from lit_compress.models.shards import LazyTensors, net_bytes
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe
+from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.stages.by_block import BlockFactors, check_weighting
 from lit_compress.stages.weighted_retraining import calibration_of
-from lit_compress.stages.weighting import calibration_batches, seed_of
+from lit_compress.stages.weighting import of_weighting, seed_of
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.errors import UserError
@@ -113,22 +114,25 @@ def factorize_by_block(
     files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.glob("*.safetensors"))
     net = BlockNet(made, tensors, unused=kind.unused, device=device)
     calibration = calibration_of(settings, data, 0.0)
-    used = short_hash(config, files, precision, data.fingerprint() if calibration else None)
+    reads = calibration is not None or settings.weighting == "fisher"
+    used = short_hash(config, files, precision, data.fingerprint() if reads else None)
     work = _Work(out.with_name(f"{out.name}.by_block"), used)
     dev = [batch for loader in data.val_dataloader() for batch in loader]
     before = Sweeps(net, kind, dev, work.folder / "dense", dtype)
 
     kept = BlockFactors(work.folder, dense, settings, rule, net.names)
-    labels = settings.labels if settings.weighting == "kfac" else None
-    parts = calibration_parts(kind, calibration_batches(settings, data), labels) if calibration else []
+    labels: dict[str, Labels] = {"kfac": settings.labels, "fisher": "true"}
+    parts = calibration_parts(kind, of_weighting(settings, data), labels.get(settings.weighting)) if reads else []
     sweeps = Sweeps(net, kind, parts, work.folder / "calibration", dtype)
-    moments = BlockMoments(sweeps, dense, labels, seed_of(settings, data))
-    check_disk(work.folder, _disk(before, sweeps, kept, labels is not None))
+    moments = BlockMoments(
+        sweeps, dense, labels.get(settings.weighting), seed_of(settings, data), settings.weighting == "fisher"
+    )
+    check_disk(work.folder, _disk(before, sweeps, kept, settings.weighting in labels))
 
     before.reach(len(net), keep=False, what="evaluate")
     scores = evaluate(Ending(net, before.last), data, sure=True)  # type: ignore[arg-type]
     work.ended("dense metric")
-    if calibration:
+    if reads:
         moments.collect(kept.done, kept.write)
     else:
         for i in (i for i in range(len(net)) if not kept.done(i)):
@@ -136,13 +140,13 @@ def factorize_by_block(
                 kept.write(i, block, {})
     work.ended("factors")
     ranks, loss = kept.allocate()
-    if calibration and labels is not None:
+    if calibration and settings.weighting == "kfac":
         calibration["estimated_loss"] = loss
     with atomic_folder(out) as temporary:
         stacks = rule.stacks(dense)
         write_shards(net, form, ranks, stacks, kept.of_block, choices.dtype, work.folder, temporary)
         work.ended("export")
-        sums = moments.bytes() if calibration else 0
+        sums = moments.bytes() if reads else 0
         memory = {"outside": _bytes(net.net), "block": max(map(_bytes, net.blocks)), "statistics": sums}
         del net, sweeps, moments
         own = BlockNet(

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from lit_compress.calibration.fisher import Fisher
 from lit_compress.calibration.kronecker import KroneckerFactors
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.ranks import largest_rank
-from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites, change_of_bias
-from lit_compress.stages.low_rank import WeightedDecomposer
+from lit_compress.stages.kronecker import biased_sites, change_of_bias
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.weighting import KRONECKER, Weighted
+from lit_compress.stages.weighting import KRONECKER, Weighted, weigh
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_file
 
@@ -33,10 +33,16 @@ def check_weighting(settings: Weighted, rule: RankRule) -> None:
     """Refuse what cannot be done block by block.
 
     Raises:
-        UserError: the weighting needs whole gradients or a file, or matrices would be changed beyond their factors.
+        UserError: the weighting needs the whole net or a file, or matrices would be changed beyond their factors.
     """
-    if settings.weighting not in (*KRONECKER, "none"):
-        raise UserError(f"--by_block: weighting '{settings.weighting}' goes over the whole net; nearest: kfac")
+    if settings.weighting not in (*KRONECKER, "fisher", "none"):
+        raise UserError(
+            f"--by_block: weighting '{settings.weighting}' reads the scores of the whole net; nearest: fisher"
+        )
+    if settings.weighting == "fisher" and settings.axis == "element":
+        raise UserError("--by_block: axis 'element' has no singular values to keep; nearest: both")
+    if settings.weighting == "fisher" and settings.estimator != "per_example":
+        raise UserError(f"--by_block: estimator '{settings.estimator}' needs whole batches; nearest: per_example")
     if settings.removes != "components":
         raise UserError(f"--by_block: retrain.removes '{settings.removes}' needs the whole net; nearest: components")
     if settings.refit:
@@ -89,18 +95,22 @@ class BlockFactors:
         names = [site.name for site in find_sites(self.shapes) if site.name.startswith(start)]
         return {name: stacks.get(name, (name,)) for name in names if name not in inside}
 
-    def write(self, number: int, block: nn.Module, moments: dict[str, KroneckerFactors]) -> None:
+    def write(self, number: int, block: nn.Module, found: dict[str, KroneckerFactors] | dict[str, Fisher]) -> None:
         """Decompose the matrices of a block and write its file.
 
         Args:
             number: of the block.
             block: with its values.
-            moments: by site; {} where the weighting has none. The sums are given up one by one.
+            found: by site, what the weighting needs; {} for none. Moments are given up one by one.
         """
         from safetensors.torch import save_file
 
-        means = {f"{name}.mean": found.mean for name, found in moments.items()}
-        decomposer = self._decomposer(moments, True)
+        moments = {name: value for name, value in found.items() if isinstance(value, KroneckerFactors)}
+        fisher = {name: value for name, value in found.items() if isinstance(value, Fisher)}
+        means = {f"{name}.mean": value.mean for name, value in moments.items()}
+        found.clear()
+        stacks = self.rule.stacks(self.shapes)
+        decomposer = weigh(self.settings, self.shapes, fisher, moments, self.folder, stacks, release=True)
         even = self.rule.allocate(self.shapes) if self.rule.allocation == "uniform" else None
         tensors: dict[str, Tensor] = {}
         for name, names in self.members(number).items():
@@ -118,20 +128,6 @@ class BlockFactors:
     def _weight(self, block: nn.Module, number: int, site: str) -> Tensor:
         module: Any = block.get_submodule(site.removeprefix(f"{self.blocks[number]}."))
         return module.weight.detach()
-
-    def _decomposer(
-        self, moments: dict[str, KroneckerFactors], release: bool
-    ) -> KroneckerDecomposer | WeightedDecomposer:
-        if self.settings.weighting not in KRONECKER:
-            return WeightedDecomposer(sigma_side="in")
-        return KroneckerDecomposer(
-            moments,
-            gradients=self.settings.weighting == "kfac",
-            centred=self.centred(),
-            damping=(self.settings.input_damping, self.settings.gradient_damping),
-            stacks=self.rule.stacks(self.shapes),
-            release=release,
-        )
 
     # ------------------------------------------------------------------------------------ when all are there
 

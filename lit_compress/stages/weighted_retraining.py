@@ -24,6 +24,7 @@ from lit_compress.stages.weighting import (
     fisher_of,
     kronecker_decomposer,
     kronecker_of,
+    of_weighting,
     refit,
     weigh,
 )
@@ -207,7 +208,7 @@ class WeightedRetraining(LowRankRetraining):
         fisher: dict[str, Fisher] = {}
         if settings.weighting == "fisher":
             net.to(trainer.strategy.root_device)
-            batches = trainer.datamodule.calibration_dataloader(settings.fisher_examples)
+            batches = of_weighting(settings, trainer.datamodule)
             fisher = fisher_of(net, method.task, batches, [settings], trainer.world_size > 1)
             net.to("cpu")
         return weigh(settings, net, fisher, {}, previous)

@@ -182,6 +182,17 @@ def calibration_batches(settings: Weighted, data: DataModule) -> DataLoader:
     )
 
 
+def of_weighting(settings: Weighted, data: DataModule) -> DataLoader:
+    """Return the batches of the examples that the weighting reads: of ``fisher``, or of a calibration.
+
+    Raises:
+        UserError: there are too few examples.
+    """
+    if settings.weighting == "fisher":
+        return data.calibration_dataloader(settings.fisher_examples)
+    return calibration_batches(settings, data)
+
+
 def seed_of(settings: Weighted, data: DataModule) -> int:
     """Return the seed of the calibration."""
     return data.seed if settings.calibration_seed is None else settings.calibration_seed

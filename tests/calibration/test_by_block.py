@@ -1,4 +1,4 @@
-"""Kronecker factors block by block are those of the net in memory; files that are missing are made anew."""
+"""Calibration block by block is that of the net in memory; files that are missing are made anew."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from tiny import make_batch, make_net
 
 from lit_compress.calibration.block_states import stored, written
 from lit_compress.calibration.by_block import BlockMoments, Sweeps, calibration_parts, check_disk
+from lit_compress.calibration.fisher import estimate_fisher
 from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.models.block_net import BlockNet
 from lit_compress.models.shards import LazyTensors
+from lit_compress.models.sites import find_sites
 from lit_compress.tasks import KINDS
 from lit_compress.utils.errors import UserError
 
@@ -41,6 +43,27 @@ def test_moments_by_blocks_are_those_of_the_whole_net(family, task, labels, tmp_
     moments.collect(lambda number: number != 0, lambda number, block, factors: again.update(factors))
     assert len(again) == len(moments.sites[0])
     assert all(torch.equal(factors.inputs(), found[name].inputs()) for name, factors in again.items())
+
+
+@pytest.mark.parametrize(("family", "task"), [("bert", "mnli"), ("opt", "sst2"), ("llama", "plain_text")])
+def test_fisher_information_by_blocks_is_that_of_the_whole_net(family, task, tmp_path):
+    net = make_net(family, task, initializer_range=0.2).eval()
+    kind = "language_modelling" if task == "plain_text" else "classification"
+    net.save_pretrained(tmp_path / "net")
+    batches = [make_batch(4, 9), make_batch(3, 7, seed=2) | {"index": torch.tensor([4, 5, -1])}]
+    if task == "plain_text":
+        batches = [batch | {"labels": batch["input_ids"]} for batch in batches]
+    names = [site.name for site in find_sites(net)]
+    expected = estimate_fisher(net, batches, kind, names)
+    parts = calibration_parts(KINDS[kind], batches, "true")
+    blocks = BlockNet(net.config, LazyTensors(tmp_path / "net", "model"))
+    sweeps = Sweeps(blocks, KINDS[kind], parts, tmp_path / "work", torch.float32)
+    moments, found = BlockMoments(sweeps, net, "true", 0, fisher=True), {}
+    moments.collect(lambda number: False, lambda number, block, fisher: found.update(fisher))
+    assert set(found) == set(names) and moments.bytes() > 0
+    for name in names:
+        for one, other in ((found[name].rows, expected[name].rows), (found[name].columns, expected[name].columns)):
+            assert torch.allclose(one, other, rtol=1e-3, atol=1e-5 * float(other.max())), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -114,7 +114,7 @@ def test_the_cheaper_form_is_taken(tokens, gram):
     x, delta = torch.randn(3, tokens, 64), torch.randn(3, tokens, 32)
     uses = [(x[:, :4], delta[:, :4]), (x[:, 4:], delta[:, 4:])]
     with FlopCounterMode(display=False) as counter:
-        fisher._Sums(part, torch.Size([32, 64]), elements=False).add(uses)
+        fisher.Squares(part, torch.Size([32, 64]), elements=False).add(uses)
     per_example = 2 * tokens**2 * 96 if gram else tokens * 32 * 64
     assert counter.get_total_flops() == 2 * 3 * per_example
     gradient = torch.einsum("sto,sti->soi", delta, x).double()
@@ -127,7 +127,7 @@ def test_rounding_never_gives_a_negative_sum():
     part = torch.zeros(96, dtype=torch.float64)
     u, v, x = torch.randn(1, 9, 1), torch.randn(1, 1, 32), torch.randn(1, 9, 64)
     x = x - u * (u.mT @ x) / (u.mT @ u)
-    sums = fisher._Sums(part, torch.Size([32, 64]), elements=False)
+    sums = fisher.Squares(part, torch.Size([32, 64]), elements=False)
     sums.add([(x, u * v)])
     assert part.min() < 0
     found = sums.mean("name", 1.0)
@@ -149,7 +149,7 @@ def test_no_gradient_of_a_weight_is_computed():
     net, sites = make()
     batch, order = batch_of(net), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fisher._Sums, "add", lambda sums, uses: order.append((sums.shape, len(uses))))
+        patch.setattr(fisher.Squares, "add", lambda sums, uses: order.append((sums.shape, len(uses))))
         with FlopCounterMode(display=False) as counter:
             estimate_fisher(net, [batch], "classification", sites)
     with FlopCounterMode(display=False) as plain:

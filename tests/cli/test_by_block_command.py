@@ -129,10 +129,15 @@ def test_a_killed_run_goes_on(both, llama, options, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "weighting", [["--weighting", "inputs", "--allocation", "global"], ["--weighting", "none", "--rank", "5"]]
+    "weighting",
+    [
+        ["--weighting", "inputs", "--allocation", "global"],
+        ["--weighting", "none", "--rank", "5"],
+        ["--weighting", "fisher", "--axis", "both", "--fisher_examples", "20"],
+    ],
 )
 def test_other_weightings_and_half_precision(llama, options, tmp_path, weighting):
-    """One sweep forward, or none; 16 bits in the files, states of 16 bits on disk."""
+    """One sweep forward, none, or two; 16 bits in the files, states of 16 bits on disk."""
     line = [*options, *weighting, *([] if "--rank" in weighting else ["--density", "0.5"])]
     whole = factorize(llama, tmp_path / "whole", *line)
     blocks = factorize(llama, tmp_path / "blocks", *line, "--by_block", "float32")
@@ -146,7 +151,8 @@ def test_other_weightings_and_half_precision(llama, options, tmp_path, weighting
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--weighting", "fisher"], "--by_block: weighting 'fisher' goes over the whole net; nearest: kfac"),
+        (["--weighting", "fisher", "--axis", "element"], "--by_block: axis 'element' has no singular values"),
+        (["--weighting", "fisher", "--estimator", "batch"], "--by_block: estimator 'batch' needs whole batches"),
         (["--removes", "structures"], "nearest: components"),
         (["--refit", "true"], "nearest: false"),
         (["--scope", "all"], "nearest: blocks"),

@@ -209,10 +209,11 @@ def test_the_cost_of_a_sublayer_by_brute_force(kind):
     outputs = seen[0][batch["attention_mask"].bool()]
     mean, gradients = outputs.mean(0), moments[last(part)].gradients()
     expected = sum((y - mean) @ gradients @ (y - mean) for y in outputs) / len(outputs)
-    units = find_units(net, moments, biased_sites(net), (1e-12, 1e-12), partial(RankRule().unit_price, net))
-    assert float(units[last(part)].path.costs.sum()) == pytest.approx(float(expected), rel=1e-4)
+    # singular moments: with a thousandth of this damping it is rounding that decides
+    units = find_units(net, moments, biased_sites(net), (1e-8, 1e-8), partial(RankRule().unit_price, net))
+    assert float(units[last(part)].path.costs.sum()) == pytest.approx(float(expected), rel=1e-6)
     removed = {name: torch.arange(unit.count if name == last(part) else 0) for name, unit in units.items()}
-    remove_units(net, moments, removed, biased_sites(net), 1e-12)
+    remove_units(net, moments, removed, biased_sites(net), 1e-8)
     reference = make()
     reference.get_submodule(last(part)).register_forward_hook(lambda *_: mean)
     assert torch.allclose(logits(net), logits(reference), atol=1e-8)
