@@ -70,7 +70,7 @@ def page(results: Results, studies: list[dict[str, Any]], out: Path, anchors: di
         title=_title(results), studies=studies, runs=parts.shown_runs(results.runs, out, anchors),
         claims=parts.shown_claims(results.claims), origins=parts.origins(results.runs), command=results.command,
         counts={status: count for status, count in counts.items() if count}, files=_files(studies),
-        config=_yaml(results.config), many=len(results.runs) > parts.FEW,
+        config=_yaml(results.config), fairness=results.fairness, many=len(results.runs) > parts.FEW,
     )  # fmt: skip
 
 
@@ -138,6 +138,8 @@ def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
         text.append(said + (f"; the standard error of one run is {error:.4f}." if error else "."))
         header = ["method", "budget", f"dev {study['metric']}", "of dense", "density", "parameters", "FLOPs", "bytes",
                   "latency ms", "speed-up"]  # fmt: skip
+        if results.fairness:
+            text.append(_escaped(results.fairness))
         body = []
         for group in study["groups"]:
             costs = [group["costs"][cost] for cost in COSTS]

@@ -89,6 +89,7 @@ class Results:
         claims: with their verdicts.
         command: that makes it all again; "" where it is not known.
         config: of the comparison.
+        fairness: how its runs were made equal, one sentence or two; "" outside of one.
     """
 
     folder: Path
@@ -96,6 +97,7 @@ class Results:
     claims: list[dict[str, Any]] = field(default_factory=list)
     command: str = ""
     config: dict[str, Any] | None = None
+    fairness: str = ""
 
 
 def read_results(folder: Path, command: str = "report") -> Results:
@@ -240,7 +242,10 @@ def _comparison(folder: Path) -> Results:
                 cell.get("error"), cell.get("learning_rate"), cell.get("tried") or [], cell,
             )
         )  # fmt: skip
-    return Results(folder, runs, found.get("claims") or [], found.get("command") or "", found.get("config"))
+    return Results(
+        folder, runs, found.get("claims") or [], found.get("command") or "", found.get("config"),
+        str(found.get("fairness") or ""),
+    )  # fmt: skip
 
 
 def order(run: Result) -> tuple[Any, ...]:

@@ -105,7 +105,8 @@ def comparison(folder: Path, labels: int, seeds: int, detail: dict = DETAIL, **m
                 cells.append({"name": run.name, "method": "LPAF", "label": f"method {label}", "budget": budget,
                               "seed": seed, "learning_rate": 3e-4, "tried": [], "status": "done", "error": None,
                               "run": f"runs/{run.name}"})  # fmt: skip
-    made = {"format": 1, "config": {"task": "sst2"}, "cells": cells, "claims": [], "command": "compare --config a.yaml"}
+    made = {"format": 1, "config": {"task": "sst2"}, "cells": cells, "claims": [], "command": "compare --config a.yaml",
+            "fairness": "Every method makes 1,200 updates."}  # fmt: skip
     (folder / "compare.json").write_text(json.dumps(made | more))
     return folder
 
@@ -122,6 +123,8 @@ def test_200_runs_are_a_page_at_once(tmp_path):
     charts = [attrs for tag, attrs in found.tags if tag == "svg" and attrs.get("class") == "chart"]
     assert sum("against" in attrs["aria-label"] for attrs in charts) == 4
     assert "0.9020 ± 0.0016 (5)" in found.text and "This makes it again" in found.text
+    assert "Every method makes 1,200 updates." in found.text
+    assert "Every method makes 1,200 updates." in (page.parent / "report.md").read_text()
     rows = list(csv.DictReader((page.parent / "results.csv").open()))
     assert len(rows) == 200 and rows[0]["steps"] == "1200"
     assert {path.name for path in page.parent.iterdir()} == {
@@ -146,7 +149,7 @@ def hostile(tmp_path):
     detail["layers"][0]["name"] = detail["layers"][0]["role"] = HOSTILE
     verdicts = ("held", "not held", "within noise", "not measured", "sure!", None)
     claims = [{"text": HOSTILE, "verdict": v, "test": HOSTILE, "detail": "x|y", "paper": HOSTILE} for v in verdicts]
-    folder = comparison(tmp_path / "a b", 1, 2, detail, claims=claims, command=HOSTILE)
+    folder = comparison(tmp_path / "a b", 1, 2, detail, claims=claims, command=HOSTILE, fairness=HOSTILE)
     found = json.loads((folder / "compare.json").read_text())
     found["cells"][0] |= {"label": HOSTILE, "tried": [{"learning_rate": HOSTILE, "held_out": None, "run": HOSTILE}]}
     for number, status in ((1, "failed"), (2, "missing"), (3, "running")):
