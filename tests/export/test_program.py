@@ -86,13 +86,12 @@ def compressed(case):
     return net
 
 
-def made(case, form, folder):
-    """Write a net; return it, what was written says, and how far it is from the net on one text that it never saw."""
-    net = compressed(case)
+def written(net, form, folder):
+    """Write a net; return what was written, which says how far it is from the net on two batches."""
     found = write_program(net, PAIRS, folder, form)
     assert program.program_bytes(folder / found["file"]) == found["bytes"] and found["outputs"] == ["logits"]
     assert found["difference"] <= program.TOLERANCE[form]
-    return net, found
+    return found
 
 
 def one_text(names):
@@ -102,23 +101,42 @@ def one_text(names):
     return {name: inputs[name] for name in names}
 
 
-def cases(*quick):
-    return [pytest.param(case, marks=[] if case in quick else pytest.mark.slow) for case in CASES]
+def it_needs_neither_this_package_nor_transformers(folder):
+    code = """
+import sys
+sys.modules["lit_compress"] = sys.modules["transformers"] = None
+import torch
+x = torch.ones(1, 7).long()
+print(torch.export.load("model.pt2").module()(input_ids=x, attention_mask=x, token_type_ids=x)["logits"].shape)
+"""
+    done = subprocess.run([sys.executable, "-I", "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "torch.Size([1, 2])"
 
 
-@pytest.mark.parametrize("case", cases("factors", "narrow"))
-def test_torch(case, tmp_path):
-    net, found = made(case, "torch", tmp_path)
-    inputs = one_text(found["inputs"])
+@pytest.fixture
+def one_trace(monkeypatch):
+    """Both formats are made of the same trace, which takes most of the time."""
+    traces, trace = {}, program._trace
+
+    def traced(module, inputs):
+        if module.net not in traces:
+            traces[module.net] = trace(module, inputs)
+        return traces[module.net]
+
+    monkeypatch.setattr(program, "_trace", traced)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c == "narrow" else pytest.mark.slow) for c in CASES])
+def test_torch_and_onnx(case, tmp_path, one_trace):
+    """On one text that it never saw; the archive in a process without this package and transformers, too."""
+    net = compressed(case)
+    inputs = one_text(written(net, "torch", tmp_path)["inputs"])
     logits = torch.export.load(tmp_path / "model.pt2").module()(**inputs)["logits"]
     assert torch.allclose(logits, net(**inputs).logits, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", cases("narrow"))
-def test_onnx(case, tmp_path):
+    if case == "narrow":
+        it_needs_neither_this_package_nor_transformers(tmp_path)
     runtime = pytest.importorskip("onnxruntime")
-    net, found = made(case, "onnx", tmp_path)
-    inputs = one_text(found["inputs"])
+    assert list(inputs) == written(net, "onnx", tmp_path)["inputs"]
     session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     (logits,) = session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})
     assert torch.allclose(torch.from_numpy(logits), net(**inputs).logits, atol=1e-4)
@@ -130,7 +148,8 @@ def test_onnx(case, tmp_path):
 @pytest.mark.slow
 def test_openvino(tmp_path):
     runtime = pytest.importorskip("openvino", reason="OpenVINO is not installed: pip install 'lit_compress[openvino]'")
-    net, found = made("narrow", "openvino", tmp_path)
+    net = compressed("narrow")
+    found = written(net, "openvino", tmp_path)
     assert found["bytes"] == sum((tmp_path / f"openvino_model.{end}").stat().st_size for end in ("xml", "bin"))
     inputs = one_text(found["inputs"])
     model = runtime.compile_model(str(tmp_path / "openvino_model.xml"), "CPU")
@@ -148,20 +167,6 @@ def test_nets_that_write_give_logits(tmp_path):
     net = make_net("bart", "xsum")
     found = write_program(net, Tokenizer(), tmp_path, "torch")
     assert found["inputs"] == ["input_ids", "attention_mask", "decoder_input_ids"] and found["difference"] <= 1e-5
-
-
-@pytest.mark.slow
-def test_it_needs_neither_this_package_nor_transformers(tmp_path):
-    made("narrow", "torch", tmp_path)
-    code = """
-import sys
-sys.modules["lit_compress"] = sys.modules["transformers"] = None
-import torch
-x = torch.ones(1, 7).long()
-print(torch.export.load("model.pt2").module()(input_ids=x, attention_mask=x, token_type_ids=x)["logits"].shape)
-"""
-    done = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "torch.Size([1, 2])"
 
 
 def test_nets_that_cannot_be_followed_are_one_line(tmp_path, monkeypatch):
