@@ -35,6 +35,7 @@ from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json, remove, write_json
+from lit_compress.utils.memory import return_freed_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -93,6 +94,7 @@ def factorize_by_block(
     Raises:
         UserError: the model, the data, an option or the disk is not made for this.
     """
+    return_freed_memory()
     folder, settings, rule, task = Path(method.backbone).expanduser(), method.retrain, method.ranks, method.task
     check_weighting(settings, rule)
     check_choices_by_block(choices)
