@@ -12,7 +12,7 @@ def return_freed_memory() -> None:
     """Let the memory of a freed tensor go back to the system at once, from now on; without glibc nothing changes.
 
     glibc takes large tensors from its heap once one as large was freed (up to 32 MiB), and keeps what is freed between
-    others. A process that makes and frees matrices of many sizes so grows, as `factorize --by_block` did with every block.
+    others. A process that makes and frees matrices of many sizes so grows: `factorize --by_block` did with every block.
     """
     if sys.platform.startswith("linux"):
         libc = ctypes.CDLL(None)
