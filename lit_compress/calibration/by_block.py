@@ -157,12 +157,9 @@ class _Squares:
         self.sums = {name: Squares.empty(shapes.get_submodule(name).weight.shape) for name in sites}
 
     def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor) -> None:
-        read, add = x.detach(), self.sums[name].add
-
-        def on_gradient(gradient: Tensor) -> None:
-            add([tuple(part.reshape(len(mask), -1, part.shape[-1]) for part in (read, gradient))])  # type: ignore[list-item]
-
-        output.requires_grad_().register_hook(on_gradient)
+        add, texts = self.sums[name].add, len(mask)
+        read = x.detach().reshape(texts, -1, x.shape[-1])
+        output.requires_grad_().register_hook(lambda g: add([(read, g.reshape(texts, -1, g.shape[-1]))]))
 
     def result(self) -> Found:
         return {name: sums.mean(name, float(self.examples)) for name, sums in self.sums.items()}
