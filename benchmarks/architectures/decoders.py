@@ -55,6 +55,7 @@ CELLS: dict[str, tuple[str, list[object]]] = {
     "second_order-0": ("SecondOrder", NONE),
     "structures-0": ("SecondOrder", [*NONE, *STRUCTURES]),
     "svd-0": ("SVD", NONE),
+    "fwsvd-0": ("FWSVD", NONE),
     "second_order": ("SecondOrder", LOW_RANK),
     "structures": ("SecondOrder", [*LOW_RANK, *STRUCTURES]),
     "slicegpt": ("SliceGPT", trained("prune")),
