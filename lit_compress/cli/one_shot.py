@@ -33,6 +33,7 @@ from lit_compress.stages.weighted_retraining import add_estimate, calibration_of
 from lit_compress.stages.weighting import KRONECKER, Weighted, fisher_of, kronecker_of, refit, weigh
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json
+from lit_compress.utils.memory import trim
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,6 +111,8 @@ def factorize_model(
         factorize(net, ranks, decomposer.factors, bias_change=decomposer.bias_change, stacks=stacks)
         refit(method.retrain, dense, net, method.task, data)
         add_estimate(made, decomposer, ranks)
+        del decomposer  # which holds as many components as the net has weights
+        trim()
     net.cpu()
     if made is not None:
         made["measured_loss"] = divergence(net, dense, data)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lit_compress.calibration.fisher import Fisher
 from lit_compress.calibration.kronecker import KroneckerFactors
+from lit_compress.models.block_net import empty
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.stages.kronecker import biased_sites, change_of_bias
@@ -60,7 +61,7 @@ class BlockFactors:
     """What is kept on disk of every block's matrices: singular values, components, means of inputs.
 
     Attributes:
-        folder: of the files, one per block.
+        folder: of the files: of every block one with singular values and means, and one per matrix with components.
         shapes: the whole dense net, without values.
         settings: the weighting.
         rule: for the ranks.
@@ -74,8 +75,12 @@ class BlockFactors:
     blocks: Sequence[str]
 
     def path(self, number: int) -> Path:
-        """Return the file of a block."""
+        """Return the file of a block, which is written last."""
         return self.folder / f"factors-{number:05}.safetensors"
+
+    def of_matrix(self, number: int, name: str) -> Path:
+        """Return the file of the components of a matrix, or stack, of a block."""
+        return self.folder / f"components-{number:05}" / f"{name}.safetensors"
 
     def done(self, number: int) -> bool:
         """Say whether a block has its file."""
@@ -96,11 +101,11 @@ class BlockFactors:
         return {name: stacks.get(name, (name,)) for name in names if name not in inside}
 
     def write(self, number: int, block: nn.Module, found: dict[str, KroneckerFactors] | dict[str, Fisher]) -> None:
-        """Decompose the matrices of a block and write its file.
+        """Decompose the matrices of a block and write its files.
 
         Args:
             number: of the block.
-            block: with its values.
+            block: with its values; the matrices are given up one by one.
             found: by site, what the weighting needs; {} for none. Moments are given up one by one.
         """
         from safetensors.torch import save_file
@@ -112,22 +117,32 @@ class BlockFactors:
         stacks = self.rule.stacks(self.shapes)
         decomposer = weigh(self.settings, self.shapes, fisher, moments, self.folder, stacks, release=True)
         even = self.rule.allocate(self.shapes) if self.rule.allocation == "uniform" else None
-        tensors: dict[str, Tensor] = {}
+        sigma: dict[str, Tensor] = {}
         for name, names in self.members(number).items():
             if even is not None and name not in even:
                 continue
-            weight = torch.cat([self._weight(block, number, site) for site in names])
+            weight = self._take_weight(block, number, names)
             kept = max(1, largest_rank(*weight.shape)) if even is None else even[name]
             svd = decomposer.svd(name, weight, kept)
             left, right = svd.factors(kept)
-            tensors |= {f"{name}.sigma": svd.sigma, f"{name}.left": left.cpu(), f"{name}.right": right.cpu()}
-            del svd
+            sigma[f"{name}.sigma"] = svd.sigma
+            del svd, weight
+            path = self.of_matrix(number, name)
+            path.parent.mkdir(exist_ok=True)
+            with atomic_file(path) as temporary:
+                save_file({f"{name}.left": left.cpu(), f"{name}.right": right.cpu()}, temporary)
+            del left, right
         with atomic_file(self.path(number)) as temporary:
-            save_file(tensors | means, temporary)
+            save_file(sigma | means, temporary)
 
-    def _weight(self, block: nn.Module, number: int, site: str) -> Tensor:
-        module: Any = block.get_submodule(site.removeprefix(f"{self.blocks[number]}."))
-        return module.weight.detach()
+    def _take_weight(self, block: nn.Module, number: int, names: Sequence[str]) -> Tensor:
+        """Return the weight of a matrix, or the rows of a stack of some, which the block then has no more."""
+        start = f"{self.blocks[number]}."
+        modules: list[Any] = [block.get_submodule(name.removeprefix(start)) for name in names]
+        weights = [module.weight.detach() for module in modules]
+        for module in modules:
+            empty(module)
+        return weights[0] if len(weights) == 1 else torch.cat(weights)
 
     # ------------------------------------------------------------------------------------ when all are there
 
@@ -136,20 +151,25 @@ class BlockFactors:
         sigma = {
             key.removesuffix(".sigma"): value
             for number in range(len(self.blocks))
-            for key, value in self._read(number, ".sigma").items()
+            for key, value in _read(self.path(number), ".sigma").items()
         }
         ranks = self.rule.allocate(self.shapes, lambda name, _: sigma[name])
         return ranks, sum(float(sigma[name][rank:].square().sum()) for name, rank in ranks.items()) / 2
 
     def of_block(self, number: int) -> StoredFactors:
         """Return the factors of a block's matrices."""
-        return StoredFactors(self._read(number, ""), self.centred())
+        tensors = _read(self.path(number))
+        for path in (self.of_matrix(number, name) for name in self.members(number)):
+            tensors |= _read(path) if path.is_file() else {}
+        return StoredFactors(tensors, self.centred())
 
-    def _read(self, number: int, end: str) -> dict[str, Tensor]:
-        from safetensors import safe_open
 
-        with safe_open(self.path(number), framework="pt") as file:
-            return {key: file.get_tensor(key).clone() for key in file.keys() if key.endswith(end)}  # noqa: SIM118
+def _read(path: Path, end: str = "") -> dict[str, Tensor]:
+    """Return the tensors of a file whose names have this end."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return {key: file.get_tensor(key).clone() for key in file.keys() if key.endswith(end)}  # noqa: SIM118
 
 
 @dataclass(frozen=True)
