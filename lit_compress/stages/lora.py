@@ -10,8 +10,6 @@ W has neither gradient nor moments; A and B have. When the stage is finished, W 
 Deviations:
 - A compressed net has factors where PEFT expects Linears, so the updates are here: each factor has one of its own, and
   the ranks of the net stay what the compression chose.
-- W + (alpha / r) B A is summed before the product with x. Under ``bf16-mixed`` this takes no more memory, as the
-  product needs a copy of W in bfloat16 in either form; in float32 it takes one copy of the matrices more.
 - A matrix that is not larger than its update is trained itself.
 - No dropout of its own.
 - A head that is new (classes, numbers, spans) is trained, as PEFT's ``modules_to_save`` does. Norms, biases, embeddings
@@ -117,6 +115,8 @@ def merge_updates(net: nn.Module) -> nn.Module:
     """Put the updated matrices of ``net`` in the place of matrices and updates; a net without updates stays."""
     for module in list(net.modules()):
         if parametrize.is_parametrized(module):
-            for name in list(module.parametrizations):  # type: ignore[union-attr, arg-type]
-                parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+            for name, updates in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]
+                merged = updates[0].merged(updates.original).detach()
+                parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+                getattr(module, name).data = merged
     return net
