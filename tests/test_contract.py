@@ -65,6 +65,7 @@ VARIANTS = {
         "true": ["--model.retrain.labels", "true", "--model.retrain.centred", "false"],
         "structures": ["--model.retrain.removes", "structures"],
         "both": ["--model.retrain.removes", "both"],
+        "stages": ["--model.through", "[0.9, 0.8]", "--model.retrain.epochs", "3"],
     },
     "Theseus": {"": ["--model.replace.epochs", "2", "--model.replace.learning_rate", "1e-3"]},
     "FWSVD": {
@@ -221,9 +222,9 @@ def test_fuse_equals_training_form(run):
 def built(method, folder, stage_name, density=0.5, structure=None):
     """Build the net of a stage as its fit does, from the files of a run."""
     module = class_of(method)(task="sst2", backbone="unused", density=density)
-    stage = next(s for s in module.stages() if s.name == stage_name)
     names = [s.name for s in module.stages()]
-    previous = folder / names[names.index(stage_name) - 1] / "net"
+    at = names.index(stage_name.rstrip("_0123456789"))  # a stage on the way does what the last one does
+    stage, previous = module.stages()[at], folder / names[at - 1] / "net"
     module.prepare(stage, 0, previous, folder / "dense" / "net", structure)
     module.configure_model()
     stage.set_total_steps(100)

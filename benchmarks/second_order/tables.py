@@ -64,6 +64,11 @@ A teacher of 5 epochs of 3,200 pairs with {dense}, 400 updates after it. Accurac
 2.2) / on 468 held-out training pairs (2.1).
 """
 
+ON_TASKS = """### The same on other tasks
+
+One teacher per task; the metric in % on the dev set. {rows}.
+"""
+
 NAMES = {
     "kfac": "K-FAC (default)",
     "kfac-exact": "K-FAC, exact labels",
@@ -124,6 +129,7 @@ def sections() -> Iterator[str]:
     if len(shown) > 1:
         yield ABLATION
         yield table(["choice", "accuracy", "estimate"], shown)
+    yield from on_tasks()
     yield EXPORTS
     rows = []
     for cell in ("kfac", "both", "structures"):
@@ -182,9 +188,33 @@ def sections() -> Iterator[str]:
     yield from taught()
 
 
+def on_tasks() -> Iterator[str]:
+    """Yield the table of the weightings on other tasks, without training."""
+    found: dict[str, dict[tuple[str, float], dict[str, Any]]] = {}
+    for result in load(f"{STUDY}/tasks"):
+        found.setdefault(result["task"], {})[result["cell"], result["target"]] = result
+    if not found:
+        return
+    some = {task: next(iter(cells.values())) for task, cells in found.items()}
+    yield ON_TASKS.format(rows="; ".join(f"{task}: {r['metric']['rows']:,} rows" for task, r in some.items()))
+    densities = sorted({target for cells in found.values() for _, target in cells}, reverse=True)
+    rows = []
+    for task, cells in found.items():
+        rows.append([task, some[task]["metric"]["name"], f"dense: {percent(some[task]['dense']['metric'])}"])
+        rows[-1] += [""] * len(densities)
+        for cell, name in NAMES.items():
+            if any(which == cell for which, _ in cells):
+                shown = (cells.get((cell, target)) for target in densities)
+                rows.append(["", "", name, *(percent(r["compressed"]["metric"]) if r else "" for r in shown)])
+    yield table(["task", "metric", "weighting", *(f"{target:g}" for target in densities)], rows)
+    yield origin(next(iter(some.values())), f"{STUDY}/tasks", 1)
+
+
 METHODS = {
     "second_order": "SecondOrder",
     "structures": "SecondOrder, heads and neurons",
+    "staged": "SecondOrder, in stages",
+    "staged-0": "SecondOrder, in stages, no training",
     "lpaf": "LPAF",
     "lpaf-kfac": "LPAF, factorized under K-FAC",
     "fwsvd": "FWSVD",

@@ -56,6 +56,8 @@ METHODS: dict[str, tuple[str, list[str], list[object]]] = {
     "structures": ("SecondOrder", ["retrain"], [*only("retrain"), "--model.retrain.removes", "structures"]),
     "lpaf-kfac": ("LPAF", ["prune", "retrain"], [*HALVES, "--model.retrain.weighting", "kfac"]),
     "losparse-kfac": ("LoSparse", ["prune"], [*ROWS, "--model.prune.weighting", "kfac"]),
+    "staged": ("SecondOrder", ["retrain"], only("retrain")),
+    "staged-0": ("SecondOrder", [], ["--model.retrain.epochs", 0]),
     "svd": ("SVD", ["retrain"], only("retrain")),
     "flop": ("FLOP", ["prune"], [*only("prune"), "--model.prune.init", "finetuned", *RANK_GATES]),
     "block_movement": ("BlockMovement", ["prune", "retrain"], [*HALVES, "--model.prune.init", "finetuned",
@@ -64,6 +66,7 @@ METHODS: dict[str, tuple[str, list[str], list[object]]] = {
 }  # fmt: skip
 # distillation; a net of one block has no hidden states to compare
 OWN: dict[str, list[object]] = {"cofi": [], "sp3": [], "theseus": TAUGHT[:2]}
+WAY = (0.5, 0.25)  # densities on the way of the cells ``staged``
 BLOCKS = {0.25: 1 / 6}  # density -> Theseus' in a net of six blocks; none of less
 
 
@@ -85,6 +88,8 @@ def main() -> None:
 
     def train(name: str, density: float, rate: float) -> None:
         method, stages, words = METHODS[name]
+        if name.startswith("staged"):
+            words = [*words, "--model.through", str([way for way in WAY if way > density])]
         rated = [word for stage in stages for word in (f"--model.{stage}.learning_rate", rate)]
         common.fit(
             options, f"{name}-{density:.2g}-{rate:g}", *common.shared(options, options.task, data, examples),

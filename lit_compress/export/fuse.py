@@ -12,7 +12,7 @@ from lit_compress.layers import LAYERS, LowRankRowsLinear, PivotLinear, SizedLin
 from lit_compress.models.accounting import dense_sizes, weights
 from lit_compress.models.prices import factor_prices
 from lit_compress.models.slicing import remove_constant_units
-from lit_compress.models.surgery import link, replace
+from lit_compress.models.surgery import link, product_of, replace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,5 +87,4 @@ def fuse(net: PreTrainedModel, names: Iterable[str] | None = None) -> PreTrained
 def _dense(layer: Any) -> SizedLinear:
     if hasattr(layer, "dense"):
         return SizedLinear.from_tensors(layer.dense(), layer.bias)
-    left, right = layer.factors()
-    return SizedLinear.from_tensors((left.detach().double() @ right.detach().double()).to(left.dtype), layer.bias)
+    return SizedLinear.from_tensors(product_of(layer), layer.bias)

@@ -26,6 +26,9 @@ states,
 
     L = (1 - alpha) L_task + alpha L_logits + alpha_layers sum_l MSE(H_student^l, H_teacher^l) / Var(H_teacher^l)
 
+The estimate (M) is one of small changes. So the net can go to its density in stages, e.g. 0.5 -> 0.25 -> 0.1: at each
+the factors are multiplied out, moments are collected anew, and the new factors are trained.
+
 Choices where the sources differ or are silent:
     - Both moments are damped, by shares of the means of their diagonals; the report of ``factorize`` says by how much.
     - Hidden states are divided by their own variance, so that one weight serves all nets.
@@ -35,6 +38,7 @@ Choices where the sources differ or are silent:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from lit_compress.methods.base import Distillation, Method
@@ -43,6 +47,7 @@ from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.rank_rule import Allocation, Scope, choose_rule
 from lit_compress.stages.weighted_retraining import WeightedRetraining
 from lit_compress.stages.weighting import Weighted, Weighting
+from lit_compress.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,8 @@ class SecondOrder(Method):
             of the net, and the table of token embeddings is factorized with the matrices, by the same rule (R).
         price: what the budget counts: ``parameters``; ``flops`` of a forward; or ``milliseconds``, measured on this
             machine with one thread and a text of the task's length. The density is then the share of these that stays.
+        through: densities on the way to the last, falling, e.g. [0.5, 0.25]. The net is factorized and trained at each,
+            from the one before; all share ``retrain.epochs``, what cannot be divided goes to the last.
         retrain: the weighting, and training of the factors.
         distillation: weights of the loss terms with the dense net as teacher.
     """
@@ -88,6 +95,7 @@ class SecondOrder(Method):
         allocation: Allocation = "global",
         scope: Scope = "blocks",
         price: Unit = "parameters",
+        through: list[float] | None = None,
         dense: Training = Training(),
         retrain: KroneckerWeighted = KroneckerWeighted(),
         distillation: Distillation = Distillation(alpha_layers=5.0, mask_padding=True, relative=True),
@@ -99,8 +107,38 @@ class SecondOrder(Method):
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
         self.ranks = retrain.rule(replace(rule, scope=scope, price=price, tokens=self.task.length))
-        self.retrain = retrain
+        self.retrain, self.through = retrain, through or []
+        if self.through:
+            self._check_through()
+
+    def _check_through(self) -> None:
+        """Refuse densities on the way that do not lead to the last one.
+
+        Raises:
+            UserError: as said.
+        """
+        if not self.ranks.by_density:
+            raise UserError("model.through: needs a density at its end; give model.density")
+        if self.retrain.removes != "components":
+            raise UserError(
+                f"model.through: ranks can fall in stages, not what retrain.removes '{self.retrain.removes}' takes; "
+                "nearest: components"
+            )
+        last = 0.0 if self.budget else self.density  # the density of a budget is searched among all
+        for before, after in pairwise([1.0, *self.through, last]):
+            if not 0 <= after < before:
+                raise UserError(
+                    f"model.through: {after:g} is not below {before:g}; give falling densities above the last"
+                )
 
     def stages(self) -> list[Stage]:
-        """Return dense (without a teacher), retrain."""
-        return [*self.dense_stage(), WeightedRetraining(self.retrain, self.ranks)]
+        """Return dense (without a teacher), retrain_1, ... where there are densities on the way, retrain."""
+        ways = [density for density in self.through if density > self.density]
+        share = self.retrain.epochs // (len(ways) + 1)
+        settings = replace(self.retrain, epochs=share)
+        early = [
+            WeightedRetraining(settings, replace(self.ranks, density=density), name=f"retrain_{i}")
+            for i, density in enumerate(ways, 1)
+        ]
+        last = replace(self.retrain, epochs=self.retrain.epochs - share * len(ways))
+        return [*self.dense_stage(), *early, WeightedRetraining(last, self.ranks)]

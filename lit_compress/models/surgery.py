@@ -110,6 +110,30 @@ def factorize(
     return link(net)
 
 
+def product_of(layer: nn.Module) -> Tensor:
+    """Return left @ right [out, in] of a layer with factors."""
+    left, right = layer.factors() if hasattr(layer, "factors") else (layer.left, layer.right)
+    return (left.detach().double() @ right.detach().double()).to(left.dtype)
+
+
+def multiply_out(net: PreTrainedModel) -> PreTrainedModel:
+    """Replace every low-rank Linear and table of ``net``, in place, by the dense one with the same outputs."""
+    kinds = (LowRankLinear, StackedLowRankLinear, LowRankEmbedding)
+    layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, kinds)}
+    weights = {name: product_of(layer) for name, layer in layers.items()}  # all before the first factor is gone
+    for name, layer in layers.items():
+        rows, columns = weights[name].shape
+        with torch.device("meta"):
+            dense: nn.Module
+            if isinstance(layer, LowRankEmbedding):
+                dense = nn.Embedding(rows, columns, layer.padding_idx)
+            else:
+                dense = nn.Linear(columns, rows, layer.bias is not None)
+        fill(dense, weight=weights[name], bias=getattr(layer, "bias", None))
+        replace(net, name, dense)
+    return net
+
+
 def _linear(net: nn.Module, name: str) -> nn.Linear | SizedLinear:
     linear = net.get_submodule(name)
     assert isinstance(linear, nn.Linear | SizedLinear), f"{name} is {type(linear).__name__}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.layers import LowRankLinear
-from lit_compress.models.surgery import Structure, factorize, rebuild
+from lit_compress.models.surgery import Structure, factorize, multiply_out, rebuild
 from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, WeightedSVD, decompose, weighted_svd
 from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.stages.rank_rule import RankRule
@@ -105,16 +105,19 @@ class WeightedDecomposer:
 class LowRankRetraining(Stage):
     """The stage ``retrain``: factorize the matrices of the net of the stage before, then train all parameters.
 
+    Factors that this net has already are multiplied out before.
+
     Args:
         settings: settings of the training.
         ranks: rule for the rank of each matrix.
         distil: True to add the distillation terms to the loss.
+        name: of the stage.
     """
 
     layer: type[LowRankLinear] = LowRankLinear  # the layer that replaces a Linear
 
-    def __init__(self, settings: Training, ranks: RankRule, distil: bool = True) -> None:
-        super().__init__("retrain", settings, distil)
+    def __init__(self, settings: Training, ranks: RankRule, distil: bool = True, name: str = "retrain") -> None:
+        super().__init__(name, settings, distil)
         self.ranks = ranks
 
     @property
@@ -149,13 +152,14 @@ class LowRankRetraining(Stage):
         """Return ``net`` with factors."""
         if self.ranks.keeps_all:
             return net
+        multiply_out(net)
         ranks, stacks = self.ranks.even(net), self.ranks.stacks(net)
         with torch.device("meta"):
             return factorize(net, ranks, None, LowRankLinear, stacks=stacks)
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Factorize the net of the stage before, or the backbone."""
-        net = super().build(method, previous, structure)
+        net = multiply_out(super().build(method, previous, structure))
         if structure is not None:
             if self.layer is LowRankLinear:
                 rebuild(net, structure)

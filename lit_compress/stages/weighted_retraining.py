@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_compress.calibration.fisher import Fisher
 from lit_compress.models.outline import cut_evenly, cut_uniformly
 from lit_compress.models.storage import load_net
+from lit_compress.models.surgery import multiply_out
 from lit_compress.models.uniform_shape import even_counts
 from lit_compress.stages.base import StageContext
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
@@ -222,6 +223,6 @@ class WeightedRetraining(LowRankRetraining):
         device, shared = trainer.strategy.root_device, trainer.world_size > 1
         if shared:
             send_from_first(net, device)
-        dense = load_net(previous).to(device)
+        dense = multiply_out(load_net(previous)).to(device)  # type: ignore[arg-type]
         refit(settings, dense, net.to(device), method.task, trainer.datamodule, shared)  # type: ignore[arg-type]
         net.to("cpu")
