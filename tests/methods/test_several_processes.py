@@ -32,7 +32,11 @@ CASES = {
                      "--model.retrain.epochs", "1"],
     "LPAF": [*PRUNE, "--model.retrain.epochs", "1"],
     "LoSparse": [*FINETUNED, "--model.prune.interval", "2"],
-    "SecondOrder": ["--model.retrain.epochs", "1", "--model.retrain.removes", "both"],  # moments of all ranks' examples
+    # moments of all ranks' examples; updates of factors and of narrower matrices
+    "SecondOrder": [
+        "--model.retrain.epochs", "1", "--model.retrain.removes", "both", "--model.retrain.parameters", "lora",
+        "--model.retrain.lora.rank", "2", "--model.retrain.learning_rate", "1e-2",
+    ],
 }  # fmt: skip
 
 
