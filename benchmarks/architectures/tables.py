@@ -49,7 +49,7 @@ NAMES = {
 DECODER = """## Perplexity of the first third of WikiText-2's test split
 
 The net: 4 blocks, 256 wide, 8 heads, 5.0 million parameters of which {sites:,} are in the blocks, 8,000 pieces, trained here from
-nothing on 2.6 million pieces (twice), since neither weights of a decoder nor WikiText-2's training split were at hand. Its perplexity is
+nothing on 2.6 million pieces (twice), since neither weights of a decoder nor WikiText-2's training split were at hand. Dense it has a perplexity of
 {dense:.1f} by piece, {word:.0f} by word: numbers compare within this table only. Below: by piece. Density is asked of the blocks' matrices.
 """
 PARTS = {

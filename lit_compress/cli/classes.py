@@ -36,6 +36,22 @@ def explain_class(text: str, options: Sequence[str]) -> str | None:
     return None
 
 
+def explain_refusal(error: ValueError) -> str | None:
+    """Return one line for a class of the trainer that could not be made; None if something else could not.
+
+    Args:
+        error: the parser's; its first cause is what the class raised, such as that its package is not installed.
+    """
+    found = re.search(r"Subtypes: .*lightning\.pytorch\.(\w+)\..*class_path='([\w.]+)'", str(error), re.DOTALL)
+    options = {module.rpartition(".")[2]: option for option, (module, _) in _MODULES.items()}
+    if not found or found[1] not in options:
+        return None
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    return f"trainer.{options[found[1]]}: {found[2].rpartition('.')[2]} cannot be used here: {first}"
+
+
 def _unknown_class(option: str, given: str) -> str:
     module, what = _MODULES[option]
     names = import_module(module).__all__

@@ -2,21 +2,23 @@
 
 Without an own logger a run has TensorBoard (tensorboard.py). Any logger of Lightning can stand in its place: its steps
 are shifted by those of the stages before, and its version (CSV, TensorBoard) or run (wandb, MLflow) is that of the
-first stage, which ``RUN/loggers.json`` keeps. Figures and tables go to loggers that can take them; for a CSV logger
-they are files in its folder.
+first stage, which ``RUN/loggers.json`` keeps. After a resume CSV and TensorBoard drop what is logged again, and MLflow,
+which drops nothing, does not get it again; wandb does, because a killed process loses what wandb has not yet written.
+Figures and tables go to loggers that can take them; for a CSV logger they are files in its folder.
 """
 
 from __future__ import annotations
 
 import csv
 import os
+import re
 import uuid
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.export.report import markdown, rows
@@ -64,15 +66,21 @@ def _numbered(given: Any) -> Iterable[tuple[int, Logger]]:
 def _continued(logger: Logger, key: str, run: Run, offset: int, start: int) -> Logger:
     """Return ``logger`` at the version or run of the earlier stages, with its steps shifted; ``start``: its first."""
     begun = rank_zero_only.rank == 0 and _keep_one_version(logger, key, run)
+    logged: dict[str, int] = {}
     if begun and isinstance(logger, TensorBoardLogger):
         logger._kwargs["purge_step"] = start
     elif begun and isinstance(logger, CSVLogger):
         _keep_rows(logger, start)
+    elif begun and isinstance(logger, MLFlowLogger):
+        logged = _last_steps(logger)
+        logger.experiment.update_run(logger.run_id, "RUNNING")  # at the end of a stage it is FINISHED
     logger.offset = offset  # type: ignore[attr-defined]
     inner = logger.log_metrics
 
     def log_metrics(metrics: Any, step: int | None = None) -> None:
-        inner(metrics, (step or 0) + offset)
+        at = (step or 0) + offset
+        if new := {name: value for name, value in metrics.items() if at > logged.get(name, -1)}:
+            inner(new, at)
 
     logger.log_metrics = log_metrics  # type: ignore[method-assign]
     return logger
@@ -85,19 +93,32 @@ def _keep_one_version(logger: Logger, key: str, run: Run) -> bool:
     if isinstance(logger, CSVLogger | TensorBoardLogger):
         name, new = "_version", lambda: logger.version
     elif hasattr(logger, "_wandb_init"):
-        name, new = "_id", lambda: logger._id or f"{run.folder.name}-{uuid.uuid4().hex[:8]}"
-    elif hasattr(logger, "_run_id"):  # MLflow, Neptune
+        usable = re.sub(r"[^\w-]", "-", run.folder.name)[:64]
+        name, new = "_id", lambda: logger._id or f"{usable}-{uuid.uuid4().hex[:8]}"
+    elif isinstance(logger, MLFlowLogger):
         name, new = "_run_id", lambda: logger.run_id
     else:
         return False
     known = key in kept
     setattr(logger, name, kept[key] if known else new())
     if name == "_id":
+        import wandb
+
         logger._wandb_init["id"] = logger._id  # type: ignore[attr-defined]
+        if wandb.run is not None and wandb.run.id == logger._id:  # of the stage before; Lightning takes it, and warns
+            logger._experiment = wandb.run  # type: ignore[attr-defined]
     if not known:
         run.folder.mkdir(parents=True, exist_ok=True)
         write_json(path, {**kept, key: getattr(logger, name)})
     return known
+
+
+def _last_steps(logger: MLFlowLogger) -> dict[str, int]:
+    """Return the last step of every metric that MLflow has of the run."""
+    client, run = logger.experiment, logger.run_id
+    names = client.get_run(run).data.metrics
+    last = {name: max(metric.step for metric in client.get_metric_history(run, name)) for name in names}
+    return {name.removeprefix(f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}"): step for name, step in last.items()}
 
 
 def _keep_rows(logger: CSVLogger, start: int) -> None:
@@ -198,6 +219,8 @@ def log_report(run: Run, report: dict[str, Any], given: Any = None) -> None:
         _log_table(logger, report)
         logger.save()
         logger.finalize("success")
+        if hasattr(logger, "_wandb_init") and logger.experiment.id == logger._id:  # else it is a run of the user's own
+            logger.experiment.finish()
 
 
 def _log_table(logger: Logger, report: dict[str, Any]) -> None:
@@ -222,7 +245,8 @@ def where_curves_are(run: Run) -> str:
 
 
 def _place(logger: dict[str, Any]) -> str:
-    """Return class and folder of a logger in a config."""
+    """Return class and store or folder of a logger in a config."""
     name, init = logger["class_path"].rpartition(".")[2], logger.get("init_args") or {}
     folder = init.get("save_dir") or init.get("dir")
-    return f"{name} in {os.path.abspath(folder)}" if folder else name
+    place = init.get("tracking_uri") or (folder and os.path.abspath(folder))
+    return f"{name} in {place}" if place else name

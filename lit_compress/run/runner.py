@@ -235,7 +235,8 @@ def _trainer(
     if arguments.get("enable_progress_bar") is not False:
         callbacks.append(StageBar(title))
     arguments["logger"] = stage_loggers(arguments.get("logger"), run, stage.name, offset, step)
-    arguments["callbacks"] = [*(arguments.get("callbacks") or []), *callbacks]
+    given = arguments.get("callbacks") or []
+    arguments["callbacks"] = [*(given if isinstance(given, list) else [given]), *callbacks]
     own = {
         "max_epochs": stage.settings.epochs,
         "default_root_dir": run.stage(stage.name),

@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from inspect import signature
 
 import pytest
+from lightning_utilities.core.imports import RequirementCache
 from test_cli import fails
 
 from lit_compress import methods
@@ -218,6 +219,22 @@ CLASSES = [
 @pytest.mark.parametrize(("given", "words"), CLASSES, ids=lambda value: str(value[-1]))
 def test_a_mistaken_class_of_the_trainer_is_no_method(given, words, capsys):
     assert words in fails(capsys, *SVD, "--model.backbone", "x", *(f"--trainer.{option}" for option in given))
+
+
+REFUSED = [
+    (("logger=WandbLogger",), "trainer.logger: WandbLogger cannot be used here: Requirement 'wandb"),
+    (
+        ("callbacks+=EarlyStopping", "callbacks.monitor=x", "callbacks.mode=up"),
+        "trainer.callbacks: EarlyStopping cannot be used here: `mode` can be min, max, got up",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), REFUSED, ids=lambda value: str(value[-1]))
+def test_a_class_of_the_trainer_that_cannot_be_made_says_why(given, words, capsys, short_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=9999"))
+    words_of_run = (*short_run, "--run_dir", tmp_path / "run", *(f"--trainer.{option}" for option in given))
+    assert words in fails(capsys, *SVD, *words_of_run)
 
 
 @pytest.mark.parametrize("command", ["list", "report", "clean"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
 from pages import PAGES, ROOT, blocks, items, lit_compress_words, python_blocks
 from reading import options_of
 
@@ -23,7 +23,7 @@ def test_options_exist():
     for name in methods.__all__:
         known |= nested("model", options_of(getattr(methods, name)))
     known |= nested("data", options_of(DataModule)) | nested("trainer", options_of(pl.Trainer))
-    known |= nested("trainer.logger", options_of(CSVLogger))
+    known |= nested("trainer.logger", options_of(CSVLogger) | options_of(MLFlowLogger))
     for page in PAGES:
         found = set(re.findall(r"--((?:model|data|trainer)\.[a-z_0-9.]*[a-z_0-9])", page.read_text(encoding="utf-8")))
         assert found - {"model.densty"} <= known, f"{page.name}: {sorted(found - known)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -15,7 +16,7 @@ from mistakes import fit
 from lit_compress.__main__ import main
 from lit_compress.run.callbacks import Checkpoints
 from lit_compress.run.folder import Run
-from lit_compress.run.loggers import log_figure, log_report, stage_loggers
+from lit_compress.run.loggers import log_figure, log_report, stage_loggers, where_curves_are
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -27,7 +28,8 @@ def rows(folder: Path) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def arguments(short_run):
     return [*fit(short_run, "")[:-2], "--model.dense.epochs", "1", "--model.retrain.epochs", "1", "--trainer.logger",
-            "CSVLogger", "--trainer.log_every_n_steps", "2", "--checkpoint_every", "4"]  # fmt: skip
+            "CSVLogger", "--trainer.log_every_n_steps", "2", "--checkpoint_every", "4",
+            "--trainer.callbacks", "ModelSummary"]  # fmt: skip  # one callback, not a list of them
 
 
 def test_a_csv_logger_has_one_file_with_all_stages_also_after_a_stop(arguments, tmp_path, monkeypatch, capsys):
@@ -75,7 +77,8 @@ def wandb(monkeypatch):
     def init(**settings):
         module.begun.append(settings)
         module.run = SimpleNamespace(log=module.logged.append, config=SimpleNamespace(update=lambda *_, **__: None),
-                                     id=settings["id"], name="x")  # fmt: skip
+                                     id=settings["id"], name="x",
+                                     finish=lambda: setattr(module, "run", None))  # fmt: skip
         return module.run
 
     module.init, module.Image, module.Table = init, lambda image: image, lambda **table: table  # type: ignore
@@ -102,7 +105,11 @@ def mlflow(monkeypatch):
             def call(*args, **kwargs):
                 calls.append((name, args, kwargs))
                 info = SimpleNamespace(experiment_id="7", run_id=args[0] if name == "get_run" else "made")
-                return SimpleNamespace(experiment_id="7", lifecycle_stage="active", info=info)
+                logged = [metric for _, _, given in calls for metric in given.get("metrics", [])]
+                if name == "get_metric_history":
+                    return [metric for metric in logged if metric.key == args[1]]
+                data = SimpleNamespace(metrics={metric.key: metric.value for metric in logged})
+                return SimpleNamespace(experiment_id="7", lifecycle_stage="active", info=info, data=data)
 
             return call
 
@@ -133,19 +140,21 @@ def continued(make, run: Run, stage="prune", offset=100, step=None) -> Logger:
 
 def test_wandb_gets_steps_of_the_run_figures_and_the_table(wandb, tmp_path, monkeypatch):
     monkeypatch.setattr("lit_compress.run.loggers.rows", lambda report: (["a"], [["b"]]))
-    run, figure = Run(tmp_path / "run"), Figure()
+    run, figure = Run(tmp_path / "run:1"), Figure()
     logger = continued(WandbLogger, run)
     logger.log_metrics({"train/loss": 1.0}, 5)
     log_figure(logger, "mask", figure, 7, "prune")
     run.finish({"name": "dense", "steps": 9})
-    log_report(run, REPORT, WandbLogger())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Lightning's, that a run is in progress
+        log_report(run, REPORT, WandbLogger())
+    assert wandb.run is None  # so that another run of this process gets its own
     loss, picture, _, table = wandb.logged
     assert loss == {"train/loss": 1.0, "trainer/global_step": 105}
     assert picture == {"mask": [figure], "trainer/global_step": 107}
     assert table["report"] == {"columns": ["a"], "data": [["b"]], "dataframe": None}
-    wandb.run = None  # another process goes on
     continued(WandbLogger, run, "retrain", 130).log_metrics({"x": 1.0}, 0)
-    assert wandb.begun[0]["id"].startswith("run-") and wandb.begun[1] == wandb.begun[0]
+    assert wandb.begun[0]["id"].startswith("run-1-") and wandb.begun[1] == wandb.begun[0]
     assert wandb.logged[-1]["trainer/global_step"] == 130
 
 
@@ -165,6 +174,33 @@ def test_mlflow_gets_them_in_one_run(mlflow, tmp_path, monkeypatch):
     assert [name for name, *_ in mlflow].count("create_run") == 1 and calls["get_run"][0] == ("made",)
 
 
+def test_a_run_of_wandb_that_the_user_began_is_not_ended(wandb, tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_compress.run.loggers.rows", lambda report: (["a"], [["b"]]))
+    own, run = wandb.init(id="own"), Run(tmp_path)
+    run.finish({"name": "dense", "steps": 9})
+    with pytest.warns(UserWarning, match="already in progress"):
+        log_report(run, REPORT, WandbLogger())
+    assert wandb.run is own and "report" in wandb.logged[-1]
+
+
+@pytest.mark.parametrize("prefix", ["", "own"])
+def test_mlflow_which_drops_nothing_gets_nothing_twice(mlflow, tmp_path, prefix):
+    """Stopped at step 6, after the checkpoint of step 4 and after the metric of training of step 6."""
+    run = Run(tmp_path / "run")
+    make = lambda: MLFlowLogger(tracking_uri=f"file:{tmp_path}", prefix=prefix)  # noqa: E731
+    for step in (None, 4):
+        logger = continued(make, run, "prune", 10, step)
+        for number in range(step or 0, 7):
+            logger.log_metrics({"train/loss": 1.0}, number)
+            if step or number < 6:
+                logger.log_metrics({"val/accuracy": 1.0}, number)
+    for name in ("train/loss", "val/accuracy"):
+        key = f"{prefix}-{name}" if prefix else name
+        logged = [metric.step for _, _, given in mlflow for metric in given.get("metrics", []) if metric.key == key]
+        assert logged == [*range(10, 17)]
+    assert ("update_run", ("made", "RUNNING"), {}) in mlflow
+
+
 def test_a_logger_that_is_not_known_gets_the_steps(tmp_path):
     got = []
 
@@ -182,6 +218,13 @@ def test_a_logger_that_is_not_known_gets_the_steps(tmp_path):
     log_figure(logger, "mask", Figure(), 7, "prune")
     assert got == [({"a": 1}, 102)] and not (tmp_path / "loggers.json").exists()
     assert stage_loggers(False, Run(tmp_path), "dense", 0, None) is False
+
+
+def test_curves_are_in_the_store_of_mlflow(tmp_path, monkeypatch):
+    init = {"tracking_uri": "sqlite:///mlflow.db", "save_dir": "./mlruns"}
+    given = {"class_path": "lightning.pytorch.loggers.MLFlowLogger", "init_args": init}
+    monkeypatch.setattr(Run, "config", lambda run: {"trainer": {"logger": given}})
+    assert where_curves_are(Run(tmp_path)) == "MLFlowLogger in sqlite:///mlflow.db"
 
 
 def test_a_version_that_is_named_holds_all_stages(tmp_path):
