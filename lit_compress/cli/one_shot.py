@@ -71,6 +71,7 @@ def decomposers(
     alone = len(settings) == 1 and once
     moments = kronecker_of(net, method.task, data, settings, table=method.ranks.table(net), stream=alone)
     net.to("cpu")
+    trim()
     folder = Path(method.backbone).expanduser()
     return [weigh(s, net, fisher, moments, folder, s.rule(method.ranks).stacks(net), alone) for s in settings]
 
@@ -107,6 +108,7 @@ def factorize_model(
     if not rule.keeps_all:
         (decomposer,) = decomposers(method, net, data, [method.retrain], once=True)
         ranks, stacks = rule.allocate(net, decomposer.sigma), rule.stacks(net)
+        trim()
         net = copy.deepcopy(dense) if whole else net
         factorize(net, ranks, decomposer.factors, bias_change=decomposer.bias_change, stacks=stacks)
         refit(method.retrain, dense, net, method.task, data)
@@ -117,6 +119,7 @@ def factorize_model(
     if made is not None:
         made["measured_loss"] = divergence(net, dense, data)
     metric = evaluate(dense, data)[f"val/{data.record.metrics[0]}"]
+    trim()
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), metric)}

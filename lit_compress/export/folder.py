@@ -105,6 +105,7 @@ def write_export(
         if merges:
             dense = slower(small, task.length) if choices.merge == "slower" else merged(small)
         net, vocabulary, embeddings, given = fuse(small, dense), None, None, data
+        del small
         if choices.vocabulary == "data":
             net, data, vocabulary = cut_vocabulary(net, data)
         if choices.embeddings:

@@ -74,7 +74,8 @@ class KroneckerDecomposer:
         """
         if name in self._kept and rank <= len(self._kept[name][1]):
             left, right = self._kept[name]
-            return left[:, :rank].contiguous(), right[:rank].contiguous()
+            # rows of `right` are contiguous as they are: a view would keep all that are not wanted
+            return left[:, :rank].contiguous(), right[:rank].clone()
         return self.svd(name, weight).factors(rank)
 
     def svd(self, name: str, weight: Tensor, components: int | None = None) -> KroneckerSVD:

@@ -74,6 +74,15 @@ def test_factors_are_those_of_the_equation(net, gradients, centred):
             assert change is None
 
 
+def test_factors_hold_nothing_of_the_components_that_go(net):
+    """Else a compressed net would keep all components of which the ranks were chosen."""
+    decomposer = KroneckerDecomposer(moments_of(net))
+    name, weight = list(site_weights(net).items())[4]
+    decomposer.sigma(name, weight)
+    for factor in decomposer.factors(name, weight, 3):
+        assert factor.untyped_storage().nbytes() == factor.nbytes
+
+
 def test_centring_keeps_the_mean_of_outputs(net):
     name = find_sites(net)[5].name
     layer, moments = net.get_submodule(name), moments_of(net)
