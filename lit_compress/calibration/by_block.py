@@ -20,7 +20,7 @@ from the nearest ones there.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
@@ -174,14 +174,18 @@ class BlockMoments:
         labels: of the gradients; None for the moments of inputs only.
         seed: of drawn labels.
         fisher: True for the diagonal Fisher information, under labels ``true``.
+        only: names of the sites whose moments are wanted; None for all.
     """
 
-    def __init__(self, sweeps: Sweeps, shapes: Any, labels: Labels | None, seed: int, fisher: bool = False) -> None:
+    def __init__(
+        self, sweeps: Sweeps, shapes: Any, labels: Labels | None, seed: int, fisher: bool = False,
+        only: Collection[str] | None = None,
+    ) -> None:  # fmt: skip
         self.sweeps, self.shapes, self.labels, self.seed, self.fisher = sweeps, shapes, labels, seed, fisher
         self.examples = sum(len(rows["index"]) for rows in sweeps.parts)
+        wanted = [site for site in find_sites(shapes) if only is None or site.name in only]
         self.sites: list[dict[str, Site]] = [
-            {site.name: site for site in find_sites(shapes) if site.name.startswith(f"{name}.")}
-            for name in sweeps.net.names
+            {site.name: site for site in wanted if site.name.startswith(f"{name}.")} for name in sweeps.net.names
         ]
 
     def bytes(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,8 +29,9 @@ from lit_compress.models.shards import LazyTensors, net_bytes
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe
 from lit_compress.numerics.sampled_labels import Labels
-from lit_compress.stages.by_block import BlockFactors, check_weighting
-from lit_compress.stages.weighted_retraining import calibration_of
+from lit_compress.stages.by_block import BlockFactors, Kept, check_weighting
+from lit_compress.stages.units_by_block import BlockUnits
+from lit_compress.stages.weighted_retraining import calibration_of, check_removal
 from lit_compress.stages.weighting import of_weighting, seed_of
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
@@ -109,7 +111,7 @@ def factorize_by_block(
     made.dtype = torch.float32
     dense, form = (_shapes(made, folder, method) for _ in range(2))
     check_by_block(dense)
-    rule.check(dense)
+    check_removal(settings, rule, dense)
     data.reads_labels = settings.reads_labels(kind)
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
     tensors = LazyTensors(folder, f"model: '{folder}'")
@@ -122,13 +124,15 @@ def factorize_by_block(
     dev = [batch for loader in data.val_dataloader() for batch in loader]
     before = Sweeps(net, kind, dev, work.folder / "dense", dtype)
 
-    kept = BlockFactors(work.folder, dense, settings, rule, net.names)
+    kind_of_kept = BlockUnits if settings.removes == "structures" else BlockFactors
+    kept = kind_of_kept(work.folder, dense, settings, rule, net.names)
     labels: dict[str, Labels] = {"kfac": settings.labels, "fisher": "true"}
     parts = calibration_parts(kind, of_weighting(settings, data), labels.get(settings.weighting)) if reads else []
     sweeps = Sweeps(net, kind, parts, work.folder / "calibration", dtype)
     moments = BlockMoments(
-        sweeps, dense, labels.get(settings.weighting), seed_of(settings, data), settings.weighting == "fisher"
-    )
+        sweeps, dense, labels.get(settings.weighting), seed_of(settings, data), settings.weighting == "fisher",
+        kept.sites,
+    )  # fmt: skip
     check_disk(work.folder, _disk(before, sweeps, kept, settings.weighting in labels))
 
     before.reach(len(net), keep=False, what="evaluate")
@@ -140,13 +144,12 @@ def factorize_by_block(
         for i in (i for i in range(len(net)) if not kept.done(i)):
             with net.block(i) as block:
                 kept.write(i, block, {})
-    work.ended("factors")
-    ranks, loss = kept.allocate()
+    work.ended(kept.name)
+    chosen, loss = kept.choose()
     if calibration and settings.weighting == "kfac":
         calibration["estimated_loss"] = loss
     with atomic_folder(out) as temporary:
-        stacks = rule.stacks(dense)
-        write_shards(net, form, ranks, stacks, kept.of_block, choices.dtype, work.folder, temporary)
+        form = write_shards(net, form, partial(kept.change, chosen), choices.dtype, work.folder, temporary)
         work.ended("export")
         sums = moments.bytes() if reads else 0
         memory = {"outside": _bytes(net.net), "block": max(map(_bytes, net.blocks)), "statistics": sums}
@@ -168,7 +171,7 @@ def factorize_by_block(
         report = write_report(
             temporary, dense, form, (scores, compressed), net_bytes(folder), type(method).__name__, data, config,
             choices, {
-                "calibration": calibration, "ranks": ranks,
+                "calibration": calibration, **kept.told(chosen),
                 "by_block": {"states": precision, "seconds": work.seconds, "memory": memory | {"bound": bound}},
             },
         )  # fmt: skip
@@ -192,9 +195,8 @@ def _bytes(module: torch.nn.Module) -> int:
     return 4 * sum(value.numel() for value in module.parameters())
 
 
-def _disk(before: Sweeps, sweeps: Sweeps, kept: BlockFactors, gradients: bool) -> int:
-    """Return how many bytes the files of the work take at most: states, components, and the export."""
+def _disk(before: Sweeps, sweeps: Sweeps, kept: Kept, gradients: bool) -> int:
+    """Return how many bytes the files of the work take at most: states, what is kept of blocks, and the export."""
     count, each = len(before.net), torch.empty(0, dtype=before.dtype).element_size()
     states = 4 * before.numbers() + (count + 2 if gradients else 2) * sweeps.numbers()
-    matrices = sum(_bytes(block) for block in before.net.blocks)
-    return each * states + 2 * matrices + _bytes(before.net.net)
+    return each * states + kept.bytes() + sum(map(_bytes, (before.net.net, *before.net.blocks)))

@@ -153,7 +153,6 @@ def test_other_weightings_and_half_precision(llama, options, tmp_path, weighting
     [
         (["--weighting", "fisher", "--axis", "element"], "--by_block: axis 'element' has no singular values"),
         (["--weighting", "fisher", "--estimator", "batch"], "--by_block: estimator 'batch' needs whole batches"),
-        (["--removes", "structures"], "nearest: components"),
         (["--refit", "true"], "nearest: false"),
         (["--scope", "all"], "nearest: blocks"),
         (["--pivot"], "--by_block: --pivot True needs the whole net"),
