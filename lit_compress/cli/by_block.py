@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
+    from lit_compress.models.budget import Budget
 
 Precision = Literal["float32", "bfloat16"]  # of the states on disk
 
@@ -75,6 +76,16 @@ class _Work:
         self.seconds[phase], self._since = round(now - self._since, 2), now
 
 
+def check_budget(budget: Budget | None) -> None:
+    """Refuse a budget that no shapes say.
+
+    Raises:
+        UserError: it is of milliseconds.
+    """
+    if budget is not None and budget.kind == "speedup":
+        raise UserError(f"--by_block: budget '{budget.asked}' is measured on the whole net; nearest: flops=0.5")
+
+
 def factorize_by_block(
     out: Path,
     method: FWSVD | SecondOrder,
@@ -100,8 +111,6 @@ def factorize_by_block(
     folder, settings, rule, task = Path(method.backbone).expanduser(), method.retrain, method.ranks, method.task
     check_weighting(settings, rule)
     check_choices_by_block(choices)
-    if method.budget is not None:
-        raise UserError(f"--by_block: budget '{method.budget.asked}' is searched on the whole net; nearest: --density")
     if not folder.is_dir():
         raise UserError(f"--by_block: '{folder}' is no folder; give the folder of a downloaded model")
     if task_type(task).loss == "vectors":
@@ -174,6 +183,7 @@ def factorize_by_block(
                 "calibration": calibration, **kept.told(chosen),
                 "by_block": {"states": precision, "seconds": work.seconds, "memory": memory | {"bound": bound}},
             },
+            method.budget and (method.budget, method.density),
         )  # fmt: skip
     remove(work.folder)
     return report

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
+    from lit_compress.models.budget import Budget
     from lit_compress.tasks.records import Task
 
 Change = Callable[["PreTrainedModel", int, bool], None]
@@ -140,15 +141,12 @@ def entry(
         size: bytes of its files.
         dense: the net before, without values; None: this is it.
     """
-    before = shapes if dense is None else dense
-    whole, params = dense_site_params(before), count_params(shapes)
-    density, length = params.sites / whole, reading_length(shapes, task)
-    operations = shape_flops(shapes, length)
-    if operations is None and (most := shape_flops(before, length)) is not None:
-        operations = most - 2 * length * (whole - params.sites)  # a factor is a product per token, as a matrix was
+    params = count_params(shapes)
+    density = params.sites / dense_site_params(shapes if dense is None else dense)
+    length = reading_length(shapes, task)
     return {
         "metric": scores[f"val/{task.metrics[0]}"], "initial": None, "density": density, "params": asdict(params),
-        "flops": operations, "kept": density, "stored": density, "bytes": size,
+        "flops": shape_flops(shapes, length), "kept": density, "stored": density, "bytes": size,
         "latency_ms": {"median": None, "p10": None, "p90": None, "batch": 1, "length": length, "threads": 1},
     }  # fmt: skip
 
@@ -156,6 +154,7 @@ def entry(
 def write_report(
     out: Path, dense: PreTrainedModel, form: PreTrainedModel, scores: tuple[dict[str, float], dict[str, float]],
     size: int, method: str, data: DataModule, config: dict[str, Any], choices: Choices, more: dict[str, Any],
+    budget: tuple[Budget, float] | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write tokenizer, ``report.json`` and the card of an export whose tensors are there; return the report.
 
@@ -172,6 +171,7 @@ def write_report(
         config: of the command.
         choices: for the export.
         more: further fields of the report.
+        budget: to check the export against, and the density that was to meet it; None for none.
     """
     task = read_task(data)
     write_tokenizer(data, out)
@@ -188,7 +188,7 @@ def write_report(
     report |= {
         "export_difference": None, "round_to": None, "pivot": None, "vocabulary": None, "embeddings": None,
         "dtype": choices.dtype, "ordinary": not (out / f"{MODULE}.py").exists(), "refuses": bool(describe(form)),
-        "certificate": [], "budget": None, "generation": None,
+        "certificate": [], "budget": budget and budget[0].check(report, budget[1]), "generation": None,
         "merged": {"by": choices.merge, "above": MERGE, "sites": len(find_sites(form)), "matrices": {}},
     }  # fmt: skip
     report |= more
