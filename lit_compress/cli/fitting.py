@@ -97,6 +97,10 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
     add_choices(parser, programs=False)
     parser.add_argument(
+        "--method", choices=("LLMPruner",),
+        help="in place of factors: heads and neurons go by first-order scores (--model.prune.examples 10)",
+    )  # fmt: skip
+    parser.add_argument(
         "--by_block", choices=("float32", "bfloat16"),
         help="for a model larger than memory: one block at a time is in memory, the states between blocks are on disk "
         "in this precision (in OUT.by_block); the same command goes on after a kill",

@@ -8,7 +8,8 @@ together they are no more than the net. Which of them stay is decided when all a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +22,7 @@ from lit_compress.calibration.kronecker import KroneckerFactors
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.block_net import empty
 from lit_compress.models.sites import find_sites
-from lit_compress.models.surgery import factorize
+from lit_compress.models.surgery import factorize, replace
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.stages.kronecker import biased_sites, change_of_bias
 from lit_compress.stages.rank_rule import RankRule
@@ -68,8 +69,6 @@ class Kept(ABC):
     Attributes:
         folder: of the files.
         shapes: the whole dense net, without values.
-        settings: the weighting.
-        rule: for ranks, heads and neurons.
         blocks: names of the blocks.
     """
 
@@ -77,8 +76,6 @@ class Kept(ABC):
 
     folder: Path
     shapes: PreTrainedModel
-    settings: Weighted
-    rule: RankRule
     blocks: Sequence[str]
 
     def path(self, number: int) -> Path:
@@ -92,6 +89,17 @@ class Kept(ABC):
     def of_one(self, number: int, names: Iterable[str]) -> list[str]:
         """Return those of the ``names`` that are in a block."""
         return [name for name in names if name.startswith(f"{self.blocks[number]}.")]
+
+    @contextmanager
+    def lent(self, number: int, block: nn.Module, names: Sequence[str]) -> Iterator[None]:
+        """Give the sites ``names`` of ``shapes`` their weights for a while, and give up all values of their block."""
+        for name in names:
+            weight = block.get_parameter(f"{name.removeprefix(f'{self.blocks[number]}.')}.weight")
+            replace(self.shapes, f"{name}.weight", weight)  # type: ignore[arg-type]
+        empty(block)
+        yield
+        for name in names:
+            empty(self.shapes.get_submodule(name))
 
     @property
     @abstractmethod
@@ -134,9 +142,17 @@ class Kept(ABC):
 
 @dataclass(frozen=True)
 class BlockFactors(Kept):
-    """Low rank: of every block one file with singular values and means of inputs, of every matrix its components."""
+    """Low rank: of every block one file with singular values and means of inputs, of every matrix its components.
+
+    Attributes:
+        settings: the weighting.
+        rule: for the ranks.
+    """
 
     name = "factors"
+
+    settings: Weighted
+    rule: RankRule
 
     @property
     def sites(self) -> list[str]:

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from lit_compress.calibration.grams import Gram
 from lit_compress.calibration.kronecker import KroneckerFactors
-from lit_compress.models.block_net import empty
 from lit_compress.models.sites import SubLayer, sublayers
-from lit_compress.models.surgery import replace
 from lit_compress.numerics.structures import RemovalPath
 from lit_compress.stages.by_block import Kept, stored_tensors
 from lit_compress.stages.kronecker import biased_sites
+from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import (
     Units,
     choose_uniform,
@@ -31,6 +30,7 @@ from lit_compress.stages.units import (
     unit_inputs,
     update_rest,
 )
+from lit_compress.stages.weighting import Weighted
 from lit_compress.utils.files import atomic_file
 
 if TYPE_CHECKING:
@@ -39,9 +39,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockUnits(Kept):
-    """Heads and neurons: of every block one file with the orders, the costs and the moments of the inputs."""
+    """Heads and neurons: of every block one file with the orders, the costs and the moments of the inputs.
+
+    Attributes:
+        settings: the weighting.
+        rule: has the density.
+    """
 
     name = "units"
+
+    settings: Weighted
+    rule: RankRule
 
     @property
     def parts(self) -> dict[str, SubLayer]:
@@ -66,17 +74,12 @@ class BlockUnits(Kept):
         """Find the order in which the units of a block would go, and write its file."""
         from safetensors.torch import save_file
 
-        for name in found:
-            inside = name.removeprefix(f"{self.blocks[number]}.")
-            replace(self.shapes, f"{name}.weight", block.get_parameter(f"{inside}.weight"))  # type: ignore[arg-type]
-        empty(block)
         settings, rule = self.settings, self.rule
-        units = find_units(
-            self.shapes, found, self.biased(), (settings.input_damping, settings.gradient_damping),
-            partial(rule.unit_price, self.shapes), settings.weighting == "kfac", rule.round_to, rule.uniform,
-        )  # fmt: skip
-        for name in found:
-            empty(self.shapes.get_submodule(name))
+        with self.lent(number, block, list(found)):
+            units = find_units(
+                self.shapes, found, self.biased(), (settings.input_damping, settings.gradient_damping),
+                partial(rule.unit_price, self.shapes), settings.weighting == "kfac", rule.round_to, rule.uniform,
+            )  # fmt: skip
         tensors = {}
         for name, unit in units.items():
             kept = found[name].stored_inputs() | {"costs": unit.path.costs, "sizes": unit.path.sizes().long()}

@@ -1,4 +1,4 @@
-"""``factorize --by_block --removes structures``: the same heads, neurons and tensors as with the net in memory."""
+"""``factorize --by_block`` without heads and neurons: the same ones and the same tensors as with the net in memory."""
 
 from __future__ import annotations
 
@@ -16,18 +16,33 @@ from lit_compress.export.check import check_export
 from lit_compress.models.shards import load_tensors, write_shard
 from lit_compress.models.storage import load_net
 
+GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}
+UNITS = ["--removes", "structures"]
+PRUNED = ["--method", "LLMPruner"]
 # name -> family, task, settings of the net, options
 CASES = {
-    "bert": ("bert", "sst2", {}, ["--density", "0.1"]),
-    "opt": ("opt", "plain_text", {}, ["--density", "0.15", "--weighting", "inputs"]),
-    "modernbert": ("modernbert", "sst2", {}, ["--density", "0.4", "--labels", "exact", "--round_to", "8"]),
+    "bert": ("bert", "sst2", {}, [*UNITS, "--density", "0.1"]),
+    "opt": ("opt", "plain_text", {}, [*UNITS, "--density", "0.15", "--weighting", "inputs"]),
+    "modernbert": ("modernbert", "sst2", {}, [*UNITS, "--density", "0.4", "--labels", "exact", "--round_to", "8"]),
     "llama": (
         "llama",
         "plain_text",
-        {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4, "attention_bias": True},
-        ["--density", "0.5", "--shape", "uniform"],
+        {**GROUPED, "attention_bias": True},
+        [*UNITS, "--density", "0.5", "--shape", "uniform"],
     ),
-    "gpt2": ("gpt2", "plain_text", {}, ["--budget", "flops=0.8", "--shape", "uniform"]),
+    "gpt2": ("gpt2", "plain_text", {}, [*UNITS, "--budget", "flops=0.8", "--shape", "uniform"]),
+    "pruned bert": (
+        "bert",
+        "sst2",
+        {},
+        [*PRUNED, "--density", "0.5", "--model.prune.keep_first", "1", "--model.prune.importance", "vector"],
+    ),
+    "pruned llama": (
+        "llama",
+        "plain_text",
+        GROUPED,
+        [*PRUNED, "--budget", "params=20K", "--shape", "uniform", "--model.prune.importance", "element2"],
+    ),
 }
 EQUAL = ("params", "flops", "kept", "stored", "density", "metric")
 
@@ -69,9 +84,9 @@ def made(data, tmp_path_factory):
     def make(name):
         if name not in found:
             family, task, settings, options = CASES[name]
-            folder = found[name] = tmp_path_factory.mktemp(name)
+            folder = found[name] = tmp_path_factory.mktemp(name.replace(" ", "_"))
             (folder / "model").mkdir()
-            line = [*data[task], "--removes", "structures", *options]
+            line = [*data[task], *options]
             write_model(folder / "model", family, task, settings)
             factorize(folder / "model", folder / "whole", *line)
             factorize(folder / "model", folder / "blocks", *line, "--by_block", "float32")
@@ -96,14 +111,14 @@ def test_heads_and_neurons_by_blocks_are_those_of_the_net_in_memory(name, made):
     one, other = (json.loads((folder / out / "structure.json").read_text()) for out in ("whole", "blocks"))
     assert one == other and whole["compressed"]["density"] < 0.75
     assert difference(folder / "blocks", folder / "whole") < 1e-5
-    assert blocks["calibration"] == {
+    assert (blocks["calibration"] or {}) == {
         key: pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
-        for key, value in whole["calibration"].items()
+        for key, value in (whole["calibration"] or {}).items()
     }
     for stage in ("dense", "compressed"):
         for key in EQUAL:
             assert blocks[stage][key] == pytest.approx(whole[stage][key], rel=1e-5), (stage, key)
-    assert blocks["ordinary"] == whole["ordinary"] == (name in ("llama", "gpt2"))
+    assert blocks["ordinary"] == whole["ordinary"] == (name in ("llama", "gpt2", "pruned llama"))
     assert blocks["refuses"] == whole["refuses"] and blocks["budget"] == whole["budget"]
     assert sum(blocks["units"].values()) > 0 and "ranks" not in blocks
     assert name != "bert" or any(spec["kind"] == "nothing" for spec in one.values())
@@ -112,10 +127,11 @@ def test_heads_and_neurons_by_blocks_are_those_of_the_net_in_memory(name, made):
     assert name not in ("bert", "llama") or check_export(net, folder / "blocks") <= 1e-5
 
 
-def test_a_killed_run_goes_on(made, data, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["bert", "pruned bert"])
+def test_a_killed_run_goes_on(name, made, data, tmp_path, monkeypatch):
     """It dies in the backward sweep, and again after the first file of the export; the tensors are the same."""
-    folder = made("bert")
-    line = [*data["sst2"], "--removes", "structures", *CASES["bert"][3], "--by_block", "float32"]
+    folder = made(name)
+    line = [*data["sst2"], *CASES[name][3], "--by_block", "float32"]
     drop, work = Sweeps.drop, tmp_path / "out.by_block"
 
     def dying(self, what, number):
@@ -146,6 +162,9 @@ def test_a_killed_run_goes_on(made, data, tmp_path, monkeypatch):
     [
         (["--removes", "both"], "--by_block: retrain.removes 'both' calibrates the whole net twice; nearest: struct"),
         (["--removes", "structures", "--density", "0.001"], "0.001 cannot be reached with retrain.removes structures"),
+        ([*PRUNED, "--density", "1"], "--by_block: at density 1 nothing is removed; nearest: 0.9"),
+        ([*PRUNED, "--density", "0.001"], "model.density: 0.001 cannot be reached by LLMPruner"),
+        ([*PRUNED, *UNITS], "model.retrain: LLMPruner has no stage retrain"),
         (["--shape", "uniform"], "retrain.removes 'components' makes factors; nearest: structures"),
     ],
 )
