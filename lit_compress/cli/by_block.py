@@ -124,7 +124,8 @@ def factorize_by_block(
     check_by_block(dense)
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
     own_folder = out.with_name(f"{out.name}.by_block")
-    plan = (_pruning if isinstance(method, LLMPruner) else _weighted)(method, dense, data, own_folder)  # type: ignore
+    given = (dense, data, own_folder)
+    plan = _pruning(method, *given) if isinstance(method, LLMPruner) else _weighted(method, *given)
     kept, calibration, reads = plan.kept, plan.calibration, plan.examples is not None
     tensors = LazyTensors(folder, f"model: '{folder}'")
     files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.glob("*.safetensors"))

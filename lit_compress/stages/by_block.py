@@ -92,10 +92,10 @@ class Kept(ABC):
 
     @contextmanager
     def lent(self, number: int, block: nn.Module, names: Sequence[str]) -> Iterator[None]:
-        """Give the sites ``names`` of ``shapes`` their weights for a while, and give up all values of their block."""
+        """Give the sites ``names`` of ``shapes`` their weights, on the CPU, for a while; give up those of the block."""
         for name in names:
             weight = block.get_parameter(f"{name.removeprefix(f'{self.blocks[number]}.')}.weight")
-            replace(self.shapes, f"{name}.weight", weight)  # type: ignore[arg-type]
+            replace(self.shapes, f"{name}.weight", nn.Parameter(weight.detach().cpu()))  # type: ignore[arg-type]
         empty(block)
         yield
         for name in names:
