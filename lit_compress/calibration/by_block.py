@@ -1,8 +1,8 @@
-"""Calibration block by block, of a net of which one block is in memory: the sums of kronecker.py and of fisher.py.
+"""Calibration of a net of which one block is in memory: the sums of kronecker.py, fisher.py and gradients.py.
 
 The second moments of the inputs need forwards only. One sweep over the blocks gives them: every block reads the states
-that the one before left on disk. K-FAC and the diagonal Fisher information need the gradients of the loss as well,
-which only the last block's output has at first. So they take two sweeps:
+that the one before left on disk. K-FAC, the diagonal Fisher information and gradients of weights need those of the loss
+by states as well, which only the last block's output has at first. So they take two sweeps:
 
     forward, from the first block:    the states that every block reads go to disk, all of them
     head:                             the loss, and its gradient by the last block's output
@@ -20,16 +20,17 @@ from the nearest ones there.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.block_states import Shape, stored, written
 from lit_compress.calibration.fisher import Fisher, Squares
+from lit_compress.calibration.gradients import MeanGradient, mean_gradient
 from lit_compress.calibration.grams import Gram
 from lit_compress.calibration.kronecker import (
     KroneckerFactors,
@@ -49,7 +50,10 @@ from lit_compress.tasks import TaskType
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
-Found = dict[str, KroneckerFactors] | dict[str, Fisher]
+Found = dict[str, KroneckerFactors] | dict[str, Fisher] | dict[str, MeanGradient]
+What = Literal[
+    "moments", "fisher", "gradients", "squares"
+]  # squares: the gradients, and the squares of every example's
 Finish = Callable[[int, nn.Module, Any], None]
 
 
@@ -165,41 +169,73 @@ class _Squares:
         return {name: sums.mean(name, float(self.examples)) for name, sums in self.sums.items()}
 
 
+class _Gradients:
+    """Mean gradients of a block's matrices; with ``squares`` also the means of the squares of every example's."""
+
+    def __init__(self, shapes: Any, sites: dict[str, Site], examples: int, squares: bool) -> None:
+        self.examples, sizes = examples, {name: shapes.get_submodule(name).weight.shape for name in sites}
+        self.sums = {name: torch.zeros(size) for name, size in sizes.items()}
+        self.squares = {name: torch.zeros(size) for name, size in sizes.items() if squares}
+
+    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor) -> None:
+        read = x.detach().reshape(len(mask), -1, x.shape[-1])
+
+        def add(gradient: Tensor) -> None:
+            for one, inputs in zip(gradient.reshape(len(mask), -1, gradient.shape[-1]), read, strict=True):
+                found = (one.mT @ inputs).cpu()
+                self.sums[name] += found
+                if name in self.squares:
+                    self.squares[name] += found.square_()
+
+        output.requires_grad_().register_hook(add)
+
+    def result(self) -> Found:
+        return {
+            name: mean_gradient(name, total, self.squares.get(name), self.examples) for name, total in self.sums.items()
+        }
+
+
 class BlockMoments:
-    """Collects the Kronecker factors, or the Fisher information, of one block after the other.
+    """Collects the Kronecker factors, the Fisher information or the gradients of one block after the other.
 
     Args:
         sweeps: over the calibration examples.
         shapes: the whole net, without values.
         labels: of the gradients; None for the moments of inputs only.
         seed: of drawn labels.
-        fisher: True for the diagonal Fisher information, under labels ``true``.
+        what: is collected; all but the moments are under labels ``true``.
+        only: names of the sites whose moments are wanted; None for all.
     """
 
-    def __init__(self, sweeps: Sweeps, shapes: Any, labels: Labels | None, seed: int, fisher: bool = False) -> None:
-        self.sweeps, self.shapes, self.labels, self.seed, self.fisher = sweeps, shapes, labels, seed, fisher
+    def __init__(
+        self, sweeps: Sweeps, shapes: Any, labels: Labels | None, seed: int, what: What = "moments",
+        only: Collection[str] | None = None,
+    ) -> None:  # fmt: skip
+        self.sweeps, self.shapes, self.labels, self.seed, self.what = sweeps, shapes, labels, seed, what
         self.examples = sum(len(rows["index"]) for rows in sweeps.parts)
+        wanted = [site for site in find_sites(shapes) if only is None or site.name in only]
         self.sites: list[dict[str, Site]] = [
-            {site.name: site for site in find_sites(shapes) if site.name.startswith(f"{name}.")}
-            for name in sweeps.net.names
+            {site.name: site for site in wanted if site.name.startswith(f"{name}.")} for name in sweeps.net.names
         ]
 
     def bytes(self) -> int:
         """Return the largest number of bytes that the sums of one block take."""
-        if self.fisher:
+        if self.what != "moments":
             shapes = ([self.shapes.get_submodule(name).weight.shape for name in sites] for sites in self.sites)
-            return max((8 * sum(map(sum, of_block)) for of_block in shapes), default=0)
+            each = {"fisher": lambda shape: 8 * sum(shape), "gradients": lambda shape: 4 * prod(shape),
+                    "squares": lambda shape: 8 * prod(shape)}[self.what]  # fmt: skip
+            return max((sum(map(each, of_block)) for of_block in shapes), default=0)
         return max((4 * sum(_numbers(self.shapes, sites, self.labels is not None)) for sites in self.sites), default=0)
 
     def collect(self, done: Callable[[int], bool], finish: Finish) -> None:
-        """Collect the moments of every block, one at a time.
+        """Collect the moments of every block that has sites, one at a time.
 
         Args:
             done: says of a block's number that nothing is to be done for it.
             finish: is called with the number of a block, the block and what was found of its sites.
         """
         count = len(self.sweeps.net)
-        todo = [i for i in range(count) if not done(i)]
+        todo = [i for i in range(count) if self.sites[i] and not done(i)]
         if not todo:
             return
         if self.labels is None:
@@ -212,7 +248,8 @@ class BlockMoments:
 
     @property
     def _what(self) -> str:
-        return f"{'Fisher information' if self.fisher else 'Kronecker factors'} by blocks"
+        names = {"moments": "Kronecker factors", "fisher": "Fisher information"}
+        return f"{names.get(self.what, 'gradients')} by blocks"
 
     def _inputs(self, number: int, finish: Finish) -> None:
         """Sum the inputs of a block's sites while it gives the next one's."""
@@ -276,7 +313,7 @@ class BlockMoments:
     def _losses(self, logits: Tensor, rows: Rows) -> list[Tensor]:
         """Return the losses whose gradients are wanted, one after the other."""
         task = self.sweeps.task
-        if self.fisher:
+        if self.what != "moments":
             return [example_losses(logits, rows["labels"], task.loss).sum() * (len(rows["index"]) / len(logits))]
         assert self.labels is not None
         return fisher_losses(
@@ -285,8 +322,10 @@ class BlockMoments:
         )  # fmt: skip
 
     def _sums(self, number: int) -> _SumsOfBlock:
-        if self.fisher:
+        if self.what == "fisher":
             return _Squares(self.shapes, self.sites[number], self.examples)
+        if self.what != "moments":
+            return _Gradients(self.shapes, self.sites[number], self.examples, self.what == "squares")
         return _Moments(self.shapes, self.sites[number], self.examples, self.labels is not None)
 
     def _watched(self, number: int, block: nn.Module, rows: Rows, sums: _SumsOfBlock | None) -> Any:

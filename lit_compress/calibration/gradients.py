@@ -80,8 +80,20 @@ def mean_gradients(
         reduce(total)  # type: ignore[misc]
     if not count:
         raise UserError("calibration: there are no examples; give at least 1")
-    means = [[(total.detach() / float(count)).cpu() for total in totals] for totals in (sums, seconds)]
-    for name, mean in zip(sites, means[0], strict=True):
-        if not mean.isfinite().all():
-            raise UserError(f"calibration: gradients at '{name}' are inf or NaN; give a net with a finite loss")
-    return {name: MeanGradient(means[0][i], means[1][i] if squares else None) for i, name in enumerate(sites)}
+    return {
+        name: mean_gradient(name, sums[i], seconds[i] if squares else None, float(count))
+        for i, name in enumerate(sites)
+    }
+
+
+def mean_gradient(name: str, total: Tensor, squares: Tensor | None, count: float) -> MeanGradient:
+    """Return the means of sums over ``count`` examples of the matrix ``name``.
+
+    Raises:
+        UserError: a gradient is inf or NaN.
+    """
+    mean, second = (None if each is None else (each.detach() / count).cpu() for each in (total, squares))
+    assert mean is not None
+    if not mean.isfinite().all():
+        raise UserError(f"calibration: gradients at '{name}' are inf or NaN; give a net with a finite loss")
+    return MeanGradient(mean, second)

@@ -18,7 +18,7 @@ examples are put into batches, on padding, or on the number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,18 @@ class KroneckerFactors:
     def released(self) -> KroneckerFactors:
         """Return the same without the sums, whose memory is free when nothing else has them."""
         return replace(self, _inputs=None, _gradients=None)
+
+    def stored_inputs(self) -> dict[str, Tensor]:
+        """Return what :meth:`of_stored_inputs` makes the moments of the inputs of a site from, to be kept in a file."""
+        assert isinstance(self._inputs, Gram), "released, or of a table"
+        return {"mean": self.mean, "tokens": torch.tensor(self.tokens), "inputs": self._inputs.flat}
+
+    @staticmethod
+    def of_stored_inputs(tensors: Mapping[str, Tensor]) -> KroneckerFactors:
+        """Return the moments of the inputs alone, without gradients."""
+        gram = Gram(len(tensors["mean"]), tensors["inputs"].dtype)
+        gram.flat.copy_(tensors["inputs"])
+        return KroneckerFactors(tensors["mean"], int(tensors["tokens"]), 0, gram, None)
 
     def inputs(self) -> Tensor:
         """Return A = E_token[x x^T], float64 [in, in], for a table its diagonal [in]; made anew at every call."""

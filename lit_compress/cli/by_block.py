@@ -8,28 +8,33 @@ from __future__ import annotations
 
 import copy
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from lit_compress.calibration.by_block import BlockMoments, Sweeps, calibration_parts, check_disk
+from lit_compress.calibration.by_block import BlockMoments, Sweeps, What, calibration_parts, check_disk
 from lit_compress.calibration.kronecker import TOKENS
+from lit_compress.cli.one_shot import OneShot
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.by_block import check_choices_by_block, write_report, write_shards
 from lit_compress.export.choices import Choices
-from lit_compress.methods.fwsvd import FWSVD
-from lit_compress.methods.second_order import SecondOrder
+from lit_compress.methods import Method
+from lit_compress.methods.llm_pruner import BlockPruning, LLMPruner
 from lit_compress.models.backbones import empty_net, finetuned_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block
 from lit_compress.models.shapes import without_values
 from lit_compress.models.shards import LazyTensors, net_bytes
+from lit_compress.models.sites import blocks
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe
 from lit_compress.numerics.sampled_labels import Labels
-from lit_compress.stages.by_block import BlockFactors, check_weighting
-from lit_compress.stages.weighted_retraining import calibration_of
+from lit_compress.stages.by_block import BlockFactors, Kept, check_weighting
+from lit_compress.stages.units_by_block import BlockUnits
+from lit_compress.stages.weighted_retraining import calibration_of, check_removal
 from lit_compress.stages.weighting import of_weighting, seed_of
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
+    from lit_compress.models.budget import Budget
 
 Precision = Literal["float32", "bfloat16"]  # of the states on disk
 
@@ -73,9 +79,19 @@ class _Work:
         self.seconds[phase], self._since = round(now - self._since, 2), now
 
 
+def check_budget(budget: Budget | None) -> None:
+    """Refuse a budget that no shapes say.
+
+    Raises:
+        UserError: it is of milliseconds.
+    """
+    if budget is not None and budget.kind == "speedup":
+        raise UserError(f"--by_block: budget '{budget.asked}' is measured on the whole net; nearest: flops=0.5")
+
+
 def factorize_by_block(
     out: Path,
-    method: FWSVD | SecondOrder,
+    method: OneShot | LLMPruner,
     data: DataModule,
     config: dict[str, Any],
     choices: Choices,
@@ -95,11 +111,8 @@ def factorize_by_block(
         UserError: the model, the data, an option or the disk is not made for this.
     """
     return_freed_memory()
-    folder, settings, rule, task = Path(method.backbone).expanduser(), method.retrain, method.ranks, method.task
-    check_weighting(settings, rule)
+    folder, task = Path(method.backbone).expanduser(), method.task
     check_choices_by_block(choices)
-    if method.budget is not None:
-        raise UserError(f"--by_block: budget '{method.budget.asked}' is searched on the whole net; nearest: --density")
     if not folder.is_dir():
         raise UserError(f"--by_block: '{folder}' is no folder; give the folder of a downloaded model")
     if task_type(task).loss == "vectors":
@@ -109,27 +122,21 @@ def factorize_by_block(
     made.dtype = torch.float32
     dense, form = (_shapes(made, folder, method) for _ in range(2))
     check_by_block(dense)
-    rule.check(dense)
-    data.reads_labels = settings.reads_labels(kind)
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
+    own_folder = out.with_name(f"{out.name}.by_block")
+    given = (dense, data, own_folder)
+    plan = _pruning(method, *given) if isinstance(method, LLMPruner) else _weighted(method, *given)
+    kept, calibration, reads = plan.kept, plan.calibration, plan.examples is not None
     tensors = LazyTensors(folder, f"model: '{folder}'")
     files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.glob("*.safetensors"))
     net = BlockNet(made, tensors, unused=kind.unused, device=device)
-    calibration = calibration_of(settings, data, 0.0)
-    reads = calibration is not None or settings.weighting == "fisher"
-    used = short_hash(config, files, precision, data.fingerprint() if reads else None)
-    work = _Work(out.with_name(f"{out.name}.by_block"), used)
+    work = _Work(own_folder, short_hash(config, files, precision, data.fingerprint() if reads else None))
     dev = [batch for loader in data.val_dataloader() for batch in loader]
     before = Sweeps(net, kind, dev, work.folder / "dense", dtype)
-
-    kept = BlockFactors(work.folder, dense, settings, rule, net.names)
-    labels: dict[str, Labels] = {"kfac": settings.labels, "fisher": "true"}
-    parts = calibration_parts(kind, of_weighting(settings, data), labels.get(settings.weighting)) if reads else []
+    parts = calibration_parts(kind, plan.examples, plan.labels) if reads else []
     sweeps = Sweeps(net, kind, parts, work.folder / "calibration", dtype)
-    moments = BlockMoments(
-        sweeps, dense, labels.get(settings.weighting), seed_of(settings, data), settings.weighting == "fisher"
-    )
-    check_disk(work.folder, _disk(before, sweeps, kept, settings.weighting in labels))
+    moments = BlockMoments(sweeps, dense, plan.labels, plan.seed, plan.what, kept.sites)
+    check_disk(work.folder, _disk(before, sweeps, kept, plan.labels is not None))
 
     before.reach(len(net), keep=False, what="evaluate")
     scores = evaluate(Ending(net, before.last), data, sure=True)  # type: ignore[arg-type]
@@ -140,13 +147,12 @@ def factorize_by_block(
         for i in (i for i in range(len(net)) if not kept.done(i)):
             with net.block(i) as block:
                 kept.write(i, block, {})
-    work.ended("factors")
-    ranks, loss = kept.allocate()
-    if calibration and settings.weighting == "kfac":
+    work.ended(kept.name)
+    chosen, loss = kept.choose()
+    if calibration and calibration["estimated_loss"] is not None:
         calibration["estimated_loss"] = loss
     with atomic_folder(out) as temporary:
-        stacks = rule.stacks(dense)
-        write_shards(net, form, ranks, stacks, kept.of_block, choices.dtype, work.folder, temporary)
+        form = write_shards(net, form, partial(kept.change, chosen), choices.dtype, work.folder, temporary)
         work.ended("export")
         sums = moments.bytes() if reads else 0
         memory = {"outside": _bytes(net.net), "block": max(map(_bytes, net.blocks)), "statistics": sums}
@@ -168,15 +174,69 @@ def factorize_by_block(
         report = write_report(
             temporary, dense, form, (scores, compressed), net_bytes(folder), type(method).__name__, data, config,
             choices, {
-                "calibration": calibration, "ranks": ranks,
+                "calibration": calibration, **kept.told(chosen),
                 "by_block": {"states": precision, "seconds": work.seconds, "memory": memory | {"bound": bound}},
             },
+            method.budget and (method.budget, method.density),
         )  # fmt: skip
     remove(work.folder)
     return report
 
 
-def _shapes(config: PreTrainedConfig, folder: Path, method: FWSVD | SecondOrder) -> PreTrainedModel:
+@dataclass(frozen=True)
+class _Plan:
+    """What a method reads and keeps.
+
+    Attributes:
+        kept: of the blocks.
+        examples: batches of them; None where weights are enough.
+        labels: of the gradients; None without gradients.
+        seed: of drawn labels.
+        what: is collected of a block.
+        calibration: field of the report.
+    """
+
+    kept: Kept
+    examples: Any = None
+    labels: Labels | None = None
+    seed: int = 0
+    what: What = "moments"
+    calibration: dict[str, Any] | None = None
+
+
+def _weighted(method: OneShot, dense: PreTrainedModel, data: DataModule, folder: Path) -> _Plan:
+    """Return the plan of factors, or of heads and neurons by their cost, after the checks."""
+    settings, rule = method.retrain, method.ranks
+    check_weighting(settings, rule)
+    check_removal(settings, rule, dense)
+    data.reads_labels = settings.reads_labels(method.kind)
+    kind = BlockUnits if settings.removes == "structures" else BlockFactors
+    kept = kind(folder, dense, _names(dense), settings, rule)
+    calibration, fisher = calibration_of(settings, data, 0.0), settings.weighting == "fisher"
+    if calibration is None and not fisher:
+        return _Plan(kept)
+    labels: dict[str, Labels] = {"kfac": settings.labels, "fisher": "true"}
+    return _Plan(
+        kept, of_weighting(settings, data), labels.get(settings.weighting), seed_of(settings, data),
+        "fisher" if fisher else "moments", calibration,
+    )  # fmt: skip
+
+
+def _pruning(method: LLMPruner, dense: PreTrainedModel, data: DataModule, folder: Path) -> _Plan:
+    """Return the plan of heads and neurons by first-order scores, after the checks."""
+    stage = method.pruning()
+    if stage.density == 1:
+        raise UserError("--by_block: at density 1 nothing is removed; nearest: 0.9")
+    stage.check(dense)
+    what: What = "squares" if stage.settings.importance == "element2" else "gradients"
+    return _Plan(BlockPruning(folder, dense, _names(dense), stage), stage.examples(data), "true", what=what)
+
+
+def _names(net: PreTrainedModel) -> list[str]:
+    return [name for *_, name, _ in blocks(net)]
+
+
+def _shapes(config: PreTrainedConfig, folder: Path, method: Method) -> PreTrainedModel:
     """Return the net of a configuration without values, with what else belongs to it."""
     from transformers import GenerationConfig
 
@@ -192,9 +252,8 @@ def _bytes(module: torch.nn.Module) -> int:
     return 4 * sum(value.numel() for value in module.parameters())
 
 
-def _disk(before: Sweeps, sweeps: Sweeps, kept: BlockFactors, gradients: bool) -> int:
-    """Return how many bytes the files of the work take at most: states, components, and the export."""
+def _disk(before: Sweeps, sweeps: Sweeps, kept: Kept, gradients: bool) -> int:
+    """Return how many bytes the files of the work take at most: states, what is kept of blocks, and the export."""
     count, each = len(before.net), torch.empty(0, dtype=before.dtype).element_size()
     states = 4 * before.numbers() + (count + 2 if gradients else 2) * sweeps.numbers()
-    matrices = sum(_bytes(block) for block in before.net.blocks)
-    return each * states + 2 * matrices + _bytes(before.net.net)
+    return each * states + kept.bytes() + sum(map(_bytes, (before.net.net, *before.net.blocks)))

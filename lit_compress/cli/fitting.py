@@ -15,7 +15,7 @@ from typing import Any
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lit_compress.cli.by_block import factorize_by_block
+from lit_compress.cli.by_block import check_budget, factorize_by_block
 from lit_compress.cli.exporting import add_choices
 from lit_compress.cli.one_shot import factorize_model
 from lit_compress.cli.options import CommandLine
@@ -97,6 +97,10 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
     add_choices(parser, programs=False)
     parser.add_argument(
+        "--method", choices=("LLMPruner",),
+        help="in place of factors: heads and neurons go by first-order scores (--model.prune.examples 10)",
+    )  # fmt: skip
+    parser.add_argument(
         "--by_block", choices=("float32", "bfloat16"),
         help="for a model larger than memory: one block at a time is in memory, the states between blocks are on disk "
         "in this precision (in OUT.by_block); the same command goes on after a kill",
@@ -105,11 +109,10 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     out = Path(given.out).expanduser()
     check_out(out)
     if given.by_block:
-        parts = cli.build()
-        choices = parts.storage.choices
-        return given.out, factorize_by_block(out, parts.method, parts.data, cli.dump(), choices, given.by_block)
+        check_budget(cli.build().method.budget)
     parts = settle_budget(cli)
-    return given.out, factorize_model(out, parts.method, parts.data, cli.dump(), parts.storage.choices)
+    work = (out, parts.method, parts.data, cli.dump(), parts.storage.choices)
+    return given.out, factorize_by_block(*work, given.by_block) if given.by_block else factorize_model(*work)
 
 
 def run_of(cli: CommandLine, parts: Components) -> Run:

@@ -20,9 +20,11 @@ from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import write_export
 from lit_compress.export.report import Measured
 from lit_compress.methods.fwsvd import FWSVD
+from lit_compress.methods.llm_pruner import LLMPruner
 from lit_compress.methods.second_order import SecondOrder
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import is_compressed
+from lit_compress.models.cut import cut_units
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import Axis
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 OneShot = FWSVD | SecondOrder  # methods whose factorization is used without training
 
 
-def load_model(name: str, method: OneShot) -> PreTrainedModel:
+def load_model(name: str, method: OneShot | LLMPruner) -> PreTrainedModel:
     """Load a net that was fine-tuned on the method's task.
 
     Raises:
@@ -81,25 +83,47 @@ def _device() -> str:
 
 
 def factorize_model(
-    out: Path, method: OneShot, data: DataModule, config: dict[str, Any], choices: Choices = AS_IS
+    out: Path, method: OneShot | LLMPruner, data: DataModule, config: dict[str, Any], choices: Choices = AS_IS
 ) -> dict[str, Any]:
-    """Factorize the method's backbone, export it to ``out`` and return the report.
+    """Factorize or prune the method's backbone, export it to ``out`` and return the report.
 
     Args:
         out: folder to write.
-        method: has the model (``backbone``), the task, the weighting and the ranks.
-        data: training data for a weighting that needs them, validation data for the report.
+        method: has the model (``backbone``), the task, and how matrices are factorized or heads and neurons chosen.
+        data: training data for a method or weighting that needs them, validation data for the report.
         config: of the command.
         choices: as :func:`write_export`.
 
     Raises:
         UserError: the model, the data or ``out`` cannot be used; nothing would be factorized for ``pivot``.
     """
+    prunes = isinstance(method, LLMPruner)
+    if choices.pivot and prunes:
+        raise UserError("factorize: --pivot is for factors, and LLMPruner makes none; leave it out")
     if choices.pivot and method.retrain.removes == "structures":
         raise UserError("factorize: --pivot is for factors, and retrain.removes structures makes none; nearest: both")
-    data.reads_labels = method.retrain.reads_labels(method.kind)
+    if not prunes:
+        data.reads_labels = method.retrain.reads_labels(method.kind)
     dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)
+    net, made = (pruned(method, dense, data), None) if prunes else factorized(method, dense, data)
+    net.cpu()
+    if made is not None:
+        made["measured_loss"] = divergence(net, dense, data)
+    metric = evaluate(dense, data)[f"val/{data.record.metrics[0]}"]
+    trim()
+    with tempfile.TemporaryDirectory() as work:
+        save_net(dense, Path(work))
+        before = {"dense": Measured(dense, Path(work), metric)}
+        budget, more = method.budget and (method.budget, method.density), {"calibration": made}
+        name = type(method).__name__
+        return write_export(out, net, before, name, data, config, choices=choices, more=more, budget=budget)
+
+
+def factorized(
+    method: OneShot, dense: PreTrainedModel, data: DataModule
+) -> tuple[PreTrainedModel, dict[str, Any] | None]:
+    """Return ``dense`` with factors, or fewer heads and neurons, and what the report says of the calibration."""
     check_removal(method.retrain, method.ranks, dense)
     whole = method.retrain.removes == "components"  # then nothing changes before all matrices are decomposed
     net = dense if whole else copy.deepcopy(dense).to(_device())
@@ -115,17 +139,16 @@ def factorize_model(
         add_estimate(made, decomposer, ranks)
         del decomposer  # which holds as many components as the net has weights
         trim()
-    net.cpu()
-    if made is not None:
-        made["measured_loss"] = divergence(net, dense, data)
-    metric = evaluate(dense, data)[f"val/{data.record.metrics[0]}"]
-    trim()
-    with tempfile.TemporaryDirectory() as work:
-        save_net(dense, Path(work))
-        before = {"dense": Measured(dense, Path(work), metric)}
-        budget, more = method.budget and (method.budget, method.density), {"calibration": made}
-        name = type(method).__name__
-        return write_export(out, net, before, name, data, config, choices=choices, more=more, budget=budget)
+    return net, made
+
+
+def pruned(method: LLMPruner, dense: PreTrainedModel, data: DataModule) -> PreTrainedModel:
+    """Return a copy of ``dense`` without the heads and neurons that matter least to the loss."""
+    net, stage = copy.deepcopy(dense), method.pruning()
+    stage.check(net)
+    if stage.density < 1:
+        cut_units(net, stage.kept(net, method.task, data, torch.device(_device())))
+    return net
 
 
 SEVERAL = ("ranks", "neurons", "pattern")  # analyses that take more than one model

@@ -88,11 +88,13 @@ def parse_one_shot(
 
 
 def _method_of(given: argparse.Namespace, rest: list[str]) -> str:
-    """Return the method whose factorization `factorize` does: SecondOrder, unless another weighting is asked for.
+    """Return the method of `factorize`: the one that is named, SecondOrder, or FWSVD for another weighting.
 
     Raises:
         UserError: an option of another weighting is given, but not the weighting.
     """
+    if given.method:
+        return str(given.method)
     if given.weighting or any(word.startswith("--model.retrain.weighting") for word in rest):
         return "SecondOrder" if given.weighting == "kfac" else "FWSVD"
     for name in OF_FISHER:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,15 @@ from lit_compress.export.card import card
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import read_task, write_tokenizer
 from lit_compress.export.fuse import MERGE
-from lit_compress.export.modelling import write_form
+from lit_compress.export.modelling import MODULE, write_form
+from lit_compress.export.ordinary import hand_over, ordinary_form
 from lit_compress.export.report import add_intervals, compared, reading_length
 from lit_compress.models.accounting import count_params, dense_site_params, shape_flops
 from lit_compress.models.block_net import BlockNet, empty
 from lit_compress.models.shards import net_bytes, write_index, write_shard
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_form
-from lit_compress.models.surgery import describe, factorize
+from lit_compress.models.surgery import describe
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import write_json
@@ -33,9 +35,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
+    from lit_compress.models.budget import Budget
     from lit_compress.tasks.records import Task
 
-Factors = Any  # stages/by_block.py: StoredFactors
+Change = Callable[["PreTrainedModel", int, bool], None]
 
 
 def check_choices_by_block(choices: Choices) -> None:
@@ -54,36 +57,40 @@ def check_choices_by_block(choices: Choices) -> None:
 
 
 def write_shards(
-    net: BlockNet, form: PreTrainedModel, ranks: dict[str, int], stacks: Mapping[str, tuple[str, ...]],
-    factors_of: Callable[[int], Factors], dtype: str, folder: Path, out: Path,
-) -> None:  # fmt: skip
-    """Write the factorized net, one file per block and one for the rest, with configuration and code.
+    net: BlockNet, form: PreTrainedModel, change: Change, dtype: str, folder: Path, out: Path
+) -> PreTrainedModel:
+    """Write the compressed net, one file per block and one for the rest, with configuration and code.
 
     A block whose file is in ``folder`` already is not written again; ``out`` gets all when they are there.
 
     Args:
         net: gives the values of the dense net.
-        form: the dense net without values; it gets factors, without values, too.
-        ranks: of the matrices.
-        stacks: first site -> all sites with one right factor.
-        factors_of: function of a block's number that returns its factors.
+        form: the dense net without values; its blocks are changed.
+        change: function of a net like ``form``, the number of a block, and whether it has values, that compresses this
+            block in place.
         dtype: of the files.
         folder: for files that are finished; a killed process goes on from them.
         out: existing folder of the export.
+
+    Returns:
+        The net of the export, without values.
     """
-    kind, paths = getattr(torch, dtype), []
+    kind, paths, small = getattr(torch, dtype), [], copy.deepcopy(form)
+    for i in range(len(net)):
+        change(small, i, False)
+    ordinary = ordinary_form(small)
     for i, name in track(list(enumerate(net.names)), "write", len(net)):
         paths.append(folder / f"block-{i:05}.safetensors")
-        own = {site: rank for site, rank in ranks.items() if site.startswith(f"{name}.")}
-        block = form.get_submodule(name)
         if paths[-1].is_file():
-            factorize(form, own, _shapes_only, stacks=stacks)
             continue
+        block = form.get_submodule(name)
         net.fill(i, block)
-        found = factors_of(i)
         with torch.no_grad():
-            factorize(form, own, found.factors, bias_change=found.bias_change, stacks=stacks)
-            del found
+            change(form, i, True)
+        if ordinary is not None:
+            block, changed = ordinary.get_submodule(name), block
+            hand_over(changed, block)
+            empty(changed)
         _write(((f"{name}.{key}", value) for key, value in block.state_dict().items()), kind, paths[-1])
         empty(block)
     rest = folder / "rest.safetensors"
@@ -92,9 +99,15 @@ def write_shards(
     for path in (rest, *paths):
         _place(path, out / path.name)
     write_index(out, [out / path.name for path in (rest, *paths)])
+    made = small if ordinary is None else ordinary
     if dtype != "float32":
-        form.config.dtype = kind
-    write_form(form, out, save_form)
+        made.config.dtype = kind
+    if ordinary is None:
+        write_form(made, out, save_form)
+    else:
+        made.config.architectures = [type(made).__name__]
+        save_form(made, out)
+    return made
 
 
 def _place(path: Path, there: Path) -> None:
@@ -103,11 +116,6 @@ def _place(path: Path, there: Path) -> None:
         os.link(path, there)
     except OSError:
         shutil.copyfile(path, there)
-
-
-def _shapes_only(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return factors without values."""
-    return weight.new_empty(weight.shape[0], rank), weight.new_empty(rank, weight.shape[1])
 
 
 def _write(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, path: Path) -> None:
@@ -133,15 +141,12 @@ def entry(
         size: bytes of its files.
         dense: the net before, without values; None: this is it.
     """
-    whole = dense_site_params(shapes)
     params = count_params(shapes)
-    density, length = params.sites / whole, reading_length(shapes, task)
-    operations = shape_flops(shapes if dense is None else dense, length)
-    if operations is not None:  # every factor is a product per token, as every matrix was
-        operations -= 2 * length * (whole - params.sites)
+    density = params.sites / dense_site_params(shapes if dense is None else dense)
+    length = reading_length(shapes, task)
     return {
         "metric": scores[f"val/{task.metrics[0]}"], "initial": None, "density": density, "params": asdict(params),
-        "flops": operations, "kept": density, "stored": density, "bytes": size,
+        "flops": shape_flops(shapes, length), "kept": density, "stored": density, "bytes": size,
         "latency_ms": {"median": None, "p10": None, "p90": None, "batch": 1, "length": length, "threads": 1},
     }  # fmt: skip
 
@@ -149,6 +154,7 @@ def entry(
 def write_report(
     out: Path, dense: PreTrainedModel, form: PreTrainedModel, scores: tuple[dict[str, float], dict[str, float]],
     size: int, method: str, data: DataModule, config: dict[str, Any], choices: Choices, more: dict[str, Any],
+    budget: tuple[Budget, float] | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write tokenizer, ``report.json`` and the card of an export whose tensors are there; return the report.
 
@@ -165,6 +171,7 @@ def write_report(
         config: of the command.
         choices: for the export.
         more: further fields of the report.
+        budget: to check the export against, and the density that was to meet it; None for none.
     """
     task = read_task(data)
     write_tokenizer(data, out)
@@ -180,11 +187,13 @@ def write_report(
     add_intervals(report, ends or None)
     report |= {
         "export_difference": None, "round_to": None, "pivot": None, "vocabulary": None, "embeddings": None,
-        "dtype": choices.dtype, "ordinary": False, "refuses": bool(describe(form)), "certificate": [], "budget": None,
-        "generation": None,
+        "dtype": choices.dtype, "ordinary": not (out / f"{MODULE}.py").exists(), "refuses": bool(describe(form)),
+        "certificate": [], "budget": budget and budget[0].check(report, budget[1]), "generation": None,
         "merged": {"by": choices.merge, "above": MERGE, "sites": len(find_sites(form)), "matrices": {}},
     }  # fmt: skip
     report |= more
     write_json(out / "report.json", report)
-    (out / "README.md").write_text(card(report, task, factors=True))
+    (out / "README.md").write_text(
+        card(report, task, factors=any(spec.get("rank") for spec in describe(form).values()))
+    )
     return report

@@ -17,6 +17,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+def ordinary_form(net: PreTrainedModel) -> PreTrainedModel | None:
+    """Return the ordinary net whose layers have the sizes of those of the fused ``net``, its parameters without values.
+
+    None where the library's own class has no such net; only shapes are read.
+    """
+    if (config := ordinary_config(net)) is None:
+        return None
+    with empty_parameters():
+        ordinary = as_linears(type(net)(config))  # type: ignore[call-arg]
+        ordinary.tie_weights()
+    if net.can_generate():
+        ordinary.generation_config = net.generation_config
+    return ordinary.eval()
+
+
 @torch.no_grad()
 def ordinary_net(net: PreTrainedModel) -> PreTrainedModel | None:
     """Return the ordinary net that the fused ``net`` is; None for any other.
@@ -24,17 +39,17 @@ def ordinary_net(net: PreTrainedModel) -> PreTrainedModel | None:
     It is one where no matrix was replaced, where all layers have as many heads and as many neurons (uniform_shape.py),
     or where all blocks share one basis of narrow hidden states (narrow.py).
     """
-    if (config := ordinary_config(net)) is None:
+    if (ordinary := ordinary_form(net)) is None:
         return as_ordinary(net)
-    with empty_parameters():
-        ordinary = as_linears(type(net)(config))  # type: ignore[call-arg]
-        ordinary.tie_weights()
-    own = dict(net.named_parameters())
-    for name, _ in list(ordinary.named_parameters()):
-        replace(ordinary, name, nn.Parameter(own[name].detach().clone()))  # type: ignore[arg-type]
+    hand_over(net, ordinary)
     ordinary.tie_weights()
     for name, buffer in net.named_buffers():
         ordinary.get_buffer(name).copy_(buffer)
-    if net.can_generate():
-        ordinary.generation_config = net.generation_config
-    return ordinary.eval()
+    return ordinary
+
+
+def hand_over(module: nn.Module, ordinary: nn.Module) -> None:
+    """Give the parameters of an ordinary module the values of those with the same names."""
+    own = dict(module.named_parameters())
+    for name, _ in list(ordinary.named_parameters()):
+        replace(ordinary, name, nn.Parameter(own[name].detach()))  # type: ignore[arg-type]

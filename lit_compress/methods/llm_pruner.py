@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_compress.calibration.gradients import MeanGradient, mean_gradients
 from lit_compress.methods.base import Method
@@ -49,16 +49,22 @@ from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.models.uniform_shape import Shape, even_counts
 from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance
 from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.by_block import Kept, stored_tensors
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import track
 from lit_compress.utils.sharding import from_first
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch.utils.data import DataLoader
     from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.tasks.records import Task
 
 
 @dataclass(frozen=True)
@@ -177,6 +183,14 @@ def group_importance(
     return reduce_group(scores, settings.reduction)
 
 
+def best_units(
+    net: PreTrainedModel, part: SubLayer, gradients: Mapping[str, MeanGradient], settings: CoupledPruning, count: int
+) -> Tensor:
+    """Return which ``count`` heads or neurons of a sub-layer are the most important, bool [units]."""
+    order = group_importance(net, part, gradients, settings).argsort(descending=True, stable=True)
+    return torch.zeros(len(order), dtype=torch.bool).index_fill(0, order[:count], True)
+
+
 class CoupledStage(Stage):
     """The stage ``prune``: score and remove heads and neurons, then train what is left.
 
@@ -231,39 +245,97 @@ class CoupledStage(Stage):
         if structure is not None:
             rebuild(net, structure)
         elif self.density < 1:
-            cut_units(net, self._kept(method, net))
+            trainer = method.trainer
+            device, shared = trainer.strategy.root_device, trainer.world_size > 1
+            cut_units(net, self.kept(net, method.task, trainer.datamodule, device, shared))
         self.achieved = stored_density(net)
         return net
 
-    def _kept(self, method: StageContext, net: PreTrainedModel) -> dict[str, Tensor]:
-        """Return by last matrix the units to keep, bool [units], on every rank the same."""
-        settings, trainer, counts = self.settings, method.trainer, self.counts(net)
-        parts = [part for part in pruned_parts(net, settings) if part.last in counts]
-        batches = trainer.datamodule.calibration_dataloader(
-            settings.examples, settings.calibration_seed, "prune.examples"
-        )
-        net.to(trainer.strategy.root_device)
+    def parts(self, net: PreTrainedModel) -> list[SubLayer]:
+        """Return the sub-layers that lose units; only shapes are read."""
+        counts = self.counts(net)
+        return [part for part in pruned_parts(net, self.settings) if part.last in counts]
+
+    def examples(self, data: DataModule) -> DataLoader:
+        """Return the batches of the examples whose gradients decide."""
+        return data.calibration_dataloader(self.settings.examples, self.settings.calibration_seed, "prune.examples")
+
+    def kept(
+        self, net: PreTrainedModel, task: Task, data: DataModule, device: torch.device, shared: bool = False
+    ) -> dict[str, Tensor]:
+        """Return by last matrix the units to keep, bool [units], on every rank the same.
+
+        Args:
+            net: dense, on the CPU, as it is afterwards.
+            task: the task whose loss is differentiated.
+            data: gives the examples.
+            device: of the pass.
+            shared: True if every process of the default group has batches of its own.
+        """
+        settings, counts, parts, batches = self.settings, self.counts(net), self.parts(net), self.examples(data)
         gradients = mean_gradients(
-            net, track(batches, "importance", len(batches)), method.task.kind,
+            net.to(device), track(batches, "importance", len(batches)), task.kind,  # type: ignore[arg-type]
             [name for part in parts for name in part.sites.values()],
             squares=settings.importance == "element2",
-            reduce=torch.distributed.all_reduce if trainer.world_size > 1 else None,
+            reduce=torch.distributed.all_reduce if shared else None,
         )  # fmt: skip
         net.to("cpu")  # type: ignore[arg-type]
-
-        def choose() -> dict[str, Tensor]:
-            kept = {}
-            for part in parts:
-                order = group_importance(net, part, gradients, settings).argsort(descending=True, stable=True)
-                best = order[: counts[part.last]]
-                kept[part.last] = torch.zeros(len(order), dtype=torch.bool).index_fill(0, best, True)
-            return kept
-
-        return from_first(choose)
+        return from_first(
+            lambda: {part.last: best_units(net, part, gradients, settings, counts[part.last]) for part in parts}
+        )
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""
         return {"density": self.achieved, "target": self.density}
+
+
+@dataclass(frozen=True)
+class BlockPruning(Kept):
+    """The same with one block in memory: of every block one file that says which units stay.
+
+    Attributes:
+        stage: has settings and density.
+    """
+
+    name = "units"
+
+    stage: CoupledStage
+
+    @property
+    def sites(self) -> list[str]:
+        """The matrices of the sub-layers that lose units."""
+        return [name for part in self.stage.parts(self.shapes) for name in part.sites.values()]
+
+    def bytes(self) -> int:
+        """Return one for every unit."""
+        return sum(count_units(self.shapes, part) for part in self.stage.parts(self.shapes))
+
+    def write(self, number: int, block: nn.Module, found: dict[str, MeanGradient]) -> None:
+        """Choose the units of a block, and write its file."""
+        from safetensors.torch import save_file
+
+        counts, kept = self.stage.counts(self.shapes), {}
+        with self.lent(number, block, list(found)):
+            for part in (part for part in self.stage.parts(self.shapes) if part.last in found):
+                kept[part.last] = best_units(self.shapes, part, found, self.stage.settings, counts[part.last])
+        found.clear()
+        with atomic_file(self.path(number)) as temporary:
+            save_file(kept, temporary)
+
+    def choose(self) -> tuple[dict[str, Tensor], float]:
+        """Return the units that stay by last matrix, bool [units]; no loss is estimated."""
+        found: dict[str, Tensor] = {}
+        for number in filter(self.done, range(len(self.blocks))):  # of those that stay whole there is none
+            found |= stored_tensors(self.path(number))
+        return found, 0.0
+
+    def told(self, chosen: dict[str, Tensor]) -> dict[str, Any]:
+        """Return how many heads or neurons are left."""
+        return {"units": {name: int(kept.sum()) for name, kept in chosen.items()}}
+
+    def change(self, chosen: dict[str, Tensor], net: PreTrainedModel, number: int, values: bool) -> None:
+        """Remove heads and neurons of a block."""
+        cut_units(net, {name: chosen[name] for name in self.of_one(number, chosen)})
 
 
 class LLMPruner(Method):
@@ -290,4 +362,8 @@ class LLMPruner(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), CoupledStage(self.prune, self.density, self.round_to, self.shape)]
+        return [*self.dense_stage(), self.pruning()]
+
+    def pruning(self) -> CoupledStage:
+        """Return the stage ``prune``."""
+        return CoupledStage(self.prune, self.density, self.round_to, self.shape)

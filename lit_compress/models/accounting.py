@@ -119,16 +119,29 @@ def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
 
 
 def shape_flops(net: PreTrainedModel, length: int, batch: int = 1) -> int | None:
-    """Return :func:`flops` of a net without values; None where its code looks at values."""
+    """Return :func:`flops` of a net without values; None where its code looks at values.
+
+    It is run on tensors that are said to be on the CPU, as layers ask more of a device than ``meta`` can say.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     inputs = random_inputs(net, batch, length)
     del inputs["attention_mask"]  # whether it masks anything would be asked
-    try:
-        return _counted_flops(net, inputs)
-    except (RuntimeError, NotImplementedError):
-        return None
+    with FakeTensorMode():
+        own, inputs = (
+            {name: torch.empty(value.shape, dtype=value.dtype) for name, value in tensors}
+            for tensors in ([*net.named_parameters(), *net.named_buffers()], inputs.items())
+        )
+        try:
+            return _counted_flops(net, inputs, own)
+        except (RuntimeError, NotImplementedError):
+            return None
 
 
-def _counted_flops(net: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> int:
+def _counted_flops(
+    net: PreTrainedModel, inputs: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor] | None = None
+) -> int:
+    """Return the FLOPs of a forward; with other ``tensors`` in the places of parameters and buffers, if given."""
     from torch.utils.flop_counter import FlopCounterMode
 
     was, attention = net.training, net.config._attn_implementation
@@ -136,7 +149,7 @@ def _counted_flops(net: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> int
     net.set_attn_implementation("eager")  # the counter counts every matmul, but not every fused kernel
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            net(**inputs)
+            torch.func.functional_call(net, tensors or {}, (), inputs)
     finally:
         net.set_attn_implementation(attention)
         net.train(was)

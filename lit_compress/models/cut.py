@@ -57,7 +57,9 @@ def close_empty_sublayers(z: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def cut_closed(net: PreTrainedModel, z: dict[str, Tensor], constant: bool = False) -> None:
+def cut_closed(
+    net: PreTrainedModel, z: dict[str, Tensor], constant: bool = False, parts: list[SubLayer] | None = None
+) -> None:
     """Remove what the gates closed from ``net``, in place; its outputs are those of the gated net in evaluation mode.
 
     Args:
@@ -65,15 +67,16 @@ def cut_closed(net: PreTrainedModel, z: dict[str, Tensor], constant: bool = Fals
         z: name of a gate -> deterministic values [groups, size].
         constant: a closed sub-layer is one without units, which still adds its last bias, with the norm after it;
             False: it adds nothing, and its norm goes, too. Not with gates of the residual stream.
+        parts: the sub-layers that the gates are of, in forward order; None for all. Others stay as they are.
     """
-    assert not (constant and "hidden" in z)
+    assert not ((constant or parts is not None) and "hidden" in z)
     z = {name: value.detach() for name, value in close_empty_sublayers(z).items()}
     for name, module in list(net.named_modules()):
         if isinstance(module, GatedLinear):
             replace(net, name, module.layer)
         elif isinstance(module, GatedNorm):
             replace(net, name, module.norm)
-    parts = sublayers(net)
+    parts = sublayers(net) if parts is None else parts
     hidden = z["hidden"][0] if "hidden" in z else None
     for kind, cut in (("attention", _cut_attention), ("ffn", _cut_ffn)):
         gate, unit = SUBLAYER_GATES[kind]
@@ -87,7 +90,7 @@ def cut_closed(net: PreTrainedModel, z: dict[str, Tensor], constant: bool = Fals
     if hidden is not None:
         _cut_stream(net, parts, hidden)
     if get_architecture(net).cached:
-        _renumber(net, of_kind(parts, "attention"))
+        _renumber(net, of_kind(sublayers(net), "attention"))
 
 
 @torch.no_grad()

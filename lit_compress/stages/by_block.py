@@ -1,4 +1,4 @@
-"""Factorization of a net of which one block at a time is in memory; what is found of a block goes to disk.
+"""Compression of a net of which one block at a time is in memory; what is found of a block goes to disk.
 
 Ranks under one budget need the singular values of all matrices, and the moments of a block are gone before the last
 matrix is known. So of every matrix the singular values are kept, and as many components as could be stored at all;
@@ -7,18 +7,22 @@ together they are no more than the net. Which of them stay is decided when all a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.fisher import Fisher
 from lit_compress.calibration.kronecker import KroneckerFactors
+from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.block_net import empty
 from lit_compress.models.sites import find_sites
+from lit_compress.models.surgery import factorize, replace
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.stages.kronecker import biased_sites, change_of_bias
 from lit_compress.stages.rank_rule import RankRule
@@ -44,8 +48,10 @@ def check_weighting(settings: Weighted, rule: RankRule) -> None:
         raise UserError("--by_block: axis 'element' has no singular values to keep; nearest: both")
     if settings.weighting == "fisher" and settings.estimator != "per_example":
         raise UserError(f"--by_block: estimator '{settings.estimator}' needs whole batches; nearest: per_example")
-    if settings.removes != "components":
-        raise UserError(f"--by_block: retrain.removes '{settings.removes}' needs the whole net; nearest: components")
+    if settings.removes == "both":
+        raise UserError(
+            "--by_block: retrain.removes 'both' calibrates the whole net twice; nearest: structures, or components"
+        )
     if settings.refit:
         raise UserError("--by_block: retrain.refit true needs both nets in memory; nearest: false")
     if rule.scope == "all":
@@ -57,34 +63,109 @@ def check_weighting(settings: Weighted, rule: RankRule) -> None:
 
 
 @dataclass(frozen=True)
-class BlockFactors:
-    """What is kept on disk of every block's matrices: singular values, components, means of inputs.
+class Kept(ABC):
+    """What is kept on disk of every block until all are there, and what is then made of a block.
 
     Attributes:
-        folder: of the files: of every block one with singular values and means, and one per matrix with components.
+        folder: of the files.
         shapes: the whole dense net, without values.
-        settings: the weighting.
-        rule: for the ranks.
         blocks: names of the blocks.
     """
 
+    name: ClassVar[str]  # of the files
+
     folder: Path
     shapes: PreTrainedModel
-    settings: Weighted
-    rule: RankRule
     blocks: Sequence[str]
 
     def path(self, number: int) -> Path:
         """Return the file of a block, which is written last."""
-        return self.folder / f"factors-{number:05}.safetensors"
-
-    def of_matrix(self, number: int, name: str) -> Path:
-        """Return the file of the components of a matrix, or stack, of a block."""
-        return self.folder / f"components-{number:05}" / f"{name}.safetensors"
+        return self.folder / f"{self.name}-{number:05}.safetensors"
 
     def done(self, number: int) -> bool:
         """Say whether a block has its file."""
         return self.path(number).is_file()
+
+    def of_one(self, number: int, names: Iterable[str]) -> list[str]:
+        """Return those of the ``names`` that are in a block."""
+        return [name for name in names if name.startswith(f"{self.blocks[number]}.")]
+
+    @contextmanager
+    def lent(self, number: int, block: nn.Module, names: Sequence[str]) -> Iterator[None]:
+        """Give the sites ``names`` of ``shapes`` their weights, on the CPU, for a while; give up those of the block."""
+        for name in names:
+            weight = block.get_parameter(f"{name.removeprefix(f'{self.blocks[number]}.')}.weight")
+            replace(self.shapes, f"{name}.weight", nn.Parameter(weight.detach().cpu()))  # type: ignore[arg-type]
+        empty(block)
+        yield
+        for name in names:
+            empty(self.shapes.get_submodule(name))
+
+    @property
+    @abstractmethod
+    def sites(self) -> list[str]:
+        """Names of the sites whose moments are needed."""
+
+    @abstractmethod
+    def bytes(self) -> int:
+        """Return how many bytes the files take at most."""
+
+    @abstractmethod
+    def write(self, number: int, block: nn.Module, found: dict[str, Any]) -> None:
+        """Write the files of a block.
+
+        Args:
+            number: of the block.
+            block: with its values, which are given up.
+            found: by site, what the weighting needs; {} for none. It is given up, too.
+        """
+
+    @abstractmethod
+    def choose(self) -> tuple[dict[str, Any], float]:
+        """Return what goes or stays by site, when all files are there, and what that adds to an example's loss."""
+
+    @abstractmethod
+    def told(self, chosen: dict[str, Any]) -> dict[str, Any]:
+        """Return the field of the report that says what was chosen."""
+
+    @abstractmethod
+    def change(self, chosen: dict[str, Any], net: PreTrainedModel, number: int, values: bool) -> None:
+        """Change a block of a dense net as was chosen, in place.
+
+        Args:
+            chosen: by :meth:`choose`.
+            net: whose other blocks may be without values, changed or not.
+            number: of the block.
+            values: False where the block has shapes only.
+        """
+
+
+@dataclass(frozen=True)
+class BlockFactors(Kept):
+    """Low rank: of every block one file with singular values and means of inputs, of every matrix its components.
+
+    Attributes:
+        settings: the weighting.
+        rule: for the ranks.
+    """
+
+    name = "factors"
+
+    settings: Weighted
+    rule: RankRule
+
+    @property
+    def sites(self) -> list[str]:
+        """All sites."""
+        return [site.name for site in find_sites(self.shapes)]
+
+    def bytes(self) -> int:
+        """Return the size of as many components as make every matrix smaller."""
+        return 4 * dense_site_params(self.shapes)
+
+    def of_matrix(self, number: int, name: str) -> Path:
+        """Return the file of the components of a matrix, or stack, of a block."""
+        return self.folder / f"components-{number:05}" / f"{name}.safetensors"
 
     def centred(self) -> frozenset[str]:
         """Return the sites whose bias takes over the mean of the inputs."""
@@ -96,18 +177,10 @@ class BlockFactors:
         """Return {first site: all sites} of the matrices and stacks of a block."""
         stacks = self.rule.stacks(self.shapes)
         inside = {name for names in stacks.values() for name in names[1:]}
-        start = f"{self.blocks[number]}."
-        names = [site.name for site in find_sites(self.shapes) if site.name.startswith(start)]
-        return {name: stacks.get(name, (name,)) for name in names if name not in inside}
+        return {name: stacks.get(name, (name,)) for name in self.of_one(number, self.sites) if name not in inside}
 
     def write(self, number: int, block: nn.Module, found: dict[str, KroneckerFactors] | dict[str, Fisher]) -> None:
-        """Decompose the matrices of a block and write its files.
-
-        Args:
-            number: of the block.
-            block: with its values; the matrices are given up one by one.
-            found: by site, what the weighting needs; {} for none. Moments are given up one by one.
-        """
+        """Decompose the matrices of a block and write its files; matrices and moments are given up one by one."""
         from safetensors.torch import save_file
 
         moments = {name: value for name, value in found.items() if isinstance(value, KroneckerFactors)}
@@ -146,30 +219,49 @@ class BlockFactors:
 
     # ------------------------------------------------------------------------------------ when all are there
 
-    def allocate(self) -> tuple[dict[str, int], float]:
+    def choose(self) -> tuple[dict[str, int], float]:
         """Return {site: rank}, and the estimate of what factors of these ranks add to an example's loss."""
         sigma = {
             key.removesuffix(".sigma"): value
             for number in range(len(self.blocks))
-            for key, value in _read(self.path(number), ".sigma").items()
+            for key, value in stored_tensors(self.path(number), ".sigma").items()
         }
         ranks = self.rule.allocate(self.shapes, lambda name, _: sigma[name])
         return ranks, sum(float(sigma[name][rank:].square().sum()) for name, rank in ranks.items()) / 2
 
+    def told(self, chosen: dict[str, int]) -> dict[str, Any]:
+        """Return the ranks."""
+        return {"ranks": chosen}
+
+    def change(self, chosen: dict[str, int], net: PreTrainedModel, number: int, values: bool) -> None:
+        """Put factors in the places of a block's matrices."""
+        own = {name: chosen[name] for name in self.of_one(number, chosen)}
+        stacks = self.rule.stacks(self.shapes)
+        if not values:
+            factorize(net, own, _shapes_only, stacks=stacks)
+            return
+        found = self.of_block(number)
+        factorize(net, own, found.factors, bias_change=found.bias_change, stacks=stacks)
+
     def of_block(self, number: int) -> StoredFactors:
         """Return the factors of a block's matrices."""
-        tensors = _read(self.path(number))
+        tensors = stored_tensors(self.path(number))
         for path in (self.of_matrix(number, name) for name in self.members(number)):
-            tensors |= _read(path) if path.is_file() else {}
+            tensors |= stored_tensors(path) if path.is_file() else {}
         return StoredFactors(tensors, self.centred())
 
 
-def _read(path: Path, end: str = "") -> dict[str, Tensor]:
-    """Return the tensors of a file whose names have this end."""
+def _shapes_only(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return factors without values."""
+    return weight.new_empty(weight.shape[0], rank), weight.new_empty(rank, weight.shape[1])
+
+
+def stored_tensors(path: Path, ends: str | tuple[str, ...] = "") -> dict[str, Tensor]:
+    """Return the tensors of a file whose names have one of these ends."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        return {key: file.get_tensor(key).clone() for key in file.keys() if key.endswith(end)}  # noqa: SIM118
+        return {key: file.get_tensor(key).clone() for key in file.keys() if key.endswith(ends)}  # noqa: SIM118
 
 
 @dataclass(frozen=True)

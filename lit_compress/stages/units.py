@@ -91,11 +91,11 @@ def find_units(
     round_to: int = 1,
     uniform: bool = False,
 ) -> dict[str, Units]:
-    """Return by last matrix the units of every sub-layer of the dense ``net``, of :func:`held_part` all but one.
+    """Return by last matrix the units of the sub-layers of the dense ``net``, of :func:`held_part` all but one.
 
     Args:
         net: dense.
-        moments: Kronecker factors by site.
+        moments: Kronecker factors by site; those of a block's sites for the sub-layers of this block alone.
         biased: sites whose bias takes over the mean of the inputs.
         damping: of the moments, as shares of the means of their diagonals.
         price: function of a sub-layer and its number of units that returns what one costs.
@@ -114,6 +114,7 @@ def find_units(
         parts = sublayers(net)
         held = held_part(parts)
         kept = set() if held is None else {held.last}
+    parts = [part for part in parts if part.last in moments]
     for part in track(parts, "heads and neurons", len(parts)):
         name, groups = part.last, unit_inputs(net, part)
         layer: Any = net.get_submodule(name)
@@ -211,7 +212,6 @@ def component_path(sigma: Tensor, price: Price) -> tuple[Tensor, Tensor]:
     return costs, sizes[:-1] - sizes[1:]
 
 
-@torch.no_grad()
 def remove_units(
     net: PreTrainedModel,
     moments: Mapping[str, KroneckerFactors],
@@ -225,34 +225,46 @@ def remove_units(
     Args:
         net: dense.
         moments: Kronecker factors by site.
-        removed: units by last matrix, int64 [units].
+        removed: units by last matrix, int64 [units]; sub-layers whose last matrix is not there stay as they are.
         biased: sites whose bias takes over the mean of the inputs.
         damping: of the inputs' moments.
         uniform: every layer loses as many and keeps some, also where sub-layers cannot go as a whole.
     """
+    update_rest(net, moments, removed, biased, damping)
+    cut_removed(net, removed, uniform)
+
+
+@torch.no_grad()
+def update_rest(
+    net: PreTrainedModel,
+    moments: Mapping[str, KroneckerFactors],
+    removed: Mapping[str, Tensor],
+    biased: frozenset[str],
+    damping: float,
+) -> None:
+    """Update what stays of the last matrices, equation (U); arguments as those of :func:`remove_units`."""
+    for part in sublayers(net, removable=False):
+        name = part.last
+        if len(removed.get(name, ())):
+            mean = moments[name].mean if name in biased else None
+            inputs = unit_inputs(net, part)[removed[name]].flatten()
+            _update(net.get_submodule(name), moments[name], inputs, mean, damping, name)
+
+
+@torch.no_grad()
+def cut_removed(net: PreTrainedModel, removed: Mapping[str, Tensor], uniform: bool = False) -> None:
+    """Remove units of ``net``, with or without values, in place; arguments as those of :func:`remove_units`."""
+    parts = [part for part in sublayers(net, removable=not uniform) if part.last in removed]
+    kept = {part.last: torch.ones(len(unit_inputs(net, part))).index_fill(0, removed[part.last], 0.0) for part in parts}
     if uniform:
-        kept = {}
-        for part in (part for part in sublayers(net, removable=False) if part.last in removed):
-            name, groups = part.last, unit_inputs(net, part)
-            kept[name] = torch.ones(len(groups), dtype=torch.bool).index_fill(0, removed[name], False)
-            if len(removed[name]):
-                mean = moments[name].mean if name in biased else None
-                inputs = groups[removed[name]].flatten()
-                _update(net.get_submodule(name), moments[name], inputs, mean, damping, name)
-        cut_units(net, kept)
+        cut_units(net, {name: units > 0 for name, units in kept.items()})
         return
-    open_units: dict[str, list[Tensor]] = {}
-    parts = sublayers(net)
+    open_units: dict[str, Tensor] = {}
     for kind, (layer, unit) in SUBLAYER_GATES.items():
-        for part in of_kind(parts, kind):
-            name, groups = part.last, unit_inputs(net, part)
-            gone = removed[name]
-            open_units.setdefault(layer, []).append(torch.ones(1))  # closes with the last of its units
-            open_units.setdefault(unit, []).append(torch.ones(len(groups)).index_fill(0, gone, 0.0))
-            if len(gone):
-                mean = moments[name].mean if name in biased else None
-                _update(net.get_submodule(name), moments[name], groups[gone].flatten(), mean, damping, name)
-    cut_closed(net, {gate: torch.stack(values) for gate, values in open_units.items()}, constant=True)
+        if group := of_kind(parts, kind):
+            open_units[layer] = torch.ones(len(group), 1)  # closes with the last of its units
+            open_units[unit] = torch.stack([kept[part.last] for part in group])
+    cut_closed(net, open_units, constant=True, parts=parts)
 
 
 def _update(

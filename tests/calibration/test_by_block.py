@@ -9,6 +9,7 @@ from tiny import make_batch, make_net
 from lit_compress.calibration.block_states import stored, written
 from lit_compress.calibration.by_block import BlockMoments, Sweeps, calibration_parts, check_disk
 from lit_compress.calibration.fisher import estimate_fisher
+from lit_compress.calibration.gradients import mean_gradients
 from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.models.block_net import BlockNet
 from lit_compress.models.shards import LazyTensors
@@ -58,12 +59,38 @@ def test_fisher_information_by_blocks_is_that_of_the_whole_net(family, task, tmp
     parts = calibration_parts(KINDS[kind], batches, "true")
     blocks = BlockNet(net.config, LazyTensors(tmp_path / "net", "model"))
     sweeps = Sweeps(blocks, KINDS[kind], parts, tmp_path / "work", torch.float32)
-    moments, found = BlockMoments(sweeps, net, "true", 0, fisher=True), {}
+    moments, found = BlockMoments(sweeps, net, "true", 0, "fisher"), {}
     moments.collect(lambda number: False, lambda number, block, fisher: found.update(fisher))
     assert set(found) == set(names) and moments.bytes() > 0
     for name in names:
         for one, other in ((found[name].rows, expected[name].rows), (found[name].columns, expected[name].columns)):
             assert torch.allclose(one, other, rtol=1e-3, atol=1e-5 * float(other.max())), name
+
+
+@pytest.mark.parametrize(("family", "task"), [("bert", "mnli"), ("llama", "plain_text")])
+def test_gradients_by_blocks_are_those_of_the_whole_net(family, task, tmp_path):
+    """Of the sites that are asked for, of all blocks but the first."""
+    net = make_net(family, task, initializer_range=0.2).eval()
+    kind = "language_modelling" if task == "plain_text" else "classification"
+    net.save_pretrained(tmp_path / "net")
+    batches = [make_batch(4, 9), make_batch(3, 7, seed=2) | {"index": torch.tensor([4, 5, -1])}]
+    if task == "plain_text":
+        batches = [batch | {"labels": batch["input_ids"]} for batch in batches]
+    names = [site.name for site in find_sites(net) if site.layer and site.role != "q"]
+    expected = mean_gradients(net, batches, kind, names, squares=True)
+    blocks = BlockNet(net.config, LazyTensors(tmp_path / "net", "model"))
+    parts = calibration_parts(KINDS[kind], batches, "true")
+    sweeps = Sweeps(blocks, KINDS[kind], parts, tmp_path / "work", torch.float32)
+    moments, found = BlockMoments(sweeps, net, "true", 0, "squares", names), {}
+    moments.collect(lambda number: False, lambda number, block, gradients: found.update(gradients))
+    assert list(found) == names
+    assert moments.bytes() == 8 * sum(net.get_submodule(name).weight.numel() for name in names)
+    for name in names:
+        for one, other in (
+            (found[name].mean, expected[name].mean),
+            (found[name].squares, expected[name].squares),
+        ):
+            assert torch.allclose(one, other, rtol=1e-3, atol=1e-5 * float(other.abs().max())), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -148,16 +148,30 @@ def test_other_weightings_and_half_precision(llama, options, tmp_path, weighting
     assert half["compressed"]["metric"] == pytest.approx(blocks["compressed"]["metric"], rel=0.1)
 
 
+@pytest.mark.parametrize("budget", ["params=25K", "size=120kB", "flops=0.6"])
+def test_a_budget_is_searched_on_shapes(llama, options, tmp_path, budget, monkeypatch):
+    """The density of the net in memory, and no net with values for it."""
+    line = [*options, "--budget", budget, "--weighting", "inputs", "--allocation", "global"]
+    whole = factorize(llama, tmp_path / "whole", *line)
+    monkeypatch.setattr("lit_compress.models.accounting.with_zeros", lambda net: pytest.fail("values"))
+    blocks = factorize(llama, tmp_path / "blocks", *line, "--by_block", "float32")
+    assert blocks["budget"] == whole["budget"] | {key: blocks["budget"][key] for key in ("reached", "off")}
+    assert blocks["budget"]["met"] and same(tmp_path / "blocks", tmp_path / "whole") < 1e-5
+    assert blocks["budget"]["reached"] == pytest.approx(whole["budget"]["reached"], rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--weighting", "fisher", "--axis", "element"], "--by_block: axis 'element' has no singular values"),
         (["--weighting", "fisher", "--estimator", "batch"], "--by_block: estimator 'batch' needs whole batches"),
-        (["--removes", "structures"], "nearest: components"),
         (["--refit", "true"], "nearest: false"),
         (["--scope", "all"], "nearest: blocks"),
         (["--pivot"], "--by_block: --pivot True needs the whole net"),
-        (["--budget", "params=1K"], "nearest: --density"),
+        (
+            ["--budget", "speedup=2x"],
+            "--by_block: budget 'speedup=2x' is measured on the whole net; nearest: flops=0.5",
+        ),
     ],
 )
 def test_what_cannot_go_by_blocks_is_one_line(llama, options, tmp_path, capsys, more, message):

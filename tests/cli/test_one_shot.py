@@ -320,6 +320,15 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         (["factorize", *model, out, *data, "--gradient_damping", "-1"], "retrain.gradient_damping: -1.0 is below 0"),
         (["factorize", *model, out, *data, *fisher, "--refit", "true"], "retrain.refit: weighting 'fisher' has no"),
         (["factorize", *model, out, *data, "--labels", "drwn"], "model.retrain.labels: 'drwn' is not a valid"),
+        (
+            ["factorize", *model, out, *data, "--method", "LLMPruner", "--pivot"],
+            "--pivot is for factors, and LLMPruner",
+        ),
+        (["factorize", *model, out, *data, "--method", "LLMPrunr"], "invalid choice: 'LLMPrunr'"),
+        (
+            ["factorize", *model, out, *data, "--method", "LLMPruner", "--rank", "4"],
+            "unknown option 'rank' for LLMPruner",
+        ),
         (["factorize", *model, out, *data, "--densty", "0.5"], "unknown option 'densty'"),
         (["factorize", *model, str(tmp_path / "mine"), *data], "holds something that is not an export"),
         (["factorize", *model, out, "--data.task", "mnli", *data[2:]], "has 2 labels, mnli has 3"),

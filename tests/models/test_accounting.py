@@ -6,7 +6,9 @@ from tiny import TINY, make_batch, make_net
 from torch import nn
 
 from lit_compress.models import accounting as budget
-from lit_compress.models.sites import find_sites
+from lit_compress.models.cut import cut_units
+from lit_compress.models.shapes import without_values
+from lit_compress.models.sites import find_sites, stacks, sublayers
 from lit_compress.models.surgery import factorize
 from lit_compress.stages.rank_rule import RankRule
 
@@ -99,6 +101,24 @@ def test_flops_shrink_with_the_rank():
     )
     factorize(net, ranks, None)
     assert dense - budget.flops(net, 8) == 2 * 8 * removed
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "deberta-v2"])
+def test_flops_by_shapes_alone(family):
+    """Also of stacks, whose right factor is applied once, of heads and neurons, and of tied embeddings."""
+    settings, task = ({"tie_word_embeddings": True}, "wikitext2") if family == "llama" else ({}, "sst2")
+    net, shapes = make_net(family, task, **settings), without_values(lambda: make_net(family, task, **settings))
+    found = [budget.shape_flops(shapes, 8)]
+    expected = [budget.flops(net, 8)]
+    for each in (net, shapes):
+        cut_units(each, {part.last: torch.arange(64) < 24 for part in sublayers(each, False) if part.kind == "ffn"})
+    found, expected = [*found, budget.shape_flops(shapes, 8)], [*expected, budget.flops(net, 8)]
+    stacked = stacks(net)
+    for each in (net, shapes):
+        factorize(each, dict.fromkeys(stacked, 4), lambda _, w, rank: (w[:, :rank], w[:rank]), stacks=stacked)
+    found, expected = [*found, budget.shape_flops(shapes, 8)], [*expected, budget.flops(net, 8)]
+    assert found == expected and len(set(found)) == (3 if stacked else 2)
+    assert all(value.is_meta for value in shapes.parameters())
 
 
 def test_latency_is_interleaved_and_restores_threads():
