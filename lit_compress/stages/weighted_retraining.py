@@ -71,7 +71,11 @@ def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> N
     if rule.uniform:
         even_counts(net, rule.density, rule.round_to)
         return
-    least = least_density(net)
+    try:
+        least = least_density(net)
+    except UserError as error:  # its sub-layers cannot go whole
+        near = "model.shape uniform" if settings.removes == "structures" else "retrain.removes components"
+        raise UserError(f"{error}; nearest here: {near}") from error
     if settings.removes == "structures" and rule.density < least:
         raise UserError(
             f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves at least "

@@ -340,5 +340,6 @@ def test_mistakes_are_one_line():
     check_removal(KroneckerWeighted(removes="structures"), few, make())
     with pytest.raises(UserError, match=r"model\.density"):
         check_removal(KroneckerWeighted(), few, make())
-    with pytest.raises(UserError, match="sub-layers of 'llama' cannot be gated"):
-        check_removal(KroneckerWeighted(removes="both"), RankRule(0.5), make_net("llama"))
+    for removes, near in (("both", "retrain.removes components"), ("structures", "model.shape uniform")):
+        with pytest.raises(UserError, match=f"sub-layers of 'llama' cannot be gated; .* nearest here: {near}"):
+            check_removal(KroneckerWeighted(removes=removes), RankRule(0.5), make_net("llama"))
