@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.common import HERE, Cell, file_density, load, mean_and_deviation, percent, table, updates
 
 STUDIES = (
-    "second_order", "size", "lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "tasks", "architectures", "embedding", "data", "speed", "threads",
+    "comparison", "second_order", "size", "lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "tasks", "architectures", "embedding", "data", "speed", "threads",
     "scaling", "reliability",
 )  # fmt: skip
 DENSITIES = (0.25, 0.16, 0.10, 0.06)
@@ -26,7 +26,7 @@ Of each stage the best epoch on the dev set that is reported is kept; in {early}
 ## All methods: MiniLM-L6-H384 on SST-2
 
 A cell has density of the file: CPU speed-up (one text, one thread), dev accuracy in %, of the run nearest to the column; dense: {dense}. A standard
-error is 1.2 points; one seed, but three at 33 % of the ranks. Compare within a study: updates, batches and examples differ. \\* zeros are stored: 1x.
+error is 1.2 points; one seed. Compare within a study: updates, batches and examples differ. \\* zeros are stored: 1x.
 """
 
 PAGE = """# {title}

@@ -23,10 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
 RESULTS = sorted(HERE.glob("*/results/**/*.json"))
 TRAIN = ["lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "sp3/decoders", "tasks", "architectures", "second_order",
-         "second_order/trained", "second_order/tasks", "size", "architectures/decoders", "embedding"]  # fmt: skip
+         "second_order/trained", "second_order/tasks", "size", "size/int8", "architectures/decoders",
+         "embedding"]  # fmt: skip
 MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "sp3/where", "data",
            "speed", "speed/low_rank", "speed/lora", "speed/one_shot", "threads", "scaling",
-           "second_order/divergence", "reliability",
+           "second_order/divergence", "second_order/price", "comparison", "reliability",
            *(f"reliability/{name}" for name in ("fuzz", "kills", "faults", "memory", "agreement")),
            "reliability/compare_under_kills", "scaling/by_block"]  # fmt: skip
 

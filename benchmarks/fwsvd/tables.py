@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.common import Cell, load, mean_and_deviation, origin, percent, spread, table, updates
+from benchmarks.common import load, mean_and_deviation, origin, percent, spread, table, updates
 
 STUDY = "fwsvd"
 TITLE = "FWSVD beside SVD"
@@ -100,14 +100,6 @@ def retrain(results: dict[str, dict[str, Any]]) -> Iterator[str]:
     header = ["task", "density", "updates after the teacher", "dense", "SVD before", "SVD after", "FWSVD before",
               "FWSVD after", "paper SVD", "paper FWSVD"]  # fmt: skip
     yield table(header, rows)
-
-
-def overview() -> Iterator[Cell]:
-    """Yield SVD and FWSVD after retraining."""
-    results = by_name()
-    for kind, name in (("none-in", "SVD, 33 % of the ranks"), ("fisher-in", "FWSVD, 33 % of the ranks")):
-        runs = [result for file, result in results.items() if file.startswith(f"retrain-sst2-{kind}-")]
-        yield Cell(name, runs, [run["records"][-1]["metric"][KEYS["sst2"]] for run in runs])
 
 
 def drops(results: dict[str, dict[str, Any]]) -> Iterator[str]:

@@ -282,7 +282,8 @@ def after(result: dict[str, Any]) -> str:
 def estimate(result: dict[str, Any]) -> str:
     """Return the estimated loss of a K-FAC cell."""
     value = (result.get("calibration") or {}).get("estimated_loss")
-    return "" if value is None else f"{value:.3f}"
+    damped = result["cell"] == "kfac-gradients-only"  # by a damping that is no part of the loss
+    return "" if value is None or damped else f"{value:.3f}"
 
 
 def figures() -> Iterator[tuple[str, Any]]:

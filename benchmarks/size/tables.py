@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.common import file_density, load, origin, percent, table
+from benchmarks.size.int8 import CELLS as INT8_CELLS
+from benchmarks.size.int8 import DENSITY, TASKS
 from benchmarks.size.run import CELLS
 
 STUDY = "size"
 TITLE = "Accuracy against megabytes"
 ABOUT = "Budgets of `size=<N>MB` on SST-2, with more and more of what makes a file small: blocks, table, vocabulary, 16 and 8 bits."
 KEY = "val/accuracy"
+SHOWN = {"dense": "dense", "second_order": "factors", "structures": "heads and neurons"}
 
 HEAD = """## What a file of so many megabytes answers: MiniLM-L6-H384 on SST-2
 
@@ -19,6 +22,15 @@ Accuracy in % on the dev set (872 sentences, a standard error about 1.2) / on 2,
 file has {megabytes:.1f} MB and {dense} on the dev set. `factorize --budget size=<N>MB`: K-FAC, calibrated on 1,024 training
 phrases, no training; `trained`: 1,000 updates after it, batches of 32, labels, logits and hidden states of the dense net. One seed.
 ![figure](figures/megabytes.png)
+"""
+
+INT8 = """## Programs of 8-bit integers
+
+ONNX Runtime, weights and activations in 8 bits by `export --dtype int8`, beside the program in float32: the dense net of a task, and
+that net without training at {density:g} of the blocks' matrices. Metric in % on the dev set; goal: at most 0.5 points below float32.
+"""
+
+INT8_TIMES = """How many times faster the program in 8 bits of the compressed net is, in turns, one thread, processor time; median (p10 - p90):
 """
 
 
@@ -53,6 +65,36 @@ def sections() -> Iterator[str]:
         ],
     )  # fmt: skip
     yield origin(results[0], STUDY, 1)
+    yield from int8()
+
+
+def int8() -> Iterator[str]:
+    """Yield the tables of programs of 8-bit integers, if there are results."""
+    results = sorted(
+        load(f"{STUDY}/int8"), key=lambda r: (list(TASKS).index(r["task"]), list(INT8_CELLS).index(r["cell"]))
+    )
+    if not results:
+        return
+    yield INT8.format(density=DENSITY)
+    rows = []
+    for r in results:
+        plain, small = r["compressed"]["metric"], r["int8"]["metric"]
+        rows.append([
+            r["task"], r["metric"]["name"], SHOWN[r["cell"]], percent(plain), percent(small), f"{100 * (small - plain):+.1f}",
+            f"{r['compressed']['bytes'] / 1e6:.1f} / {r['int8']['bytes'] / 1e6:.1f}",
+        ])  # fmt: skip
+    yield table(["task", "metric", "net", "float32", "int8", "points", "MB, float32 / int8"], rows)
+    yield INT8_TIMES
+    rows = [
+        [
+            r["task"], SHOWN[r["cell"]], f"{shape['texts']} x {shape['tokens']}",
+            *(f"{gain['median']:.2f} ({gain['low']:.2f} - {gain['high']:.2f})" for gain in shape["faster_than"].values()),
+        ]
+        for r in results
+        for shape in r.get("times", ())
+    ]  # fmt: skip
+    yield table(["task", "net", "texts x tokens", "than dense", "than dense int8", "than compressed float32"], rows)
+    yield origin(results[0], f"{STUDY}/int8", results[0]["threads"])
 
 
 def figures() -> Iterator[tuple[str, Any]]:

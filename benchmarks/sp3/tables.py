@@ -105,9 +105,9 @@ def costs(found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
 
 
 def overview() -> Iterator[Cell]:
-    """Yield the SST-2 runs of SP3, of SP3 with identity projections, and of CoFi."""
+    """Yield the SST-2 runs of SP3 and of CoFi."""
     found = cells().get("sst2", {})
-    for kind, name in (("pca", "SP3"), ("identity", "SP3, identity projections"), ("cofi", "CoFi")):
+    for kind, name in (("pca", "SP3"), ("cofi", "CoFi")):
         for label in ("hidden-0.29", "0.12", "0.06"):
             runs = found.get(f"{kind}-{label}", [])
             yield Cell(name, runs, [run["compressed"]["metric"] for run in runs])

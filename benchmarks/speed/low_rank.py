@@ -1,10 +1,10 @@
-"""How much of the FLOPs that low rank saves becomes time: blocks of BERT-base as factors, in PyTorch and ONNX Runtime.
+"""How much of the FLOPs that low rank saves becomes time: blocks of BERT-base as factors, in every runtime.
 
     python -m benchmarks.speed.low_rank [--rounds 7] [--threads 1]
 
-Random weights, two blocks, 32 texts of 128 tokens. All nets in all runtimes take turns within a round; the clock is the
-processor time of the process, so that other processes count for little. Writes
-benchmarks/speed/results/low_rank/*.json.
+Random weights, two blocks, 32 texts of 128 tokens. PyTorch, compiled or not, ONNX Runtime, and OpenVINO if it is
+installed: all nets in all runtimes take turns within a round; the clock is the processor time of the process, so that
+other processes count for little. Writes benchmarks/speed/results/low_rank/*.json.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ from lit_compress.utils.timing import in_turns, pinned, speedup, summary
 
 SCRIPT = "speed/low_rank"
 DENSITIES = (0.16, 0.25, 0.5)
-# a right factor for every matrix; one for query, key and value; ranks that are multiples of 16
-FORMS: dict[str, dict[str, Any]] = {"factors": {}, "stacked": {"stacked": True}, "round_to 16": {"round_to": 16}}
-RUN_IN = {"dense": ("eager", "onnx"), "factors": ("eager", "onnx")}  # other forms only in PyTorch, to keep it short
+# a right factor for every matrix; one for query, key and value; ranks that are multiples of 16, too
+FORMS: dict[str, dict[str, Any]] = {
+    "factors": {}, "stacked": {"stacked": True}, "stacked, round_to 16": {"stacked": True, "round_to": 16},
+}  # fmt: skip
+RUN_IN = ("eager", "compiled", "onnx", "openvino")
 LAYERS, VOCABULARY = 2, 1000
 
 
@@ -66,7 +69,7 @@ def measure(rounds: int, threads: int) -> dict[str, Any]:
             write_model(net, place)
             source = Source("net", place, settings, place)
             inputs = source.inputs(timing.BATCH, timing.LENGTH)
-            for runtime in RUN_IN.get(name.rpartition(" ")[0] or name, ("eager",)):
+            for runtime in (name for name in RUN_IN if all(map(find_spec, RUNTIMES[name].packages))):
                 loaded = RUNTIMES[runtime].load(source.file(RUNTIMES[runtime].reads), source.setting)
                 runs[name, runtime] = partial(loaded, inputs)
         with pinned(threads):

@@ -28,7 +28,7 @@ LOW_RANK = """## Time that low rank saves / FLOPs that it saves
 BERT-base shapes, {layers} blocks, random weights, {batch} texts of {length} tokens, {threads} thread: dense / low rank, of FLOPs and of
 time, and the share of the first that the second is. Median over {rounds} rounds in which all nets and runtimes take turns (p10 - p90).
 The goal is a share of 85 % in the best runtime. `stacked`: query, key and value on one right factor; `round_to 16`: ranks that are
-multiples of 16.
+multiples of 16, too.
 """
 
 
@@ -69,22 +69,21 @@ def one_shot() -> list[str]:
 
 def lora() -> list[str]:
     """Return the table of LoRA beside full retraining."""
-    lines = []
-    for result in load("speed/lora"):
-        lines.append(LORA.format(**result["setting"]) if not lines else "")
-        rows = [
-            [
-                f"{result['name']}, density {density}, {result['setting']['precision']}",
-                " / ".join(f"{result['parameters'][f'{part} {density}']['trained'] / 1e6:.1f} M" for part in ("lora", "all")),
-                spread(result["ratio"][density]),
-                " / ".join(f"{result['mib'][f'{part} {density}']:,.0f}" for part in ("lora", "all")),
+    results, rows = load("speed/lora"), []
+    for result in results:
+        for density in result["ratio"]:
+            pair = [f"{part} {density}" for part in ("lora", "all")]
+            rows.append([
+                f"{result['name']}, density {density}",
+                " / ".join(f"{result['parameters'][name]['trained'] / 1e6:.1f} M" for name in pair),
+                spread(result["ratio"][density]), " / ".join(f"{result['mib'][name]:,.0f}" for name in pair),
                 f"{result['memory'][density]:.2f}",
-            ]
-            for density in result["ratio"]
-        ]  # fmt: skip
-        lines.append(table(["net", "trained, LoRA / all", "time", "MiB, LoRA / all", "memory"], rows))
-        lines.append(origin(result, "speed/lora", result["setting"]["threads"]))
-    return lines
+            ])  # fmt: skip
+    if not rows:
+        return []
+    head = ["net", "trained, LoRA / all", "time", "MiB, LoRA / all", "memory"]
+    setting = results[0]["setting"]
+    return [LORA.format(**setting), table(head, rows), origin(results[0], "speed/lora", setting["threads"])]
 
 
 def low_rank() -> list[str]:
