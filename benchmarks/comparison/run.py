@@ -43,7 +43,11 @@ def collect(options: Any, out: Path) -> None:
     options.results = runs
     kept = {key: found[key] for key in ("fairness", "cells", "claims", "metric", "task")}
     config = {key: found["config"][key] for key in ("budgets", "seeds", "learning_rates", "updates", "hold_out")}
-    common.write(options, TASK, {"name": TASK, **kept, "config": config, **common.frame()})
+    teachers = [json.loads(path.read_text())[0] for path in sorted(out.glob("teachers/*/stages.json"))]
+    common.write(options, TASK, {
+        "name": TASK, **kept, "config": config, "teachers_held_out": [found["held_out"] for found in teachers],
+        **common.frame(),
+    })  # fmt: skip
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ def sections() -> Iterator[str]:
             fairness=made["fairness"], updates=made["config"]["updates"],
             rates=", ".join(f"{float(rate):g}" for rate in made["config"]["learning_rates"]),
             seeds=", ".join(map(str, made["config"]["seeds"])), rows=made["metric"]["rows"],
-            dense=percent(runs[0]["dense"]["metric"]),
+            dense=f"{percent(runs[0]['dense']['metric'])} / {percent(made['teachers_held_out'][0][KEY])}",
         )  # fmt: skip
         rows = [
             [
