@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,3 +71,12 @@ def with_zeros(net: PreTrainedModel) -> PreTrainedModel:
         for name, buffer in whole.named_buffers():
             buffer.copy_(fresh[name]) if name in fresh else buffer.zero_()
     return whole
+
+
+def without_products(net: PreTrainedModel, names: Iterable[str]) -> PreTrainedModel:
+    """Return a copy of ``net`` in which the Linears ``names`` give zeros without a product; everything else stays."""
+    bare = copy.deepcopy(net)
+    for name in names:
+        layer = bare.get_submodule(name)
+        layer.forward = lambda x, width=layer.out_features: x.new_zeros(*x.shape[:-1], width)
+    return bare

@@ -113,7 +113,7 @@ def budget_plan(budget: Budget, density: float, found: Outline) -> str:
     if budget.kind == "flops":
         value /= Outline(found.dense, found.dense, found.length, False).flops
     elif budget.kind == "speedup":
-        value = dense_milliseconds(found.dense, found.length) / value
+        value = dense_milliseconds(found.dense, found.length)[0] / value
     about = "about " if found.about or budget.kind == "speedup" else ""
     return f"budget {budget.asked}: density {density:.4g} leaves {about}{shown(budget.kind, value)}"
 

@@ -24,8 +24,8 @@ from lit_compress.models.accounting import (
 from lit_compress.models.budget import Budget, shown
 from lit_compress.models.outline import file_bytes
 from lit_compress.models.prices import forward_price
-from lit_compress.models.shapes import with_zeros
-from lit_compress.models.sites import embedding_params
+from lit_compress.models.shapes import with_zeros, without_products
+from lit_compress.models.sites import embedding_params, find_sites
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 
@@ -81,20 +81,30 @@ class Outline:
 
     @cached_property
     def milliseconds(self) -> float:
-        """Of one forward on one thread: that of the dense net, measured, less what its cheaper matrices save."""
-        whole, sites = dense_milliseconds(self.dense, self.length), forward_price(self.dense, self.length)
+        """Of one forward on one thread, by prices of its matrices.
+
+        A price is of one product again and again, whose matrix lies in a cache; in a forward it comes from memory. So
+        prices are scaled to what the matrices take in a forward of the dense net.
+        """
+        (whole, rest), sites = dense_milliseconds(self.dense, self.length), forward_price(self.dense, self.length)
         left = forward_price(self.net, self.length) if self.kept is None else self.kept * sites
-        return max(0.05 * whole, whole - sites + left)
+        return rest + (whole - rest) * left / sites
 
 
-_measured: dict[tuple[str, int], float] = {}
+_measured: dict[tuple[str, int], tuple[float, float]] = {}
 
 
-def dense_milliseconds(dense: PreTrainedModel, length: int) -> float:
-    """Return the median latency of one text in the dense net on one thread, measured once per process."""
+def dense_milliseconds(dense: PreTrainedModel, length: int) -> tuple[float, float]:
+    """Return the median latency of one text in the dense net, and without its matrices, in turns, on one thread.
+
+    Both are measured once per process.
+    """
     key = (dense.config.to_json_string(use_diff=False), length)
     if key not in _measured:
-        _measured[key] = latency([with_zeros(dense).eval()], length, repeats=10)[0]["median"]
+        net = with_zeros(dense).eval()
+        bare = without_products(net, [site.name for site in find_sites(net)])
+        whole, rest = (found["median"] for found in latency([net, bare], length, repeats=10))
+        _measured[key] = whole, min(whole, rest)
     return _measured[key]
 
 
