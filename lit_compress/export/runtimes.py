@@ -132,9 +132,12 @@ RUNTIMES = {
         Runtime("onnx", ("onnx", "onnxscript", "onnxruntime"), _onnx, ONNX),
         Runtime("openvino", ("openvino", "onnx", "onnxscript"), _openvino, ONNX, tolerance=1e-3),
         Runtime("onnx-int8", ("onnx", "onnxscript", "onnxruntime"), _onnx, ONNX_INT8, "int8", tolerance=0.25),
+        Runtime("openvino-int8", ("openvino", "onnx", "onnxscript", "onnxruntime"), _openvino, ONNX_INT8, "int8", 0.25),
     )
 }
-NEEDED = {"onnx": ("onnxruntime",), "onnx-int8": ("onnxruntime",), "openvino": ("openvino",)}  # to run what is written
+# to run what is written
+NEEDED = {"onnx": ("onnxruntime",), "onnx-int8": ("onnxruntime",), "openvino": ("openvino",),
+          "openvino-int8": ("openvino",)}  # fmt: skip
 
 
 def peak_mib() -> float:
