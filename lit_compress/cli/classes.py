@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
-from lit_compress.utils.errors import nearest
+from lit_compress.utils.errors import UserError, nearest
 
 # option of the trainer -> module of Lightning with the classes that it takes, and what they are called
 _MODULES = {
@@ -36,7 +37,21 @@ def explain_class(text: str, options: Sequence[str]) -> str | None:
     return None
 
 
-def explain_refusal(error: ValueError) -> str | None:
+def made_classes(parser: Any, config: Any) -> Any:
+    """Return the objects of a parsed config.
+
+    Raises:
+        UserError: a class of the trainer could not be made, such as one whose package is not installed.
+    """
+    try:
+        return parser.instantiate_classes(config)
+    except ValueError as error:
+        if (line := _explain_refusal(error)) is None:
+            raise
+        raise UserError(line) from error
+
+
+def _explain_refusal(error: ValueError) -> str | None:
     """Return one line for a class of the trainer that could not be made; None if something else could not.
 
     Args:

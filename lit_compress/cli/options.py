@@ -22,7 +22,7 @@ from lit_compress.cli.arguments import (
     resolve_configs,
     with_default_method,
 )
-from lit_compress.cli.classes import explain_class, explain_refusal
+from lit_compress.cli.classes import explain_class, made_classes
 from lit_compress.cli.help import fit_help
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.sources import CUSTOM
@@ -187,12 +187,7 @@ class CommandLine(LightningCLI):
         if self.density is not None:
             config = config.clone()
             config.model.init_args.density = self.density
-        try:
-            init = self.parser.instantiate_classes(config)
-        except ValueError as error:
-            if (line := explain_refusal(error)) is None:
-                raise
-            raise UserError(line) from error
+        init = made_classes(self.parser, config)
         given, found = self.config.data, init.data.record  # later commands need what was found
         if init.data.task == CUSTOM:
             given.custom.labels, given.custom.numbered = list(found.labels), found.numbered
