@@ -38,6 +38,13 @@ MILLISECONDS = """### By milliseconds: `--price milliseconds`
 The budget is a share of the time of the matrices, one thread and a text of the task's length, measured on this machine.
 """
 
+PRICE = """### Milliseconds and parameters as price, at the same estimated loss
+
+Exports of several budgets took turns in one process: one text of {length} tokens, one thread, {rounds} rounds, processor time. The dense
+net takes {eager:.1f} ms in PyTorch, {onnx:.1f} in ONNX Runtime. Faster: the time by parameters at the same estimated loss, between two
+budgets linear in logarithms, over the time by milliseconds.
+"""
+
 DIVERGENCE = """### Estimated and measured loss
 
 Every cell with an estimate: what the compression adds to the loss of an example by the estimate, and as measured: the mean KL
@@ -171,6 +178,7 @@ def sections() -> Iterator[str]:
                 for r in near
             ],
         )  # fmt: skip
+    yield from prices()
     for made in load(f"{STUDY}/divergence"):
         yield DIVERGENCE
         rows = sorted(made["cells"].values(), key=lambda cell: cell["estimated"])
@@ -208,6 +216,25 @@ def on_tasks() -> Iterator[str]:
                 rows.append(["", "", name, *(percent(r["compressed"]["metric"]) if r else "" for r in shown)])
     yield table(["task", "metric", "weighting", *(f"{target:g}" for target in densities)], rows)
     yield origin(next(iter(some.values())), f"{STUDY}/tasks", 1)
+
+
+def prices() -> Iterator[str]:
+    """Yield the table of exports by milliseconds beside those by parameters."""
+    for made in load(f"{STUDY}/price"):
+        yield PRICE.format(length=made["length"], rounds=made["rounds"], **made["dense"])
+        rows = []
+        for cell in sorted(made["cells"], key=lambda cell: cell["estimated"]):
+            faster = (cell.get("faster") or {}).values()
+            rows.append(
+                [
+                    f"{cell['budget']:g} of the {cell['price']}", f"{percent(cell['metric'])} / {percent(cell['held_out'][KEY])}",
+                    f"{cell['density']:.3f}", f"{cell['estimated']:.4f}", *(f"{cell['milliseconds'][r]:.2f}" for r in ("eager", "onnx")),
+                    " / ".join(f"{ratio:.2f}x" if ratio else "" for ratio in faster),
+                ]
+            )  # fmt: skip
+        header = ["budget", "accuracy", "density", "estimate", "PyTorch, ms", "ONNX Runtime, ms", "faster"]
+        yield table(header, rows)
+        yield origin(made, f"{STUDY}/price", made["threads"])
 
 
 METHODS = {

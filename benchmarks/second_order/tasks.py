@@ -26,7 +26,9 @@ SHOWN = ("kfac", "structures", "inputs-global", "fisher-both", "none")
 
 def main() -> None:
     """Make what is missing, density by density."""
-    options = common.parser(STUDY, __doc__, *common.TRAINED, tasks=tuple(EPOCHS), only=SHOWN).parse_args()
+    parser = common.parser(STUDY, __doc__, *common.TRAINED, tasks=tuple(EPOCHS), only=SHOWN)
+    parser.add_argument("--densities", nargs="+", type=float, default=DENSITIES)
+    options = parser.parse_args()
     options.quick = False
 
     def teacher(task: str) -> Path:
@@ -46,7 +48,7 @@ def main() -> None:
             made = {"name": name, "cell": cell, "target": density, "memory_mib": memory, "threads": options.threads}
             common.write(options, name, {**made, "records": [], "seconds": seconds, **report})
 
-    for task, density, cell in ((t, d, c) for t in options.tasks for d in DENSITIES for c in options.only):
+    for task, density, cell in ((t, d, c) for t in options.tasks for d in options.densities for c in options.only):
         factorize(task, cell, density)
 
 

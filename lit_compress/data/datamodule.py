@@ -154,10 +154,7 @@ class DataModule(LightningDataModule):
     @functools.cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The backbone's tokenizer."""
-        tokenizer = load_tokenizer(self.backbone, self.record)
-        if tokenizer.pad_token_id is None:
-            raise UserError(f"model.backbone: the tokenizer of '{self.backbone}' has no padding token; add one")
-        return tokenizer
+        return load_tokenizer(self.backbone, self.record)
 
     @functools.cached_property
     def max_length(self) -> int:

@@ -32,6 +32,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import describe
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, write_json
+from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def write_export(
         for _ in track([0], "check the export in another process"):
             difference = check_export(load_net(temporary) if choices.half else net, temporary)
         exported = load_net(temporary, as_stored=True)
+        trim()
         same = choices.keeps_logits and not (vocabulary and vocabulary["changed"])
         form = {"file": "model.safetensors", "format": "hf"}
         certificate.compare(form, exported, data, partial(answers, exported), same)

@@ -75,11 +75,11 @@ def _one_line(what: str, name: str, option: str = "model.backbone") -> Iterator[
 
 
 def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") -> PreTrainedTokenizerBase:
-    """Load the fast tokenizer of ``backbone``.
+    """Load the fast tokenizer of ``backbone``; if it has no padding token, its end token pads.
 
     Raises:
-        UserError: the folder is missing or broken, or the hub cannot be reached; it has no tokenizer, or one with more
-            tokens than embeddings.
+        UserError: the folder is missing or broken, or the hub cannot be reached; it has no tokenizer, one with more
+            tokens than embeddings, or one with neither token.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -89,7 +89,20 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
         tokenizer = AutoTokenizer.from_pretrained(name)
         check_tokenizer(f"{option}: '{backbone}'", tokenizer, AutoConfig.from_pretrained(name))
     tokenizer.init_kwargs.pop("auto_map", None)  # names code of others, which no export may ask its users to run
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise UserError(f"{option}: the tokenizer of '{backbone}' has no padding token and no end token; add one")
+        tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _set_padding(config: PreTrainedConfig, backbone: str, task: Task, option: str) -> None:
+    """Let a configuration without a padding token name the tokenizer's, where a head looks for the last token.
+
+    Elsewhere it stays as it is: the embedding of a padding token gets no gradient, and the token may be the end.
+    """
+    if config.pad_token_id is None and task_type(task).auto_class == "AutoModelForSequenceClassification":
+        config.pad_token_id = load_tokenizer(backbone, task, option).pad_token_id
 
 
 def load_config(
@@ -116,6 +129,7 @@ def load_config(
         )
     config.architectures = [classes[type(config)].__name__]
     set_pattern(config, sites)
+    _set_padding(config, backbone, task, option)
     return config
 
 
@@ -201,6 +215,7 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
         check_tensors(what, net, info, new_head=False)
     kind.configure(net, task)
     set_pattern(net.config, sites)
+    _set_padding(net.config, name, task, option)
     return as_linears(net).eval()
 
 
@@ -219,6 +234,7 @@ def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(folder)
         check_head(what, config, task)
         check_size(what, Path(folder), lambda: _auto_class(kind).from_config(config))
+    _set_padding(config, name, task, option)
     return config
 
 

@@ -1,0 +1,76 @@
+"""Loading of backbones: tokenizers and nets of decoders, most of which have no padding token."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tiny import WORDS, write_backbone
+
+from lit_compress.__main__ import main
+from lit_compress.data.datamodule import DataModule
+from lit_compress.models.backbones import load_config, load_finetuned, load_net, load_tokenizer
+from lit_compress.tasks.records import get_task
+from lit_compress.utils.errors import UserError
+
+FAMILIES = ("gpt2", "gpt_neox", "llama", "mistral")
+TEXTS = ["alpha", " ".join(WORDS[:7]), " ".join(WORDS[2:5])]
+
+
+def without(folder, *tokens):
+    """Take special tokens off the tokenizer in ``folder``."""
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in settings.items() if key not in tokens}))
+    return str(folder)
+
+
+def decoder(folder, family, task):
+    return without(write_backbone(folder, family, task, pad_token_id=None), "pad_token")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_end_token_pads_where_there_is_no_padding_token(family, tmp_path):
+    backbone = decoder(tmp_path, family, "plain_text")
+    assert load_tokenizer(backbone, get_task("plain_text")).pad_token == "</s>"
+    assert load_config(backbone, get_task("plain_text")).pad_token_id is None  # the end is still learned
+
+
+def test_a_tokenizer_with_neither_token_is_one_line(tmp_path):
+    backbone = decoder(tmp_path, "llama", "plain_text")
+    without(tmp_path, "pad_token", "eos_token")
+    with pytest.raises(UserError, match="has no padding token and no end token; add one"):
+        load_tokenizer(backbone, get_task("plain_text"))
+
+
+@pytest.mark.parametrize("load", [load_net, load_finetuned])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_that_reads_the_last_token_finds_it_behind_padding(family, load, tmp_path):
+    task = get_task("sst2")
+    backbone = decoder(tmp_path, family, "sst2")
+    net, tokenizer = load(backbone, task).eval(), load_tokenizer(backbone, task)
+    with torch.no_grad():
+        alone = torch.cat([net(**tokenizer(text, return_tensors="pt")).logits for text in TEXTS])
+        together = net(**tokenizer(TEXTS, padding=True, padding_side="right", return_tensors="pt")).logits
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_a_text_are_padded_without_weight(tmp_path):
+    backbone = decoder(tmp_path / "net", "llama", "plain_text")
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.txt").write_text("\n".join([" ".join(WORDS[:6])] * 3) + "\n")
+    data = DataModule("plain_text", backbone, str(tmp_path), max_length=8)
+    data.setup("fit")
+    (batch,) = list(data.val_dataloader()[0])
+    padded = batch["attention_mask"] == 0
+    assert padded.any() and (batch["input_ids"][padded] == 2).all() and (batch["labels"][padded] < 0).all()
+
+
+def test_such_a_decoder_is_factorized_to_an_ordinary_model(tmp_path):
+    backbone = decoder(tmp_path / "net", "llama", "plain_text")
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.txt").write_text("\n".join([" ".join(WORDS)] * 3) + "\n")
+    words = ["--data.task", "plain_text", "--data.path", str(tmp_path), "--data.max_length", "16", "--density", "0.6"]
+    main(["factorize", backbone, str(tmp_path / "out"), *words, "--removes", "structures", "--shape", "uniform"])
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["ordinary"]
