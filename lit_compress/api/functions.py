@@ -347,7 +347,9 @@ def _target(model: Any, tokenizer: Any, brought: Path, command: str) -> Target:
         return find_target(str(model), command)
     check_model(model)
     what = f"model: a {type(model).__name__}"
-    if (folder := getattr(model, "folder", None)) is not None:  # compressed
+    if (folder := getattr(model, "folder", None)) is not None:  # compressed, with a tokenizer of its own
+        if tokenizer is not None:
+            check_tokenizer(tokenizer)
         config = getattr(model, "report", {}).get("config")
         return Target(what, folder, config and bring_up_to_date(copy.deepcopy(config)))
     check_tokenizer(tokenizer)

@@ -178,12 +178,15 @@ def check_tokenizer(tokenizer: Any) -> None:
     Raises:
         UserError: it is none.
     """
+    from datasets import Dataset, DatasetDict
     from transformers import PreTrainedTokenizerBase
 
     if tokenizer is None:
         raise UserError("tokenizer: none is given; give that of the model, AutoTokenizer.from_pretrained(NAME)")
     if not isinstance(tokenizer, PreTrainedTokenizerBase) or not tokenizer.is_fast:
-        raise UserError(f"tokenizer: a {type(tokenizer).__name__} is no fast tokenizer of transformers; give one")
+        known = isinstance(tokenizer, Dataset | DatasetDict)
+        near = "give it as data=..." if known else "give one"
+        raise UserError(f"tokenizer: a {type(tokenizer).__name__} is no fast tokenizer of transformers; {near}")
 
 
 def write_tokenizer(config: PreTrainedConfig, tokenizer: Any, folder: Path) -> None:

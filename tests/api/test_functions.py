@@ -99,6 +99,8 @@ def test_scores_are_those_of_the_command(small, net, tokenizer, data, tiny_data,
     small.save_pretrained(tmp_path / "out")
     main(["validate", str(tmp_path / "out"), "--data.path", str(tiny_data)])
     said = dict(line.split(" ") for line in capsys.readouterr().out.splitlines())
+    with pytest.raises(lc.UserError, match="give it as data=..."):
+        lc.evaluate(small, data)  # a compressed net has a tokenizer of its own
     for found in (lc.evaluate(small, data=data), lc.evaluate(tmp_path / "out", data=tiny_data)):
         assert {f"val/{name}": float(f"{value:.6f}") for name, value in found.items()} == {
             name: float(value) for name, value in said.items()
@@ -180,6 +182,7 @@ def test_a_comparison_gets_the_objects_as_options(net, tokenizer, data, tmp_path
     [
         (lambda net, tok, data: lc.factorize(net, None, data), "tokenizer: none is given"),
         (lambda net, tok, data: lc.factorize(net, "bert", data), "tokenizer: a str is no fast tokenizer"),
+        (lambda net, tok, data: lc.factorize(net, data), "tokenizer: a Dataset[A-Za-z]* is no .*; give it as data=..."),
         (
             lambda net, tok, data: lc.factorize(torch.nn.Linear(1, 1), tok, data),
             "model: a Linear is no PreTrainedModel",
