@@ -8,43 +8,33 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 HERE = Path(__file__).resolve().parent
-BENCHMARKS = HERE.parents[1] / "benchmarks"
-STUDIES = {
-    "second_order": "no training, 1,024 examples",
-    "pruning": "250 updates, batch 32",
-    "cofi": "750 updates, batch 16",
-    "sp3": "1,000 updates (CoFi 1,500), batch 16",
-}
-STANDARD_ERROR = 1.3  # of an accuracy on 872 sentences, in points
+RESULTS = HERE.parents[1] / "benchmarks" / "second_order" / "results"
+STANDARD_ERROR = 1.2  # of an accuracy on 872 sentences, in points
+Styles = dict[str, tuple[str, str, str]]  # cell or case -> label, colour, marker
 
-# start of a file's name after "sst2-" -> label, colour, marker; the longest start that fits decides
-STYLES = {
-    "losparse": ("LoSparse", "#1f77b4", "o"),
-    "losparse-layers": ("LoSparse + layers", "#17becf", "o"),
-    "itp": ("ITP", "#ff7f0e", "s"),
-    "movement": ("Movement", "#8c564b", "v"),
-    "low_rank_1": ("Low-rank I", "#7f7f7f", "<"),
-    "low_rank_2": ("Low-rank II", "#bcbd22", ">"),
-    "platon": ("PLATON", "#e377c2", "P"),
-    "first_order": ("first-order", "#9467bd", "X"),
-    "magnitude": ("magnitude", "#333333", "*"),
-    "cofi": ("CoFi", "#2ca02c", "^"),
-    "cofi_losparse": ("CoFi x LoSparse", "#98df8a", "^"),
-    "pca": ("SP3", "#d62728", "D"),
-    "identity": ("SP3 without PCA", "#f7a6a6", "D"),
-}
-CELLS = {  # of the study of second-order compression
-    "kfac": ("second-order (K-FAC)", "#000000", "o"),
-    "both": ("+ heads, neurons", "#d62728", "P"),
-    "structures": ("heads, neurons only", "#2ca02c", "^"),
+UNTRAINED: Styles = {
+    "kfac": ("second-order: components", "#000000", "o"),
+    "structures": ("second-order: heads, neurons", "#2ca02c", "^"),
+    "both": ("second-order: both", "#d62728", "P"),
     "inputs-global": ("inputs (DRONE, SVD-LLM)", "#1f77b4", "s"),
     "fisher-both": ("diagonal Fisher", "#ff7f0e", "v"),
     "none": ("SVD", "#7f7f7f", "<"),
 }
-LEFT_OUT = ("labels", "hidden")  # CoFi with another loss; gates of hidden states only
+TRAINED: Styles = {
+    "second_order": ("second-order: components", "#000000", "o"),
+    "structures": ("second-order: heads, neurons", "#2ca02c", "^"),
+    "fwsvd": ("FWSVD", "#ff7f0e", "v"),
+    "itp": ("ITP", "#e377c2", "s"),
+    "losparse": ("LoSparse", "#1f77b4", "D"),
+    "lpaf": ("LPAF", "#8c564b", ">"),
+    "cofi": ("CoFi", "#17becf", "p"),
+    "sp3": ("SP3", "#d62728", "P"),
+    "block_movement": ("Block movement", "#9467bd", "X"),
+    "theseus": ("BERT-of-Theseus", "#bcbd22", "*"),
+    "flop": ("FLOP", "#7f7f7f", "<"),
+}
 
 
 def density(result: dict[str, Any]) -> float:
@@ -54,82 +44,48 @@ def density(result: dict[str, Any]) -> float:
     return found["stored"] if merged else found["density"]
 
 
-def smaller(result: dict[str, Any]) -> bool:
-    """Say whether the exported file has fewer weights than the dense net's."""
-    return result["compressed"]["params"]["sites"] < result["dense"]["params"]["sites"]
+def read(folder: Path, key: str, styles: Styles, pattern: str = "*.json") -> dict[str, list[dict[str, Any]]]:
+    """Return the results of every cell or case of ``styles`` that has some, by size."""
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
+    found = {name: sorted((r for r in results if r[key] == name), key=density) for name in styles}
+    return {name: cells for name, cells in found.items() if cells}
 
 
-def read(study: str) -> dict[str, dict[float, dict[str, Any]]]:
-    """Return style -> density asked for -> the best result of a study on SST-2."""
-    if study == "second_order":
-        return cells_of(study)
-    folders = [BENCHMARKS / "results" / study, BENCHMARKS / study / "results"]
-    found: dict[str, dict[float, dict[str, Any]]] = {}
-    for path in sorted(path for folder in folders for path in folder.glob("sst2-*.json")):
-        name, result = path.stem.removeprefix("sst2-"), json.loads(path.read_text())
-        if any(word in name.split("-") for word in LEFT_OUT):
-            continue
-        style = max((key for key in STYLES if name.startswith(f"{key}-")), key=len)
-        cells = found.setdefault(style, {})
-        asked = result["config"]["model"]["init_args"]["density"]
-        if asked not in cells or result["compressed"]["metric"] > cells[asked]["compressed"]["metric"]:
-            cells[asked] = result
-    return found
-
-
-def cells_of(study: str) -> dict[str, dict[float, dict[str, Any]]]:
-    """Return cell -> density asked for -> result of the study of second-order compression."""
-    found: dict[str, dict[float, dict[str, Any]]] = {}
-    for path in sorted((BENCHMARKS / study / "results").glob("*.json")):
-        result = json.loads(path.read_text())
-        if result["cell"] in CELLS:
-            found.setdefault(result["cell"], {})[result["target"]] = result
-    return {cell: found[cell] for cell in CELLS if cell in found}
-
-
-def draw(axes: Axes, found: dict[str, dict[float, dict[str, Any]]]) -> float:
-    """Draw a study and return the accuracy of its dense net, in %."""
-    for style, cells in found.items():
-        _, colour, marker = (STYLES | CELLS)[style]
-        points = sorted((100 * density(r), 100 * r["compressed"]["metric"], smaller(r)) for r in cells.values())
-        face = colour if all(small for *_, small in points) else "white"
+def draw(axes: Axes, found: dict[str, list[dict[str, Any]]], styles: Styles) -> None:
+    """Draw dev accuracy over the density of the file, and the dense net's accuracy."""
+    for name, cells in found.items():
+        label, colour, marker = styles[name]
+        points = [(100 * density(r), 100 * r["compressed"]["metric"]) for r in cells]
+        own = label.startswith("second-order")
         axes.plot(
-            [x for x, *_ in points], [y for _, y, _ in points], color=colour, marker=marker, markerfacecolor=face,
-            markersize=8, linewidth=1.5,
+            *zip(*points, strict=True), color=colour, marker=marker, markersize=9 if own else 7, label=label,
+            linewidth=2 if own else 1.2, zorder=3 if own else 2,
         )  # fmt: skip
-    (dense,) = {100 * r["dense"]["metric"] for cells in found.values() for r in cells.values()}
+    (dense,) = {100 * r["dense"]["metric"] for cells in found.values() for r in cells}
     axes.axhline(dense, color="black", linestyle="--", linewidth=1)
-    axes.text(0.03, dense + 0.15, f"dense: {dense:.1f}", transform=axes.get_yaxis_transform(), fontsize=9)
-    return dense
+    axes.text(0.02, dense + 0.15, f"dense: {dense:.1f}", transform=axes.get_yaxis_transform(), fontsize=9)
+    axes.set_xscale("log")
+    axes.set(xlabel="density of the exported file, %")
+    axes.grid(alpha=0.25)
 
 
 def main() -> None:
-    """Draw the four studies side by side."""
-    figure = Figure(figsize=(14, 7), layout="constrained", facecolor="white")
-    panels = figure.subplots(1, 4, sharey=True)
-    shown: list[str] = []
-    for axes, (study, title) in zip(panels, STUDIES.items(), strict=True):
-        found = read(study)
-        draw(axes, found)
-        shown += [style for style in found if style not in shown]
-        axes.set(xlabel="density of the exported file, %", title=title, xlim=(0, 54 if study == "second_order" else 44))
-        axes.set_xticks({"sp3": [6, 12, 20, 30, 40], "second_order": [10, 16, 25, 50]}.get(study, [10, 20, 30, 40]))
-        axes.errorbar([40], [64], yerr=[STANDARD_ERROR], color="gray", capsize=4)
-        axes.text(axes.get_xlim()[1] - 1, 61.6, "± one standard error", color="gray", fontsize=9, ha="right")
-        axes.grid(alpha=0.25)
-    panels[0].set(ylabel="dev accuracy, %", ylim=(60, 88.8))
-    handles = [
-        Line2D([], [], color=colour, marker=marker, label=label)
-        for label, colour, marker in (style for name, style in (CELLS | STYLES).items() if name in shown)
-    ]
-    zeros = "file holds zeros, not smaller"
-    handles.append(Line2D([], [], color="black", marker="o", markerfacecolor="white", linestyle="", label=zeros))
-    figure.legend(handles=handles, loc="outside lower center", ncols=7, frameon=False)
+    """Draw both panels."""
+    figure = Figure(figsize=(12, 6), layout="constrained", facecolor="white")
+    left, right = figure.subplots(1, 2)
+    draw(left, read(RESULTS, "cell", UNTRAINED), UNTRAINED)
+    left.set(title="no training, 1,024 examples", ylabel="dev accuracy, %", ylim=(45, 88))
+    draw(right, read(RESULTS / "trained", "case", TRAINED, "*-0.0003.json"), TRAINED)
+    right.set(title="1,000 updates, the same training for all", ylim=(75, 87.5))
+    left.legend(loc="lower right", fontsize=9)
+    right.legend(loc="lower left", fontsize=9)
+    for axes, ticks, x, y in ((left, (10, 16, 25, 50), 10, 56), (right, (3, 6, 10, 16, 25), 13, 77)):
+        axes.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.errorbar([x], [y], yerr=[STANDARD_ERROR], color="gray", capsize=4)
+        axes.text(1.04 * x, y, "± one standard error", color="gray", fontsize=9, va="center")
     figure.suptitle(
-        "SST-2, MiniLM-L6-H384, from one fine-tuned net per panel, one seed; with training: 4,000 examples, and\n"
-        "learning rates, rates of gates and the epoch kept were chosen on this dev set. Compare within a panel. "
-        "Less than 60 is not shown.",
-        fontsize=10.5,
+        "SST-2, MiniLM-L6-H384, one fine-tuned net, one seed; the epoch kept was chosen on this dev set", fontsize=11
     )
     figure.savefig(HERE / "accuracy_vs_size.png", dpi=110)
 
