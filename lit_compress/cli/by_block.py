@@ -119,6 +119,7 @@ def factorize_by_block(
         raise UserError(f"--by_block: the labels of task '{task.name}' are vectors of the whole net; leave it out")
     kind, dtype, device = task_type(task), getattr(torch, precision), "cuda" if torch.cuda.is_available() else "cpu"
     made = finetuned_config(method.backbone, task, "model")
+    choices.say_dtype(made.dtype)
     made.dtype = torch.float32
     dense, form = (_shapes(made, folder, method) for _ in range(2))
     check_by_block(dense)

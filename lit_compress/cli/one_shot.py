@@ -22,7 +22,7 @@ from lit_compress.export.report import Measured
 from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.methods.llm_pruner import LLMPruner
 from lit_compress.methods.second_order import SecondOrder
-from lit_compress.models.backbones import load_finetuned
+from lit_compress.models.backbones import finetuned_config, load_finetuned
 from lit_compress.models.checks import is_compressed
 from lit_compress.models.cut import cut_units
 from lit_compress.models.storage import load_net, save_net
@@ -104,6 +104,7 @@ def factorize_model(
         raise UserError("factorize: --pivot is for factors, and retrain.removes structures makes none; nearest: both")
     if not prunes:
         data.reads_labels = method.retrain.reads_labels(method.kind)
+    choices.say_dtype(finetuned_config(method.backbone, method.task, "model").dtype)
     dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)
     net, made = (pruned(method, dense, data), None) if prunes else factorized(method, dense, data)

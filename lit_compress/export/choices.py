@@ -10,6 +10,7 @@ from lit_compress.export.program import Format, check_format
 from lit_compress.models.embeddings import check_table
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,6 +71,15 @@ class Choices:
     def keeps_logits(self) -> bool:
         """Whether the folder answers as the net does; a smaller table and 16 bits change its logits a little."""
         return not (self.embeddings or self.half)
+
+    def say_dtype(self, stored: object) -> None:
+        """Say that the export will take twice the bytes per weight of a model that is stored in 16 bits.
+
+        Args:
+            stored: ``torch.dtype`` of the model's files, or None.
+        """
+        if self.dtype == "float32" and (name := str(stored).removeprefix("torch.")) in ("bfloat16", "float16"):
+            note(f"export: in float32; the model is stored in {name}, and --dtype {name} keeps that")
 
     def check(self) -> None:
         """Refuse, before the work, what cannot be done.

@@ -178,3 +178,13 @@ def test_what_cannot_go_by_blocks_is_one_line(llama, options, tmp_path, capsys, 
     density = [] if "--budget" in more else ["--density", "0.5"]
     line = fails(capsys, "factorize", llama, tmp_path / "out", *options, *density, "--by_block", "float32", *more)
     assert message in line and not (tmp_path / "out.by_block").exists()
+
+
+@pytest.mark.parametrize("how", [[], ["--by_block", "float32"]])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_it_says_that_float32_is_more_than_the_model_has(how, dtype, llama, options, tmp_path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr("lit_compress.export.choices.note", said.append)
+    main(["factorize", str(llama), str(tmp_path / "out"), *options, "--density", "0.5", "--dtype", dtype, *how])
+    line = "export: in float32; the model is stored in bfloat16, and --dtype bfloat16 keeps that"
+    assert said == ([line] if dtype == "float32" else [])
