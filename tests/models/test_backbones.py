@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from tiny import WORDS, write_backbone
+from tiny import WORDS, make_net, write_backbone
 
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
@@ -74,3 +74,20 @@ def test_such_a_decoder_is_factorized_to_an_ordinary_model(tmp_path):
     words = ["--data.task", "plain_text", "--data.path", str(tmp_path), "--data.max_length", "16", "--density", "0.6"]
     main(["factorize", backbone, str(tmp_path / "out"), *words, "--removes", "structures", "--shape", "uniform"])
     assert json.loads((tmp_path / "out" / "report.json").read_text())["ordinary"]
+
+
+def test_a_sentencepiece_model_is_enough(tmp_path):
+    """The hub's DeBERTa-v3 has no tokenizer.json."""
+    import sentencepiece
+
+    texts = [" ".join(WORDS[i:] + WORDS[:i]) for i in range(len(WORDS))]
+    (tmp_path / "texts").write_text("\n".join(texts))
+    names = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "texts"), model_prefix=str(tmp_path / "spm"), vocab_size=40, minloglevel=2, pad_id=0,
+        bos_id=1, eos_id=2, unk_id=3, user_defined_symbols="[MASK]", **names,
+    )  # fmt: skip
+    make_net("deberta-v2").save_pretrained(tmp_path)
+    found = load_tokenizer(str(tmp_path), get_task("sst2"))(texts[3])["input_ids"]
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
+    assert found == [1, *pieces.encode(texts[3]), 2]
