@@ -76,7 +76,7 @@ def main() -> None:
     draw(left, read(RESULTS, "cell", UNTRAINED), UNTRAINED)
     left.set(title="no training, 1,024 examples", ylabel="dev accuracy, %", ylim=(45, 88))
     draw(right, read(RESULTS / "trained", "case", TRAINED, "*-0.0003.json"), TRAINED)
-    right.set(title="1,000 updates, the same training for all", ylim=(75, 87.5))
+    right.set(title="1,000 updates", ylim=(75, 87.5))
     left.legend(loc="lower right", fontsize=9)
     right.legend(loc="lower left", fontsize=9)
     for axes, ticks, x, y in ((left, (10, 16, 25, 50), 10, 56), (right, (3, 6, 10, 16, 25), 13, 77)):

@@ -101,7 +101,8 @@ def _set_padding(config: PreTrainedConfig, backbone: str, task: Task, option: st
 
     Elsewhere it stays as it is: the embedding of a padding token gets no gradient, and the token may be the end.
     """
-    if config.pad_token_id is None and task_type(task).auto_class == "AutoModelForSequenceClassification":
+    reads_last = task_type(task).auto_class == "AutoModelForSequenceClassification"
+    if reads_last and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = load_tokenizer(backbone, task, option).pad_token_id
 
 
@@ -203,7 +204,7 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
     import torch
 
     folder, kind, what = resolve(name, task, option), task_type(task), f"{option}: '{name}'"
-    finetuned_config(name, task, option)
+    config = finetuned_config(name, task, option)
     with _one_line("model", folder, option):
         net, info = _auto_class(kind).from_pretrained(
             folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
@@ -215,7 +216,7 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
         check_tensors(what, net, info, new_head=False)
     kind.configure(net, task)
     set_pattern(net.config, sites)
-    _set_padding(net.config, name, task, option)
+    net.config.pad_token_id = getattr(config, "pad_token_id", None)
     return as_linears(net).eval()
 
 
