@@ -11,14 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from lit_compress.cli.arguments import chosen_method, resolve_configs
 from lit_compress.cli.options import CommandLine, parameters_of
 from lit_compress.cli.parsers import one_line, silence_libraries
-from lit_compress.cli.recipes import FOLDER
+from lit_compress.cli.recipes import COMPARISONS, read_yaml, resolve_comparison, shipped_comparisons
 from lit_compress.evaluation.claims import Claim, read_claims
 from lit_compress.methods import __all__ as method_names
 from lit_compress.models.backbones import finetuned_on
@@ -47,7 +46,6 @@ from lit_compress.utils.files import check_folder
 from lit_compress.utils.locks import owner_of
 from lit_compress.utils.progress import note
 
-SHIPPED = FOLDER / "compare"
 # keys of the config that the command line may replace
 OWN = (
     ("methods", str, "make only the runs of these of the config's methods"),
@@ -110,7 +108,7 @@ def plan_of(args: list[str], doc: str | None) -> tuple[Plan, argparse.Namespace]
     """
     parser = argparse.ArgumentParser(prog="python -m lit_compress compare", description=doc, allow_abbrev=False)
     parser.add_argument("--config", required=True, metavar="NAME.yaml", help="a path, or a shipped comparison: "
-                        + ", ".join(sorted(path.name for path in SHIPPED.glob("compare_*.yaml"))))  # fmt: skip
+                        + ", ".join(shipped_comparisons()))  # fmt: skip
     parser.add_argument("--out", metavar="DIR", help="folder to write (default runs/NAME)")
     parser.add_argument("--list", action="store_true", help="print all runs as commands, one a line, and make none")
     parser.add_argument("--index", type=int, metavar="N",
@@ -123,11 +121,14 @@ def plan_of(args: list[str], doc: str | None) -> tuple[Plan, argparse.Namespace]
     given, rest = parser.parse_known_args(args)
     if given.workers < 1:
         raise UserError(f"workers: {given.workers} is below 1, the smallest valid value")
-    file = find_comparison(given.config)
-    out = Path(given.out or f"runs/{file.stem}").expanduser()
     own = {name: getattr(given, name) for name, *_ in OWN if getattr(given, name) is not None}
-    again = _whole(args)
-    return make_plan(file, out, own, options_in(rest), shlex.join([*COMMAND, "compare", *again])), given
+    options = options_in(rest)
+    file, values, remark = resolve_comparison(given.config, options.get("data.task"))
+    if remark:
+        note(f"config: {remark}")
+    out = Path(given.out or f"runs/{Path(given.config).stem}").expanduser()
+    command = shlex.join([*COMMAND, "compare", *_whole(args)])
+    return make_plan(file, values, out, own, options, command), given
 
 
 def check_plan(plan: Plan) -> None:
@@ -151,20 +152,6 @@ def _whole(args: Sequence[str]) -> list[str]:
     return found
 
 
-def find_comparison(name: str) -> Path:
-    """Return the file of a comparison, by path or among the shipped ones.
-
-    Raises:
-        UserError: there is none.
-    """
-    given = Path(name).expanduser()
-    for path in (given, SHIPPED / f"{name.removesuffix('.yaml')}.yaml"):
-        if path.is_file():
-            return path
-    shipped = sorted(path.name for path in SHIPPED.glob("compare_*.yaml"))
-    raise UserError(f"config: no file or shipped comparison '{name}'; {nearest(name, shipped)}")
-
-
 def options_in(words: Sequence[str]) -> dict[str, str]:
     """Return the options of fit among ``words``, by name.
 
@@ -186,21 +173,17 @@ def options_in(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _yaml(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"config: '{path}' is not readable YAML: {error}") from error
-
-
 # ------------------------------------------------------------------------------------------ the plan
 
 
-def make_plan(file: Path, out: Path, own: dict[str, Any], options: dict[str, str], command: str) -> Plan:
+def make_plan(
+    file: Path, values: Any, out: Path, own: dict[str, Any], options: dict[str, str], command: str
+) -> Plan:
     """Return the plan of a comparison.
 
     Args:
         file: its config.
+        values: the content of that, with the row of the task.
         out: folder to write.
         own: keys of the config from the command line, which replace its own; ``methods`` says whose runs are made.
         options: of fit, from the command line; they replace those of the config.
@@ -209,7 +192,7 @@ def make_plan(file: Path, out: Path, own: dict[str, Any], options: dict[str, str
     Raises:
         UserError: the config, the data, or the number of updates cannot be used.
     """
-    values, keys = _yaml(file), own.get("methods")
+    keys = own.get("methods")
     own = {name: value for name, value in own.items() if name != "methods"}
     made = read_comparison(values | own if isinstance(values, dict) else values, str(file))
     for key in keys or ():
@@ -262,12 +245,12 @@ def _claims(made: Comparison, file: Path) -> list[Claim]:
         return []
     if not isinstance(made.claims, str):
         return read_claims(made.claims, budget_name)
-    places = [file.parent / made.claims, Path(made.claims).expanduser(), SHIPPED / made.claims]
+    places = [file.parent / made.claims, Path(made.claims).expanduser(), COMPARISONS / made.claims]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        shipped = [path.name for path in SHIPPED.glob("claims*.yaml")]
+        shipped = [path.name for path in COMPARISONS.glob("claims*.yaml")]
         raise UserError(f"config: claims: no file '{made.claims}'; {nearest(made.claims, shipped)}")
-    return read_claims(_yaml(found), budget_name)
+    return read_claims(read_yaml(found), budget_name)
 
 
 # ------------------------------------------------------------------------------------------ making runs

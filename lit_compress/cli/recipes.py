@@ -7,7 +7,7 @@ A recipe is one YAML file for a method: a head, which is a config for LightningC
       sst2: {model.init_args.prune.epochs: 6}
 
 A row's keys are dotted paths. Their values are merged over the head, key by key, and ``data.task`` is the row's name.
-A YAML file without ``tasks`` is an ordinary config.
+A YAML file without ``tasks`` is an ordinary config. The config of a comparison may have a table, too.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from lit_compress.utils.errors import UserError, nearest
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 FOLDER = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
+COMPARISONS = FOLDER / "compare"
 
 
 def recipes() -> dict[str, list[str]]:
     """Return the shipped recipes: name and tasks, both sorted; a config without a table has no tasks."""
-    return {path.stem: sorted(_table(path, _read(path)) or ()) for path in sorted(FOLDER.glob("*.yaml"))}
+    return {path.stem: sorted(_table(path, read_yaml(path)) or ()) for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def method_of(recipe: str) -> str:
     """Return the name of the method of a shipped recipe."""
-    model = _read(FOLDER / f"{recipe}.yaml").get("model") or {}
+    model = read_yaml(FOLDER / f"{recipe}.yaml").get("model") or {}
     return str(model.get("class_path") if isinstance(model, dict) else model).rpartition(".")[2]
 
 
@@ -55,7 +56,7 @@ def find_config(name: str) -> tuple[Path, str | None]:
         fitting = [file for file in FOLDER.glob("*.yaml") if stem.startswith(f"{file.stem}_")]
         for file in sorted(fitting, key=lambda file: len(file.stem), reverse=True):
             task = stem.removeprefix(f"{file.stem}_")
-            if task in (_table(file, _read(file)) or ()):
+            if task in (_table(file, read_yaml(file)) or ()):
                 return file, task
     names = [*shipped(), *(f"{recipe}.yaml" for recipe, tasks in recipes().items() if tasks)]
     raise UserError(f"config: no file or shipped config '{name}'; {nearest(name, names)}")
@@ -75,7 +76,7 @@ def resolve_config(name: str, task: str | None = None) -> tuple[str, str | None]
         UserError: no config has this name, the file is unreadable, or no row is chosen.
     """
     path, row = find_config(name)
-    config = _read(path)
+    config = read_yaml(path)
     table = _table(path, config)
     if table is None:
         return str(path), None
@@ -83,9 +84,48 @@ def resolve_config(name: str, task: str | None = None) -> tuple[str, str | None]
     task = row or task or _default_task(head, table)
     if task is None:
         raise UserError(f"config: '{name}' has a row per task; choose one with --data.task: {', '.join(table)}")
-    note = f"{path.name} has no row for task '{task}'; its head is used; rows: {', '.join(table)}"
     merged = merge_row(head, {**table.get(task, {}), "data.task": task})
-    return yaml.safe_dump(merged, sort_keys=False), None if task in table else note
+    return yaml.safe_dump(merged, sort_keys=False), None if task in table else _no_row(path, task, table)
+
+
+def shipped_comparisons() -> list[str]:
+    """Return the names of the configs of ``compare``: ``<file>_<task>.yaml`` for rows, else the file's name."""
+    files = sorted(COMPARISONS.glob("compare*.yaml"))
+    return [f"{f.stem}_{task}.yaml" if task else f.name for f in files for task in _table(f, read_yaml(f)) or [""]]
+
+
+def resolve_comparison(name: str, task: str | None = None) -> tuple[Path, dict[str, Any], str | None]:
+    """Return the config of a comparison: its file, its content with the row of a task, and what is to be said of that.
+
+    Args:
+        name: a path, or the name of a shipped config: ``compare_sst2.yaml`` is the row sst2 of compare.yaml.
+        task: the value of ``--data.task``, which chooses the row unless ``name`` does; None if it is not given.
+
+    Returns:
+        The file; its content; a note if the file has rows but none for ``task``, else None.
+
+    Raises:
+        UserError: no config has this name, the file is unreadable, or no row is chosen.
+    """
+    stem, given = name.removesuffix(".yaml"), Path(name).expanduser()
+    file = next((path for path in (given, COMPARISONS / f"{stem}.yaml") if path.is_file()), None)
+    if file is None and f"{stem}.yaml" in shipped_comparisons():
+        head, _, task = stem.rpartition("_")
+        file = COMPARISONS / f"{head}.yaml"
+    if file is None:
+        raise UserError(f"config: no file or shipped comparison '{name}'; {nearest(name, shipped_comparisons())}")
+    content = read_yaml(file)
+    if (table := _table(file, content)) is None:
+        return file, content, None
+    if task is None:
+        raise UserError(f"config: '{name}' has a row per task; choose one with --data.task: {', '.join(table)}")
+    head = {key: value for key, value in content.items() if key != "tasks"}
+    merged = merge_row(merge_row(head, table.get(task, {})), {"options": {"data.task": task}})
+    return file, merged, None if task in table else _no_row(file, task, table)
+
+
+def _no_row(path: Path, task: str, table: dict[str, Any]) -> str:
+    return f"{path.name} has no row for task '{task}'; its head is used; rows: {', '.join(table)}"
 
 
 def merge_row(head: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +156,7 @@ def _default_task(head: dict[str, Any], table: dict[str, Any]) -> str | None:
     return next(iter(table)) if len(table) == 1 else None
 
 
-def _read(path: Path) -> Any:
+def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file.
 
     Raises:

@@ -14,9 +14,11 @@ import yaml
 from mistakes import fails
 
 from lit_compress.__main__ import main
-from lit_compress.cli.compare import SHIPPED, options_in
+from lit_compress.cli.compare import options_in
+from lit_compress.cli.recipes import COMPARISONS, read_yaml, resolve_comparison, shipped_comparisons
 from lit_compress.evaluation.claims import read_claims
 from lit_compress.run.comparison import budget_name, read_comparison
+from lit_compress.utils.errors import UserError
 
 CONFIG = {
     "options": {"data.task": "sst2", "data.batch_size": 8, "trainer.accelerator": "cpu", "trainer.logger": False},
@@ -63,16 +65,33 @@ def test_mistakes_are_one_line(command, capsys):
 
 
 def test_the_shipped_comparisons_and_claims_can_be_read():
-    files = sorted(SHIPPED.glob("*.yaml"))
-    made = {
-        file.stem: read_comparison(yaml.safe_load(file.read_text()), "x") for file in files if file.stem != "claims"
-    }
-    claims = read_claims(yaml.safe_load((SHIPPED / "claims.yaml").read_text()), budget_name)
-    assert len(claims) == 18 and all(claim.paper for claim in claims)
-    labels = {entry.label for entry in made["compare_sst2"].entries()} | {"dense"}
+    made = {name: read_comparison(resolve_comparison(name)[1], name) for name in shipped_comparisons()}
+    assert list(made) == ["compare_sst2.yaml", "compare_stsb.yaml", "compare_mrpc.yaml", "compare_quickstart.yaml"]
+    claims = read_claims(read_yaml(COMPARISONS / "claims.yaml"), budget_name)
+    assert len(claims) == 20 and all(claim.paper for claim in claims)
+    labels = {entry.label for entry in made["compare_sst2.yaml"].entries()} | {"dense"}
     assert {name for claim in claims for pair in claim.pairs for name in pair} <= labels
-    budgets = {budget_name(budget) for budget in made["compare_sst2"].budgets}
+    budgets = {budget_name(budget) for budget in made["compare_sst2.yaml"].budgets}
     assert {budget for claim in claims for budget in claim.budgets} <= budgets
+
+
+def test_a_row_of_a_comparison_is_chosen_by_its_name_or_by_the_task():
+    by_name, by_task = resolve_comparison("compare_mrpc"), resolve_comparison("compare.yaml", "mrpc")
+    assert by_name == by_task and by_name[2] is None and by_name[1]["options"]["data.task"] == "mrpc"
+    assert by_name[1]["hold_out"] == 400 and by_name[1]["updates"] == 1000 and "tasks" not in by_name[1]
+    sst2 = resolve_comparison("compare_sst2.yaml", "mrpc")[1]  # the name comes first, as with recipes
+    assert sst2["updates"] == 4000 and sst2["teacher"]["model.dense.epochs"] == 3
+    assert sst2["teacher"]["model.dense.learning_rate"] == by_name[1]["teacher"]["model.dense.learning_rate"]
+
+
+def test_a_task_without_a_row_takes_the_head_and_says_so(tmp_path):
+    _, values, said = resolve_comparison("compare.yaml", "cola")
+    assert values["options"]["data.task"] == "cola" and "no row for task 'cola'" in said
+    with pytest.raises(UserError, match="choose one with --data.task: sst2, stsb, mrpc"):
+        resolve_comparison("compare.yaml")
+    (tmp_path / "own.yaml").write_text("budgets: [0.5]\ntasks: {sst2: 3}\n")
+    with pytest.raises(UserError, match="row 'sst2'"):
+        resolve_comparison(str(tmp_path / "own.yaml"), "sst2")
 
 
 def result(out):
