@@ -41,11 +41,14 @@ def front(points: Sequence[tuple[float, float]], mode: str = "max") -> list[tupl
     return found
 
 
-def write_pareto(groups: Sequence[dict[str, Any]], metric: str, mode: str, folder: Path, name: str = "pareto") -> None:
+def write_pareto(
+    groups: Sequence[dict[str, Any]], dense: dict[str, Any], metric: str, mode: str, folder: Path, name: str = "pareto"
+) -> None:
     """Draw the metric against every cost, and write it as ``<name>.png`` and ``<name>.svg``.
 
     Args:
         groups: ``label``, ``mean``, ``spread`` (None for one run) and ``costs`` {name: mean}, as on the page.
+        dense: ``mean`` and ``costs`` of the dense net, which is a star, its metric a dashed line.
         metric: label of the vertical axis.
         mode: ``max`` where more is better.
         folder: to write into.
@@ -56,29 +59,44 @@ def write_pareto(groups: Sequence[dict[str, Any]], metric: str, mode: str, folde
 
     figure = Figure(figsize=(9.6, 7.6), layout="constrained", dpi=120)
     panels = list(figure.subplots(2, 2).flat)
-    labels = list(dict.fromkeys(group["label"] for group in groups))
     for axes, (cost, (_, title)) in zip(panels, COSTS.items(), strict=True):
-        for number, label in enumerate(labels):
-            some = sorted((g for g in groups if g["label"] == label and g["costs"].get(cost)), key=_by(cost))
-            if some:
-                axes.errorbar(
-                    [g["costs"][cost] for g in some], [g["mean"] for g in some], [g["spread"] or 0 for g in some],
-                    marker="os^D"[number % 4], markersize=5, linewidth=1, capsize=2, label=label.replace("$", r"\$"),
-                    color=f"C{number % 10}",
-                )  # fmt: skip
-        best = front([(g["costs"][cost], g["mean"]) for g in groups if g["costs"].get(cost)], mode)
-        if best:
-            axes.step(*zip(*best, strict=True), where="post", color="0.6", linestyle=":", zorder=0)
-        axes.set(xlabel=title, ylabel=metric.replace("$", r"\$"))
-        _scale(axes, [g["costs"][cost] for g in groups if g["costs"].get(cost)])
-        axes.grid(alpha=0.3)
-    handles, names = panels[0].get_legend_handles_labels()
-    if handles:
+        _panel(axes, groups, dense, cost, mode)
+        axes.set(xlabel=title, ylabel=_plain(metric))
+    shown = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    names = [name for name in dict.fromkeys([*(_plain(g["label"]) for g in groups), "dense"]) if name in shown]
+    if names:
         columns = max(1, min(len(names), 150 // (8 + max(map(len, names)))))
+        handles = [shown[name] for name in names]
         figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     figure.savefig(folder / f"{name}.png")
     with matplotlib.rc_context({"svg.hashsalt": name}):  # the same file from the same numbers
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+
+
+def _panel(axes: Axes, groups: Sequence[dict[str, Any]], dense: dict[str, Any], cost: str, mode: str) -> None:
+    """Draw the groups whose cost is known, their front and the dense net."""
+    some = [group for group in groups if group["costs"].get(cost)]
+    for number, label in enumerate(dict.fromkeys(group["label"] for group in groups)):
+        line = sorted((g for g in some if g["label"] == label), key=_by(cost))
+        if line:
+            axes.errorbar(
+                [g["costs"][cost] for g in line], [g["mean"] for g in line], [g["spread"] or 0 for g in line],
+                marker="os^D"[number % 4], markersize=5, linewidth=1, capsize=2, label=_plain(label),
+                color=f"C{number % 10}",
+            )  # fmt: skip
+    best = front([(g["costs"][cost], g["mean"]) for g in some], mode)
+    if best:
+        axes.step(*zip(*best, strict=True), where="post", color="0.6", linestyle=":", zorder=0)
+    axes.axhline(dense["mean"], color="0.5", linewidth=0.8, linestyle="--", zorder=0)
+    if dense["costs"].get(cost):
+        axes.plot(dense["costs"][cost], dense["mean"], "*", color="0.15", markersize=10, label="dense")
+    _scale(axes, [entry["costs"][cost] for entry in (*some, dense) if entry["costs"].get(cost)])
+    axes.grid(alpha=0.3)
+
+
+def _plain(text: str) -> str:
+    """Return a text in which matplotlib sees no formula."""
+    return text.replace("$", r"\$")
 
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:

@@ -176,9 +176,7 @@ def options_in(words: Sequence[str]) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------ the plan
 
 
-def make_plan(
-    file: Path, values: Any, out: Path, own: dict[str, Any], options: dict[str, str], command: str
-) -> Plan:
+def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: dict[str, str], command: str) -> Plan:
     """Return the plan of a comparison.
 
     Args:

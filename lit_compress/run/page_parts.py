@@ -56,14 +56,22 @@ def _study(task: str, metric: str, runs: list[Result], anchors: dict[str, str]) 
             "mark": Markup(svg.mark(labels.index(group["label"]))), "link": anchors[group["runs"][0].name],
         }  # fmt: skip
     several = len({round(value, 9) for value in dense}) > 1
+    net = {
+        "mean": mean(dense), "spread": stdev(dense) if several else None, "n": len(dense),
+        "costs": {cost: mean(values) if (values := _dense_costs(runs, cost)) else None for cost in COSTS},
+    }  # fmt: skip
     return {
         "task": task, "metric": metric, "mode": mode, "groups": found, "labels": labels, "budgets": budgets,
         "rows": counted(first) if "rows" in first["metric"] else "", "error": error,
-        "dense": {"mean": mean(dense), "spread": stdev(dense) if several else None, "n": len(dense)},
+        "dense": net,
         "table": [{"label": label, "mark": Markup(svg.mark(number)), "cells": [cells.get((label, b)) for b in budgets]}
                   for number, label in enumerate(labels)],
-        "charts": _charts(found, runs, labels, mean(dense), metric, mode, anchors), "star": Markup(svg.mark(None)),
+        "charts": _charts(found, labels, net, metric, mode, anchors), "star": Markup(svg.mark(None)),
     }  # fmt: skip
+
+
+def _dense_costs(runs: list[Result], cost: str) -> list[float]:
+    return [v for run in runs if run.report and (v := cost_of(run.report["dense"], cost)) is not None]
 
 
 def _best(some: list[dict[str, Any]], mode: str) -> dict[str, Any] | None:
@@ -72,11 +80,11 @@ def _best(some: list[dict[str, Any]], mode: str) -> dict[str, Any] | None:
 
 
 def _charts(
-    found: list[dict[str, Any]], runs: list[Result], labels: list[str], level: float, metric: str, mode: str,
+    found: list[dict[str, Any]], labels: list[str], dense: dict[str, Any], metric: str, mode: str,
     anchors: dict[str, str],
 ) -> list[Markup]:  # fmt: skip
     """Return a chart of the metric against every cost that is known."""
-    charts = []
+    charts, level = [], dense["mean"]
     for cost, (_, title) in COSTS.items():
         points, ends = [], []
         for group in found:
@@ -94,11 +102,8 @@ def _charts(
                     y = run.report["compressed"]["metric"]
                     said = f"{run.name}: {metric} {y:.4f}; {svg.compact(own)}"
                     points.append(svg.Point(own, y, number, said, anchors[run.name], small=True))
-        dense = [v for run in runs if run.report and (v := cost_of(run.report["dense"], cost)) is not None]
-        if points and dense:
-            points.append(
-                svg.Point(mean(dense), level, None, f"dense: {metric} {level:.4f}; {svg.compact(mean(dense))}")
-            )
+        if points and (x := dense["costs"][cost]) is not None:
+            points.append(svg.Point(x, level, None, f"dense: {metric} {level:.4f}; {svg.compact(x)}"))
         if points:
             charts.append(Markup(svg.scatter(points, front(ends, mode), (title, f"dev {metric}"), level)))
     return charts

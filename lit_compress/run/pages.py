@@ -46,7 +46,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
                 "pareto" if not number else re.sub(r"\W+", "_", f"pareto-{study['task']}-{study['metric']}")
             )
             done = [group for group in study["groups"] if group["n"]]
-            write_pareto(done, f"dev {study['metric']}", study["mode"], temporary, study["picture"])
+            write_pareto(done, study["dense"], f"dev {study['metric']}", study["mode"], temporary, study["picture"])
         _write(temporary / "index.html", page(results, studies, out, anchors))
         _write(temporary / "report.md", markdown(results, studies))
         _write(temporary / "results.csv", table(results.runs))

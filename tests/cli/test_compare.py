@@ -87,7 +87,7 @@ def test_a_row_of_a_comparison_is_chosen_by_its_name_or_by_the_task():
 def test_a_task_without_a_row_takes_the_head_and_says_so(tmp_path):
     _, values, said = resolve_comparison("compare.yaml", "cola")
     assert values["options"]["data.task"] == "cola" and "no row for task 'cola'" in said
-    with pytest.raises(UserError, match="choose one with --data.task: sst2, stsb, mrpc"):
+    with pytest.raises(UserError, match=r"choose one with --data\.task: sst2, stsb, mrpc"):
         resolve_comparison("compare.yaml")
     (tmp_path / "own.yaml").write_text("budgets: [0.5]\ntasks: {sst2: 3}\n")
     with pytest.raises(UserError, match="row 'sst2'"):

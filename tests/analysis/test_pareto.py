@@ -1,0 +1,24 @@
+"""The picture of Pareto fronts: what is in it, and that it is the same from the same numbers."""
+
+from __future__ import annotations
+
+from lit_compress.analysis.pareto import COSTS, write_pareto
+
+
+def group(label: str, mean: float, **costs: float) -> dict:
+    return {"label": label, "mean": mean, "spread": None, "costs": dict.fromkeys(COSTS) | costs}
+
+
+def test_the_picture_has_the_nets_and_the_dense_one_in_the_order_of_the_groups(tmp_path):
+    groups = [group("ours, 2$ and 3$", 0.8, flops=2.0, parameters=1e6), group("other", 0.7, flops=1.0)]
+    write_pareto(groups, group("", 0.9, parameters=1e7), "accuracy", "max", tmp_path, "one")
+    text = (tmp_path / "one.svg").read_text()
+    assert (tmp_path / "one.png").stat().st_size > 10_000
+    # a text of the picture stands in a comment before its letters; only one cost of the dense net is known
+    assert text.index("<!-- ours, 2$ and 3$ -->") < text.index("<!-- dense -->") and "<!-- 10M -->" in text
+    (tmp_path / "again").mkdir()
+    write_pareto(groups, group("", 0.9, parameters=1e7), "accuracy", "max", tmp_path / "again", "one")
+    assert (tmp_path / "again" / "one.svg").read_text() == text
+    (tmp_path / "empty").mkdir()
+    write_pareto([], group("", 0.9), "accuracy", "max", tmp_path / "empty")
+    assert "<!-- dense -->" not in (tmp_path / "empty" / "pareto.svg").read_text()
