@@ -1,65 +1,90 @@
-"""The table of the comparison and its picture, from results/*.json."""
+"""The tables of the comparisons and their pictures, from results/<task>.json and results/<task>/*.json."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.common import Cell, file_density, load, origin, percent, table
 
 STUDY = "comparison"
 TITLE = "All methods by one command"
-ABOUT = "`compare --config compare_sst2.yaml`: one teacher trained to its end, 4,000 updates for every method, settings chosen on held-out rows."
-KEY = "val/accuracy"
+ABOUT = "`compare` on SST-2, STS-B and MRPC: one teacher trained to its end, as many updates for every method, settings chosen on held-out rows."
+NAMES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC"}
+SCORES = {
+    "accuracy": "accuracy",
+    "pearson_spearman": "mean of Pearson's and Spearman's correlation",
+    "accuracy_f1": "mean of accuracy and F1",
+}
 
-HEAD = """## SST-2 with MiniLM-L6-H384: a teacher of 3 epochs on all rows, {updates:,} updates after it
+HEAD = """## {task} with MiniLM-L6-H384: a teacher of {epochs} epochs on all rows, {updates:,} updates after it
 
 {fairness}
-Learning rates: {rates}; seeds: {seeds}. Accuracy in % on the dev set ({rows} sentences, a standard error about 1.1) / on the held-out
-rows (0.5); the dense net has {dense}. Of dense: dev. Steps and minutes: all stages after the teacher, on a shared machine.
-"""
+Learning rates: {rates}; seeds: {seeds}. In %: {metric}, on the dev set ({rows:,} rows, a standard error {error}) / on the held-out
+rows; the dense net has {dense}. Of dense: dev. Steps and minutes: all stages after the teacher, on a shared machine.
+"""  # fmt: skip
 
 MISSING = "Not run: {labels}.\n"
 
-CLAIMS = """### Claims that could be decided
+PICTURE = """![Pareto fronts on {task}](figures/{name}.png)
+
+"""
+
+CLAIMS = """### Claims that could be decided on {task}
 """
 
 
-def finished() -> list[dict[str, Any]]:
-    """Return the finished runs, the best on the dev set first within a budget."""
-    runs = load(f"{STUDY}/sst2")
-    return sorted(runs, key=lambda run: (-file_density(run), -run["compressed"]["metric"]))
+def comparisons() -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Yield every comparison and its finished runs, the best on the dev set first within a budget."""
+    found = {made["file"]: made for made in load(STUDY)}
+    for task in NAMES:
+        if task in found:
+            runs = load(f"{STUDY}/{task}")
+            yield found[task], sorted(runs, key=lambda run: (-_asked(run), -run["compressed"]["metric"]))
+
+
+def _asked(run: dict[str, Any]) -> float:
+    return float(run["asked"].removeprefix("density="))
+
+
+def _held_out(scores: dict[str, float] | None, made: dict[str, Any]) -> str:
+    return percent(scores[f"val/{made['metric']['name']}"]) if scores else ""
 
 
 def sections() -> Iterator[str]:
-    """Yield the tables, if there are results."""
-    runs = finished()
-    for made in load(STUDY) if runs else ():
+    """Yield the tables of every task, if there are results."""
+    for made, runs in comparisons():
+        dense, config = runs[0]["dense"], made["config"]
+        low, high = dense["interval"]
         yield HEAD.format(
-            fairness=made["fairness"], updates=made["config"]["updates"],
-            rates=", ".join(f"{float(rate):g}" for rate in made["config"]["learning_rates"]),
-            seeds=", ".join(map(str, made["config"]["seeds"])), rows=made["metric"]["rows"],
-            dense=f"{percent(runs[0]['dense']['metric'])} / {percent(made['teachers_held_out'][0][KEY])}",
+            task=NAMES[made["name"]], epochs=config["teacher"]["model.dense.epochs"], fairness=made["fairness"],
+            updates=config["updates"], rates=", ".join(f"{float(rate):g}" for rate in config["learning_rates"]),
+            seeds=", ".join(map(str, config["seeds"])), rows=made["metric"]["rows"],
+            metric=SCORES[made["metric"]["name"]], error=percent((high - low) / 3.92),
+            dense=f"{percent(dense['metric'])} / {_held_out(made['teachers_held_out'][0], made)}",
         )  # fmt: skip
         rows = [
             [
-                run["asked"].removeprefix("density="), run["label"], f"{file_density(run):.3f}",
-                percent(run["compressed"]["metric"]), percent(run["held_out"][KEY]) if run["held_out"] else "",
-                percent(run["compressed"]["metric"] / run["dense"]["metric"]), f"{1 / run['ratios']['flops']:.2f}x",
-                f"{run['ratios']['bytes']:.3f}", f"{sum(record['steps'] for record in run['records'][1:]):,}",
-                f"{run['seconds'] / 60:.0f}",
+                f"{_asked(run):g}", run["label"], f"{file_density(run):.3f}", percent(run["compressed"]["metric"]),
+                _held_out(run["held_out"], made), percent(run["compressed"]["metric"] / dense["metric"]),
+                f"{1 / run['ratios']['flops']:.2f}x", f"{run['ratios']['speedup']:.2f}x", f"{run['ratios']['bytes']:.3f}",
+                f"{sum(record['steps'] for record in run['records'][1:]):,}", f"{run['seconds'] / 60:.0f}",
             ]
             for run in runs
         ]  # fmt: skip
-        head = ["budget", "method", "density", "dev", "held out", "of dense", "FLOPs", "bytes", "steps", "minutes"]
+        head = ["budget", "method", "density", "dev", "held out", "of dense", "FLOPs", "speed-up", "bytes", "steps",
+                "minutes"]  # fmt: skip
         yield table(head, rows)
-        left = dict.fromkeys(
-            f"{c['label']} at {c['budget'].removeprefix('density=')}" for c in made["cells"] if c["status"] != "done"
-        )
+        left: dict[str, list[str]] = {}
+        for cell in made["cells"]:
+            if cell["status"] != "done":
+                left.setdefault(cell["budget"].removeprefix("density="), []).append(cell["label"])
         if left:
-            yield MISSING.format(labels="; ".join(left))
+            yield MISSING.format(labels=". At ".join(f"{budget}: {'; '.join(some)}" for budget, some in left.items()))
+        yield PICTURE.format(task=NAMES[made["name"]], name=made["name"])
         if decided := [claim for claim in made["claims"] if claim["verdict"] != "not measured"]:
-            yield CLAIMS
+            yield CLAIMS.format(task=NAMES[made["name"]])
             yield table(
                 ["claim", "verdict", "the paper's numbers"],
                 [[claim["text"], claim["verdict"], claim.get("paper") or ""] for claim in decided],
@@ -67,8 +92,39 @@ def sections() -> Iterator[str]:
         yield origin(runs[0], STUDY, runs[0]["threads"])
 
 
+def figures() -> Iterator[tuple[str, Any]]:
+    """Yield the command's own picture of every task."""
+    from lit_compress.analysis.pareto import costs_of, mean_costs, pareto_figure
+
+    for made, runs in comparisons():
+        each, dense = costs_of(runs)
+        groups = []
+        for key in dict.fromkeys((run["label"], run["asked"]) for run in runs):
+            some = [number for number, run in enumerate(runs) if (run["label"], run["asked"]) == key]
+            values = [runs[number]["compressed"]["metric"] for number in some]
+            spread = stdev(values) if len(values) > 1 else None
+            costs = mean_costs([each[number] for number in some])
+            groups.append({"label": key[0], "mean": mean(values), "spread": spread, "costs": costs})
+        net = {"mean": mean(run["dense"]["metric"] for run in runs), "costs": dense}
+        yield made["name"], pareto_figure(groups, net, f"dev {made['metric']['name']}", made["metric"]["mode"])
+
+
 def overview() -> Iterator[Cell]:
-    """Yield every trained run with its metric."""
-    for run in finished():
-        if run["learning_rate"] is not None:
-            yield Cell(run["label"], [run], [run["compressed"]["metric"]])
+    """Yield every trained run on SST-2 with its metric."""
+    for made, runs in comparisons():
+        for run in runs if made["name"] == "sst2" else ():
+            if run["learning_rate"] is not None:
+                yield Cell(run["label"], [run], [run["compressed"]["metric"]])
+
+
+def every_task() -> str:
+    """Return the table of all tasks at density 0.10: dev metric in %, best on SST-2 first."""
+    found = {made["name"]: [run for run in runs if run["asked"] == "density=0.1"] for made, runs in comparisons()}
+    order = {run["label"]: None for runs in found.values() for run in runs}
+    rows = [["dense", *(percent(runs[0]["dense"]["metric"]) for runs in found.values()), "1x", "1x"]]
+    for label in order:
+        cells = {task: next((run for run in runs if run["label"] == label), None) for task, runs in found.items()}
+        first = next(run for run in cells.values() if run)
+        scores = [percent(run["compressed"]["metric"]) if run else "not run" for run in cells.values()]
+        rows.append([label, *scores, f"{1 / first['ratios']['flops']:.1f}x", f"{first['ratios']['speedup']:.1f}x"])
+    return table(["method, density 0.10", *(NAMES[task] for task in found), "fewer FLOPs", "speed-up"], rows)

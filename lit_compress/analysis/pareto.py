@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.analysis.svg import compact, log_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # name of the cost, where it stands in a net's entry of the report, label of the axis
 COSTS: dict[str, tuple[tuple[str, ...], str]] = {
     "parameters": (("params", "non_embedding"), "stored parameters without embeddings"),
     "flops": (("flops",), "FLOPs of one text"),
     "bytes": (("bytes",), "bytes on disk"),
-    "latency": (("latency_ms", "median"), "CPU latency of one text, ms (median)"),
+    "latency": (("latency_ms", "median"), "CPU latency of one text, ms"),
 }
 
 
@@ -26,6 +28,34 @@ def cost_of(entry: dict[str, Any], cost: str) -> float | None:
     for key in COSTS[cost][0]:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, int | float) else None
+
+
+def costs_of(
+    reports: Sequence[dict[str, Any]],
+) -> tuple[list[dict[str, float | None]], dict[str, float | None]]:
+    """Return every cost of the net of each report, and the mean costs of their dense nets.
+
+    A machine is not as fast at all times. Each report timed its net and its dense net in turns, so that speed-ups can
+    be compared where milliseconds cannot: a net's latency is the mean of all dense nets' over its own speed-up.
+    """
+    dense = {cost: _mean([cost_of(report["dense"], cost) for report in reports]) for cost in COSTS}
+    found = []
+    for report in reports:
+        costs = {cost: cost_of(report["compressed"], cost) for cost in COSTS}
+        if (gain := report["ratios"].get("speedup")) and dense["latency"]:
+            costs["latency"] = dense["latency"] / gain
+        found.append(costs)
+    return found, dense
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
+
+
+def mean_costs(entries: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
+    """Return the mean of every cost that is known."""
+    return {cost: _mean([entry[cost] for entry in entries]) for cost in COSTS}
 
 
 def front(points: Sequence[tuple[float, float]], mode: str = "max") -> list[tuple[float, float]]:
@@ -44,17 +74,24 @@ def front(points: Sequence[tuple[float, float]], mode: str = "max") -> list[tupl
 def write_pareto(
     groups: Sequence[dict[str, Any]], dense: dict[str, Any], metric: str, mode: str, folder: Path, name: str = "pareto"
 ) -> None:
-    """Draw the metric against every cost, and write it as ``<name>.png`` and ``<name>.svg``.
+    """Write the picture of :func:`pareto_figure` as ``<name>.png`` and ``<name>.svg`` into a folder."""
+    import matplotlib
+
+    figure = pareto_figure(groups, dense, metric, mode)
+    figure.savefig(folder / f"{name}.png")
+    with matplotlib.rc_context({"svg.hashsalt": name}):  # the same file from the same numbers
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+
+
+def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metric: str, mode: str) -> Figure:
+    """Return a figure of the metric against every cost.
 
     Args:
         groups: ``label``, ``mean``, ``spread`` (None for one run) and ``costs`` {name: mean}, as on the page.
         dense: ``mean`` and ``costs`` of the dense net, which is a star, its metric a dashed line.
         metric: label of the vertical axis.
         mode: ``max`` where more is better.
-        folder: to write into.
-        name: of the files.
     """
-    import matplotlib
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.6, 7.6), layout="constrained", dpi=120)
@@ -68,9 +105,7 @@ def write_pareto(
         columns = max(1, min(len(names), 150 // (8 + max(map(len, names)))))
         handles = [shown[name] for name in names]
         figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
-    figure.savefig(folder / f"{name}.png")
-    with matplotlib.rc_context({"svg.hashsalt": name}):  # the same file from the same numbers
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    return figure
 
 
 def _panel(axes: Axes, groups: Sequence[dict[str, Any]], dense: dict[str, Any], cost: str, mode: str) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from lit_compress.analysis import svg
-from lit_compress.analysis.pareto import COSTS, cost_of, front
+from lit_compress.analysis.pareto import COSTS, costs_of, front
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import counted, rows, same_tokens, speed_lines
 from lit_compress.run.changes import changed_line
@@ -58,7 +58,7 @@ def _study(task: str, metric: str, runs: list[Result], anchors: dict[str, str]) 
     several = len({round(value, 9) for value in dense}) > 1
     net = {
         "mean": mean(dense), "spread": stdev(dense) if several else None, "n": len(dense),
-        "costs": {cost: mean(values) if (values := _dense_costs(runs, cost)) else None for cost in COSTS},
+        "costs": costs_of([run.report for run in runs if run.report])[1],
     }  # fmt: skip
     return {
         "task": task, "metric": metric, "mode": mode, "groups": found, "labels": labels, "budgets": budgets,
@@ -68,10 +68,6 @@ def _study(task: str, metric: str, runs: list[Result], anchors: dict[str, str]) 
                   for number, label in enumerate(labels)],
         "charts": _charts(found, labels, net, metric, mode, anchors), "star": Markup(svg.mark(None)),
     }  # fmt: skip
-
-
-def _dense_costs(runs: list[Result], cost: str) -> list[float]:
-    return [v for run in runs if run.report and (v := cost_of(run.report["dense"], cost)) is not None]
 
 
 def _best(some: list[dict[str, Any]], mode: str) -> dict[str, Any] | None:
@@ -98,7 +94,7 @@ def _charts(
                 svg.Point(x, group["mean"], number, f"{what}; {svg.compact(x)}", group["link"], group["spread"])
             )
             for run in group["runs"] if group["n"] > 1 else ():
-                if run.report and (own := cost_of(run.report["compressed"], cost)) is not None:
+                if run.report and (own := group["each"][run.name][cost]) is not None:
                     y = run.report["compressed"]["metric"]
                     said = f"{run.name}: {metric} {y:.4f}; {svg.compact(own)}"
                     points.append(svg.Point(own, y, number, said, anchors[run.name], small=True))

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from lit_compress.analysis.pareto import COSTS, cost_of
+from lit_compress.analysis.pareto import costs_of, mean_costs
 from lit_compress.run.folder import flatten
 from lit_compress.utils.errors import UserError
 
@@ -271,7 +271,12 @@ def budget_order(budget: str) -> tuple[Any, ...]:
 
 
 def groups(runs: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return for every label and budget of finished runs: how many, mean, spread (standard deviation), mean costs."""
+    """Return for every label and budget of finished runs: how many, mean, spread (standard deviation), mean costs.
+
+    ``each`` has the costs of every finished run, by its name.
+    """
+    every = [run for run in runs if run.report]
+    each = dict(zip((run.name for run in every), costs_of([run.report for run in every if run.report])[0], strict=True))
     keys = dict.fromkeys((run.label, run.budget) for run in runs)
     found = []
     for label, budget in sorted(keys, key=lambda key: (key[0], budget_order(key[1]))):
@@ -279,15 +284,12 @@ def groups(runs: Sequence[Result]) -> list[dict[str, Any]]:
         done = [run for run in some if run.report]
         values = [run.report["compressed"]["metric"] for run in done if run.report]
         entries = [run.report["compressed"] for run in done if run.report]
-        costs = {}
-        for cost in COSTS:
-            several = [value for entry in entries if (value := cost_of(entry, cost)) is not None]
-            costs[cost] = mean(several) if several else None
+        own = {run.name: each[run.name] for run in done}
         found.append({
             "label": label, "budget": budget, "n": len(values), "wanted": len(some),
             "mean": mean(values) if values else None, "spread": stdev(values) if len(values) > 1 else None,
             "density": mean(e["density"] for e in entries) if entries else None,
             "speedup": mean(r.report["ratios"]["speedup"] for r in done if r.report) if done else None,
-            "costs": costs, "runs": some,
+            "costs": mean_costs(list(own.values())), "each": own, "runs": some,
         })  # fmt: skip
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_compress.analysis.pareto import COSTS, write_pareto
+from lit_compress.analysis.pareto import COSTS, costs_of, mean_costs, write_pareto
 
 
 def group(label: str, mean: float, **costs: float) -> dict:
@@ -22,3 +22,15 @@ def test_the_picture_has_the_nets_and_the_dense_one_in_the_order_of_the_groups(t
     (tmp_path / "empty").mkdir()
     write_pareto([], group("", 0.9), "accuracy", "max", tmp_path / "empty")
     assert "<!-- dense -->" not in (tmp_path / "empty" / "pareto.svg").read_text()
+
+
+def test_latencies_of_different_times_are_compared_by_speed_ups():
+    def report(dense_ms: float, ms: float, speedup: float | None) -> dict:
+        nets = {"dense": {"latency_ms": {"median": dense_ms}, "bytes": 8}, "compressed": {"latency_ms": {"median": ms}}}
+        return {**nets, "ratios": {"speedup": speedup}}
+
+    # the same net on a machine that became half as fast, and one that was not timed in turns
+    found, dense = costs_of([report(10, 5, 2.0), report(20, 10, 2.0), report(15, 4, None)])
+    assert [costs["latency"] for costs in found] == [7.5, 7.5, 4] and dense["latency"] == 15 and dense["bytes"] == 8
+    assert mean_costs(found[1:])["latency"] == 5.75 and mean_costs(found)["bytes"] is None
+    assert costs_of([]) == ([], dict.fromkeys(COSTS))
