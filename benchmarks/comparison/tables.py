@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.common import Cell, file_density, load, origin, percent, table
+from benchmarks.common import file_density, load, origin, percent, table
 
 STUDY = "comparison"
 TITLE = "All methods by one command"
@@ -109,12 +109,13 @@ def figures() -> Iterator[tuple[str, Any]]:
         yield made["name"], pareto_figure(groups, net, f"dev {made['metric']['name']}", made["metric"]["mode"])
 
 
-def overview() -> Iterator[Cell]:
-    """Yield every trained run on SST-2 with its metric."""
-    for made, runs in comparisons():
-        for run in runs if made["name"] == "sst2" else ():
-            if run["learning_rate"] is not None:
-                yield Cell(run["label"], [run], [run["compressed"]["metric"]])
+def facts() -> dict[str, str]:
+    """Return updates and standard errors of all tasks, in words."""
+    found = [(NAMES[made["name"]], made, runs[0]["dense"]["interval"]) for made, runs in comparisons()]
+    return {
+        "updates": ", ".join(f"{made['config']['updates']:,} updates on {task}" for task, made, _ in found),
+        "errors": ", ".join(f"{percent((high - low) / 3.92)} ({task})" for task, _, (low, high) in found),
+    }
 
 
 def every_task() -> str:

@@ -15,7 +15,7 @@ from lit_compress.analysis import pruning, truncation
 from lit_compress.analysis.plots import write_rows
 from lit_compress.analysis.truncation import Rows
 from lit_compress.evaluation.divergence import divergence
-from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import write_export
 from lit_compress.export.report import Measured
@@ -111,11 +111,11 @@ def factorize_model(
     net.cpu()
     if made is not None:
         made["measured_loss"] = divergence(net, dense, data)
-    metric = evaluate(dense, data)[f"val/{data.record.metrics[0]}"]
+    scores, key = evaluate(dense, data, sure=True), f"val/{data.record.metrics[0]}"
     trim()
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
-        before = {"dense": Measured(dense, Path(work), metric)}
+        before = {"dense": Measured(dense, Path(work), scores[key], interval=interval_of(scores, key))}
         budget, more = method.budget and (method.budget, method.density), {"calibration": made}
         name = type(method).__name__
         return write_export(out, net, before, name, data, config, choices=choices, more=more, budget=budget)

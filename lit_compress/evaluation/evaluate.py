@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from lit_compress.evaluation.intervals import intervals
+from lit_compress.evaluation.intervals import Interval, intervals
 from lit_compress.evaluation.metrics import bind, build_metrics
 from lit_compress.tasks import task_type
 from lit_compress.utils.progress import track
@@ -55,6 +56,12 @@ def evaluate(
         values |= {f"{prefix}/{name}": value for name, value in found.items()}
     net.to("cpu")
     return values
+
+
+def interval_of(scores: Mapping[str, float], name: str) -> Interval | None:
+    """Return the interval of a score of :func:`evaluate` with ``sure``; None if it has none."""
+    low, high = (scores.get(f"{name}_{end}") for end in ("low95", "high95"))
+    return None if low is None or high is None else (low, high)
 
 
 def _bounds(metrics: MetricCollection, values: dict[str, float], rows: int) -> dict[str, float]:

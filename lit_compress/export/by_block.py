@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lit_compress.evaluation.evaluate import interval_of
 from lit_compress.export.card import card
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import read_task, write_tokenizer
@@ -183,8 +184,7 @@ def write_report(
     report = compared(task, method, stages, timing, config)
     report["metric"] |= {"rows": data.validation_size(), "available": data.validation_available()}
     key = f"val/{task.metrics[0]}"
-    ends = [scores[1][end] for end in (f"{key}_low95", f"{key}_high95") if end in scores[1]]
-    add_intervals(report, ends or None)
+    add_intervals(report, {name: interval_of(found, key) for name, found in zip(stages, scores, strict=True)})
     report |= {
         "export_difference": None, "round_to": None, "pivot": None, "vocabulary": None, "embeddings": None,
         "dtype": choices.dtype, "ordinary": not (out / f"{MODULE}.py").exists(), "refuses": bool(describe(form)),

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.evaluation.continuation import continuations
-from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.evaluation.evaluate import evaluate, interval_of
+from lit_compress.evaluation.intervals import FRACTIONS
 from lit_compress.export.card import card
 from lit_compress.export.certificate import Certificate, answers
 from lit_compress.export.check import check_export
@@ -128,12 +129,15 @@ def write_export(
         if embeddings is not None:
             embeddings["bytes"] = table_bytes(exported)
         scores, key = evaluate(exported, data, sure=True), f"val/{task.metrics[0]}"
-        metric, ends = scores[key], [scores[end] for end in (f"{key}_low95", f"{key}_high95") if end in scores]
-        nets = {**before, "compressed": Measured(exported, temporary, metric, initial, kept, bool(dense))}
+        own = Measured(exported, temporary, scores[key], initial, kept, bool(dense), interval_of(scores, key))
+        nets = {**before, "compressed": own}
         report = build_report(task, method, nets, config)
         report["generation"] = continuations((next(iter(before.values())).net, given), (exported, data))
         report["metric"] |= {"rows": data.validation_size(), "available": data.validation_available()}
-        add_intervals(report, ends or None)
+        ends, dense_name = {name: one.interval for name, one in nets.items()}, next(iter(nets))
+        if own.interval and ends[dense_name] is None and task.metrics[0] not in FRACTIONS:
+            ends[dense_name] = interval_of(evaluate(nets[dense_name].net, given, sure=True), key)
+        add_intervals(report, ends)
         if facts is not None:
             report["data"] = facts
         report["export_difference"] = difference

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.evaluation.evaluate import evaluate
+from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.choices import Dtype
 from lit_compress.export.program import FILES
 from lit_compress.models.sites import find_sites
@@ -81,9 +81,8 @@ def quantize_program(folder: Path, net: PreTrainedModel, data: DataModule) -> di
     os.replace(small, path)
     key = f"val/{data.record.metrics[0]}"
     scores = evaluate(Program(path), data, sure=True)  # type: ignore[arg-type]
-    ends = [scores[end] for end in (f"{key}_low95", f"{key}_high95") if end in scores]
     return {
-        "dtype": "int8", "bytes": path.stat().st_size, "metric": scores[key], "interval": ends or None,
+        "dtype": "int8", "bytes": path.stat().st_size, "metric": scores[key], "interval": interval_of(scores, key),
         "examples": examples,
     }  # fmt: skip
 

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -79,6 +79,7 @@ class Measured:
         initial: dev metric before the first step of its stage, e.g. right after a factorization; None without training.
         kept: density that the method kept, if the file may store more (export/fuse.py); None: that of the file.
         merged: True if the file has merged matrices; then all stored weights count in its density, zeros too.
+        interval: of the dev metric, in which 95 of 100 samples have it; None where it is not known.
     """
 
     net: PreTrainedModel
@@ -87,6 +88,7 @@ class Measured:
     initial: float | None = None
     kept: float | None = None
     merged: bool = False
+    interval: Interval | None = None
 
     def entry(self, task: Task, whole: int) -> dict[str, Any]:
         """Return the net's numbers for the report, without latency; FLOPs are at :func:`reading_length`.
@@ -165,17 +167,17 @@ def compared(
     }  # fmt: skip
 
 
-def add_intervals(report: dict[str, Any], found: Sequence[float] | None) -> None:
+def add_intervals(report: dict[str, Any], found: Mapping[str, Interval | None]) -> None:
     """Add ``interval``, in which 95 of 100 samples have the metric, to every net; null where it was not computed.
 
     Args:
         report: with the number of rows of the metric.
-        found: of the compressed net; None: the metric has none. That of a fraction of rows follows from the fraction.
+        found: by stage, ``compressed`` for the export; that of a fraction of rows follows from the fraction.
     """
-    of_rows = found is not None and report["metric"]["name"] in FRACTIONS
-    for entry in report["stages"].values():
-        entry["interval"] = list(wilson(entry["metric"], report["metric"]["rows"])) if of_rows else None
-    report["compressed"]["interval"] = found and list(found)
+    of_rows = found.get("compressed") is not None and report["metric"]["name"] in FRACTIONS
+    for name, entry in report["stages"].items():
+        ends = wilson(entry["metric"], report["metric"]["rows"]) if of_rows else found.get(name)
+        entry["interval"] = ends and list(ends)
 
 
 def counted(report: dict[str, Any]) -> str:

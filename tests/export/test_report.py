@@ -46,7 +46,7 @@ def splits(rows, available):
 )
 def test_the_metric_has_its_number_of_rows_and_its_standard_error(values, rows):
     made = report(**values)
-    add_intervals(made, wilson(0.8165, made["metric"]["rows"]))
+    add_intervals(made, {"compressed": wilson(0.8165, made["metric"]["rows"])})
     error = (0.8165 * 0.1835 / made["metric"]["rows"]) ** 0.5
     assert standard_error(made["compressed"]["interval"]) == pytest.approx(error, rel=0.03)
     shown = f"{standard_error(made['compressed']['interval']):.4f}"
@@ -57,10 +57,11 @@ def test_the_metric_has_its_number_of_rows_and_its_standard_error(values, rows):
 
 def test_only_what_was_drawn_is_known_of_other_metrics():
     made = report("matthews")
-    add_intervals(made, (0.80, 0.84))
-    assert made["dense"]["interval"] is None and made["compressed"]["interval"] == [0.80, 0.84]
+    add_intervals(made, {"dense": (0.90, 0.94), "prune": None, "compressed": (0.80, 0.84)})
+    assert made["dense"]["interval"] == [0.90, 0.94] and made["compressed"]["interval"] == [0.80, 0.84]
+    assert [made["stages"][name]["interval"] for name in ("prune", "retrain")] == [None, None]
     assert score_line(made) == "dev matthews 0.8165 ± 0.0102 (872 rows)"
-    add_intervals(made, None)
+    add_intervals(made, {})
     assert score_line(made) == "dev matthews 0.8165 (872 rows)" and "standard error" not in markdown(made)
 
 
@@ -73,7 +74,7 @@ def test_a_report_of_an_earlier_version_is_shown():
 def test_a_log_is_plain_and_no_wider_than_a_screen(encoding, monkeypatch):
     """Also where it cannot hold every character."""
     made = report(data=splits(96, 67_349))
-    add_intervals(made, wilson(0.8165, 872))
+    add_intervals(made, {"compressed": wilson(0.8165, 872)})
     log = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(log, encoding=encoding, write_through=True))
     print_table(made)

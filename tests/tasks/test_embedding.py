@@ -275,6 +275,7 @@ def test_an_export_says_how_vectors_are_made(export, place, capsys):
 
     report = json.loads((export / "report.json").read_text())
     assert report["metric"]["name"] == "teacher_cosine" and report["dense"]["metric"] == pytest.approx(1)
+    assert report["dense"]["interval"] == pytest.approx([1, 1]) and report["compressed"]["interval"][0] < 1
     assert report["calibration"]["measured_loss"] == pytest.approx(1 - report["compressed"]["metric"], abs=1e-5)
     modules = json.loads((export / "modules.json").read_text())
     assert [item["path"] for item in modules] == ["", "1_Pooling", "2_Normalize"]

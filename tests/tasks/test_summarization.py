@@ -157,6 +157,8 @@ def test_methods_on_summaries(method, backbone, texts, tmp_path, capsys):
     assert report["metric"] == {"name": "rougeL", "mode": "max", "rows": 10, "available": 10}
     assert {"val/rouge1", "val/rouge2", "val/rougeL", "val/rougeLsum"} <= record["metric"].keys()
     assert report["compressed"]["metric"] == pytest.approx(record["metric"]["val/rougeL"], abs=1e-5)
+    low, high = report["dense"]["interval"]
+    assert low <= report["dense"]["metric"] <= high and len(report["compressed"]["interval"]) == 2
     assert report["compressed"]["kept"] <= 0.5 and report["export_difference"] <= 1e-5
     main(["predict", str(folder), "--output", str(tmp_path / "written.jsonl")])
     rows = [json.loads(line) for line in (tmp_path / "written.jsonl").read_text().splitlines()]
