@@ -15,7 +15,6 @@ NAMES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC"}
 SCORES = {
     "accuracy": "accuracy",
     "pearson_spearman": "mean of Pearson's and Spearman's correlation",
-    "accuracy_f1": "mean of accuracy and F1",
 }
 
 HEAD = """## {task} with MiniLM-L6-H384: a teacher of {epochs} epochs on all rows, {updates:,} updates after it
