@@ -71,6 +71,23 @@ def front(points: Sequence[tuple[float, float]], mode: str = "max") -> list[tupl
     return found
 
 
+def edge_of(values: Sequence[float], dense: float, mode: str) -> float | None:
+    """Return where a picture ends for nets that are far behind; None if there are none, or no others.
+
+    They would squeeze all others into a corner, so that they are drawn at the edge, with their number. Far behind is
+    less than three quarters of the dense net's metric, or three times as much where less is better.
+
+    >>> edge_of([0.9, 0.8, 0.1], 0.9, "max")
+    0.78
+    """
+    sign, limit = (1, 0.75 * dense) if mode == "max" else (-1, 3 * dense)
+    near = [value for value in values if sign * value >= sign * limit]
+    if dense <= 0 or not near or len(near) == len(values):
+        return None
+    worst, best = sorted((*near, dense), key=lambda value: sign * value)[:: len(near)]
+    return round(worst - 0.2 * (best - worst or sign * 0.05 * dense), 12)
+
+
 def write_pareto(
     groups: Sequence[dict[str, Any]], dense: dict[str, Any], metric: str, mode: str, folder: Path, name: str = "pareto"
 ) -> None:
@@ -111,15 +128,23 @@ def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metri
 def _panel(axes: Axes, groups: Sequence[dict[str, Any]], dense: dict[str, Any], cost: str, mode: str) -> None:
     """Draw the groups whose cost is known, their front and the dense net."""
     some = [group for group in groups if group["costs"].get(cost)]
+    edge = edge_of([group["mean"] for group in groups], dense["mean"], mode)
+    far = [group for group in some if is_beyond(group["mean"], edge, mode)]
     for number, label in enumerate(dict.fromkeys(group["label"] for group in groups)):
         line = sorted((g for g in some if g["label"] == label), key=_by(cost))
-        if line:
+        near, style = [g for g in line if g not in far], {"color": f"C{number % 10}", "markersize": 5}
+        if near:
             axes.errorbar(
-                [g["costs"][cost] for g in line], [g["mean"] for g in line], [g["spread"] or 0 for g in line],
-                marker="os^D"[number % 4], markersize=5, linewidth=1, capsize=2, label=_plain(label),
-                color=f"C{number % 10}",
+                [g["costs"][cost] for g in near], [g["mean"] for g in near], [g["spread"] or 0 for g in near],
+                marker="os^D"[number % 4], linewidth=1, capsize=2, label=_plain(label), **style,
             )  # fmt: skip
-    best = front([(g["costs"][cost], g["mean"]) for g in some], mode)
+        for group in (g for g in line if g in far):
+            x = group["costs"][cost]
+            axes.plot(x, edge, "v" if mode == "max" else "^", label="" if near else _plain(label), **style)
+            axes.annotate(
+                compact(group["mean"]), (x, edge), (5, 0), textcoords="offset points", fontsize=7, va="center"
+            )
+    best = front([(g["costs"][cost], g["mean"]) for g in some if g not in far], mode)
     if best:
         axes.step(*zip(*best, strict=True), where="post", color="0.6", linestyle=":", zorder=0)
     axes.axhline(dense["mean"], color="0.5", linewidth=0.8, linestyle="--", zorder=0)
@@ -127,6 +152,11 @@ def _panel(axes: Axes, groups: Sequence[dict[str, Any]], dense: dict[str, Any], 
         axes.plot(dense["costs"][cost], dense["mean"], "*", color="0.15", markersize=10, label="dense")
     _scale(axes, [entry["costs"][cost] for entry in (*some, dense) if entry["costs"].get(cost)])
     axes.grid(alpha=0.3)
+
+
+def is_beyond(value: float, edge: float | None, mode: str) -> bool:
+    """Return whether a metric is beyond the edge of a picture; see :func:`edge_of`."""
+    return edge is not None and (value < edge if mode == "max" else value > edge)
 
 
 def _plain(text: str) -> str:

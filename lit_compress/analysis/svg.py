@@ -29,6 +29,7 @@ class Point:
         link: where a click leads, e.g. ``#run-3``; "" for nowhere.
         spread: half the length of its error bar; None for none.
         small: True for one run of several behind a mean.
+        note: text beside it, e.g. the value of a point that stands at the edge.
     """
 
     x: float
@@ -38,6 +39,7 @@ class Point:
     link: str = ""
     spread: float | None = None
     small: bool = False
+    note: str = ""
 
 
 def mark(series: int | None) -> str:
@@ -199,6 +201,8 @@ def _drawn(point: Point, axes: _Axes) -> str:
     scale = " scale(.55)" if point.small else ""
     kind = ' class="small"' if point.small else ""
     inside = f"<title>{escape(point.title)}</title>{_marker(point.series)}"
+    if point.note:
+        inside += f'<text x="8" y="3.5">{escape(point.note)}</text>'
     body = f'<g{kind} transform="translate({x} {y}){scale}">{inside}</g>'
     return bar + (f'<a href="{escape(point.link)}">{body}</a>' if point.link else body)
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from lit_compress.analysis import svg
-from lit_compress.analysis.pareto import COSTS, costs_of, front
+from lit_compress.analysis.pareto import COSTS, costs_of, edge_of, front, is_beyond
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import counted, rows, same_tokens, speed_lines
 from lit_compress.run.changes import changed_line
@@ -81,18 +81,21 @@ def _charts(
 ) -> list[Markup]:  # fmt: skip
     """Return a chart of the metric against every cost that is known."""
     charts, level = [], dense["mean"]
+    edge = edge_of([group["mean"] for group in found if group["n"]], level, mode)
     for cost, (_, title) in COSTS.items():
         points, ends = [], []
         for group in found:
             number, x = labels.index(group["label"]), group["costs"][cost]
             if x is None:
                 continue
-            ends.append((x, group["mean"]))
             what = f"{group['label']}, {group['budget']}: {metric} {group['mean']:.4f}"
             what += f" ± {group['spread']:.4f}, {group['n']} runs" if group["spread"] is not None else ""
-            points.append(
-                svg.Point(x, group["mean"], number, f"{what}; {svg.compact(x)}", group["link"], group["spread"])
-            )
+            what += f"; {svg.compact(x)}"
+            if edge is not None and is_beyond(group["mean"], edge, mode):
+                points.append(svg.Point(x, edge, number, what, group["link"], note=svg.compact(group["mean"])))
+                continue
+            ends.append((x, group["mean"]))
+            points.append(svg.Point(x, group["mean"], number, what, group["link"], group["spread"]))
             for run in group["runs"] if group["n"] > 1 else ():
                 if run.report and (own := group["each"][run.name][cost]) is not None:
                     y = run.report["compressed"]["metric"]

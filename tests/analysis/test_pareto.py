@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_compress.analysis.pareto import COSTS, costs_of, mean_costs, write_pareto
+from lit_compress.analysis.pareto import COSTS, costs_of, edge_of, is_beyond, mean_costs, write_pareto
 
 
 def group(label: str, mean: float, **costs: float) -> dict:
@@ -34,3 +34,15 @@ def test_latencies_of_different_times_are_compared_by_speed_ups():
     assert [costs["latency"] for costs in found] == [7.5, 7.5, 4] and dense["latency"] == 15 and dense["bytes"] == 8
     assert mean_costs(found[1:])["latency"] == 5.75 and mean_costs(found)["bytes"] is None
     assert costs_of([]) == ([], dict.fromkeys(COSTS))
+
+
+def test_nets_far_behind_stand_at_the_edge_with_their_number(tmp_path):
+    assert edge_of([0.9, 0.8, 0.1], 0.9, "max") == 0.78 and edge_of([20, 25, 900], 18, "min") == 26.4
+    assert edge_of([0.9, 0.8], 0.9, "max") is None and edge_of([0.1], 0.9, "max") is None
+    assert edge_of([-0.1, 0.1], -0.2, "max") is None
+    assert is_beyond(0.1, 0.78, "max") and not is_beyond(0.78, 0.78, "max") and not is_beyond(0.1, None, "max")
+    assert is_beyond(900, 26.4, "min") and not is_beyond(25, 26.4, "min")
+    groups = [group("good", 0.88, flops=2.0, parameters=1e6), group("bad", 0.135, flops=1.0, parameters=1e6)]
+    write_pareto(groups, group("", 0.9, parameters=1e7), "accuracy", "max", tmp_path)
+    text = (tmp_path / "pareto.svg").read_text()
+    assert "<!-- 0.135 -->" in text and "<!-- bad -->" in text and "<!-- 0.3 -->" not in text
