@@ -64,7 +64,8 @@ def _study(task: str, metric: str, runs: list[Result], anchors: dict[str, str]) 
         "task": task, "metric": metric, "mode": mode, "groups": found, "labels": labels, "budgets": budgets,
         "rows": counted(first) if "rows" in first["metric"] else "", "error": error,
         "dense": net,
-        "table": [{"label": label, "mark": Markup(svg.mark(number)), "cells": [cells.get((label, b)) for b in budgets]}
+        "table": [{"label": label, "mark": Markup(svg.mark(number)), "cells": [cells.get((label, b)) for b in budgets],
+                   "drawn": any(group["n"] for group in found if group["label"] == label)}
                   for number, label in enumerate(labels)],
         "charts": _charts(found, labels, net, metric, mode, anchors), "star": Markup(svg.mark(None)),
     }  # fmt: skip

@@ -167,6 +167,20 @@ def test_texts_of_files_stay_texts(hostile, no_pictures):
     assert "<script>" not in text.replace(f"```bash\n{HOSTILE}", "") and "Not done" in text
 
 
+def test_the_legend_has_what_is_drawn(tmp_path, no_pictures):
+    folder = comparison(tmp_path / "c", 2, 1, DETAIL)
+    found = json.loads((folder / "compare.json").read_text())
+    first = found["cells"][0]["label"]
+    for cell in found["cells"]:
+        if cell["label"] == first:
+            cell |= {"status": "missing", "run": None}
+    (folder / "compare.json").write_text(json.dumps(found))
+    html = pages.write(folder).read_text()
+    legend = html.split('<div class="legend">')[1].split("</div>")[0]
+    other = next(cell["label"] for cell in found["cells"] if cell["label"] != first)
+    assert f"{other}</span>" in legend and f"{first}</span>" not in legend and first in html
+
+
 def test_a_claim_that_is_not_decided_is_within_noise(hostile, no_pictures):
     page = pages.write(hostile)
     found = json.loads((page.parent / "results.json").read_text())["claims"]
