@@ -33,24 +33,29 @@ from lit_compress.numerics.kronecker import (
 )
 from lit_compress.utils.errors import UserError
 
+_ROWS = 256  # that are moved at a time
+
 
 @torch.no_grad()
-def inverse_moment(inputs: Tensor, damping: float = INPUT_DAMPING, name: str = "weight") -> tuple[Tensor, float]:
+def inverse_moment(
+    inputs: Tensor, damping: float = INPUT_DAMPING, name: str = "weight", overwrite: bool = False
+) -> tuple[Tensor, float]:
     """Return H^-1 [in, in] of the damped second moment, and what was added to its diagonal.
 
     Args:
         inputs: A or C [in, in], or the diagonal [in].
         damping: share of the mean of the diagonal.
         name: what to call the matrix in messages.
+        overwrite: a whole float64 moment on the CPU may become its inverse, which then takes no memory of its own.
 
     Raises:
         UserError: see :func:`~lit_compress.numerics.kronecker.damped_root`.
     """
-    root = damped_root(inputs, damping, name, "inputs")
+    root = damped_root(inputs, damping, name, "inputs", overwrite)
     assert root.factor is not None
     if root.factor.ndim == 1:
         return torch.diag(root.factor**-2), root.added
-    return torch.cholesky_inverse(root.factor), root.added
+    return torch.cholesky_inverse(root.factor, out=root.factor).mT, root.added  # in place: LAPACK's order
 
 
 @torch.no_grad()
@@ -67,10 +72,11 @@ def removal_costs(weight: Tensor, inverse: Tensor, groups: Tensor, gradients: Ro
         float64 [groups].
     """
     wide = weight if gradients is None else gradients.times(weight.T).T
+    if groups.shape[1] == 1:
+        single = groups[:, 0]
+        return torch.linalg.vector_norm(wide, dim=0)[single].square() / inverse.diagonal()[single]
     blocks = inverse[groups[:, :, None], groups[:, None, :]]
     columns = wide.T[groups]  # [groups, size, out]
-    if groups.shape[1] == 1:
-        return columns.square().sum((1, 2)) / blocks[:, 0, 0]
     return torch.linalg.solve_triangular(torch.linalg.cholesky(blocks), columns, upper=False).square().sum((1, 2))
 
 
@@ -85,18 +91,24 @@ def remove_inputs(weight: Tensor, inverse: Tensor, removed: Tensor) -> tuple[Ten
         inverse: H^-1 [in, in], float64; may have had other inputs removed before.
         removed: int [S], inputs that are still there.
     """
-    new, smaller = _updated(weight, inverse, removed)
-    new[:, removed] = 0.0
+    smaller = inverse.addmm(inverse[removed].T, _solved(inverse, removed), alpha=-1)
     smaller[removed] = 0.0
     smaller[:, removed] = 0.0
-    return new, smaller
+    return without_inputs(weight, inverse, removed), smaller
 
 
-def _updated(weight: Tensor, inverse: Tensor, removed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return new W and H^-1; what is removed is zero but for rounding."""
+@torch.no_grad()
+def without_inputs(weight: Tensor, inverse: Tensor, removed: Tensor) -> Tensor:
+    """Return W alone after the removal of some inputs, as :func:`remove_inputs` does."""
+    new = weight.addmm(weight[:, removed], _solved(inverse, removed), alpha=-1)
+    new[:, removed] = 0.0
+    return new
+
+
+def _solved(inverse: Tensor, removed: Tensor) -> Tensor:
+    """Return K (H^-1)_S: of equation (U)."""
     rows = inverse[removed]
-    solved = torch.cholesky_solve(rows, torch.linalg.cholesky(rows[:, removed]))  # K (H^-1)_S:
-    return weight - weight[:, removed] @ solved, inverse - rows.T @ solved
+    return torch.cholesky_solve(rows, torch.linalg.cholesky(rows[:, removed]))
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,7 @@ def removal_path(
     multiple: int = 1,
     damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING),
     name: str = "weight",
+    overwrite: bool = False,
 ) -> RemovalPath:
     """Remove groups of inputs one after the other, cheapest first, with the costs anew after every step.
 
@@ -150,15 +163,19 @@ def removal_path(
         multiple: a multiple of it is left after every step.
         damping: of the inputs and of the gradients.
         name: what to call this matrix in messages.
+        overwrite: whole float64 moments on the CPU may be overwritten. All that is done with the inputs' then takes
+            no memory but its own, in float64 eight bytes times the square of their number.
 
     Raises:
         UserError: a moment is not usable.
     """
-    moment = centred(inputs, mean)
+    moment = centred(inputs, mean, overwrite)
     assert moment is not None
-    inverse, _ = inverse_moment(moment, damping[0], name)
+    inverse, _ = inverse_moment(moment, damping[0], name, overwrite or moment is not inputs)
     wide = weight.detach().to("cpu", torch.float64)
-    wide = damped_root(gradients, damping[1], name, "gradients").times(wide.T).T.contiguous()
+    root = damped_root(gradients, damping[1], name, "gradients", overwrite)
+    wide = root.times(wide.T).T.clone(memory_format=torch.contiguous_format)
+    del moment, root, inputs, gradients
     left, places = torch.arange(len(groups)), groups.cpu()
     steps, costs = [], []
     while len(left) > keep:
@@ -168,7 +185,6 @@ def removal_path(
         gone = places[take].flatten()
         costs.append(alone[take[0]] if len(take) == 1 else removal_costs(wide, inverse, gone[None])[0])
         steps.append(left[take])
-        wide, inverse = _updated(wide, inverse, gone)
         left, places, wide, inverse = _without(take, gone, left, places, wide, inverse)
     return RemovalPath(tuple(steps), torch.stack(costs) if costs else torch.zeros(0, dtype=torch.float64))
 
@@ -176,11 +192,23 @@ def removal_path(
 def _without(
     take: Tensor, gone: Tensor, left: Tensor, places: Tensor, wide: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Take groups ``take`` out of the lists and their inputs ``gone`` out of the matrices."""
+    """Take groups ``take`` out of the lists and their inputs ``gone`` out of the matrices, equation (U), in place."""
     stays = torch.ones(len(inverse), dtype=torch.bool).index_fill(0, gone, False)
     groups = torch.ones(len(left), dtype=torch.bool).index_fill(0, take, False)
-    number = stays.cumsum(0) - 1  # of an input among those that stay
-    return left[groups], number[places[groups]], wide[:, stays], inverse[stays][:, stays]
+    number, kept = stays.cumsum(0) - 1, stays.nonzero()[:, 0]  # of an input among those that stay
+    rows, columns, solved = inverse[gone][:, kept], wide[:, gone], _solved(inverse, gone)[:, kept]
+    inverse = _compacted(inverse, kept, kept).addmm_(rows.T, solved, alpha=-1)
+    wide = _compacted(wide, torch.arange(len(wide)), kept).addmm_(columns, solved, alpha=-1)
+    return left[groups], number[places[groups]], wide, inverse
+
+
+def _compacted(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Move some rows and columns, both rising, of a contiguous matrix to the beginning of its memory; return these."""
+    flat, width = matrix.view(-1), len(columns)
+    for start in range(0, len(rows), _ROWS):  # what is written never reaches what is still to be read
+        part = matrix[rows[start : start + _ROWS]][:, columns]
+        flat[start * width : start * width + part.numel()] = part.view(-1)
+    return flat[: len(rows) * width].view(len(rows), width)
 
 
 def cheapest_first(

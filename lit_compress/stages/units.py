@@ -28,7 +28,7 @@ from lit_compress.numerics.structures import (
     convex_path,
     inverse_moment,
     removal_path,
-    remove_inputs,
+    without_inputs,
 )
 from lit_compress.numerics.uniform import first_removed, loss_of_removal, uniform_options
 from lit_compress.utils.errors import UserError
@@ -123,6 +123,7 @@ def find_units(
             layer.weight, moment.inputs(), moment.gradients() if gradients else None, groups,
             mean=moment.mean if name in biased else None, chunk=CHUNK if part.kind == "ffn" else 0.0,
             keep=int(name in kept), multiple=round_to if part.kind == "ffn" else 1, damping=damping, name=name,
+            overwrite=True,
         )  # fmt: skip
         found[name] = Units(part, path, price(part, len(groups)), len(groups))
     return found
@@ -271,9 +272,9 @@ def _update(
     layer: Any, moment: KroneckerFactors, inputs: Tensor, mean: Tensor | None, damping: float, name: str
 ) -> None:
     """Set the columns ``inputs`` of the weight of ``layer`` to zero, the others and the bias to what is best then."""
-    inverse, _ = inverse_moment(centred(moment.inputs(), mean), damping, name)  # type: ignore[arg-type]
+    inverse, _ = inverse_moment(centred(moment.inputs(), mean, overwrite=True), damping, name, overwrite=True)  # type: ignore[arg-type]
     before = layer.weight.detach().clone()
-    weight, _ = remove_inputs(before.double().cpu(), inverse, inputs)
+    weight = without_inputs(before.double().cpu(), inverse, inputs)
     layer.weight.copy_(weight)
     if mean is not None:
         layer.bias.copy_(corrected_bias(layer.bias, before, weight, mean))

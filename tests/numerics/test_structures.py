@@ -8,6 +8,7 @@ import pytest
 import torch
 from moments import draw, moment
 
+from lit_compress.numerics import structures
 from lit_compress.numerics.kronecker import corrected_bias, damped_root, estimated_loss, kronecker_svd
 from lit_compress.numerics.ranks import Price, allocate
 from lit_compress.numerics.structures import (
@@ -214,3 +215,25 @@ def test_a_multiple_is_left_after_every_step():
     x, weight, _ = tokens()
     path = removal_path(weight, x.T @ x / 80, None, torch.arange(12)[:, None], chunk=0.1, multiple=5)
     assert (12 - path.sizes().cumsum(0)).tolist() == [10, 5, 0]
+
+
+@pytest.mark.parametrize("centre", [False, True])
+def test_a_path_may_overwrite_its_moments_and_is_the_same(centre):
+    x, weight, g = tokens()
+    given, m = [weight, x.T @ x / 80, g], x.mean(0) if centre else None
+    kept = [tensor.clone() for tensor in given]
+    paths = [removal_path(*given, GROUPS, mean=m, overwrite=False)]
+    assert all(torch.equal(tensor, before) for tensor, before in zip(given, kept, strict=True))
+    paths.append(removal_path(*given, GROUPS, mean=m, overwrite=True))
+    assert torch.equal(given[0], kept[0]) and not torch.equal(given[1], kept[1])  # there is no other memory for it
+    assert torch.equal(paths[0].costs, paths[1].costs)
+    assert all(torch.equal(*steps) for steps in zip(paths[0].steps, paths[1].steps, strict=True))
+
+
+def test_rows_and_columns_move_to_the_beginning_of_the_memory(monkeypatch):
+    monkeypatch.setattr(structures, "_ROWS", 3)
+    for rows, columns in (([0, 1, 4, 5, 8, 9, 10], [1, 2, 9]), (list(range(11)), [0]), ([10], list(range(12)))):
+        matrix = draw(11, 12)
+        expected = matrix[rows][:, columns]
+        found = structures._compacted(matrix, torch.tensor(rows, dtype=torch.int64), torch.tensor(columns))
+        assert torch.equal(found, expected) and found.data_ptr() == matrix.data_ptr() and found.is_contiguous()
