@@ -17,13 +17,14 @@ import torch
 
 from lit_compress.calibration.by_block import BlockMoments, Sweeps, What, calibration_parts, check_disk
 from lit_compress.calibration.kronecker import TOKENS
-from lit_compress.cli.one_shot import OneShot
+from lit_compress.cli.one_shot import OneShot, Pruner
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.by_block import check_choices_by_block, write_report, write_shards
 from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
 from lit_compress.methods.llm_pruner import BlockPruning, LLMPruner
+from lit_compress.methods.slicegpt import SliceGPT
 from lit_compress.models.backbones import empty_net, finetuned_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block
 from lit_compress.models.shapes import without_values
@@ -91,7 +92,7 @@ def check_budget(budget: Budget | None) -> None:
 
 def factorize_by_block(
     out: Path,
-    method: OneShot | LLMPruner,
+    method: OneShot | Pruner,
     data: DataModule,
     config: dict[str, Any],
     choices: Choices,
@@ -113,6 +114,10 @@ def factorize_by_block(
     return_freed_memory()
     folder, task = Path(method.backbone).expanduser(), method.task
     check_choices_by_block(choices)
+    if isinstance(method, SliceGPT):
+        raise UserError(
+            "--by_block: SliceGPT turns the hidden states of all blocks and needs the whole net; nearest: LLMPruner"
+        )
     if not folder.is_dir():
         raise UserError(f"--by_block: '{folder}' is no folder; give the folder of a downloaded model")
     if task_type(task).loss == "vectors":

@@ -97,8 +97,9 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
     add_choices(parser, programs=False)
     parser.add_argument(
-        "--method", choices=("LLMPruner",),
-        help="in place of factors: heads and neurons go by first-order scores (--model.prune.examples 10)",
+        "--method", choices=("LLMPruner", "SliceGPT"),
+        help="in place of factors: heads and neurons go by first-order scores (LLMPruner, --model.prune.examples 10), "
+        "or hidden states keep their first principal directions (SliceGPT)",
     )  # fmt: skip
     parser.add_argument(
         "--by_block", choices=("float32", "bfloat16"),

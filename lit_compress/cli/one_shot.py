@@ -22,9 +22,9 @@ from lit_compress.export.report import Measured
 from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.methods.llm_pruner import LLMPruner
 from lit_compress.methods.second_order import SecondOrder
+from lit_compress.methods.slicegpt import SliceGPT
 from lit_compress.models.backbones import finetuned_config, load_finetuned
 from lit_compress.models.checks import is_compressed
-from lit_compress.models.cut import cut_units
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import Axis
@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 
 
 OneShot = FWSVD | SecondOrder  # methods whose factorization is used without training
+Pruner = LLMPruner | SliceGPT  # methods whose stage ``prune`` needs no training
 
 
-def load_model(name: str, method: OneShot | LLMPruner) -> PreTrainedModel:
+def load_model(name: str, method: OneShot | Pruner) -> PreTrainedModel:
     """Load a net that was fine-tuned on the method's task.
 
     Raises:
@@ -83,13 +84,14 @@ def _device() -> str:
 
 
 def factorize_model(
-    out: Path, method: OneShot | LLMPruner, data: DataModule, config: dict[str, Any], choices: Choices = AS_IS
+    out: Path, method: OneShot | Pruner, data: DataModule, config: dict[str, Any], choices: Choices = AS_IS
 ) -> dict[str, Any]:
     """Factorize or prune the method's backbone, export it to ``out`` and return the report.
 
     Args:
         out: folder to write.
-        method: has the model (``backbone``), the task, and how matrices are factorized or heads and neurons chosen.
+        method: has the model (``backbone``), the task, and how matrices are factorized, heads and neurons chosen, or
+            hidden states sliced.
         data: training data for a method or weighting that needs them, validation data for the report.
         config: of the command.
         choices: as :func:`write_export`.
@@ -97,12 +99,14 @@ def factorize_model(
     Raises:
         UserError: the model, the data or ``out`` cannot be used; nothing would be factorized for ``pivot``.
     """
-    prunes = isinstance(method, LLMPruner)
+    prunes = isinstance(method, Pruner)
     if choices.pivot and prunes:
-        raise UserError("factorize: --pivot is for factors, and LLMPruner makes none; leave it out")
+        raise UserError(f"factorize: --pivot is for factors, and {type(method).__name__} makes none; leave it out")
     if choices.pivot and method.retrain.removes == "structures":
         raise UserError("factorize: --pivot is for factors, and retrain.removes structures makes none; nearest: both")
-    if not prunes:
+    if isinstance(method, SliceGPT):
+        data.reads_labels = method.kind.reads_labels
+    elif not prunes:
         data.reads_labels = method.retrain.reads_labels(method.kind)
     choices.say_dtype(finetuned_config(method.backbone, method.task, "model").dtype)
     dense = load_model(method.backbone, method)
@@ -143,12 +147,12 @@ def factorized(
     return net, made
 
 
-def pruned(method: LLMPruner, dense: PreTrainedModel, data: DataModule) -> PreTrainedModel:
-    """Return a copy of ``dense`` without the heads and neurons that matter least to the loss."""
+def pruned(method: Pruner, dense: PreTrainedModel, data: DataModule) -> PreTrainedModel:
+    """Return a copy of ``dense`` after the stage ``prune`` of a method, without training."""
     net, stage = copy.deepcopy(dense), method.pruning()
     stage.check(net)
-    if stage.density < 1:
-        cut_units(net, stage.kept(net, method.task, data, torch.device(_device())))
+    stage.check_data(data.train_size())
+    stage.prune(net, method.task, data, torch.device(_device()))
     return net
 
 

@@ -244,12 +244,19 @@ class CoupledStage(Stage):
         net = super().build(method, previous, structure)
         if structure is not None:
             rebuild(net, structure)
-        elif self.density < 1:
+        else:
             trainer = method.trainer
             device, shared = trainer.strategy.root_device, trainer.world_size > 1
-            cut_units(net, self.kept(net, method.task, trainer.datamodule, device, shared))
+            self.prune(net, method.task, trainer.datamodule, device, shared)
         self.achieved = stored_density(net)
         return net
+
+    def prune(
+        self, net: PreTrainedModel, task: Task, data: DataModule, device: torch.device, shared: bool = False
+    ) -> None:
+        """Remove the heads and neurons of ``net`` that :meth:`kept` does not keep, in place; none at density 1."""
+        if self.density < 1:
+            cut_units(net, self.kept(net, task, data, device, shared))
 
     def parts(self, net: PreTrainedModel) -> list[SubLayer]:
         """Return the sub-layers that lose units; only shapes are read."""

@@ -62,6 +62,9 @@ from lit_compress.utils.sharding import from_first
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.tasks.records import Task
+
 _FORM = ProjectionSpec(("hidden",), heads="block")  # bases of hidden states alone, one for every sub-layer
 
 
@@ -188,29 +191,47 @@ class SlicingStage(Stage):
         net = super().build(method, previous, structure)
         if structure is not None:
             rebuild(net, structure)
-        elif not self.keeps_all:
-            widths = self.widths(net)
-            slice_stream(net, self._axes(method, net, widths), widths)
+        else:
+            trainer = method.trainer
+            device, shared = trainer.strategy.root_device, trainer.world_size > 1
+            self.prune(net, method.task, trainer.datamodule, device, shared)
         self.achieved = stored_density(net)
         return net
 
-    def _axes(self, method: StageContext, net: PreTrainedModel, widths: list[int]) -> list[Tensor]:
+    def prune(
+        self, net: PreTrainedModel, task: Task, data: DataModule, device: torch.device, shared: bool = False
+    ) -> None:
+        """Calibrate the dense ``net`` and slice it in place; at density 1 leave it as it is.
+
+        Args:
+            net: on the CPU, as it is afterwards.
+            task: of the examples.
+            data: gives them.
+            device: of the passes.
+            shared: True if every process of the default group has batches of its own.
+        """
+        if not self.keeps_all:
+            widths = self.widths(net)
+            slice_stream(net, self._axes(net, widths, task, data, device, shared), widths)
+
+    def _axes(
+        self, net: PreTrainedModel, widths: list[int], task: Task, data: DataModule, device: torch.device, shared: bool
+    ) -> list[Tensor]:
         """Return the axes of every site, on every rank those of the first."""
-        settings, trainer = self.settings, method.trainer
-        data, shared = trainer.datamodule, trainer.world_size > 1
+        settings = self.settings
         count = settings.examples or min(512, data.train_size())
         hooked = net
         if residual_stream(net).pre_norm:
             hooked = insert_projections(copy.deepcopy(net), identity_bases(net), _FORM)
         axes = sliced_axes(
-            hooked.to(trainer.strategy.root_device), residual_stream(hooked), widths,
+            hooked.to(device), residual_stream(hooked), widths,  # type: ignore[arg-type]
             lambda: data.calibration_dataloader(count, settings.calibration_seed, "prune.examples"),
-            method.task.kind,
+            task.kind,
             centred=not get_architecture(net).rms,
             reduce=torch.distributed.all_reduce if shared else None,
             agree=from_first,
         )  # fmt: skip
-        net.to("cpu")
+        net.to("cpu")  # type: ignore[arg-type]
         return axes
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
@@ -262,4 +283,8 @@ class SliceGPT(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), SlicingStage(self.prune, self.density, self.slicing, self.round_to)]
+        return [*self.dense_stage(), self.pruning()]
+
+    def pruning(self) -> SlicingStage:
+        """Return the stage ``prune``."""
+        return SlicingStage(self.prune, self.density, self.slicing, self.round_to)

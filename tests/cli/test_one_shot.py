@@ -100,6 +100,22 @@ def test_heads_and_neurons_go(words, run, tmp_path, removes):
     assert (removes == "both") == any("rank" in layer for layer in layers)
 
 
+def test_hidden_states_are_sliced_as_fit_does_without_training(words, run, tmp_path):
+    model, data = words
+    line = ["--model.prune.examples", "40", "--density", "0.7", "--round_to", "4"]
+    main(["factorize", *model, str(tmp_path / "out"), *data, "--method", "SliceGPT", *line])
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["method"] == "SliceGPT" and report["calibration"] is None
+    assert 0.5 < report["compressed"]["density"] <= 0.7 and report["export_difference"] <= 1e-5
+    main(["fit", "--model", "SliceGPT", "--model.teacher", *model, "--model.backbone", *model, *data,
+          "--model.prune.examples", "40", "--model.density", "0.7", "--model.round_to", "4",
+          "--trainer.accelerator", "cpu", "--trainer.logger", "false", "--run_dir", str(tmp_path / "run")])  # fmt: skip
+    net, same = load_net(tmp_path / "out"), load_net(tmp_path / "run" / "export").state_dict()
+    assert net.config.hidden_size == 32 and all(
+        torch.equal(value, same[name]) for name, value in net.state_dict().items()
+    )
+
+
 def test_whole_sublayers_go(words, tmp_path):
     """At a small density attentions or feed-forward networks go; the folder still answers as the net did."""
     model, data = words
@@ -325,6 +341,16 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
             "--pivot is for factors, and LLMPruner",
         ),
         (["factorize", *model, out, *data, "--method", "LLMPrunr"], "invalid choice: 'LLMPrunr'"),
+        (["factorize", *model, out, *data, "--method", "SliceGPT", "--pivot"], "--pivot is for factors, and SliceGPT"),
+        (["factorize", *model, out, *data, "--method", "SliceGPT", "--density", "0.01"], "cannot be reached by slices"),
+        (
+            ["factorize", *model, out, *data, "--method", "SliceGPT", "--model.prune.examples", "101"],
+            "prune.examples: 101 is more than there are; the largest is 100",
+        ),
+        (
+            ["factorize", *model, out, *data, "--method", "SliceGPT", "--by_block", "float32"],
+            "--by_block: SliceGPT turns the hidden states of all blocks",
+        ),
         (
             ["factorize", *model, out, *data, "--method", "LLMPruner", "--rank", "4"],
             "unknown option 'rank' for LLMPruner",
