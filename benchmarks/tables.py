@@ -39,6 +39,8 @@ error is 1.2 points; one seed. Compare within a study: updates, batches and exam
 
 {methods}"""
 
+BEGIN, END = "<!-- the table of compare -->", "<!-- its end -->"  # in README.md
+
 PAGE = """# {title}
 
 {about}
@@ -126,10 +128,17 @@ def deeper(folder: Path) -> list[dict[str, Any]]:
     return [result for inner in sorted(folder.iterdir()) if inner.is_dir() for result in load(inner)]
 
 
+def readme() -> str:
+    """Return the first page of the project, with the table of all methods."""
+    before, _, rest = (HERE.parent / "README.md").read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{tables_of('comparison').every_task()}{END}{after}"
+
+
 def pages() -> dict[Path, str]:
     """Return every page by its file."""
     return {
-        HERE / "README.md": summary(), **{HERE / study / "README.md": page(study) for study in STUDIES},
+        HERE.parent / "README.md": readme(), HERE / "README.md": summary(), **{HERE / study / "README.md": page(study) for study in STUDIES},
         HERE.parent / "docs" / "scaling.md": tables_of("scaling").page(),
     }  # fmt: skip
 
