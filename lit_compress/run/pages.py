@@ -141,7 +141,7 @@ def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
         if results.fairness:
             text.append(_escaped(results.fairness))
         body = []
-        for group in study["groups"]:
+        for group in (group for group in study["groups"] if group["n"]):
             costs = [group["costs"][cost] for cost in COSTS]
             body.append([
                 group["label"], group["budget"], _signed(group), _number(group["of_dense"], 3),
