@@ -24,7 +24,7 @@ Learning rates: {rates}; seeds: {seeds}. In %: {metric}, on the dev set ({rows:,
 rows; the dense net has {dense}. Of dense: dev. Steps and minutes: all stages after the teacher, on a shared machine.
 """  # fmt: skip
 
-MISSING = "Not run: {labels}.\n"
+MISSING = "Not run at {labels}.\n"
 
 PICTURE = """![Pareto fronts on {task}](figures/{name}.png)
 
@@ -80,7 +80,7 @@ def sections() -> Iterator[str]:
             if cell["status"] != "done":
                 left.setdefault(cell["budget"].removeprefix("density="), []).append(cell["label"])
         if left:
-            yield MISSING.format(labels=". At ".join(f"{budget}: {'; '.join(some)}" for budget, some in left.items()))
+            yield MISSING.format(labels=". Not run at ".join(f"{budget}: {'; '.join(some)}" for budget, some in left.items()))
         yield PICTURE.format(task=NAMES[made["name"]], name=made["name"])
         if decided := [claim for claim in made["claims"] if claim["verdict"] != "not measured"]:
             yield CLAIMS.format(task=NAMES[made["name"]])

@@ -2,13 +2,14 @@
 
 A claim says that one value is more than ``times`` another plus ``by``. With several seeds the difference is tested over
 them (Student's t: paired, where both methods ran with the same seeds and so from the same teachers; Welch's else). With
-one seed it is compared with the standard errors that the two scores have because the dev set is a sample of rows. What
-neither decides is "within noise".
+one seed it is tested over the rows of the dev set: of pairs, where every row is right or wrong, as both nets answered
+the same rows; else it is compared with the standard errors that the two scores have because the dev set is a sample.
+What none decides is "within noise".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import atan, cos, erfc, floor, inf, pi, sin, sqrt
@@ -25,10 +26,18 @@ _WORST: tuple[Verdict, ...] = ("not held", "not measured", "within noise", "held
 
 @dataclass(frozen=True)
 class Score:
-    """A value with its standard error; None: unknown."""
+    """A value.
+
+    Attributes:
+        value: a metric, a ratio, ...
+        error: its standard error; None: unknown.
+        rows: function that returns what every row of the dev set adds to it, 1 where it is right and 0 where not; None,
+            or a function that returns None, where it is no fraction of rows, or they are not there.
+    """
 
     value: float
     error: float | None = None
+    rows: Callable[[], Sequence[float] | None] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -198,6 +207,13 @@ def difference(
         if (total := sum(parts)) > 1e-24:
             freedom = total**2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True))
             return student(gap / sqrt(total), freedom), "Welch's t-test over seeds", gap
+    elif len(first) == len(second) == len(both) == 1:
+        ours, theirs = (score.rows and score.rows() for side in (first, second) for score in side.values())
+        if ours and theirs and len(ours) == len(theirs) > 1:
+            gaps = [sign * (a - times * b) - by for a, b in zip(ours, theirs, strict=True)]
+            spread, gap = sqrt(variance(gaps) / len(gaps)), mean(gaps)
+            if spread > 1e-12:
+                return erfc(abs(gap) / spread / sqrt(2)), f"paired over the {len(gaps):,} rows of the dev set", gap
     left, right = (mean(s.value for s in side.values()) for side in (first, second))
     gap, test = sign * (left - times * right) - by, "standard errors of the two scores"
     # the rows are the same ones for every seed, so that more seeds make these errors no smaller

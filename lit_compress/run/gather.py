@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache, partial
+from math import fsum
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -11,8 +13,9 @@ from typing import Any
 from rich.table import Table
 
 from lit_compress.evaluation.claims import Claim, Result, Score, evaluate_claims
-from lit_compress.evaluation.intervals import standard_error
+from lit_compress.evaluation.intervals import FRACTIONS, standard_error
 from lit_compress.run.comparison import Cell, Job
+from lit_compress.run.details import ANSWERS
 from lit_compress.run.workers import Place, is_running
 from lit_compress.utils.files import write_json
 
@@ -40,7 +43,7 @@ def gather(
         if entry["status"] == "done":
             report = _read(place.out / entry["run"] / "report.json")
             metric = report["metric"]
-            results.append(Result(cell.label, cell.budget, cell.seed, scores(report)))
+            results.append(Result(cell.label, cell.budget, cell.seed, scores(report, place.out / entry["run"])))
     less = bool(metric) and metric["mode"] == "min"  # type: ignore[index]
     return {
         "format": FORMAT, "config": config, "task": task, "metric": metric, "fairness": fairness(config),
@@ -109,12 +112,12 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def scores(report: dict[str, Any]) -> dict[str, Score]:
-    """Return the scores of a run that claims may name."""
+def scores(report: dict[str, Any], folder: Path) -> dict[str, Score]:
+    """Return the scores of a run that claims may name; ``folder`` is that of the run."""
     compressed, dense, ratios = report["compressed"], report["dense"], report["ratios"]
     found = {
-        "metric": Score(compressed["metric"], _error(compressed)),
-        "dense": Score(dense["metric"], _error(dense)),
+        "metric": Score(compressed["metric"], _error(compressed), partial(_rows, report, folder, "compressed")),
+        "dense": Score(dense["metric"], _error(dense), partial(_rows, report, folder, "dense")),
         "one": Score(1.0, 0.0),
         "density": Score(compressed["density"], 0.0),
         "fewer_flops": Score(1 / ratios["flops"], 0.0),
@@ -125,6 +128,26 @@ def scores(report: dict[str, Any]) -> dict[str, Score]:
         # between a tenth and nine tenths of the rounds lie 2.56 standard deviations of one round
         found["speedup"] = Score(gain["median"], (gain["high"] - gain["low"]) / 2.56)
     return found
+
+
+def _rows(report: dict[str, Any], folder: Path, net: str) -> tuple[float, ...] | None:
+    """Return which rows a net answered right; None where the metric is not their mean, or not all of them were kept."""
+    path, metric = folder / ANSWERS, report["metric"]
+    if metric["name"] not in FRACTIONS or not path.is_file():
+        return None
+    right = _right(path, net, path.stat().st_mtime_ns)
+    same = len(right) == metric.get("rows") and abs(fsum(right) / len(right) - report[net]["metric"]) < 1e-6
+    return right if same else None
+
+
+@lru_cache(maxsize=512)
+def _right(path: Path, net: str, _changed: int) -> tuple[float, ...]:
+    """Return 1 for every kept answer that is the given one, else 0; () if the file cannot be read."""
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return tuple(float(line[net] == line["given"]) for line in lines)
+    except (ValueError, KeyError, TypeError, OSError):
+        return ()
 
 
 def _error(entry: dict[str, Any]) -> float | None:

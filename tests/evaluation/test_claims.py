@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from statistics import NormalDist
+import random
+from statistics import NormalDist, mean, stdev
 
 import pytest
 from scipy import stats
@@ -48,6 +49,28 @@ def test_one_seed_is_compared_with_the_standard_errors():
     assert verdict(results("A", [0.86], 0.012) + results("B", [0.85], 0.012), above="A", below="B") == "within noise"
     assert verdict(results("A", [0.90], 0.012) + results("B", [0.80], 0.012), above="A", below="B") == "held"
     assert verdict(results("A", [0.80], 0.012) + results("B", [0.90], 0.012), above="A", below="B") == "not held"
+
+
+def test_with_one_seed_the_answers_to_the_same_rows_are_paired():
+    """As a z-test of the differences; of rows that only one net has right it is McNemar's, but for its variance."""
+    rng = random.Random(0)
+    first = [float(rng.random() < 0.9) for _ in range(400)]
+    second = [right if rng.random() < 0.9 else 0.0 for right in first]
+    sides = [{1: Score(mean(rows), 0.02, lambda rows=rows: rows)} for rows in (first, second)]
+    for times, by, sign in ((1.0, 0.0, 1.0), (0.95, 0.01, 1.0), (1.0, 0.0, -1.0)):
+        gaps = [sign * (a - times * b) - by for a, b in zip(first, second, strict=True)]
+        p, test, gap = difference(*sides, times, by, sign)
+        assert gap == pytest.approx(mean(gaps)) and test == "paired over the 400 rows of the dev set"
+        assert p == pytest.approx(2 * (1 - NormalDist().cdf(abs(mean(gaps)) / (stdev(gaps) / 400**0.5))), abs=1e-9)
+    paired = difference(*sides)[0]
+    assert paired < difference({1: Score(mean(first), 0.02)}, {1: Score(mean(second), 0.02)})[0]
+    unknown = {1: Score(mean(second), 0.02, lambda: None)}
+    assert difference(sides[0], unknown)[1] == "standard errors of the two scores"
+    shorter = {1: Score(mean(second), 0.02, lambda: second[:-1])}
+    other_seed = {2: Score(mean(second), 0.02, lambda: second)}
+    for side in (shorter, other_seed):
+        assert difference(sides[0], side)[1] == "standard errors of the two scores"
+    assert difference(sides[0], sides[0])[0] == 1.0  # no row differs: the errors of the scores are left
 
 
 def test_what_cannot_be_decided_is_never_held():

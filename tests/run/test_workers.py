@@ -11,7 +11,7 @@ import pytest
 from lit_compress.evaluation.claims import read_claims
 from lit_compress.run import workers
 from lit_compress.run.comparison import RUNS, TEACHER, Cell, Job
-from lit_compress.run.gather import gather
+from lit_compress.run.gather import gather, scores
 from lit_compress.run.workers import Place, Worker, last_line, seconds_left
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.locks import try_lock
@@ -118,6 +118,28 @@ def test_held_out_rows_choose_the_rate_and_claims_are_decided(place):
     assert (a["learning_rate"], a["run"], [one["held_out"] for one in a["tried"]]) == (0.1, "runs/a-1", [0.8, 0.6])
     assert (b["learning_rate"], b["tried"], b["status"]) == (None, [], "done")
     assert found["claims"][0]["verdict"] == "held" and "not on the dev set" in found["fairness"]
+
+
+def test_rows_are_right_or_wrong_where_the_metric_is_their_mean(tmp_path):
+    nets = {"metric": 0.75, "density": 1, "interval": None}
+    report = {"compressed": nets, "dense": nets | {"metric": 0.5}, "metric": {"name": "accuracy", "rows": 4},
+              "ratios": {"flops": 1, "params": {"total": 1}, "bytes": 1}}  # fmt: skip
+    lines = [
+        {"given": "yes", "dense": d, "compressed": c}
+        for d, c in (("yes", "yes"), ("no", "yes"), ("no", "no"), ("yes", "yes"))
+    ]
+    assert scores(report, tmp_path)["metric"].rows() is None  # none were kept
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = scores(report, tmp_path)
+    assert found["metric"].rows() == (1, 1, 0, 1) and found["dense"].rows() == (1, 0, 0, 1)
+    assert found["density"].rows is None
+    for other in ({"name": "f1", "rows": 4}, {"name": "accuracy", "rows": 5}):
+        assert scores(report | {"metric": other}, tmp_path)["metric"].rows() is None
+    assert scores(report | {"compressed": nets | {"metric": 0.7}}, tmp_path)["metric"].rows() is None
+    for broken in ("{", '{"given": 1}\n', ""):
+        (tmp_path / "answers.jsonl").write_text(broken)
+        os.utime(tmp_path / "answers.jsonl", ns=(1, len(broken)))
+        assert scores(report, tmp_path)["metric"].rows() is None
 
 
 def test_a_run_of_other_options_is_refused(place):
