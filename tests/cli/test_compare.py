@@ -68,7 +68,7 @@ def test_the_shipped_comparisons_and_claims_can_be_read():
     made = {name: read_comparison(resolve_comparison(name)[1], name) for name in shipped_comparisons()}
     assert list(made) == ["compare_sst2.yaml", "compare_stsb.yaml", "compare_mrpc.yaml", "compare_quickstart.yaml"]
     claims = read_claims(read_yaml(COMPARISONS / "claims.yaml"), budget_name)
-    assert len(claims) == 20 and all(claim.paper for claim in claims)
+    assert len(claims) == 22 and all(claim.paper for claim in claims)
     labels = {entry.label for entry in made["compare_sst2.yaml"].entries()} | {"dense"}
     assert {name for claim in claims for pair in claim.pairs for name in pair} <= labels
     budgets = {budget_name(budget) for budget in made["compare_sst2.yaml"].budgets}
