@@ -244,7 +244,7 @@ class CoupledStage(Stage):
         net = super().build(method, previous, structure)
         if structure is not None:
             rebuild(net, structure)
-        else:
+        elif self.density < 1:
             trainer = method.trainer
             device, shared = trainer.strategy.root_device, trainer.world_size > 1
             self.prune(net, method.task, trainer.datamodule, device, shared)

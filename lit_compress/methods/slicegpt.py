@@ -191,7 +191,7 @@ class SlicingStage(Stage):
         net = super().build(method, previous, structure)
         if structure is not None:
             rebuild(net, structure)
-        else:
+        elif not self.keeps_all:
             trainer = method.trainer
             device, shared = trainer.strategy.root_device, trainer.world_size > 1
             self.prune(net, method.task, trainer.datamodule, device, shared)
