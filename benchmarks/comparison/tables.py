@@ -80,7 +80,9 @@ def sections() -> Iterator[str]:
             if cell["status"] != "done":
                 left.setdefault(cell["budget"].removeprefix("density="), []).append(cell["label"])
         if left:
-            yield MISSING.format(labels=". Not run at ".join(f"{budget}: {'; '.join(some)}" for budget, some in left.items()))
+            yield MISSING.format(
+                labels=". Not run at ".join(f"{budget}: {'; '.join(some)}" for budget, some in left.items())
+            )
         yield PICTURE.format(task=NAMES[made["name"]], name=made["name"])
         if decided := [claim for claim in made["claims"] if claim["verdict"] != "not measured"]:
             yield CLAIMS.format(task=NAMES[made["name"]])
