@@ -123,10 +123,10 @@ def every_task() -> str:
     """Return the table of all tasks at density 0.10: dev metric in %, best on SST-2 first."""
     found = {made["name"]: [run for run in runs if run["asked"] == "density=0.1"] for made, runs in comparisons()}
     order = {run["label"]: None for runs in found.values() for run in runs}
-    rows = [["dense", *(percent(runs[0]["dense"]["metric"]) for runs in found.values()), "1x", "1x"]]
+    rows = [["dense", *(percent(mean(run["dense"]["metric"] for run in runs)) for runs in found.values()), "1x", "1x"]]
     for label in order:
-        cells = {task: next((run for run in runs if run["label"] == label), None) for task, runs in found.items()}
-        first = next(run for run in cells.values() if run)
-        scores = [percent(run["compressed"]["metric"]) if run else "not run" for run in cells.values()]
+        cells = [[run for run in runs if run["label"] == label] for runs in found.values()]  # one per seed
+        first = next(runs[0] for runs in cells if runs)
+        scores = [percent(mean(run["compressed"]["metric"] for run in runs)) if runs else "not run" for runs in cells]
         rows.append([label, *scores, f"{1 / first['ratios']['flops']:.1f}x", f"{first['ratios']['speedup']:.1f}x"])
     return table(["method, density 0.10", *(NAMES[task] for task in found), "fewer FLOPs", "speed-up"], rows)

@@ -84,7 +84,7 @@ def edge_of(values: Sequence[float], dense: float, mode: str) -> float | None:
     near = [value for value in values if sign * value >= sign * limit]
     if dense <= 0 or not near or len(near) == len(values):
         return None
-    worst, best = sorted((*near, dense), key=lambda value: sign * value)[:: len(near)]
+    worst, best = (end((*near, dense), key=lambda value: sign * value) for end in (min, max))
     return round(worst - 0.2 * (best - worst or sign * 0.05 * dense), 12)
 
 

@@ -88,10 +88,11 @@ def resolve_config(name: str, task: str | None = None) -> tuple[str, str | None]
     return yaml.safe_dump(merged, sort_keys=False), None if task in table else _no_row(path, task, table)
 
 
-def shipped_comparisons() -> list[str]:
-    """Return the names of the configs of ``compare``: ``<file>_<task>.yaml`` for rows, else the file's name."""
-    files = sorted(COMPARISONS.glob("compare*.yaml"))
-    return [f"{f.stem}_{task}.yaml" if task else f.name for f in files for task in _table(f, read_yaml(f)) or [""]]
+def shipped_comparisons() -> dict[str, tuple[Path, str | None]]:
+    """Return file and row of every config of ``compare``; their names are ``<file>_<task>.yaml``, or the file's."""
+    rows = ((file, task) for file in sorted(COMPARISONS.glob("compare*.yaml"))
+            for task in _table(file, read_yaml(file)) or [None])  # fmt: skip
+    return {f"{file.stem}_{task}.yaml" if task else file.name: (file, task) for file, task in rows}
 
 
 def resolve_comparison(name: str, task: str | None = None) -> tuple[Path, dict[str, Any], str | None]:
@@ -107,13 +108,12 @@ def resolve_comparison(name: str, task: str | None = None) -> tuple[Path, dict[s
     Raises:
         UserError: no config has this name, the file is unreadable, or no row is chosen.
     """
-    stem, given = name.removesuffix(".yaml"), Path(name).expanduser()
-    file = next((path for path in (given, COMPARISONS / f"{stem}.yaml") if path.is_file()), None)
-    if file is None and f"{stem}.yaml" in shipped_comparisons():
-        head, _, task = stem.rpartition("_")
-        file = COMPARISONS / f"{head}.yaml"
+    full, shipped = f"{name.removesuffix('.yaml')}.yaml", shipped_comparisons()
+    file = next((path for path in (Path(name).expanduser(), COMPARISONS / full) if path.is_file()), None)
     if file is None:
-        raise UserError(f"config: no file or shipped comparison '{name}'; {nearest(name, shipped_comparisons())}")
+        if full not in shipped:
+            raise UserError(f"config: no file or shipped comparison '{name}'; {nearest(name, list(shipped))}")
+        file, task = shipped[full]
     content = read_yaml(file)
     if (table := _table(file, content)) is None:
         return file, content, None

@@ -167,6 +167,15 @@ def test_texts_of_files_stay_texts(hostile, no_pictures):
     assert "<script>" not in text.replace(f"```bash\n{HOSTILE}", "") and "Not done" in text
 
 
+def test_a_net_far_behind_stands_at_the_edge_with_its_number(tmp_path, no_pictures):
+    folder = comparison(tmp_path / "c", 1, 1, DETAIL)
+    assert '<text x="8"' not in pages.write(folder).read_text()
+    path = folder / "runs" / "0-3-0" / "report.json"
+    path.write_text(json.dumps(report(0.135, 0.06)))
+    html = pages.write(folder).read_text()
+    assert html.count('<text x="8" y="3.5">0.135</text>') == 4  # one for each cost
+
+
 def test_the_legend_has_what_is_drawn(tmp_path, no_pictures):
     folder = comparison(tmp_path / "c", 2, 1, DETAIL)
     found = json.loads((folder / "compare.json").read_text())
