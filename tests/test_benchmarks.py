@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common, tables
+from benchmarks.comparison import run as comparison_run
 from benchmarks.lpaf_vs_svd import tables as lpaf_tables
 from benchmarks.reliability import tables as reliability_tables
 
@@ -163,6 +164,27 @@ def test_a_fit_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (result["name"], result["x"], result["memory_mib"], result["task"]) == ("one", 1, 12.0, "sst2")
     assert result["config"]["model"]["init_args"] == {"backbone": "minilm", "teacher": "dense"}
     assert result["records"] == [{"name": "dense", "steps": 0}]
+
+
+def test_a_comparison_goes_on_in_another_folder() -> None:
+    def comparison(teacher: float, cells: dict[str, str], claims: dict[str, str], budget: float) -> dict[str, Any]:
+        fixed = {"learning_rates": [3e-4], "updates": 10, "hold_out": 4, "teacher": {}}
+        return {
+            "cells": [{"name": name, "status": status} for name, status in cells.items()],
+            "claims": [{"text": text, "verdict": verdict} for text, verdict in claims.items()],
+            "config": {"budgets": [budget], "seeds": [1], **fixed}, "teachers_held_out": [{"val/accuracy": teacher}],
+        }  # fmt: skip
+
+    before = comparison(0.9, {"a": "done", "b": "missing"}, {"a > c": "held", "a > b": "not measured"}, 0.06)
+    now = comparison(
+        0.9, {"a": "missing", "b": "done", "c": "failed"}, dict.fromkeys(("a > c", "a > b"), "not measured"), 0.1
+    )
+    made = comparison_run.with_earlier(now, before)
+    assert {cell["name"]: cell["status"] for cell in made["cells"]} == {"a": "done", "b": "done", "c": "failed"}
+    assert {claim["text"]: claim["verdict"] for claim in made["claims"]} == {"a > c": "held", "a > b": "not measured"}
+    assert made["config"]["budgets"] == [0.06, 0.1] and made["config"]["updates"] == 10
+    with pytest.raises(SystemExit, match="teachers_held_out.*0.8"):
+        comparison_run.with_earlier(comparison(0.8, {}, {}, 0.1), before)
 
 
 def test_lpaf_beside_svd_with_and_without_results(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@
 Runs ``compare --config compare_<task>.yaml`` in --work and stores what is finished there: runs that were made before
 are not made again. --data is the folder of the GLUE data sets. The choices are those of the command: with ``--methods``
 only these are run, the others are shown as missing; ``--budgets``, ``--seeds`` and ``--learning_rates`` stand in place
-of the config's. ``--collect`` runs nothing.
+of the config's. ``--collect`` runs nothing. What an earlier folder gave stays: its cells and claims are taken over where
+this folder has none, if the teachers have the same scores; with other teachers the script ends and writes nothing.
 
 Writes benchmarks/comparison/results/<task>.json (cells and claims of compare.json) and <task>/<run>.json (a run's
 report.json, ``held_out``).
@@ -26,9 +27,43 @@ KEYS = ("budgets", "seeds", "learning_rates", "updates", "hold_out", "teacher")
 CHOICES = ("methods", "budgets", "seeds", "learning_rates")
 
 
+def with_earlier(made: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """Return a comparison with the cells and claims of an earlier one, where it has none of its own.
+
+    Raises:
+        SystemExit: teachers or settings differ, so that their rows do not belong into one table.
+    """
+    fixed = {key for key in KEYS if key not in ("budgets", "seeds")}
+    for key, now, then in (
+        ("teachers_held_out", made["teachers_held_out"], before["teachers_held_out"]),
+        *((key, made["config"][key], before["config"][key]) for key in sorted(fixed)),
+    ):
+        if now != then:
+            raise SystemExit(f"{key}: {now} here, {then} in the results; remove these, or choose other --results")
+    cells = {cell["name"]: cell for cell in before["cells"]}
+    cells |= {cell["name"]: cell for cell in made["cells"] if cell["status"] == "done" or cell["name"] not in cells}
+    known = {claim["text"]: claim for claim in before["claims"]}
+    claims = [
+        known.get(claim["text"], claim) if claim["verdict"] == "not measured" else claim for claim in made["claims"]
+    ]
+    config = made["config"] | {
+        key: list(dict.fromkeys([*before["config"][key], *made["config"][key]])) for key in ("budgets", "seeds")
+    }
+    return made | {"cells": list(cells.values()), "claims": claims, "config": config}
+
+
 def collect(options: Any, task: str, out: Path) -> None:
     """Store the finished runs of a comparison, its cells and its claims."""
     found = json.loads((out / "compare.json").read_text())
+    kept = {key: found[key] for key in ("fairness", "cells", "claims", "metric", "task")}
+    teachers = [json.loads(path.read_text())[0] for path in sorted(out.glob("teachers/*/stages.json"))]
+    made = {
+        "name": task, **kept, "config": {key: found["config"][key] for key in KEYS},
+        "teachers_held_out": [found["held_out"] for found in teachers], **common.frame(),
+    }  # fmt: skip
+    stored = options.results / f"{task}.json"
+    if stored.exists():
+        made = with_earlier(made, json.loads(stored.read_text()))
     runs, options.results = options.results, options.results / task
     for cell in found["cells"]:
         if cell["status"] != "done":
@@ -36,19 +71,13 @@ def collect(options: Any, task: str, out: Path) -> None:
         folder = out / cell["run"]
         report = common.report_of(folder)
         held_out = report["records"][-1].get("held_out")
-        made = {key: cell[key] for key in ("label", "seed", "learning_rate", "seconds", "memory_mib")}
+        about = {key: cell[key] for key in ("label", "seed", "learning_rate", "seconds", "memory_mib")}
         common.write(options, folder.name, {
-            "name": folder.name, **made, "asked": cell["budget"], "threads": options.threads, **report,
+            "name": folder.name, **about, "asked": cell["budget"], "threads": options.threads, **report,
             "held_out": held_out,
         })  # fmt: skip
     options.results = runs
-    kept = {key: found[key] for key in ("fairness", "cells", "claims", "metric", "task")}
-    config = {key: found["config"][key] for key in KEYS}
-    teachers = [json.loads(path.read_text())[0] for path in sorted(out.glob("teachers/*/stages.json"))]
-    common.write(options, task, {
-        "name": task, **kept, "config": config, "teachers_held_out": [found["held_out"] for found in teachers],
-        **common.frame(),
-    })  # fmt: skip
+    common.write(options, task, made)
 
 
 def main() -> None:
