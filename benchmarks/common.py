@@ -1,7 +1,7 @@
 """Functions of all studies: the command line, commands as users type them, results without local paths, tables.
 
 A study is a folder with run.py (further scripts have other names), tables.py, findings.md and results/. Scripts are
-run from the root of the repository as modules: ``python -m benchmarks.cofi.run --backbone DIR --data GLUE_DIR``.
+run from the root of the repository as modules: ``python -m benchmarks.fwsvd.run --backbone DIR --data GLUE_DIR``.
 An existing result is not made again, so a script can be stopped and started again; ``--list`` prints the commands
 of missing results, ``--list all`` those of all results.
 """
@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+
+import yaml
 
 HERE = Path(__file__).resolve().parent
 # of every script that trains; a script says which of the other options it has
@@ -65,7 +67,7 @@ def parser(script: str, doc: str | None, *names: str, **values: Any) -> Parser:
     """Return the command line of a script, to which it may add options.
 
     Args:
-        script: ``cofi`` for cofi/run.py, ``cofi/gated_step`` for another script of the study.
+        script: ``fwsvd`` for fwsvd/run.py, ``fwsvd/fisher`` for another script of the study.
         doc: its docstring.
         names: the OPTIONS that it has.
         values: further OPTIONS with their defaults; a tuple has the choices: the default is all of them for options
@@ -136,6 +138,16 @@ def dense_net(options: Any, name: str, *words: object, epochs: int, rate: float)
             "--model.dense.learning_rate", rate, "--model.retrain.epochs", 0, "--run_dir", run, "--ckpt_path", "last",
         )  # fmt: skip
     return net
+
+
+def compared(label: str = "") -> list[object]:
+    """Return the options of a method in configs/compare/compare.yaml.
+
+    Without a name, the options are those of the distillation that all methods share.
+    """
+    found = yaml.safe_load((HERE.parent / "configs" / "compare" / "compare.yaml").read_text())
+    options = found["methods"][label]["options"] if label else found["taught"]
+    return [word for key, value in options.items() for word in (f"--{key}", str(value).lower())]
 
 
 def missing(options: Any, name: str) -> bool:
@@ -232,7 +244,7 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
 
 
 def module(script: str) -> str:
-    """Return the module of a script: ``benchmarks.cofi.run`` for ``cofi``."""
+    """Return the module of a script: ``benchmarks.fwsvd.run`` for ``fwsvd``."""
     study, _, name = script.partition("/")
     return f"benchmarks.{study}.{name or 'run'}"
 
@@ -334,9 +346,22 @@ def held(yes: bool) -> str:
     return "held" if yes else "not held"
 
 
-def origin(result: dict[str, Any], script: str, threads: int) -> str:
-    """Return the line on the script, hardware and versions of a table."""
-    return (
+def origin(result: dict[str, Any], script: str, threads: int, compare: str = "") -> str:
+    """Return the line on the script, hardware and versions of a table.
+
+    Args:
+        result: one of the table's results.
+        script: as :func:`parser`.
+        threads: of PyTorch.
+        compare: words of the command ``compare`` that replaces the script, whose results stay.
+    """
+    made = (
         f"Made by `python -m {module(script)}` on {result['hardware']['cpu']}, {threads} thread(s), "
         f"torch {result['versions']['torch']}; every JSON names its commit. No GPU was measured.\n"
     )
+    if compare:
+        made += (
+            f"\nThat script is gone: it is in the commits that the JSONs name, and each JSON holds its run's config. "
+            f"`python -m lit_compress compare {compare}` asks the same today, with a teacher trained to its end.\n"
+        )
+    return made

@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from benchmarks.second_order.trained import RANK_GATES
-from benchmarks.sp3.run import GATED
 
 SCRIPT = "architectures/decoders"
 LLAMA = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
@@ -65,8 +63,8 @@ CELLS: dict[str, tuple[str, list[object]]] = {
     "lpaf": ("LPAF", trained("prune", "retrain")),
     "losparse": ("LoSparse", MASKS),
     "itp": ("ITP", MASKS),
-    "flop": ("FLOP", [*trained("prune"), "--model.prune.init", "finetuned", *RANK_GATES]),
-    "sp3": ("SP3", [*trained("prune"), *GATED["SP3"], "--model.prune.gates", "[hidden,neurons]"]),
+    "flop": ("FLOP", [*trained("prune"), *common.compared("FLOP")]),
+    "sp3": ("SP3", [*trained("prune"), *common.compared("SP3"), "--model.prune.gates", "[hidden,neurons]"]),
     "theseus": ("Theseus", trained("replace")),
     "magnitude": ("Magnitude", MASKS),
     "movement": ("Movement", MASKS),

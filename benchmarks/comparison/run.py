@@ -6,8 +6,8 @@
 Runs ``compare --config compare_<task>.yaml`` in --work and stores what is finished there: runs that were made before
 are not made again. --data is the folder of the GLUE data sets. The choices are those of the command: with ``--methods``
 only these are run, the others are shown as missing; ``--budgets``, ``--seeds`` and ``--learning_rates`` stand in place
-of the config's. ``--collect`` runs nothing. What an earlier folder gave stays: its cells and claims are taken over where
-this folder has none, if the teachers have the same scores; with other teachers the script ends and writes nothing.
+of the config's. ``--collect`` runs nothing. Cells and claims that are stored already and that this folder lacks
+are kept, if its teachers have the scores of theirs; with other teachers the script ends and writes nothing.
 
 Writes benchmarks/comparison/results/<task>.json (cells and claims of compare.json) and <task>/<run>.json (a run's
 report.json, ``held_out``).

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.common import Cell, file_density, load, module, origin, percent, table, updates
 
 STUDY = "lpaf_vs_svd"
+REPLACED = "--config compare_sst2.yaml --methods LPAF SVD --budgets 0.5 0.25 0.16"
 TITLE = "LPAF beside truncated SVD + retraining"
 ABOUT = "LPAF and truncated SVD from the same teacher with the same number of updates after it, SST-2 at 0.50, 0.25 and 0.16."
 KEY = "val/accuracy"
@@ -124,7 +125,7 @@ def sections() -> Iterator[str]:
         dense = percent(fits[0].stages["dense"]["metric"][KEY])
         yield COMPARISON.format(dense=dense, precision=fits[0].result["config"]["trainer"]["precision"])
         yield comparison(fits)
-        yield from ("Every run:\n", runs(fits), origin(fits[0].result, STUDY, 1))
+        yield from ("Every run:\n", runs(fits), origin(fits[0].result, STUDY, 1, REPLACED))
     else:
         yield MISSING.format(module=module(STUDY))
     yield EARLIER

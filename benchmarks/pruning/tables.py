@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.common import Cell, file_density, load, mean_and_deviation, origin, percent, spread, table, updates
 
 STUDY = "pruning"
+REPLACED = '--config compare_mrpc.yaml --methods LoSparse ITP Movement "Low-rank I" "Low-rank II" PLATON FirstOrder Magnitude --budgets 0.2 0.1'
 TITLE = "LoSparse beside its baselines"
 ABOUT = "LoSparse, ITP, movement, low-rank, PLATON, first-order and magnitude pruning on SST-2, MRPC and RTE; the time that pruning adds to a step and that compact layers save."
 
@@ -212,4 +213,4 @@ def sections() -> list[str]:
     made = {task: {updates(r) for r in results if r["task"] == task} for task in TASKS}
     head = HEAD.format(**{task: ", ".join(map(str, sorted(steps))) or "not run" for task, steps in made.items()})
     lines = [head, *comparison(cells), *densities(cells), *claims(cells), *ranks(cells)]
-    return [*lines, origin(results[0], STUDY, 1), *speed()]
+    return [*lines, origin(results[0], STUDY, 1, REPLACED), *speed()]

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.common import Cell, file_density, load, origin, percent, table
 
 STUDY = "second_order"
+REPLACED = "--config compare_sst2.yaml"
 TITLE = "Second-order compression"
 ABOUT = "Weightings, allocations and what is removed, from one teacher on SST-2: right after `factorize`, and trained."
 KEY = "val/accuracy"
@@ -286,7 +287,7 @@ def taught() -> Iterator[str]:
                     there = "" if at is None or case not in PUBLISHED else str(PUBLISHED[case][task][at])
                     rows.append([f"{density:.2g}", name, *(after(cell) if cell else "" for cell in cells), there])
         yield table(["density", "method", "rate 3e-4", "rate 1e-4", "published"], rows)
-        yield origin(some, f"{STUDY}/trained", 1)
+        yield origin(some, f"{STUDY}/trained", 1, REPLACED)
 
 
 def trained_rows(trained: list[dict[str, Any]]) -> Iterator[list[str]]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from benchmarks import common
 from benchmarks.second_order.run import shortened
-from benchmarks.second_order.trained import TAUGHT
 
 STUDY = "size"
 EXAMPLES, EPOCHS, RATE = 8000, 4, 3e-4  # 1,000 updates
@@ -89,7 +88,7 @@ def main() -> None:
         given += [f"--export.{word[2:]}" if word.startswith("--") else word for word in levers.export]
         common.fit(
             options, f"trained-{cell}-{megabytes:g}", *common.shared(options, "sst2", data, EXAMPLES),
-            "--model", "SecondOrder", "--model.budget", f"size={megabytes:g}MB", *given, *TAUGHT,
+            "--model", "SecondOrder", "--model.budget", f"size={megabytes:g}MB", *given, *common.compared(),
             "--model.retrain.epochs", EPOCHS, "--model.retrain.learning_rate", RATE, teacher=dense,
             more=lambda made: {
                 "cell": cell, "megabytes": megabytes,
