@@ -2,9 +2,9 @@
 
     python -m benchmarks.scaling.by_block [--shapes small 1b] [--examples 8] [--blocks 1]
 
-Writes a Llama of every shape as bfloat16 shards, block by block, then runs ``factorize`` by K-FAC with one block at a
-time in memory, in a process of its own. Of the shape ``7b``, and with ``--blocks`` of any, only the first blocks are
-made and run: memory does not depend on their number, and the seconds are multiplied. Writes
+Writes a Llama of every shape as bfloat16 shards, block by block, then runs ``factorize`` by K-FAC, or SliceGPT
+(``1b-slices``), with one block at a time in memory, in a process of its own. Of the shapes ``7b`` and ``1b-slices``, and
+with ``--blocks`` of any, only the first blocks are made and run: memory does not depend on their number, and the seconds are multiplied. Writes
 benchmarks/scaling/results/by_block/SHAPE.json.
 """
 
@@ -31,7 +31,7 @@ BASE = "small"  # what libraries take is measured on this shape
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Llama; ``run`` of its blocks are made."""
+    """The sizes of a Llama, of which ``run`` blocks are made, and the ``options`` of the command; none: K-FAC."""
 
     blocks: int
     width: int
@@ -39,6 +39,7 @@ class Shape:
     heads: int
     vocabulary: int = 32000
     run: int | None = None
+    options: tuple[str, ...] = ()
 
     @property
     def made(self) -> int:
@@ -50,6 +51,7 @@ SHAPES = {
     "small": Shape(4, 256, 688, 4, 1000),
     "1b": Shape(16, 2048, 5632, 32),
     "7b": Shape(32, 4096, 11008, 32, run=2),
+    "1b-slices": Shape(16, 2048, 5632, 32, run=4, options=("--method", "SliceGPT")),
 }
 
 
@@ -126,7 +128,7 @@ def measure(options: Any, name: str) -> dict[str, Any]:
         write_texts(work / "texts", options.examples)
     peak = common.command(
         options, "factorize", work / "net", work / "out", "--density", 0.5, "--by_block", "float32", "--data.task",
-        "plain_text", "--data.path", work / "texts", "--data.max_length", LENGTH, "--dtype", "bfloat16",
+        "plain_text", "--data.path", work / "texts", "--data.max_length", LENGTH, "--dtype", "bfloat16", *shape.options,
     )  # fmt: skip
     if options.list:
         return {}

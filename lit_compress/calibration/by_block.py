@@ -86,8 +86,11 @@ class Sweeps:
         """Yield what block ``number`` reads, part by part; None for the first, whose input the embeddings give."""
         if number == 0:
             yield from (None for _ in self.parts)
-        else:
-            yield from (copies[0] for copies in stored(self.path("states", number), self.dtype, self.shapes))
+            return
+        path, each = self.path("states", number), torch.empty(0, dtype=self.dtype).element_size()
+        tokens = [shape[:-1] for shape in self.shapes]
+        width = path.stat().st_size // (each * sum(map(prod, tokens)))  # of sliced nets every block has its own
+        yield from (copies[0] for copies in stored(path, self.dtype, [(*shape, width) for shape in tokens]))
 
     def last(self) -> Iterator[Tensor]:
         """Yield what the last block gave, part by part."""

@@ -67,17 +67,22 @@ def sliced_axes(
         with _frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
             for i, place in track(list(enumerate(stream.sites)), "principal axes", len(stream.sites)):
                 gram, tokens = _gram(net, place.norms, stacks.index(place.stack), batches(), KINDS[kind], reduce)
-                if tokens < gram.size:
-                    note(
-                        f"calibration: {tokens} tokens are fewer than the {gram.size} dimensions of hidden states; "
-                        "the axes of those without any are chosen at random"
-                    )
+                note_few_tokens(tokens, gram.size)
                 axes.append(agree(lambda gram=gram: find(gram.whole())[0]))  # type: ignore[misc]
                 handles += _slice(net, stream, i, axes[i][:, : widths[i]])
     finally:
         for handle in handles:
             handle.remove()
     return axes
+
+
+def note_few_tokens(tokens: int, size: int) -> None:
+    """Say that there are fewer tokens than dimensions of hidden states, where it is so."""
+    if tokens < size:
+        note(
+            f"calibration: {tokens} tokens are fewer than the {size} dimensions of hidden states; the axes of those "
+            "without any are chosen at random"
+        )
 
 
 def _gram(

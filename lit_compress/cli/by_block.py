@@ -17,23 +17,26 @@ import torch
 
 from lit_compress.calibration.by_block import BlockMoments, Sweeps, What, calibration_parts, check_disk
 from lit_compress.calibration.kronecker import TOKENS
+from lit_compress.calibration.sliced_by_block import BlockAxes
 from lit_compress.cli.one_shot import OneShot, Pruner
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate
-from lit_compress.export.by_block import check_choices_by_block, write_report, write_shards
+from lit_compress.export.by_block import check_choices_by_block, write_parts, write_report, write_shards
 from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
 from lit_compress.methods.llm_pruner import BlockPruning, LLMPruner
-from lit_compress.methods.slicegpt import SliceGPT
+from lit_compress.methods.slicegpt import BlockSlices, SliceGPT
+from lit_compress.models.architectures import get_architecture
 from lit_compress.models.backbones import empty_net, finetuned_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block
+from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.shapes import without_values
 from lit_compress.models.shards import LazyTensors, net_bytes
 from lit_compress.models.sites import blocks
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe
 from lit_compress.numerics.sampled_labels import Labels
-from lit_compress.stages.by_block import BlockFactors, Kept, check_weighting
+from lit_compress.stages.by_block import BlockFactors, Changes, Kept, check_weighting
 from lit_compress.stages.units_by_block import BlockUnits
 from lit_compress.stages.weighted_retraining import calibration_of, check_removal
 from lit_compress.stages.weighting import of_weighting, seed_of
@@ -114,10 +117,6 @@ def factorize_by_block(
     return_freed_memory()
     folder, task = Path(method.backbone).expanduser(), method.task
     check_choices_by_block(choices)
-    if isinstance(method, SliceGPT):
-        raise UserError(
-            "--by_block: SliceGPT turns the hidden states of all blocks and needs the whole net; nearest: LLMPruner"
-        )
     if not folder.is_dir():
         raise UserError(f"--by_block: '{folder}' is no folder; give the folder of a downloaded model")
     if task_type(task).loss == "vectors":
@@ -131,7 +130,10 @@ def factorize_by_block(
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
     own_folder = out.with_name(f"{out.name}.by_block")
     given = (dense, data, own_folder)
-    plan = _pruning(method, *given) if isinstance(method, LLMPruner) else _weighted(method, *given)
+    if isinstance(method, SliceGPT):
+        plan = _slicing(method, *given)
+    else:
+        plan = _pruning(method, *given) if isinstance(method, LLMPruner) else _weighted(method, *given)
     kept, calibration, reads = plan.kept, plan.calibration, plan.examples is not None
     tensors = LazyTensors(folder, f"model: '{folder}'")
     files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.glob("*.safetensors"))
@@ -141,7 +143,7 @@ def factorize_by_block(
     before = Sweeps(net, kind, dev, work.folder / "dense", dtype)
     parts = calibration_parts(kind, plan.examples, plan.labels) if reads else []
     sweeps = Sweeps(net, kind, parts, work.folder / "calibration", dtype)
-    moments = BlockMoments(sweeps, dense, plan.labels, plan.seed, plan.what, kept.sites)
+    moments = plan.collector(sweeps, dense)
     check_disk(work.folder, _disk(before, sweeps, kept, plan.labels is not None))
 
     before.reach(len(net), keep=False, what="evaluate")
@@ -158,7 +160,11 @@ def factorize_by_block(
     if calibration and calibration["estimated_loss"] is not None:
         calibration["estimated_loss"] = loss
     with atomic_folder(out) as temporary:
-        form = write_shards(net, form, partial(kept.change, chosen), choices.dtype, work.folder, temporary)
+        files = (choices.dtype, work.folder, temporary)
+        if isinstance(kept, BlockSlices):
+            form = write_parts(form, len(net), partial(kept.part, net), *files)
+        else:
+            form = write_shards(net, form, partial(kept.change, chosen), *files)
         work.ended("export")
         sums = moments.bytes() if reads else 0
         memory = {"outside": _bytes(net.net), "block": max(map(_bytes, net.blocks)), "statistics": sums}
@@ -166,7 +172,7 @@ def factorize_by_block(
         own = BlockNet(
             config_of(temporary), LazyTensors(temporary, "export"), describe(form), dtype=None, device=device
         )
-        if not choices.half:
+        if not choices.half and isinstance(kept, Changes):
             before.net = own  # they are alike outside the blocks
         after = Sweeps(own, kind, dev, work.folder / "compressed", dtype)
         after.reach(len(own), keep=False, what="evaluate")
@@ -194,7 +200,7 @@ class _Plan:
     """What a method reads and keeps.
 
     Attributes:
-        kept: of the blocks.
+        kept: of the blocks, on disk.
         examples: batches of them; None where weights are enough.
         labels: of the gradients; None without gradients.
         seed: of drawn labels.
@@ -202,12 +208,19 @@ class _Plan:
         calibration: field of the report.
     """
 
-    kept: Kept
+    kept: Changes | BlockSlices
     examples: Any = None
     labels: Labels | None = None
     seed: int = 0
     what: What = "moments"
     calibration: dict[str, Any] | None = None
+
+    def collector(self, sweeps: Sweeps, dense: PreTrainedModel) -> BlockMoments | BlockAxes:
+        """Return what goes over the blocks for it."""
+        kept = self.kept
+        if isinstance(kept, BlockSlices):
+            return BlockAxes(sweeps, dense, kept.widths, not get_architecture(dense).rms, kept.read)
+        return BlockMoments(sweeps, dense, self.labels, self.seed, self.what, kept.sites)
 
 
 def _weighted(method: OneShot, dense: PreTrainedModel, data: DataModule, folder: Path) -> _Plan:
@@ -236,6 +249,21 @@ def _pruning(method: LLMPruner, dense: PreTrainedModel, data: DataModule, folder
     stage.check(dense)
     what: What = "squares" if stage.settings.importance == "element2" else "gradients"
     return _Plan(BlockPruning(folder, dense, _names(dense), stage), stage.examples(data), "true", what=what)
+
+
+def _slicing(method: SliceGPT, dense: PreTrainedModel, data: DataModule, folder: Path) -> _Plan:
+    """Return the plan of slices of hidden states, after the checks."""
+    stage = method.pruning()
+    if stage.keeps_all:
+        raise UserError("--by_block: at density 1 nothing is sliced; nearest: 0.9")
+    stage.check(dense)
+    if not residual_stream(dense).pre_norm:
+        raise UserError(
+            f"--by_block: norms of '{dense.config.model_type}' stand after the sub-layers, and slices then need the "
+            "whole net; nearest: LLMPruner"
+        )
+    data.reads_labels = method.kind.reads_labels
+    return _Plan(BlockSlices(folder, dense, _names(dense), stage), stage.examples(data))
 
 
 def _names(net: PreTrainedModel) -> list[str]:

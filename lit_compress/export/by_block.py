@@ -26,10 +26,10 @@ from lit_compress.models.block_net import BlockNet, empty
 from lit_compress.models.shards import net_bytes, write_index, write_shard
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_form
-from lit_compress.models.surgery import describe
+from lit_compress.models.surgery import Structure, describe, rebuild
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import write_json
+from lit_compress.utils.files import read_json, write_json
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -109,6 +109,47 @@ def write_shards(
         made.config.architectures = [type(made).__name__]
         save_form(made, out)
     return made
+
+
+def write_parts(
+    net: PreTrainedModel, count: int, part: Callable[[int], tuple[dict[str, Tensor], Structure]], dtype: str,
+    folder: Path, out: Path,
+) -> PreTrainedModel:  # fmt: skip
+    """Write a net whose changes reach beyond its blocks, one file per part, with configuration and code.
+
+    A part whose files are in ``folder`` already is not made again; ``out`` gets all when they are there.
+
+    Args:
+        net: dense, without values; its modules are replaced. Its tables of embeddings are not tied afterwards.
+        count: number of parts.
+        part: function of a part's number that returns its tensors, by name, and the specs of its modules.
+        dtype: of the files.
+        folder: for files that are finished; a killed process goes on from them.
+        out: existing folder of the export.
+
+    Returns:
+        The net of the export, without values.
+    """
+    kind, paths, structure = getattr(torch, dtype), [], {}
+    for i in track(list(range(count)), "write", count):
+        paths.append(folder / f"block-{i:05}.safetensors")
+        specs = paths[-1].with_suffix(".json")
+        if not paths[-1].is_file():
+            with torch.no_grad():
+                tensors, found = part(i)
+            write_json(specs, found)
+            _write(tensors.items(), kind, paths[-1])
+        structure |= read_json("--by_block", specs, dict)
+    for path in paths:
+        _place(path, out / path.name)
+    write_index(out, [out / path.name for path in paths])
+    net.config.tie_word_embeddings = False
+    with torch.device("meta"):
+        rebuild(net, structure)
+    if dtype != "float32":
+        net.config.dtype = kind
+    write_form(net, out, save_form)
+    return net
 
 
 def _place(path: Path, there: Path) -> None:

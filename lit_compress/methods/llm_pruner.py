@@ -49,7 +49,7 @@ from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.models.uniform_shape import Shape, even_counts
 from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance
 from lit_compress.stages.base import Stage, StageContext
-from lit_compress.stages.by_block import Kept, stored_tensors
+from lit_compress.stages.by_block import Changes, stored_tensors
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError, require
@@ -297,7 +297,7 @@ class CoupledStage(Stage):
 
 
 @dataclass(frozen=True)
-class BlockPruning(Kept):
+class BlockPruning(Changes):
     """The same with one block in memory: of every block one file that says which units stay.
 
     Attributes:

@@ -25,7 +25,8 @@ Deviations, and where paper and program differ:
     - BERT, RoBERTa, ELECTRA, DistilBERT, DeBERTa and BART are not in the paper. Their norms stand after the residual
       sum, where a site is one norm (SP3, Eqs. 6-9): the same axes and slices, in that form.
     - Recovery fine-tuning trains all weights by default; the paper's trains adapters: ``prune.parameters lora``.
-    - Every site has forwards of its own, up to it, where the program keeps all hidden states.
+    - Every site has forwards of its own, up to it, where the program keeps all hidden states. ``factorize --by_block``
+      keeps those before a block, and forwards are of that block (calibration/sliced_by_block.py).
     - With the residual matrices a block keeps k / d + (k / d)^2 / 6 of its weights (d_ff = 4 d): 0.84 at a slice of
       25 %, and more than all at slices below 13 %.
 """
@@ -34,32 +35,39 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_compress.calibration.sliced_stream import sliced_axes
 from lit_compress.methods.base import Method
 from lit_compress.models.accounting import stored_density
 from lit_compress.models.architectures import get_architecture
+from lit_compress.models.block_net import BlockNet
 from lit_compress.models.projected.bases import identity_bases
 from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gated_size
 from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.projected.outline import outline_projected
 from lit_compress.models.residual_stream import residual_stream
-from lit_compress.models.surgery import Structure, link, rebuild
+from lit_compress.models.shorten import shorten, stack_lengths
+from lit_compress.models.sites import blocks
+from lit_compress.models.surgery import Structure, describe, link, rebuild
 from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.by_block import Kept, stored_tensors
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
 from lit_compress.utils.errors import UserError, require
+from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import from_first
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
@@ -214,18 +222,21 @@ class SlicingStage(Stage):
             widths = self.widths(net)
             slice_stream(net, self._axes(net, widths, task, data, device, shared), widths)
 
+    def examples(self, data: DataModule) -> DataLoader:
+        """Return the batches of the calibration examples."""
+        count = self.settings.examples or min(512, data.train_size())
+        return data.calibration_dataloader(count, self.settings.calibration_seed, "prune.examples")
+
     def _axes(
         self, net: PreTrainedModel, widths: list[int], task: Task, data: DataModule, device: torch.device, shared: bool
     ) -> list[Tensor]:
         """Return the axes of every site, on every rank those of the first."""
-        settings = self.settings
-        count = settings.examples or min(512, data.train_size())
         hooked = net
         if residual_stream(net).pre_norm:
             hooked = insert_projections(copy.deepcopy(net), identity_bases(net), _FORM)
         axes = sliced_axes(
             hooked.to(device), residual_stream(hooked), widths,  # type: ignore[arg-type]
-            lambda: data.calibration_dataloader(count, settings.calibration_seed, "prune.examples"),
+            lambda: self.examples(data),
             task.kind,
             centred=not get_architecture(net).rms,
             reduce=torch.distributed.all_reduce if shared else None,
@@ -237,6 +248,92 @@ class SlicingStage(Stage):
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""
         return {"density": self.achieved, "target": self.achieved if self.slicing is not None else self.density}
+
+
+@dataclass(frozen=True)
+class BlockSlices(Kept):
+    """The same with one block in memory: of every block one file with the axes that its two sites keep.
+
+    Attributes:
+        stage: has settings and widths.
+    """
+
+    name = "axes"
+
+    stage: SlicingStage
+
+    @cached_property
+    def widths(self) -> list[int]:
+        """How many directions every site keeps."""
+        return self.stage.widths(self.shapes)
+
+    @property
+    def sites(self) -> list[str]:
+        """No matrix has moments of its own."""
+        return []
+
+    def bytes(self) -> int:
+        """Return the size of the axes."""
+        return 8 * self.shapes.config.hidden_size * sum(self.widths)
+
+    def write(self, number: int, block: nn.Module, found: dict[int, Tensor]) -> None:
+        """Write the axes of a block's sites that stay."""
+        from safetensors.torch import save_file
+
+        kept = {str(site): axes[:, : self.widths[site]].contiguous() for site, axes in found.items()}
+        with atomic_file(self.path(number)) as temporary:
+            save_file(kept, temporary)
+
+    def read(self, number: int) -> dict[int, Tensor]:
+        """Return U [d, d] of a block's sites; the directions that go are 0."""
+        size = self.shapes.config.hidden_size
+        found = stored_tensors(self.path(number)).items()
+        return {int(site): nn.functional.pad(axes, (0, size - axes.shape[1])) for site, axes in found}
+
+    def choose(self) -> tuple[dict[str, Any], float]:
+        """Choose nothing: the widths are known before."""
+        return {}, 0.0
+
+    def told(self, chosen: dict[str, Any]) -> dict[str, Any]:
+        """Return the width of hidden states at every site."""
+        return {"widths": self.widths}
+
+    def part(self, net: BlockNet, number: int) -> tuple[dict[str, Tensor], Structure]:
+        """Return the tensors of a sliced block, by their names in the net, and the specs of its modules.
+
+        A block writes to the first basis of the next one, so both are sliced, as a net of two blocks. The first block
+        brings the tables of embeddings, the last one the layer that reads the last hidden states.
+        """
+        small, last = copy.deepcopy(self.shapes), number + 1 == len(self.blocks)
+        shorten(small, dict.fromkeys(stack_lengths(small), 1 if last else 2))
+        stream, inside = residual_stream(small), [name for *_, name, _ in blocks(small)]
+        for at, name in enumerate(inside):
+            net.fill(number + at, small.get_submodule(name))
+        ends = [stream.reader, stream.sites[-1].norms[-1]]
+        for name in (*stream.sites[0].tables, *ends):
+            wanted = last if name in ends else number == 0
+            _lend(net.net.get_submodule(name), small.get_submodule(name), wanted)
+        found = [axes for at in range(len(inside)) for _, axes in sorted(self.read(number + at).items())]
+        start = 2 * number
+        slice_stream(small, found, self.widths[start : start + len(found)])
+
+        def here(name: str) -> str | None:
+            if f"{name}.".startswith(f"{inside[0]}."):
+                return self.blocks[number] + name.removeprefix(inside[0])
+            if f"{name}.".startswith(tuple(f"{other}." for other in inside)):
+                return None
+            return name if (last if name.startswith(tuple(ends)) else number == 0) else None
+
+        tensors = {new: value for name, value in small.state_dict().items() if (new := here(name))}
+        return tensors, {new: spec for name, spec in describe(small).items() if (new := here(name))}
+
+
+def _lend(source: nn.Module, target: nn.Module, wanted: bool) -> None:
+    """Give ``target`` the parameters of ``source``; of a table or Linear that is not wanted one row of zeros."""
+    whole = wanted or source.get_parameter("weight").ndim == 1
+    for name, value in source.named_parameters():
+        given = value.detach().cpu() if whole else torch.zeros_like(value[:1], device="cpu")
+        setattr(target, name, nn.Parameter(given, requires_grad=False))
 
 
 class SliceGPT(Method):

@@ -64,7 +64,7 @@ def check_weighting(settings: Weighted, rule: RankRule) -> None:
 
 @dataclass(frozen=True)
 class Kept(ABC):
-    """What is kept on disk of every block until all are there, and what is then made of a block.
+    """What is kept on disk of every block until all are there.
 
     Attributes:
         folder: of the files.
@@ -128,6 +128,10 @@ class Kept(ABC):
     def told(self, chosen: dict[str, Any]) -> dict[str, Any]:
         """Return the field of the report that says what was chosen."""
 
+
+class Changes(Kept):
+    """What is kept to change every block by itself, in place; what is outside the blocks stays as it is."""
+
     @abstractmethod
     def change(self, chosen: dict[str, Any], net: PreTrainedModel, number: int, values: bool) -> None:
         """Change a block of a dense net as was chosen, in place.
@@ -141,7 +145,7 @@ class Kept(ABC):
 
 
 @dataclass(frozen=True)
-class BlockFactors(Kept):
+class BlockFactors(Changes):
     """Low rank: of every block one file with singular values and means of inputs, of every matrix its components.
 
     Attributes:

@@ -18,7 +18,7 @@ from lit_compress.calibration.grams import Gram
 from lit_compress.calibration.kronecker import KroneckerFactors
 from lit_compress.models.sites import SubLayer, sublayers
 from lit_compress.numerics.structures import RemovalPath
-from lit_compress.stages.by_block import Kept, stored_tensors
+from lit_compress.stages.by_block import Changes, stored_tensors
 from lit_compress.stages.kronecker import biased_sites
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BlockUnits(Kept):
+class BlockUnits(Changes):
     """Heads and neurons: of every block one file with the orders, the costs and the moments of the inputs.
 
     Attributes:

@@ -354,7 +354,7 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         ),
         (
             ["factorize", *model, out, *data, "--method", "SliceGPT", "--by_block", "float32"],
-            "--by_block: SliceGPT turns the hidden states of all blocks",
+            "--by_block: norms of 'bert' stand after the sub-layers",
         ),
         (
             ["factorize", *model, out, *data, "--method", "LLMPruner", "--rank", "4"],

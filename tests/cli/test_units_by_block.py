@@ -1,4 +1,4 @@
-"""``factorize --by_block`` without heads and neurons: the same ones and the same tensors as with the net in memory."""
+"""``factorize --by_block`` without heads, neurons or dimensions: the same as those of the net in memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from tiny import WORDS, make_net, write_backbone
 
 from lit_compress.__main__ import main
 from lit_compress.calibration.by_block import Sweeps
+from lit_compress.calibration.sliced_by_block import BlockAxes
 from lit_compress.export.check import check_export
 from lit_compress.models.shards import load_tensors, write_shard
 from lit_compress.models.storage import load_net
+from lit_compress.utils.files import atomic_file
 
 GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}
 UNITS = ["--removes", "structures"]
 PRUNED = ["--method", "LLMPruner"]
+SLICED = ["--method", "SliceGPT", "--model.prune.examples", "20"]
 # name -> family, task, settings of the net, options
 CASES = {
     "bert": ("bert", "sst2", {}, [*UNITS, "--density", "0.1"]),
@@ -43,6 +46,9 @@ CASES = {
         GROUPED,
         [*PRUNED, "--budget", "params=20K", "--shape", "uniform", "--model.prune.importance", "element2"],
     ),
+    "sliced llama": ("llama", "plain_text", {**GROUPED, "tie_word_embeddings": True}, [*SLICED, "--density", "0.6"]),
+    "sliced opt": ("opt", "plain_text", {}, [*SLICED, "--density", "0.7"]),
+    "sliced qwen3": ("qwen3", "sst2", {}, [*SLICED, "--budget", "params=30K"]),
 }
 EQUAL = ("params", "flops", "kept", "stored", "density", "metric")
 
@@ -120,11 +126,15 @@ def test_heads_and_neurons_by_blocks_are_those_of_the_net_in_memory(name, made):
             assert blocks[stage][key] == pytest.approx(whole[stage][key], rel=1e-5), (stage, key)
     assert blocks["ordinary"] == whole["ordinary"] == (name in ("llama", "gpt2", "pruned llama"))
     assert blocks["refuses"] == whole["refuses"] and blocks["budget"] == whole["budget"]
-    assert sum(blocks["units"].values()) > 0 and "ranks" not in blocks
+    if name.startswith("sliced"):  # the residual path has matrices now
+        assert len(blocks["widths"]) == 6 and 1 < min(blocks["widths"]) < 32 and "units" not in blocks
+        assert any(site.endswith("middle") for site in one) and not any(site.endswith("2.end") for site in one)
+    else:
+        assert sum(blocks["units"].values()) > 0 and "ranks" not in blocks
     assert name != "bert" or any(spec["kind"] == "nothing" for spec in one.values())
     assert name != "opt" or any(spec["kind"] == "attributes" for spec in one.values())
     net = load_net(folder / "blocks")
-    assert name not in ("bert", "llama") or check_export(net, folder / "blocks") <= 1e-5
+    assert name not in ("bert", "llama", "sliced opt") or check_export(net, folder / "blocks") <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["bert", "pruned bert"])
@@ -157,6 +167,46 @@ def test_a_killed_run_goes_on(name, made, data, tmp_path, monkeypatch):
     assert difference(tmp_path / "out", folder / "blocks") == 0
 
 
+@pytest.mark.parametrize("killed_at", ["axes-00001", "calibration/states-00002", "block-00001"])
+def test_a_killed_slicing_goes_on(killed_at, made, data, tmp_path, monkeypatch):
+    """It dies before a file of axes, states or the export; the tensors are the same, and no axes are made twice."""
+    folder = made("sliced llama")
+    line = [*data["plain_text"], *CASES["sliced llama"][3], "--by_block", "float32"]
+    work, collected = tmp_path / "out.by_block", []
+
+    def dying(path, *args, **kwargs):
+        if killed_at in str(path):
+            raise KeyboardInterrupt
+        return atomic_file(path, *args, **kwargs)
+
+    def killed(tensors, path):
+        dying(path)
+        write_shard(tensors, path)
+
+    with monkeypatch.context() as patch, pytest.raises(BaseException):  # noqa: B017
+        for module in ("methods.slicegpt", "calibration.block_states"):
+            patch.setattr(f"lit_compress.{module}.atomic_file", dying)
+        patch.setattr("lit_compress.export.by_block.write_shard", killed)
+        factorize(folder / "model", tmp_path / "out", *line)
+    before = {path.name for path in work.glob("axes-*")}
+    assert len(before) == {"axes-00001": 1, "calibration/states-00002": 2, "block-00001": 3}[killed_at]
+    whole = BlockAxes._axes
+    monkeypatch.setattr(BlockAxes, "_axes", lambda self, i, block: collected.append(i) or whole(self, i, block))
+    factorize(folder / "model", tmp_path / "out", *line)
+    assert collected == list(range(len(before), 3)) and difference(tmp_path / "out", folder / "blocks") == 0
+
+
+def test_slices_by_blocks_in_half_precision(made, data, tmp_path):
+    """The same slices in bfloat16 files, and of states that are rounded on disk."""
+    model, line = made("sliced opt") / "model", [*data["plain_text"], *CASES["sliced opt"][3]]
+    half = factorize(model, tmp_path / "half", *line, "--dtype", "bfloat16", "--by_block", "float32")
+    tensors, exact = load_tensors(tmp_path / "half"), load_tensors(made("sliced opt") / "blocks")
+    assert all(torch.equal(value, exact[name].bfloat16()) for name, value in tensors.items())
+    rounded = factorize(model, tmp_path / "rounded", *line, "--by_block", "bfloat16")
+    assert rounded["widths"] == half["widths"]
+    assert rounded["compressed"]["metric"] == pytest.approx(half["compressed"]["metric"], rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -164,6 +214,11 @@ def test_a_killed_run_goes_on(name, made, data, tmp_path, monkeypatch):
         (["--removes", "structures", "--density", "0.001"], "0.001 cannot be reached with retrain.removes structures"),
         ([*PRUNED, "--density", "1"], "--by_block: at density 1 nothing is removed; nearest: 0.9"),
         ([*PRUNED, "--density", "0.001"], "model.density: 0.001 cannot be reached by LLMPruner"),
+        (
+            SLICED,
+            "--by_block: norms of 'bert' stand after the sub-layers, and slices then need the whole net; near",
+        ),
+        ([*SLICED, "--density", "1"], "--by_block: at density 1 nothing is sliced; nearest: 0.9"),
         ([*PRUNED, *UNITS], "model.retrain: LLMPruner has no stage retrain"),
         (["--shape", "uniform"], "retrain.removes 'components' makes factors; nearest: structures"),
     ],

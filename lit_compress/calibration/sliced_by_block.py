@@ -1,0 +1,165 @@
+"""Principal axes of the residual stream of a net of which one block at a time is in memory (sliced_stream.py).
+
+A block has two sites, what its two norms read. Each gets its axes from forwards through the block up to its norm, with
+the sites before it sliced. Then the block makes, with its slices, what the next one reads, which goes to disk.
+
+What is finished is a file, so a killed process goes on with the block it was at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.calibration.by_block import Sweeps
+from lit_compress.calibration.grams import Gram
+from lit_compress.calibration.kronecker import Rows, _tokens
+from lit_compress.calibration.sliced_stream import note_few_tokens
+from lit_compress.layers import StreamBlock
+from lit_compress.models.residual_stream import StreamSubLayer, residual_stream
+from lit_compress.numerics.pca import centred_axes, principal_axes
+from lit_compress.utils.progress import track
+
+Axes = dict[int, Tensor]  # by number of the site
+
+
+class _Stop(Exception):
+    """Ends a forward at the norm of a site."""
+
+
+class _Slice(nn.Module):
+    """Has no parameters; keeps the directions of ``projector`` [d, d] of what it reads."""
+
+    def __init__(self, projector: Tensor) -> None:
+        super().__init__()
+        self._held = (projector,)  # in a tuple, so that it is no part of the block's state
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., d] to [..., d]."""
+        return x @ self._held[0]
+
+
+class BlockAxes:
+    """Collects the axes of the sites of one block after the other.
+
+    Args:
+        sweeps: over the calibration examples.
+        shapes: the whole dense net, without values; its norms stand before the sub-layers.
+        widths: number of directions that every site keeps.
+        centred: whether the norms take a mean away.
+        read: function of the number of a block that is finished; it returns the axes of its sites.
+    """
+
+    def __init__(
+        self, sweeps: Sweeps, shapes: Any, widths: Sequence[int], centred: bool, read: Callable[[int], Axes]
+    ) -> None:
+        self.sweeps, self.widths, self.read = sweeps, widths, read
+        self.find = centred_axes if centred else principal_axes
+        self.stream, self.size = residual_stream(shapes), int(shapes.config.hidden_size)
+
+    def sublayers(self, number: int) -> list[StreamSubLayer]:
+        """Return the sub-layers of a block."""
+        return [sublayer for sublayer in self.stream.sublayers if sublayer.host == self.sweeps.net.names[number]]
+
+    def bytes(self) -> int:
+        """Return how many bytes the sum of a site, the axes of a block and its projectors take."""
+        return 8 * sum(Gram.numbers(self.size)) + (2 * 8 + 2 * 4) * self.size**2
+
+    def collect(self, done: Callable[[int], bool], finish: Callable[[int, nn.Module, Axes], None]) -> None:
+        """Collect the axes of all blocks.
+
+        Args:
+            done: says of a block's number that its axes can be read.
+            finish: is called with the number of a block, the block and the axes U [d, d], float64, of its sites.
+
+        Raises:
+            UserError: a hidden state is inf or NaN.
+        """
+        sweeps, count = self.sweeps, len(self.sweeps.net)
+        if all(map(done, range(count))):
+            return
+        first = max((i for i in range(1, count) if sweeps.path("states", i).is_file()), default=0)
+        for i in track(range(first, count), "principal axes by blocks", count - first):
+            with sweeps.net.block(i) as block, torch.no_grad():
+                if done(i):
+                    axes = self.read(i)
+                else:
+                    axes = self._axes(i, block)
+                    finish(i, block, axes)
+                if i + 1 < count:
+                    with self._sliced(i, block, axes):
+                        sweeps.forward(i, lambda rows, hidden, i=i: self._step(i, rows, hidden))  # type: ignore[misc]
+            sweeps.drop("states", i)
+
+    def _step(self, number: int, rows: Rows, hidden: Tensor | None) -> Tensor:
+        return self.sweeps.net.step(number, self.sweeps.inputs(rows), hidden)
+
+    def _axes(self, number: int, block: nn.Module) -> Axes:
+        """Return the axes of a block's sites, each behind the slices before it."""
+        axes: Axes = {}
+        for sublayer in self.sublayers(number):
+            with self._sliced(number, block, axes):
+                gram, tokens = self._gram(number, block, sublayer)
+            note_few_tokens(tokens, gram.size)
+            axes[sublayer.reads] = self.find(gram.whole())[0]
+        return axes
+
+    def _gram(self, number: int, block: nn.Module, sublayer: StreamSubLayer) -> tuple[Gram, int]:
+        """Return the sum of x x^T over the tokens that reach the norms of a sub-layer's site, and their number."""
+        sweeps = self.sweeps
+        gram, count, mask = Gram(self.size, torch.float64, sweeps.net.device), 0, torch.zeros(0)
+        ends = len(self.stream.sites[sublayer.reads].norms) > 1  # the last norm of the net reads what the block gives
+
+        def read(x: Tensor) -> None:
+            nonlocal count
+            taken = _tokens(x, mask).double()
+            gram.add(taken)
+            count += len(taken)
+
+        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            read(args[0])
+            if not ends:
+                raise _Stop
+
+        handle = block.get_submodule(_inside(sublayer.norm, sublayer)).register_forward_pre_hook(hook)
+        try:
+            for rows, hidden in zip(sweeps.rows(), sweeps.states(number), strict=True):
+                mask = sweeps.task.masks(rows)[0].bool()
+                with suppress(_Stop):
+                    read(self._step(number, rows, hidden))
+        finally:
+            handle.remove()
+        return gram, count
+
+    @contextmanager
+    def _sliced(self, number: int, block: nn.Module, axes: Axes) -> Iterator[None]:
+        """Let norms and residual path of the sites in ``axes`` have only the directions that stay."""
+        kind, handles, turns = type(block), [], []
+        StreamBlock.adopt(block)
+        try:
+            for sublayer in self.sublayers(number):
+                if sublayer.reads not in axes or self.widths[sublayer.reads] == self.size:
+                    continue
+                kept = axes[sublayer.reads][:, : self.widths[sublayer.reads]]
+                part = _Slice((kept @ kept.mT).to(self.sweeps.net.device, torch.float32))
+                norm = block.get_submodule(_inside(sublayer.norm, sublayer))
+                handles.append(norm.register_forward_pre_hook(lambda _, args, part=part: (part(args[0]),)))
+                if sublayer in self.stream.group_ends:
+                    turns.append(_inside(sublayer.junction, sublayer))
+                    setattr(block, turns[-1], part)
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for name in turns:
+                delattr(block, name)
+            block.__class__ = kind
+
+
+def _inside(name: str, sublayer: StreamSubLayer) -> str:
+    """Return the name of a module in its block."""
+    return name.removeprefix(f"{sublayer.host}.")
