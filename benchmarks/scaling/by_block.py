@@ -3,9 +3,9 @@
     python -m benchmarks.scaling.by_block [--shapes small 1b] [--examples 8] [--blocks 1]
 
 Writes a Llama of every shape as bfloat16 shards, block by block, then runs ``factorize`` by K-FAC, or SliceGPT
-(``1b-slices``), with one block at a time in memory, in a process of its own. Of the shapes ``7b`` and ``1b-slices``, and
-with ``--blocks`` of any, only the first blocks are made and run: memory does not depend on their number, and the seconds are multiplied. Writes
-benchmarks/scaling/results/by_block/SHAPE.json.
+(``1b-slices``), with one block at a time in memory, in a process of its own. Of the shapes ``7b`` and ``1b-slices``,
+and with ``--blocks`` of any, only the first blocks are made and run: memory does not depend on their number, and the
+seconds are multiplied. Writes benchmarks/scaling/results/by_block/SHAPE.json.
 """
 
 from __future__ import annotations
