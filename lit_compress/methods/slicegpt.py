@@ -34,6 +34,7 @@ Deviations, and where paper and program differ:
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor
@@ -53,10 +54,12 @@ from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gated_size
 from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.projected.outline import outline_projected
+from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.shorten import shorten, stack_lengths
 from lit_compress.models.sites import blocks
 from lit_compress.models.surgery import Structure, describe, link, rebuild
+from lit_compress.models.surgery import replace as replace_module
 from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.by_block import Kept, stored_tensors
 from lit_compress.stages.distillation import Distillation
@@ -301,39 +304,83 @@ class BlockSlices(Kept):
     def part(self, net: BlockNet, number: int) -> tuple[dict[str, Tensor], Structure]:
         """Return the tensors of a sliced block, by their names in the net, and the specs of its modules.
 
-        A block writes to the first basis of the next one, so both are sliced, as a net of two blocks. The first block
-        brings the tables of embeddings, the last one the layer that reads the last hidden states.
+        The first block brings the tables of embeddings, the last one the layer that reads the last hidden states.
         """
-        small, last = copy.deepcopy(self.shapes), number + 1 == len(self.blocks)
+        first, last = number == 0, number + 1 == len(self.blocks)
+        with net.only_block():
+            small, tables, reader = self._sliced(net, number, last)
+        for name in (*(tables if first else ()), *([reader] if last else ())):
+            _multiply(small.get_submodule(name), net.net.get_submodule(name))
+        own, *others = (name for *_, name, _ in blocks(small))
+
+        def renamed(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+            found = {}
+            for name, value in items:
+                if f"{name}.".startswith(f"{own}."):
+                    found[self.blocks[number] + name.removeprefix(own)] = value
+                elif not name.startswith(tuple(f"{other}." for other in others)) and (
+                    first if name.rpartition(".")[0] in tables or name in tables else last
+                ):
+                    found[name] = value
+            return found
+
+        return renamed(small.state_dict().items()), renamed(describe(small).items())
+
+    def _sliced(self, net: BlockNet, number: int, last: bool) -> tuple[PreTrainedModel, list[str], str]:
+        """Return a sliced block in a net of its own, the names of this net's tables and of its last Linear.
+
+        A block writes to the first basis of the next one, whose place one without values takes. Tables and the last
+        Linear are identities, of which the matrices are left that theirs are multiplied by.
+        """
+        small, size = copy.deepcopy(self.shapes), self.shapes.config.hidden_size
         shorten(small, dict.fromkeys(stack_lengths(small), 1 if last else 2))
-        stream, inside = residual_stream(small), [name for *_, name, _ in blocks(small)]
-        for at, name in enumerate(inside):
-            net.fill(number + at, small.get_submodule(name))
-        ends = [stream.reader, stream.sites[-1].norms[-1]]
-        for name in (*stream.sites[0].tables, *ends):
-            wanted = last if name in ends else number == 0
-            _lend(net.net.get_submodule(name), small.get_submodule(name), wanted)
-        found = [axes for at in range(len(inside)) for _, axes in sorted(self.read(number + at).items())]
-        start = 2 * number
-        slice_stream(small, found, self.widths[start : start + len(found)])
+        stream, (own, *others) = residual_stream(small), (name for *_, name, _ in blocks(small))
+        net.fill(number, small.get_submodule(own))
+        for sublayer in stream.networks[1:]:
+            for role, name in sublayer.linears.items():
+                sizes = (1, size) if role == "down" else (size, len(parts_of(role)))
+                replace_module(small, name, nn.Linear(*sizes, bias=small.get_submodule(name).bias is not None))
+        for name in (*others, *stream.sites[-1].norms[1:]):
+            _zero(small.get_submodule(name))
+        for name in (*stream.sites[0].tables, stream.reader):
+            module = small.get_submodule(name)
+            _zero(module)
+            module.weight = nn.Parameter(torch.eye(size))
+            if getattr(module, "bias", None) is not None:
+                module.bias = nn.Parameter(torch.zeros(size))
+        if last:
+            end = stream.sites[-1].norms[-1]
+            for key in small.get_submodule(end).state_dict():
+                setattr(small.get_submodule(end), key, nn.Parameter(net.read(f"{end}.{key}")))
+        bases = [axes for at in range(number, number + 1 + len(others)) for _, axes in sorted(self.read(at).items())]
+        return (
+            slice_stream(small, bases, self.widths[2 * number :][: len(bases)]),
+            stream.sites[0].tables,
+            stream.reader,
+        )
 
-        def here(name: str) -> str | None:
-            if f"{name}.".startswith(f"{inside[0]}."):
-                return self.blocks[number] + name.removeprefix(inside[0])
-            if f"{name}.".startswith(tuple(f"{other}." for other in inside)):
-                return None
-            return name if (last if name.startswith(tuple(ends)) else number == 0) else None
 
-        tensors = {new: value for name, value in small.state_dict().items() if (new := here(name))}
-        return tensors, {new: spec for name, spec in describe(small).items() if (new := here(name))}
+def _zero(module: nn.Module) -> None:
+    """Give the parameters of ``module`` that have no values zeros."""
+    for part in module.modules():
+        for name, value in list(part.named_parameters(recurse=False)):
+            if value.is_meta:
+                setattr(part, name, nn.Parameter(torch.zeros(value.shape)))
 
 
-def _lend(source: nn.Module, target: nn.Module, wanted: bool) -> None:
-    """Give ``target`` the parameters of ``source``; of a table or Linear that is not wanted one row of zeros."""
-    whole = wanted or source.get_parameter("weight").ndim == 1
-    for name, value in source.named_parameters():
-        given = value.detach().cpu() if whole else torch.zeros_like(value[:1], device="cpu")
-        setattr(target, name, nn.Parameter(given, requires_grad=False))
+def _multiply(module: nn.Module, dense: nn.Module) -> None:
+    """Multiply the weight of ``module``, a matrix behind a table or Linear, by that of ``dense``, and add its bias."""
+    weight = dense.get_parameter("weight").detach().cpu()
+    right, bias = module.get_parameter("weight").detach().double(), getattr(module, "bias", None)
+    parts = [(rows.double() @ right).to(weight.dtype) for rows in weight.split(1024)]
+    if bias is not None:
+        moved = weight.double() @ bias.detach().double()
+        own = getattr(dense, "bias", None)
+        module.bias = nn.Parameter((moved if own is None else moved + own.detach().cpu()).to(weight.dtype))
+    module.weight = nn.Parameter(torch.cat(parts))
+    for size in ("num_embeddings", "out_features"):
+        if hasattr(module, size):
+            setattr(module, size, len(weight))
 
 
 class SliceGPT(Method):
