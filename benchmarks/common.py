@@ -140,12 +140,17 @@ def dense_net(options: Any, name: str, *words: object, epochs: int, rate: float)
     return net
 
 
+def comparison() -> dict[str, Any]:
+    """Return configs/compare/compare.yaml."""
+    return yaml.safe_load((HERE.parent / "configs" / "compare" / "compare.yaml").read_text())
+
+
 def compared(label: str = "") -> list[object]:
     """Return the options of a method in configs/compare/compare.yaml.
 
     Without a name, the options are those of the distillation that all methods share.
     """
-    found = yaml.safe_load((HERE.parent / "configs" / "compare" / "compare.yaml").read_text())
+    found = comparison()
     options = found["methods"][label]["options"] if label else found["taught"]
     return [word for key, value in options.items() for word in (f"--{key}", str(value).lower())]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.common import file_density, load, origin, percent, table
+from benchmarks.common import comparison, file_density, load, origin, percent, table
 
 STUDY = "comparison"
 TITLE = "All methods by one command"
@@ -24,7 +24,8 @@ Learning rates: {rates}; seeds: {seeds}. In %: {metric}, on the dev set ({rows:,
 rows; the dense net has {dense}. Of dense: dev. Steps and minutes: all stages after the teacher, on a shared machine.
 """  # fmt: skip
 
-MISSING = "Not run at {labels}.\n"
+MISSING = "Not run at {budget}: {labels}.\n"
+ONLY = "At {budgets} only the rows above were run.\n"
 
 PICTURE = """![Pareto fronts on {task}](figures/{name}.png)
 
@@ -75,14 +76,13 @@ def sections() -> Iterator[str]:
         head = ["budget", "method", "density", "dev", "held out", "of dense", "FLOPs", "speed-up", "bytes", "steps",
                 "minutes"]  # fmt: skip
         yield table(head, rows)
-        left: dict[str, list[str]] = {}
-        for cell in made["cells"]:
-            if cell["status"] != "done":
-                left.setdefault(cell["budget"].removeprefix("density="), []).append(cell["label"])
+        done = {(run["label"], _asked(run)) for run in runs}
+        first, *others = sorted({budget for _, budget in done}, key=lambda b: -len([d for d in done if d[1] == b]))
+        left = [label for label in comparison()["methods"] if (label, first) not in done]
         if left:
-            yield MISSING.format(
-                labels=". Not run at ".join(f"{budget}: {'; '.join(some)}" for budget, some in left.items())
-            )
+            yield MISSING.format(budget=f"{first:g}", labels="; ".join(left))
+        if others:
+            yield ONLY.format(budgets=" and ".join(f"{budget:g}" for budget in sorted(others, reverse=True)))
         yield PICTURE.format(task=NAMES[made["name"]], name=made["name"])
         if decided := [claim for claim in made["claims"] if claim["verdict"] != "not measured"]:
             yield CLAIMS.format(task=NAMES[made["name"]])
