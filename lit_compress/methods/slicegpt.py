@@ -34,8 +34,7 @@ Deviations, and where paper and program differ:
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import floor
 from pathlib import Path
@@ -50,16 +49,12 @@ from lit_compress.models.accounting import stored_density
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.block_net import BlockNet
 from lit_compress.models.projected.bases import identity_bases
-from lit_compress.models.projected.fold import fold_projections
-from lit_compress.models.projected.gates import GateSlots, ProjectionSpec, gated_size
+from lit_compress.models.projected.gates import gated_size
 from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.projected.outline import outline_projected
-from lit_compress.models.record import parts_of
+from lit_compress.models.projected.sliced import SLICED, slice_stream, sliced_block
 from lit_compress.models.residual_stream import residual_stream
-from lit_compress.models.shorten import shorten, stack_lengths
-from lit_compress.models.sites import blocks
-from lit_compress.models.surgery import Structure, describe, link, rebuild
-from lit_compress.models.surgery import replace as replace_module
+from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.by_block import Kept, stored_tensors
 from lit_compress.stages.distillation import Distillation
@@ -75,8 +70,6 @@ if TYPE_CHECKING:
 
     from lit_compress.data.datamodule import DataModule
     from lit_compress.tasks.records import Task
-
-_FORM = ProjectionSpec(("hidden",), heads="block")  # bases of hidden states alone, one for every sub-layer
 
 
 @dataclass(frozen=True)
@@ -96,20 +89,6 @@ class Slicing(Retraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "prune.examples", low=1)
-
-
-def slice_stream(net: PreTrainedModel, axes: list[Tensor], widths: list[int]) -> PreTrainedModel:
-    """Give hidden states their bases ``axes``, U [d, d] of every site, and keep the first directions, in place.
-
-    Args:
-        net: dense, on the CPU.
-        axes: one per site of the residual stream.
-        widths: number of directions that every site keeps.
-    """
-    insert_projections(net, replace(identity_bases(net), sites=axes), _FORM)
-    z = torch.arange(net.config.hidden_size) < torch.tensor(widths)[:, None]
-    GateSlots(net, _FORM).set({"hidden": z.to(net.dtype)})
-    return link(fold_projections(net))  # as a checkpoint rebuilds it
 
 
 class SlicingStage(Stage):
@@ -143,7 +122,7 @@ class SlicingStage(Stage):
             return
         widths = self.widths(net)
         if self.slicing is not None:
-            size = gated_size(net, _FORM)
+            size = gated_size(net, SLICED)
             self.density = size.count({"hidden": torch.tensor(widths)}) / size.total
             if self.density > 1:
                 note(
@@ -162,7 +141,7 @@ class SlicingStage(Stage):
         Raises:
             UserError: a step of the width is more than the density or the slice leaves.
         """
-        size, d, step = gated_size(net, _FORM), net.config.hidden_size, self.step
+        size, d, step = gated_size(net, SLICED), net.config.hidden_size, self.step
         sites = size.shapes["hidden"][0]
         if self.slicing is not None:
             width = floor((1 - self.slicing) * d + 1e-9) // step * step
@@ -195,7 +174,7 @@ class SlicingStage(Stage):
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with narrow hidden states."""
-        return net if self.keeps_all else outline_projected(net, _FORM, {"hidden": torch.tensor(self.widths(net))})
+        return net if self.keeps_all else outline_projected(net, SLICED, {"hidden": torch.tensor(self.widths(net))})
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Calibrate the dense net and slice it; at density 1 return it unchanged."""
@@ -236,7 +215,7 @@ class SlicingStage(Stage):
         """Return the axes of every site, on every rank those of the first."""
         hooked = net
         if residual_stream(net).pre_norm:
-            hooked = insert_projections(copy.deepcopy(net), identity_bases(net), _FORM)
+            hooked = insert_projections(copy.deepcopy(net), identity_bases(net), SLICED)
         axes = sliced_axes(
             hooked.to(device), residual_stream(hooked), widths,  # type: ignore[arg-type]
             lambda: self.examples(data),
@@ -302,85 +281,12 @@ class BlockSlices(Kept):
         return {"widths": self.widths}
 
     def part(self, net: BlockNet, number: int) -> tuple[dict[str, Tensor], Structure]:
-        """Return the tensors of a sliced block, by their names in the net, and the specs of its modules.
-
-        The first block brings the tables of embeddings, the last one the layer that reads the last hidden states.
-        """
-        first, last = number == 0, number + 1 == len(self.blocks)
-        with net.only_block():
-            small, tables, reader = self._sliced(net, number, last)
-        for name in (*(tables if first else ()), *([reader] if last else ())):
-            _multiply(small.get_submodule(name), net.net.get_submodule(name))
-        own, *others = (name for *_, name, _ in blocks(small))
-
-        def renamed(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-            found = {}
-            for name, value in items:
-                if f"{name}.".startswith(f"{own}."):
-                    found[self.blocks[number] + name.removeprefix(own)] = value
-                elif not name.startswith(tuple(f"{other}." for other in others)) and (
-                    first if name.rpartition(".")[0] in tables or name in tables else last
-                ):
-                    found[name] = value
-            return found
-
-        return renamed(small.state_dict().items()), renamed(describe(small).items())
-
-    def _sliced(self, net: BlockNet, number: int, last: bool) -> tuple[PreTrainedModel, list[str], str]:
-        """Return a sliced block in a net of its own, the names of this net's tables and of its last Linear.
-
-        A block writes to the first basis of the next one, whose place one without values takes. Tables and the last
-        Linear are identities, of which the matrices are left that theirs are multiplied by.
-        """
-        small, size = copy.deepcopy(self.shapes), self.shapes.config.hidden_size
-        shorten(small, dict.fromkeys(stack_lengths(small), 1 if last else 2))
-        stream, (own, *others) = residual_stream(small), (name for *_, name, _ in blocks(small))
-        net.fill(number, small.get_submodule(own))
-        for sublayer in stream.networks[1:]:
-            for role, name in sublayer.linears.items():
-                sizes = (1, size) if role == "down" else (size, len(parts_of(role)))
-                replace_module(small, name, nn.Linear(*sizes, bias=small.get_submodule(name).bias is not None))
-        for name in (*others, *stream.sites[-1].norms[1:]):
-            _zero(small.get_submodule(name))
-        for name in (*stream.sites[0].tables, stream.reader):
-            module = small.get_submodule(name)
-            _zero(module)
-            module.weight = nn.Parameter(torch.eye(size))
-            if getattr(module, "bias", None) is not None:
-                module.bias = nn.Parameter(torch.zeros(size))
-        if last:
-            end = stream.sites[-1].norms[-1]
-            for key in small.get_submodule(end).state_dict():
-                setattr(small.get_submodule(end), key, nn.Parameter(net.read(f"{end}.{key}")))
-        bases = [axes for at in range(number, number + 1 + len(others)) for _, axes in sorted(self.read(at).items())]
-        return (
-            slice_stream(small, bases, self.widths[2 * number :][: len(bases)]),
-            stream.sites[0].tables,
-            stream.reader,
-        )
-
-
-def _zero(module: nn.Module) -> None:
-    """Give the parameters of ``module`` that have no values zeros."""
-    for part in module.modules():
-        for name, value in list(part.named_parameters(recurse=False)):
-            if value.is_meta:
-                setattr(part, name, nn.Parameter(torch.zeros(value.shape)))
-
-
-def _multiply(module: nn.Module, dense: nn.Module) -> None:
-    """Multiply the weight of ``module``, a matrix behind a table or Linear, by that of ``dense``, and add its bias."""
-    weight = dense.get_parameter("weight").detach().cpu()
-    right, bias = module.get_parameter("weight").detach().double(), getattr(module, "bias", None)
-    parts = [(rows.double() @ right).to(weight.dtype) for rows in weight.split(1024)]
-    if bias is not None:
-        moved = weight.double() @ bias.detach().double()
-        own = getattr(dense, "bias", None)
-        module.bias = nn.Parameter((moved if own is None else moved + own.detach().cpu()).to(weight.dtype))
-    module.weight = nn.Parameter(torch.cat(parts))
-    for size in ("num_embeddings", "out_features"):
-        if hasattr(module, size):
-            setattr(module, size, len(weight))
+        """Return the tensors of a sliced block, by their names in the net, and the specs of its modules."""
+        axes = self.read(number)
+        if number + 1 < len(self.blocks):
+            axes |= self.read(number + 1)
+        sites = sorted(axes)
+        return sliced_block(net, self.shapes, number, [axes[i] for i in sites], [self.widths[i] for i in sites])
 
 
 class SliceGPT(Method):

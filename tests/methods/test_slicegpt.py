@@ -11,11 +11,12 @@ from tiny import make_batch, make_net
 
 from lit_compress.calibration.sliced_stream import _slice, sliced_axes
 from lit_compress.methods import SliceGPT
-from lit_compress.methods.slicegpt import _FORM, SlicingStage, slice_stream
+from lit_compress.methods.slicegpt import SlicingStage
 from lit_compress.models.accounting import count_params, stored_density
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.projected.bases import identity_bases
 from lit_compress.models.projected.insert import insert_projections
+from lit_compress.models.projected.sliced import SLICED, slice_stream
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.surgery import describe, rebuild
 from lit_compress.stages.distillation import Distillation
@@ -33,7 +34,7 @@ def hookable(net):
     """The net whose slices are hooks, as the stage makes it."""
     if not residual_stream(net).pre_norm:
         return net
-    return insert_projections(copy.deepcopy(net), identity_bases(net), _FORM)
+    return insert_projections(copy.deepcopy(net), identity_bases(net), SLICED)
 
 
 def axes_of(net, width=WIDTH, batch=None):
