@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
+from enum import Enum
 from inspect import Parameter, signature
 from itertools import pairwise
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
+from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lit_compress import methods
@@ -204,9 +206,23 @@ class CommandLine(LightningCLI):
 
     def dump(self) -> dict[str, Any]:
         """Return the whole config as plain values."""
+        _take_plain_words(self.config)
         self._dump_config()
         self.config_dump["model"]["init_args"]["task"] = self.config.data.task  # otherwise known only after build()
         return self.config_dump
+
+
+def _take_plain_words(config: Namespace) -> None:
+    """Replace strings that are members of an enumeration, such as Lightning's defaults, by ordinary strings, in place.
+
+    YAML cannot hold the members.
+    """
+    for key, value in config.items():
+        if isinstance(value, str) and isinstance(value, Enum):
+            config[key] = value.value
+        for part in value if isinstance(value, list) else ():
+            if isinstance(part, Namespace):
+                _take_plain_words(part)
 
 
 def parameters_of(kind: type[Method]) -> dict[str, Parameter]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from mistakes import fails, fit
 
 from lit_compress import methods
@@ -162,6 +163,16 @@ def test_options_of_a_method_may_stand_before_it(method, tiny_backbone):
     options, name = ["--model.backbone", str(tiny_backbone), "--data.task", "sst2"], ["--model", method]
     first, last = (CommandLine(args, "fit").dump() for args in ([*name, *options], [*options, *name]))
     assert first == last and first["model"]["class_path"].endswith(method)
+
+
+@pytest.mark.parametrize("given", [["--trainer.callbacks", "Timer"], ["--trainer.callbacks+=Timer"]])
+def test_callbacks_whose_defaults_are_no_plain_values_are_written(given, tiny_backbone):
+    """Lightning's Timer has an enumeration's member where its type says a string."""
+    options = ["--model", "SVD", "--model.backbone", str(tiny_backbone), "--data.task", "sst2", *given]
+    made = CommandLine(options, "fit").dump()["trainer"]["callbacks"]
+    assert yaml.safe_load(yaml.safe_dump(made)) == made
+    timer = made[0] if isinstance(made, list) else made
+    assert timer["init_args"]["interval"] == "step"
 
 
 @pytest.mark.slow
