@@ -110,14 +110,18 @@ def decoders() -> Iterator[str]:
     for ending, head in PARTS.items():
         own = {cell: found for cell, found in results.items() if cell[0].endswith("-0") == bool(ending)}
         densities = sorted({density for _, density in own}, reverse=True)
-        rows = []
+        rows, left = [], []
         for cell in (cell for cell in CELLS if cell.endswith("-0") == bool(ending)):
-            found = [own.get((cell, density)) for density in densities]
+            found, name = [own.get((cell, density)) for density in densities], NAMES[cell.removesuffix("-0")]
             if any(found):
-                rows.append([NAMES[cell.removesuffix("-0")], *(shown(r) if r else "" for r in found)])
+                rows.append([name, *(shown(r) if r else "not run" for r in found)])
+            else:
+                left.append(name)
         if rows:
             yield head
             yield table(["method", *(f"{density:g}" for density in densities)], rows)
+            if left:
+                yield f"Not run: {'; '.join(left)}.\n"
     yield origin(some, SCRIPT, 1)
     yield PUBLISHED
     yield table(
