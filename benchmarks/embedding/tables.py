@@ -9,7 +9,7 @@ from benchmarks.common import file_density, load, origin, percent, table
 
 STUDY = "embedding"
 TITLE = "Sentence embeddings without labels"
-ABOUT = "all-MiniLM-L6-v2 factorized at 0.5 to 0.10 on the texts of STS-B alone, no training: K-FAC beside plain SVD."
+ABOUT = "all-MiniLM-L6-v2 factorized at 0.5 to 0.10 on texts alone, K-FAC beside plain SVD; trained on texts alone."
 NAMES = {"kfac": "K-FAC", "passages": "K-FAC, on paragraphs", "none": "plain SVD"}
 
 HEAD = """## What is left of a sentence model right after `factorize`
