@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import log
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.analysis.svg import compact, log_ticks
+from lit_compress.analysis.svg import compact, lines_of, log_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,6 +131,8 @@ def _panel(axes: Axes, groups: Sequence[dict[str, Any]], dense: dict[str, Any], 
     some = [group for group in groups if group["costs"].get(cost)]
     edge = edge_of([group["mean"] for group in groups], dense["mean"], mode)
     far = [group for group in some if is_beyond(group["mean"], edge, mode)]
+    values = [entry["costs"][cost] for entry in (*some, dense) if entry["costs"].get(cost)]
+    heights = lines_of(_shares([group["costs"][cost] for group in far], values), 0.11)
     for number, label in enumerate(dict.fromkeys(group["label"] for group in groups)):
         line = sorted((g for g in some if g["label"] == label), key=_by(cost))
         near, style = [g for g in line if g not in far], {"color": f"C{number % 10}", "markersize": 5}
@@ -139,18 +142,19 @@ def _panel(axes: Axes, groups: Sequence[dict[str, Any]], dense: dict[str, Any], 
                 marker="os^D"[number % 4], linewidth=1, capsize=2, label=_plain(label), **style,
             )  # fmt: skip
         for group in (g for g in line if g in far):
-            x = group["costs"][cost]
+            x, up = group["costs"][cost], 8 * heights[far.index(group)] * (1 if mode == "max" else -1)
             axes.plot(x, edge, "v" if mode == "max" else "^", label="" if near else _plain(label), **style)
             axes.annotate(
-                compact(group["mean"]), (x, edge), (5, 0), textcoords="offset points", fontsize=7, va="center"
-            )
+                compact(group["mean"]), (x, edge), (5, up), textcoords="offset points", fontsize=7, va="center",
+                color=style["color"],
+            )  # fmt: skip
     best = front([(g["costs"][cost], g["mean"]) for g in some if g not in far], mode)
     if best:
         axes.step(*zip(*best, strict=True), where="post", color="0.6", linestyle=":", zorder=0)
     axes.axhline(dense["mean"], color="0.5", linewidth=0.8, linestyle="--", zorder=0)
     if dense["costs"].get(cost):
         axes.plot(dense["costs"][cost], dense["mean"], "*", color="0.15", markersize=10, label="dense")
-    _scale(axes, [entry["costs"][cost] for entry in (*some, dense) if entry["costs"].get(cost)])
+    _scale(axes, values)
     axes.grid(alpha=0.3)
 
 
@@ -166,12 +170,22 @@ def _plain(text: str) -> str:
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:
     """Label the horizontal axis with round numbers; it is logarithmic where costs are far apart, as on the page."""
-    log = bool(values) and max(values) > 3 * min(values)
-    if log:
+    if _is_log(values):
         axes.set_xscale("log")
         axes.set_xticks(log_ticks(min(values), max(values)))
         axes.minorticks_off()
     axes.xaxis.set_major_formatter(lambda value, _: compact(value))
+
+
+def _is_log(values: Sequence[float]) -> bool:
+    return bool(values) and max(values) > 3 * min(values)
+
+
+def _shares(places: Sequence[float], values: Sequence[float]) -> list[float]:
+    """Return where ``places`` are on the horizontal axis of all ``values``, from 0 to 1."""
+    scale: Callable[[float], float] = log if _is_log(values) else float
+    low, high = (scale(end(values)) for end in (min, max)) if values else (0.0, 1.0)
+    return [(scale(place) - low) / ((high - low) or 1.0) for place in places]
 
 
 def _by(cost: str) -> Any:

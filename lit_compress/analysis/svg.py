@@ -158,6 +158,24 @@ class _Axes:
         )
 
 
+def lines_of(places: Sequence[float], width: float) -> list[int]:
+    """Return the line, from 0, on which each label stands so that none of this width covers another.
+
+    Args:
+        places: where labels begin, horizontally.
+        width: of a label.
+
+    >>> lines_of([0, 3, 50, 4], 10)
+    [0, 1, 0, 2]
+    """
+    found, begins = [0] * len(places), list[float]()  # begins: of the last label on every line
+    for i in sorted(range(len(places)), key=places.__getitem__):
+        free = (line for line, begin in enumerate(begins) if places[i] - begin >= width)
+        found[i] = next(free, len(begins))
+        begins[found[i] : found[i] + 1] = [places[i]]
+    return found
+
+
 def scatter(
     points: Sequence[Point], front: Sequence[tuple[float, float]], labels: tuple[str, str], level: float | None = None
 ) -> str:
@@ -186,12 +204,14 @@ def scatter(
         line = sorted((p.x, p.y) for p in points if p.series == series and not p.small)
         path = "M" + "L".join(f"{axes.x(x)} {axes.y(y)}" for x, y in line)
         parts.append(f'<path class="join" style="stroke:var(--c{series % COLOURS})" d="{path}"/>')
+    notes = [point for point in points if point.note]
+    lines = dict(zip(map(id, notes), lines_of([axes.x(point.x) for point in notes], 40), strict=True))
     for point in sorted(points, key=lambda p: not p.small):
-        parts.append(_drawn(point, axes))
+        parts.append(_drawn(point, axes, lines.get(id(point), 0)))
     return axes.whole(parts, f"{labels[1]} against {labels[0]}")
 
 
-def _drawn(point: Point, axes: _Axes) -> str:
+def _drawn(point: Point, axes: _Axes, line: int) -> str:
     x, y = axes.x(point.x), axes.y(point.y)
     bar = ""
     if point.spread:
@@ -202,7 +222,8 @@ def _drawn(point: Point, axes: _Axes) -> str:
     kind = ' class="small"' if point.small else ""
     inside = f"<title>{escape(point.title)}</title>{_marker(point.series)}"
     if point.note:
-        inside += f'<text x="8" y="3.5">{escape(point.note)}</text>'
+        away = 11 * line if y < axes.height / 2 else -11 * line  # from the edge
+        inside += f'<text x="8" y="{3.5 + away}">{escape(point.note)}</text>'
     body = f'<g{kind} transform="translate({x} {y}){scale}">{inside}</g>'
     return bar + (f'<a href="{escape(point.link)}">{body}</a>' if point.link else body)
 

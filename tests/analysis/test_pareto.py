@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lit_compress.analysis.pareto import COSTS, costs_of, edge_of, is_beyond, mean_costs, write_pareto
+from lit_compress.analysis.pareto import COSTS, costs_of, edge_of, is_beyond, mean_costs, pareto_figure, write_pareto
 
 
 def group(label: str, mean: float, **costs: float) -> dict:
@@ -46,3 +46,15 @@ def test_nets_far_behind_stand_at_the_edge_with_their_number(tmp_path):
     write_pareto(groups, group("", 0.9, parameters=1e7), "accuracy", "max", tmp_path)
     text = (tmp_path / "pareto.svg").read_text()
     assert "<!-- 0.135 -->" in text and "<!-- bad -->" in text and "<!-- 0.3 -->" not in text
+
+
+def test_numbers_at_the_edge_do_not_cover_each_other():
+    many = [group(f"bad {i}", 0.1 + i / 100, flops=1.0 + i / 50, parameters=1e6 * (1 + 5 * (i == 3))) for i in range(4)]
+    good, dense = group("good", 0.88, flops=2.0, parameters=1e6), group("", 0.9, flops=8.0, parameters=1e7)
+    figure = pareto_figure([good, *many], dense, "accuracy", "max")
+    flops, parameters = (
+        [text.get_position()[1] for text in panel.texts]
+        for panel in figure.axes
+        if panel.get_xlabel() in (COSTS["flops"][1], COSTS["parameters"][1])
+    )
+    assert sorted([flops, parameters]) == [[0, 8, 16, 0], [0, 8, 16, 24]]
