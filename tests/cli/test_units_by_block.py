@@ -48,6 +48,7 @@ CASES = {
     ),
     "sliced llama": ("llama", "plain_text", {**GROUPED, "tie_word_embeddings": True}, [*SLICED, "--density", "0.6"]),
     "sliced opt": ("opt", "plain_text", {}, [*SLICED, "--density", "0.7"]),
+    "sliced phi3": ("phi3", "plain_text", {}, [*SLICED, "--density", "0.6"]),
     "sliced qwen3": ("qwen3", "sst2", {}, [*SLICED, "--budget", "params=30K"]),
 }
 EQUAL = ("params", "flops", "kept", "stored", "density", "metric")
