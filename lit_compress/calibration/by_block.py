@@ -71,7 +71,7 @@ class Sweeps:
     def __init__(self, net: BlockNet, task: TaskType, parts: Sequence[Rows], folder: Path, dtype: torch.dtype) -> None:
         self.net, self.task, self.parts, self.folder, self.dtype = net, task, parts, folder, dtype
         width = int(net.net.config.hidden_size)
-        self.shapes: list[Shape] = [(*rows["input_ids"].shape, width) for rows in parts]
+        self.shapes: list[Shape] = [(*self.inputs(rows)["input_ids"].shape, width) for rows in parts]
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, what: str, number: int) -> Path:
@@ -129,8 +129,8 @@ class Sweeps:
 class _SumsOfBlock(Protocol):
     """What is summed over the uses of a block's sites."""
 
-    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor) -> None:
-        """Take the inputs of a use of site ``name``, and watch for the gradient by its output."""
+    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor, rows: int) -> None:
+        """Take the inputs of a use of site ``name`` by some rows, and watch for the gradient by its output."""
 
     def result(self) -> Found:
         """Return what was found, which alone has the sums afterwards."""
@@ -143,7 +143,7 @@ class _Moments:
         self.sums, self.gradients = _Sums(shapes, sites, torch.float32, "cpu", gradients), gradients
         self.sums.examples = examples
 
-    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor) -> None:
+    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor, rows: int) -> None:
         self.sums.add_inputs(name, _tokens(x.detach(), mask))
         if self.gradients:
             add = self.sums.outer[name].add
@@ -163,10 +163,9 @@ class _Squares:
         self.examples = examples
         self.sums = {name: Squares.empty(shapes.get_submodule(name).weight.shape) for name in sites}
 
-    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor) -> None:
-        add, texts = self.sums[name].add, len(mask)
-        read = x.detach().reshape(texts, -1, x.shape[-1])
-        output.requires_grad_().register_hook(lambda g: add([(read, g.reshape(texts, -1, g.shape[-1]))]))
+    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor, rows: int) -> None:
+        add, read = self.sums[name].add, x.detach().reshape(rows, -1, x.shape[-1])
+        output.requires_grad_().register_hook(lambda g: add([(read, g.reshape(rows, -1, g.shape[-1]))]))
 
     def result(self) -> Found:
         return {name: sums.mean(name, float(self.examples)) for name, sums in self.sums.items()}
@@ -180,11 +179,11 @@ class _Gradients:
         self.sums = {name: torch.zeros(size) for name, size in sizes.items()}
         self.squares = {name: torch.zeros(size) for name, size in sizes.items() if squares}
 
-    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor) -> None:
-        read = x.detach().reshape(len(mask), -1, x.shape[-1])
+    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor, rows: int) -> None:
+        read = x.detach().reshape(rows, -1, x.shape[-1])
 
         def add(gradient: Tensor) -> None:
-            for one, inputs in zip(gradient.reshape(len(mask), -1, gradient.shape[-1]), read, strict=True):
+            for one, inputs in zip(gradient.reshape(rows, -1, gradient.shape[-1]), read, strict=True):
                 found = (one.mT @ inputs).cpu()
                 self.sums[name] += found
                 if name in self.squares:
@@ -206,7 +205,7 @@ class BlockMoments:
         shapes: the whole net, without values.
         labels: of the gradients; None for the moments of inputs only.
         seed: of drawn labels.
-        what: is collected; all but the moments are under labels ``true``.
+        what: is collected; all but the moments are under labels ``true``, of vectors under ``drawn``.
         only: names of the sites whose moments are wanted; None for all.
     """
 
@@ -316,7 +315,7 @@ class BlockMoments:
     def _losses(self, logits: Tensor, rows: Rows) -> list[Tensor]:
         """Return the losses whose gradients are wanted, one after the other."""
         task = self.sweeps.task
-        if self.what != "moments":
+        if self.what != "moments" and task.loss != "vectors":
             return [example_losses(logits, rows["labels"], task.loss).sum() * (len(rows["index"]) / len(logits))]
         assert self.labels is not None
         return fisher_losses(
@@ -339,7 +338,7 @@ class BlockMoments:
 
         def on_forward(path: str, x: Tensor, output: Tensor) -> None:
             if sums is not None:
-                sums.use(start + path, x, output, _mask_of(sites[start + path], masks))
+                sums.use(start + path, x, output, _mask_of(sites[start + path], masks), len(rows["index"]))
 
         return _hooked(block, [name.removeprefix(start) for name in sites], on_forward)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor
 
 from lit_compress.calibration.by_block import BlockMoments, Sweeps, What, calibration_parts, check_disk
 from lit_compress.calibration.kronecker import TOKENS
@@ -119,14 +120,13 @@ def factorize_by_block(
     check_choices_by_block(choices)
     if not folder.is_dir():
         raise UserError(f"--by_block: '{folder}' is no folder; give the folder of a downloaded model")
-    if task_type(task).loss == "vectors":
-        raise UserError(f"--by_block: the labels of task '{task.name}' are vectors of the whole net; leave it out")
     kind, dtype, device = task_type(task), getattr(torch, precision), "cuda" if torch.cuda.is_available() else "cpu"
     made = finetuned_config(method.backbone, task, "model")
     choices.say_dtype(made.dtype)
     made.dtype = torch.float32
     dense, form = (_shapes(made, folder, method) for _ in range(2))
     check_by_block(dense)
+    data.finds_vectors = data.teacher != method.backbone  # its own come with its states
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
     own_folder = out.with_name(f"{out.name}.by_block")
     given = (dense, data, own_folder)
@@ -147,6 +147,8 @@ def factorize_by_block(
     check_disk(work.folder, _disk(before, sweeps, kept, plan.labels is not None))
 
     before.reach(len(net), keep=False, what="evaluate")
+    if data.needs_vectors and not data.finds_vectors:
+        data.give_vectors(_vectors(Ending(net, before.last), data))
     scores = evaluate(Ending(net, before.last), data, sure=True)  # type: ignore[arg-type]
     work.ended("dense metric")
     if reads:
@@ -234,9 +236,10 @@ def _weighted(method: OneShot, dense: PreTrainedModel, data: DataModule, folder:
     calibration, fisher = calibration_of(settings, data, 0.0), settings.weighting == "fisher"
     if calibration is None and not fisher:
         return _Plan(kept)
-    labels: dict[str, Labels] = {"kfac": settings.labels, "fisher": "true"}
+    true: Labels = "drawn" if method.kind.loss == "vectors" else "true"
+    labels: dict[str, Labels] = {"kfac": settings.labels, "fisher": true}
     return _Plan(
-        kept, of_weighting(settings, data), labels.get(settings.weighting), seed_of(settings, data),
+        kept, of_weighting(settings, data), labels.get(settings.weighting), 0 if fisher else seed_of(settings, data),
         "fisher" if fisher else "moments", calibration,
     )  # fmt: skip
 
@@ -264,6 +267,17 @@ def _slicing(method: SliceGPT, dense: PreTrainedModel, data: DataModule, folder:
         )
     data.reads_labels = method.kind.reads_labels
     return _Plan(BlockSlices(folder, dense, _names(dense), stage), stage.examples(data))
+
+
+@torch.inference_mode()
+def _vectors(net: Ending, data: DataModule) -> Tensor:
+    """Return the vectors [rows, width] of the dev texts, of length 1."""
+    kind, found = task_type(data.record), torch.empty(0)
+    for batch in data.val_dataloader()[0]:
+        vectors = kind.logits(net(**kind.inputs(net, batch)), batch)[:, 0].float().cpu()  # type: ignore[arg-type]
+        found = vectors.new_empty(data.validation_size(), vectors.shape[1]) if not len(found) else found
+        found[batch["index"]] = vectors
+    return found
 
 
 def _names(net: PreTrainedModel) -> list[str]:

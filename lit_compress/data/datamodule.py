@@ -14,7 +14,7 @@ from lit_compress.data.custom import custom_task
 from lit_compress.data.encode import encode, encoding_key
 from lit_compress.data.facts import DataFacts, data_facts
 from lit_compress.data.sources import ALL, CUSTOM, has_split, load_split_files
-from lit_compress.data.targets import add_targets, pooling_of
+from lit_compress.data.targets import add_targets, pooling_of, with_vectors
 from lit_compress.models.backbones import load_config, load_tokenizer
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Custom, Pooled, Task, get_task
@@ -24,6 +24,7 @@ from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of text
@@ -145,6 +146,7 @@ class DataModule(LightningDataModule):
         self.seed = seed
         self.encoding = encoding
         self.reads_labels = True  # False: the training rows may have none, as only their texts are read
+        self.finds_vectors = True  # False: texts that need a teacher's vectors get them by :meth:`give_vectors`
         self.whole_file = False  # a single file is not split, every split is all of it
         self._asked_length = max_length
         # (name, must have labels) -> split; None: a second validation split that does not exist
@@ -231,9 +233,26 @@ class DataModule(LightningDataModule):
         if cut := int(encoded.with_format("numpy")["truncated"][:].sum()):
             longest = f"data.max_length {max_length} (in tokens)"
             note(f"{self.record.name} {name}: {cut} of {len(encoded)} inputs are longer than {longest} and are cut")
-        if self.record.kind == "embedding" and len(self.record.text) == 1 and labelled:
+        if self.needs_vectors and self.finds_vectors and labelled:
             encoded, key = add_targets(rows, encoded, key, self.teacher, self.record, max_length, self.eval_batch_size)
         return Split(rows, encoded, key, available)
+
+    @property
+    def needs_vectors(self) -> bool:
+        """Whether the labels are the vectors that a teacher gives single texts."""
+        return self.record.kind == "embedding" and len(self.record.text) == 1
+
+    def give_vectors(self, vectors: Tensor) -> None:
+        """Label the dev texts, which have no labels.
+
+        Args:
+            vectors: [rows, width], of length 1, in the order of the rows.
+        """
+        self.setup("validate")
+        name = self.record.validation[0]
+        split = self._split(name)
+        key = short_hash(split.key, vectors.tolist())
+        self._splits[name, True] = replace(split, encoded=with_vectors(split.encoded, vectors, key), key=key)
 
     def _split(self, name: str, labelled: bool = True) -> Split:
         """Return a split that :meth:`setup` has read."""

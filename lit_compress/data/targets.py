@@ -69,13 +69,17 @@ def add_targets(
 
     def fill(folder: Path) -> None:
         vectors = _vectors(net, PaddedBatches(read, int(tokenizer.pad_token_id)), task, batch_size)
-        whole = encoded.map(
-            lambda _, numbers: {"labels": vectors[numbers].tolist()},
-            batched=True, with_indices=True, keep_in_memory=True, new_fingerprint=key, desc="Vectors",
-        )  # fmt: skip
-        whole.save_to_disk(folder)
+        with_vectors(encoded, vectors, key).save_to_disk(folder)
 
     return load_from_disk(build_once(cache_folder() / f"targets-{key}", fill)), key
+
+
+def with_vectors(encoded: Dataset, vectors: torch.Tensor, key: str) -> Dataset:
+    """Return texts as token ids with ``vectors`` [rows, width] as ``labels``, in memory; ``key`` is that of both."""
+    return encoded.map(
+        lambda _, numbers: {"labels": vectors[numbers].tolist()},
+        batched=True, with_indices=True, keep_in_memory=True, new_fingerprint=key, desc="Vectors",
+    )  # fmt: skip
 
 
 def _digest(net: PreTrainedModel) -> str:

@@ -365,6 +365,11 @@ class LLMPruner(Method):
         **common: Any,
     ) -> None:
         super().__init__(density=density, distillation=distillation, **common)
+        if self.kind.loss == "vectors":
+            raise UserError(
+                f"data.task: '{self.task.name}' gives vectors, which have no loss of single texts, and LLMPruner scores"
+                " heads and neurons by it; nearest: SecondOrder with retrain.removes structures"
+            )
         self.prune = prune
 
     def stages(self) -> list[Stage]:

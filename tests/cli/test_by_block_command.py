@@ -180,6 +180,47 @@ def test_what_cannot_go_by_blocks_is_one_line(llama, options, tmp_path, capsys, 
     assert message in line and not (tmp_path / "out.by_block").exists()
 
 
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory):
+    """A Llama that gives vectors, and texts for it, in rows of one and of two."""
+    folder, rng = tmp_path_factory.mktemp("embedder"), random.Random(0)
+    write_backbone(folder / "model", "llama", "stsb_embedding", initializer_range=0.3)
+    texts = [" ".join(rng.choices(WORDS, k=rng.randint(2, 9))) for _ in range(40)]
+    for split, some in (("train", texts[:28]), ("validation", texts[28:])):
+        rows = {
+            "single": [{"text": text} for text in some],
+            "pairs": [{"query": a, "document": b} for a, b in zip(some[::2], some[1::2], strict=True)],
+        }
+        for name, lines in rows.items():
+            (folder / name).mkdir(exist_ok=True)
+            (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.mark.parametrize("rows", ["single", "pairs"])
+@pytest.mark.parametrize("weighting", [[], ["--weighting", "fisher", "--axis", "both"]])
+def test_vectors_by_blocks_are_those_of_the_net_in_memory(embedder, rows, weighting, tmp_path, monkeypatch):
+    """Of single texts the dense net's own vectors, which no whole net gives, are what the export is measured by."""
+    line = ["--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", embedder / rows,
+            "--density", "0.6", "--data.batch_size", "5", *weighting]  # fmt: skip
+    line += ["--data.custom.text", "[query,document]"] if rows == "pairs" else []
+    with monkeypatch.context() as patch:
+        patch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+        whole = factorize(embedder / "model", tmp_path / "whole", *line)
+    monkeypatch.setattr("lit_compress.data.targets.load_finetuned", lambda *args: pytest.fail("a whole net"))
+    monkeypatch.setattr("lit_compress.models.backbones.load_net", lambda *args: pytest.fail("a whole net"))
+    blocks = factorize(embedder / "model", tmp_path / "blocks", *line, "--by_block", "float32")
+    assert same(tmp_path / "blocks", tmp_path / "whole") < 1e-5
+    for stage in ("dense", "compressed"):
+        assert blocks[stage]["metric"] == pytest.approx(whole[stage]["metric"], abs=1e-5), stage
+    assert blocks["metric"] == whole["metric"]
+    if not weighting:
+        for key in ("estimated_loss", "measured_loss"):
+            assert blocks["calibration"][key] == pytest.approx(whole["calibration"][key], rel=1e-4, abs=1e-6)
+    for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):
+        assert (tmp_path / "blocks" / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
 @pytest.mark.parametrize("how", [[], ["--by_block", "float32"]])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_it_says_that_float32_is_more_than_the_model_has(how, dtype, llama, options, tmp_path, monkeypatch):

@@ -149,3 +149,8 @@ def test_settings_that_cannot_be():
         CoupledPruning(keep_first=-1)
     with pytest.raises(UserError, match=r"^prune\.examples: 10 is more than there are; the largest is 9$"):
         stage_of().check_data(9)
+
+
+def test_vectors_have_no_loss_of_single_texts():
+    with pytest.raises(UserError, match=r"'stsb_embedding' gives vectors, .* nearest: SecondOrder"):
+        LLMPruner(task="stsb_embedding")
