@@ -38,6 +38,8 @@ NAMES = {
     "itp": "ITP",
     "flop": "FLOP",
     "sp3": "SP3",
+    "flop_fast": "FLOP, gates at 0.3",
+    "sp3_fast": "SP3, gates at 0.4",
     "theseus": "BERT-of-Theseus",
     "magnitude": "Magnitude (zeros are stored)",
     "movement": "Movement",
