@@ -95,7 +95,7 @@ def changes(lines: Sequence[dict[str, Any]], kind: str, labels: Sequence[str] = 
     shown = [{**line, "before": line["answers"][0], "after": line["answers"][-1]} for line in lines]
     for line in shown:
         del line["answers"]
-    if kind in ("regression", "embedding"):
+    if kind in ("regression", "embedding", "reranking"):
         shown.sort(key=lambda line: -abs(line["after"] - line["before"]))
         return {"rows": len(lines), "changed": None, "examples": shown[:EXAMPLES]}
     other = [line for line in shown if line["before"] != line["after"]]

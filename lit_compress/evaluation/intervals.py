@@ -16,7 +16,7 @@ from torchmetrics.utilities import dim_zero_cat
 from lit_compress.evaluation.confusion import CONFUSION_SCORES
 from lit_compress.evaluation.metrics import F1, Correlation, MacroF1, Matthews
 from lit_compress.evaluation.text_metrics import ROUGE, Rouge
-from lit_compress.evaluation.vector_metrics import Retrieval, TeacherCosine
+from lit_compress.evaluation.vector_metrics import Ranking, Retrieval, TeacherCosine
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
@@ -110,7 +110,7 @@ def _drawn(name: str, metric: Metric) -> dict[str, Interval]:
         return {score: bootstrap_mean(scores[:, i]) for i, score in enumerate(ROUGE)}
     if isinstance(metric, TeacherCosine):
         return {name: bootstrap_mean(metric.values())}
-    if isinstance(metric, Retrieval):
+    if isinstance(metric, Ranking | Retrieval):
         return {score: bootstrap_mean(values) for score, values in metric.values().items()}
     if isinstance(metric, F1):
         cells = [metric.tn, metric.fp, metric.fn, metric.tp]

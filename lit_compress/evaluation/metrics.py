@@ -24,7 +24,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from lit_compress.evaluation.confusion import macro_f1
 from lit_compress.evaluation.text_metrics import Perplexity, Rouge
-from lit_compress.evaluation.vector_metrics import Retrieval, TeacherCosine
+from lit_compress.evaluation.vector_metrics import Ranking, Retrieval, TeacherCosine
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.span_qa import Piece, as_pieces, merge, n_best
 from lit_compress.tasks.spans import best_threshold, exact_match, normalize, token_f1
@@ -239,8 +239,8 @@ def bind(metrics: MetricCollection, rows: Any) -> None:
             metric.rows = rows
 
 
-def _retrieval(task: Task) -> Retrieval:
-    return Retrieval()
+def _ranking(task: Task) -> Metric:
+    return Ranking() if task.kind == "reranking" else Retrieval()
 
 
 METRICS: dict[str, Callable[[Task], Metric]] = {
@@ -256,8 +256,9 @@ METRICS: dict[str, Callable[[Task], Metric]] = {
     "rougeLsum": lambda task: Rouge(),
     "perplexity": lambda task: Perplexity(),
     "teacher_cosine": lambda task: TeacherCosine(),
-    "ndcg_at_10": _retrieval,
-    "recall_at_10": _retrieval,
+    "ndcg_at_10": _ranking,
+    "recall_at_10": _ranking,
+    "mrr_at_10": _ranking,
     "word_accuracy": lambda task: Entities(task.labels),
     "answer_f1": Answers,
     "exact_match": Answers,

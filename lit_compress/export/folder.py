@@ -178,6 +178,6 @@ def write_tokenizer(data: DataModule, folder: Path) -> None:
     Not for questions, summaries and language models, whose parts are not cut alike.
     """
     tokenizer = copy.deepcopy(data.tokenizer)
-    if data.record.kind in ("classification", "regression", "tagging", "embedding"):
+    if data.record.kind in ("classification", "regression", "tagging", "embedding", "reranking"):
         tokenizer.backend_tokenizer.enable_truncation(data.max_length, direction=tokenizer.truncation_side)
     tokenizer.save_pretrained(folder)

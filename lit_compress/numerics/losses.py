@@ -11,16 +11,18 @@ from torch.nn import functional as F
 
 from lit_compress.numerics.vectors import match_loss, vectors_loss
 
-LossKind = Literal["classification", "regression", "vectors"]
+LossKind = Literal["classification", "regression", "relevance", "vectors"]
+NUMBERS = ("regression", "relevance")  # one logit per example; two nets are compared by its difference
 
 
 def task_loss(logits: Tensor, labels: Tensor, kind: LossKind) -> Tensor:
     """Return the cross-entropy or the mean squared error, mean over all labels of the batch; for vectors, vectors.py.
 
     Args:
-        logits: [..., classes] for classification, [batch] or [batch, 1] for regression, [batch, texts, width], of
-            length 1, for vectors.
-        labels: int [...] (-100 = ignored), or float [batch]; for vectors as :func:`vectors_loss` has them.
+        logits: [..., classes] for classification, [batch] or [batch, 1] for regression and relevance, [batch, texts,
+            width], of length 1, for vectors.
+        labels: int [...] (-100 = ignored), or float [batch], of relevances from 0 to 1; for vectors as
+            :func:`vectors_loss` has them.
         kind: what the task head predicts.
 
     Returns:
@@ -39,7 +41,7 @@ def example_losses(logits: Tensor, labels: Tensor, kind: LossKind) -> Tensor:
     the same weight, in :func:`task_loss` all labels. With one label per example the means are equal.
 
     Args:
-        logits: [batch, ..., classes] for classification, [batch] or [batch, 1] for regression.
+        logits: [batch, ..., classes] for classification, [batch] or [batch, 1] for regression and relevance.
         labels: int [batch, ...] (-100 = ignored), or float [batch].
         kind: what the head predicts.
 
@@ -58,6 +60,9 @@ def _task_loss(logits: Tensor, labels: Tensor, kind: LossKind, reduction: str) -
     with _no_autocast(logits):
         if kind == "regression":
             return F.mse_loss(logits.reshape(labels.shape), labels.to(logits.dtype), reduction=reduction)
+        if kind == "relevance":
+            logits, labels = logits.reshape(labels.shape), labels.to(logits.dtype)
+            return F.binary_cross_entropy_with_logits(logits, labels, reduction=reduction)
         return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction=reduction)
 
 
@@ -68,7 +73,8 @@ def distillation_loss(
 
     Classification: temperature^2 * KL(softmax(teacher / temperature) || softmax(student / temperature)),
     mean over the samples (the form of CoFi and nn_pruning, temperature 2; Hinton et al. 2015, Sec. 2).
-    Regression: mean squared error. Vectors: :func:`match_loss`, cosines to the teacher's and among themselves.
+    Regression and relevance: mean squared error. Vectors: :func:`match_loss`, cosines to the teacher's and among
+    themselves.
 
     Args:
         student: [..., classes]; for regression, any shape; for vectors [..., width], of length 1.
@@ -86,7 +92,7 @@ def distillation_loss(
     with _no_autocast(student):
         if kind == "vectors":
             return match_loss(student, teacher)
-        if kind == "regression":
+        if kind in NUMBERS:
             return F.mse_loss(student, teacher)
         log_student = F.log_softmax(student / temperature, -1).flatten(0, -2)
         log_teacher = F.log_softmax(teacher / temperature, -1).flatten(0, -2)
@@ -201,7 +207,7 @@ def consistency_loss(first: Tensor, second: Tensor, kind: LossKind, counted: Ten
 
     Classification: (KL(p1 || p2) + KL(p2 || p1)) / 2, mean over the samples, written as
     sum (p1 - p2)(log p1 - log p2) / 2: exactly symmetric, exactly 0 for equal logits, never negative.
-    Regression: mean squared error. Vectors, of length 1: 1 - cosine. Gradients flow into both passes.
+    Regression and relevance: mean squared error. Vectors, of length 1: 1 - cosine. Gradients flow into both passes.
 
     Args:
         first: [..., classes] or, for regression, any shape.
@@ -218,7 +224,7 @@ def consistency_loss(first: Tensor, second: Tensor, kind: LossKind, counted: Ten
     with _no_autocast(first):
         if kind == "vectors":
             return (1 - (first * second).sum(-1)).mean()
-        if kind == "regression":
+        if kind in NUMBERS:
             return F.mse_loss(first, second)
         log_first, log_second = F.log_softmax(first, -1), F.log_softmax(second, -1)
         return 0.5 * ((log_first.exp() - log_second.exp()) * (log_first - log_second)).sum(-1).mean()

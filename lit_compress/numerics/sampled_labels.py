@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_compress.numerics.losses import LossKind
+from lit_compress.numerics.losses import NUMBERS, LossKind, example_losses
 from lit_compress.utils.errors import UserError, nearest
 
 Labels = Literal["true", "drawn", "exact"]
@@ -45,10 +45,11 @@ def fisher_losses(
 
     The loss of an example is its negative log-likelihood, the sum over all labels it has; the gradient of an example
     does not depend on the others. A regression is a normal distribution of variance 1: the gradient of the output
-    itself, but with true labels times the error.
+    itself, but with true labels times the error. The logit of a relevance is taken for one, too, unless labels are
+    true: as a probability, documents that are surely relevant, or surely not, would hardly count.
 
     Args:
-        logits: [b, ..., classes], or [b] or [b, 1] for a regression; with a graph.
+        logits: [b, ..., classes], or [b] or [b, 1] for a regression or relevance; with a graph.
         kind: what the head predicts.
         choice: ``true``: the labels of the data; ``drawn``: one draw per distribution; ``exact``: the expectation, for
             one distribution per example.
@@ -71,10 +72,12 @@ def fisher_losses(
             raise UserError(f"labels: '{choice}' is for classes and scores, not for vectors; nearest: drawn")
         assert index is not None
         return [(logits * draw_noise(logits, index, seed)).sum()]
-    if kind == "regression":
+    if kind in NUMBERS:
         if choice != "true":
             return [logits.sum()]
         assert labels is not None
+        if kind == "relevance":
+            return [example_losses(logits, labels, kind).sum()]
         return [0.5 * (logits.reshape(labels.shape) - labels.to(logits.dtype)).square().sum()]
     if choice == "exact":
         if logits.ndim != 2:

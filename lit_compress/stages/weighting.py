@@ -121,7 +121,8 @@ class Weighted(Retraining):
         """
         if self.weighting == "kfac" and kind.loss == "vectors" and self.labels != "drawn":
             raise UserError(f"retrain.labels: '{self.labels}' is not for vectors, which have no labels; nearest: drawn")
-        if self.weighting == "kfac" and self.labels == "exact" and kind.name not in ("classification", "regression"):
+        single = ("classification", "regression", "reranking")
+        if self.weighting == "kfac" and self.labels == "exact" and kind.name not in single:
             raise UserError(
                 f"retrain.labels: 'exact' needs one distribution per example, {kind.name} has more; nearest: drawn"
             )

@@ -13,6 +13,7 @@ from lit_compress.tasks.classification import Classification
 from lit_compress.tasks.embedding import Embedding
 from lit_compress.tasks.language_modelling import LanguageModelling
 from lit_compress.tasks.regression import Regression
+from lit_compress.tasks.reranking import Reranking
 from lit_compress.tasks.span_qa import SpanQA
 from lit_compress.tasks.summarization import Summarization
 from lit_compress.tasks.tagging import Tagging
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "TaskType", "inputs_of", "task_type", "task_type_of_net"]
 
-_ALL = (Classification(), Regression(), Tagging(), SpanQA(), Summarization(), LanguageModelling(), Embedding())
+_ALL = (
+    Classification(), Regression(), Tagging(), SpanQA(), Summarization(), LanguageModelling(), Embedding(), Reranking(),
+)  # fmt: skip
 KINDS: dict[str, TaskType] = {kind.name: kind for kind in _ALL}
 
 

@@ -42,7 +42,8 @@ class TaskType:
         suffix: end of the names of such nets' classes, or several.
         pipeline: name of the type on the hub.
         library: that opens exports, as the hub calls it.
-        loss: ``classification`` for logits [..., classes] and integers [...], ``regression`` for numbers, ``vectors``.
+        loss: ``classification`` for logits [..., classes] and integers [...], ``regression`` for numbers, ``relevance``
+            for logits [b, 1] and numbers from 0 to 1, ``vectors``.
         words: True if the text columns are lists of words.
         results: fields of the net's output from which :meth:`logits` is computed.
         extras: further columns that are read if they exist; ``id`` must be different in every row.

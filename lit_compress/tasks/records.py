@@ -12,8 +12,9 @@ from typing import Any, Literal
 from lit_compress.utils.errors import UserError, nearest
 
 KindName = Literal[
-    "classification", "regression", "tagging", "span_qa", "summarization", "language_modelling", "embedding"
-]
+    "classification", "regression", "tagging", "span_qa", "summarization", "language_modelling", "embedding",
+    "reranking",
+]  # fmt: skip
 Pooled = Literal["mean", "cls"]
 
 
@@ -69,10 +70,10 @@ class Custom:
 
     Args:
         kind: type of the task: classification, regression, tagging (a label per word), span_qa (an answer that is a
-            part of a context), summarization (a text for a text), language_modelling (plain text) or embedding (a
-            vector for a text).
+            part of a context), summarization (a text for a text), language_modelling (plain text), embedding (a
+            vector for a text) or reranking (how relevant a document is to a query).
         text: name of the text column, or names of several in brackets; without it, by kind, text, or tokens,
-            question and context, document.
+            question and context, document, query and document.
         label: name of the label column; without it, by kind, label, or tags, answers, summary, or none for embedding.
         labels: names of the classes in order of their numbers; without it those of the training rows.
         numbered: whether 0, 1, ... in a file are the classes in that order, if these have other names; without it,
@@ -243,6 +244,16 @@ TASKS: dict[str, Task] = {
             ("spearman", "pearson"),
             ("nyu-mll/glue", "stsb"),
             length=14,
+        ),
+        # sentences of Wikipedia for a question, of which some answer it
+        Task(
+            "wiki_qa",
+            "reranking",
+            ("question", "answer"),
+            (),
+            ("ndcg_at_10", "mrr_at_10"),
+            ("microsoft/wiki_qa", None),
+            length=40,
         ),
         _squad("squad", "rajpurkar/squad", ("answer_f1", "exact_match"), Spans()),
         _squad("squad_v2", "rajpurkar/squad_v2", ("answer_f1", "exact_match"), Spans(null_threshold=0.0)),

@@ -16,7 +16,7 @@ from lit_compress.data.datamodule import DataModule
 def rows_of(task: str, number: int) -> list[dict[str, Any]]:
     """Return rows of a task as the hub has them, of a few words."""
     record = DataModule(task).record
-    found = []
+    found, most = [], 2 if record.kind == "reranking" else 6
     for i in range(number):
         words = [WORDS[(i * 7 + j * 3) % len(WORDS)] for j in range(3 + i % 5)]
         row: dict[str, Any] = {name: " ".join(words) for name in record.text}
@@ -28,7 +28,7 @@ def rows_of(task: str, number: int) -> list[dict[str, Any]]:
         elif record.kind == "summarization":
             row[record.label] = " ".join(words[:2])
         elif record.kind != "language_modelling":
-            row[record.label] = i % len(record.labels) if record.labels else float(i % 6)
+            row[record.label] = i % len(record.labels) if record.labels else float(i % most)
         found.append(row)
     return found
 
@@ -62,6 +62,7 @@ def custom_files(place: Path) -> None:
     csv("new_reviews.csv", "review", [text for text, _ in reviews[:5]])
     csv("sentences.csv", "sentence", rows)
     csv("scores.csv", "left,right,score", [f"{text},{rows[0]},{i % 7}" for i, text in enumerate(rows)])
+    csv("answers.csv", "query,document,label", [f"{WORDS[i // 4]},{text},{i % 2}" for i, text in enumerate(rows)])
     custom = {
         "tagged": [{"tokens": text, "tags": " ".join("OX"[j % 2] for j in range(len(text.split())))} for text in rows],
         "questions": [{"question": "the", "context": f"0 {text}", "answers": "0"} for text in rows],

@@ -20,7 +20,7 @@ from tiny import WORDS, make_net, write_backbone
 
 from lit_compress.__main__ import main
 
-TASKS = ("wnli", "mrpc", "stsb", "squad", "squad_v2", "conll2003", "xsum", "docstrings", "stsb_embedding")
+TASKS = ("wnli", "mrpc", "stsb", "squad", "squad_v2", "conll2003", "xsum", "docstrings", "stsb_embedding", "wiki_qa")
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_backbone: Path, tiny_da
         shutil.copytree(tiny_backbone, folder / name)
     shutil.copytree(tiny_backbone, folder / "sentence_model")
     make_net("bert", "stsb_embedding").save_pretrained(folder / "sentence_model")
+    shutil.copytree(tiny_backbone, folder / "reranker")
+    make_net("bert", "wiki_qa").save_pretrained(folder / "reranker")
     write_backbone(folder / "opt", "opt", "wikitext2")
     write_backbone(folder / "bart", "bart", "xsum")
     for name in ("my_data", "data/sst2"):

@@ -24,6 +24,7 @@ CASES = {
     "summarization": ("xsum", "bart", {"target_length": 6, "num_beams": 2}),
     "language_modelling": ("plain_text", "llama", {"max_length": 16}),
     "embedding": ("stsb_embedding", None, {}),
+    "reranking": ("wiki_qa", None, {}),
 }
 
 # weights far from 0: what is written hangs on what was read
@@ -41,6 +42,8 @@ def _row(kind, rng):
         return {"question": words[-3], "context": text, "answers": answer}
     if kind == "embedding":
         return {"sentence1": text, "sentence2": " ".join(rng.sample(WORDS, 3)), "label": rng.random()}
+    if kind == "reranking":
+        return {"question": rng.choice(WORDS[:3]), "answer": text, "label": rng.randint(0, 1)}
     if kind == "summarization":
         return {"document": text, "summary": " ".join(words[::-1])}
     return {"text": text}

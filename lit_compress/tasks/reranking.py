@@ -1,0 +1,72 @@
+"""Reranking: how well a document answers a query, from a net that reads both at once (a cross-encoder).
+
+A row is a query, a document and how relevant the document is, from 0 to 1. The net gives one number, the logit of the
+relevance, by which the documents of a query are put in order. Labels are learned by their cross-entropy; everything
+that compares two nets compares logits, as their order is what counts: a probability near 0 or 1 hardly tells documents
+apart (numerics/losses.py, kind ``relevance``).
+
+The dev metric is that of the order of every query's documents. Rows with the same query, word by word, belong together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lit_compress.tasks.base import Columns
+from lit_compress.tasks.embedding import number_of
+from lit_compress.tasks.regression import Regression
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from torchmetrics import MetricCollection
+    from transformers import PreTrainedTokenizerBase
+
+    from lit_compress.numerics.losses import LossKind
+    from lit_compress.tasks.records import Task
+
+
+class Reranking(Regression):
+    """Reranking: logits [b, 1], labels [b] from 0 to 1; a further column ``query`` [b], the same for equal queries."""
+
+    name = "reranking"
+    pipeline = "text-ranking"
+    library = "sentence-transformers"
+    loss: LossKind = "relevance"
+    columns = ("query", "document")
+    texts = (2, 2)
+
+    def label_of(self, task: Task, where: str, row: dict[str, Any]) -> float:
+        """Return the relevance."""
+        number = super().label_of(task, where, row)
+        if not (0 <= number <= 1 or self.is_unlabelled(number)):
+            raise UserError(f"{where}: label {number:g} is no relevance; give one from 0 (none) to 1")
+        return number
+
+    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the scores of the order."""
+        return "ndcg_at_10", "mrr_at_10"
+
+    def encode(
+        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
+    ) -> Columns:
+        """Tokenise query and document as one sequence, and number the queries."""
+        columns = super().encode(batch, rows, tokenizer, task, max_length)
+        return columns | {"query": list(map(number_of, batch[task.text[0]]))}
+
+    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+        """Update the metrics with logits, relevances and queries."""
+        metrics.update(outputs, batch["labels"], batch["query"])
+
+    def constants(self, task: Task) -> list[Tensor]:
+        """Return []: a constant leaves documents in no order."""
+        return []
+
+    def meaning(self, task: Task) -> str:
+        """Return the meaning of the output: a logit."""
+        query, document = task.text
+        return (
+            f"One real number: the larger, the better the {document} answers the {query}. In sentence-transformers,\n"
+            f"`CrossEncoder(folder, trust_remote_code=True).rank({query}, documents)` puts documents in order."
+        )

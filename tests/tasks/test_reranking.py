@@ -1,0 +1,149 @@
+"""Documents in order: losses and scores against loops, and a reranker that is compressed without labels."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+import torch
+from mistakes import fails
+from tiny import WORDS, make_net
+
+from lit_compress.__main__ import main
+from lit_compress.data.datamodule import DataModule
+from lit_compress.evaluation.intervals import intervals
+from lit_compress.evaluation.metrics import build_metrics
+from lit_compress.numerics.losses import consistency_loss, distillation_loss, example_losses, task_loss
+from lit_compress.numerics.sampled_labels import fisher_losses
+from lit_compress.tasks.records import Custom, get_task
+
+ASKED = ["--data.task", "custom", "--data.custom.kind", "reranking"]
+
+
+def test_relevance_is_learned_by_its_cross_entropy():
+    logits, labels = torch.tensor([[2.0], [-1.0], [0.5]]), torch.tensor([1.0, 0.0, 0.25])
+    chances = [1 / (1 + math.exp(-float(logit))) for logit in logits]
+    expected = [-y * math.log(p) - (1 - y) * math.log(1 - p) for p, y in zip(chances, labels.tolist(), strict=True)]
+    assert example_losses(logits, labels, "relevance").tolist() == pytest.approx(expected, rel=1e-6)
+    assert float(task_loss(logits, labels, "relevance")) == pytest.approx(sum(expected) / 3, rel=1e-6)
+
+
+def test_two_nets_are_compared_by_their_logits():
+    """Also by the Fisher information: under drawn labels every logit counts alike, however sure it is."""
+    ours, theirs = torch.tensor([[8.0], [-9.0]]), torch.tensor([[9.0], [-9.0]])
+    for loss in (distillation_loss, consistency_loss):
+        assert float(loss(ours, theirs, "relevance")) == pytest.approx(0.5)
+    for choice, expected in (("drawn", [1, 1]), ("exact", [1, 1]), ("true", [1 / (1 + math.exp(-8)) - 1, 1.0 - 1])):
+        logits = ours.clone().requires_grad_()
+        (loss,) = fisher_losses(
+            logits, "relevance", choice, labels=torch.tensor([1.0, 1 / (1 + math.exp(9))]), index=torch.arange(2)
+        )
+        (gradient,) = torch.autograd.grad(loss, logits)
+        assert gradient[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def _scores(rows):
+    """Return nDCG@10 and the reciprocal rank of one query's (logit, relevance)."""
+    ranked = [relevance for _, relevance in sorted(rows, reverse=True)][:10]
+    gain = sum(relevance / math.log2(place + 2) for place, relevance in enumerate(ranked))
+    best = sorted((relevance for _, relevance in rows), reverse=True)[:10]
+    most = sum(relevance / math.log2(place + 2) for place, relevance in enumerate(best))
+    first = next((place for place, relevance in enumerate(ranked) if relevance >= 0.5), None)
+    return gain / most, 0 if first is None else 1 / (first + 1)
+
+
+def test_the_order_is_scored_as_loops_do():
+    """However rows are batched. One query has no relevant document, one only a little relevant one."""
+    rng, rows = random.Random(0), []
+    for query in range(8):
+        for _ in range(rng.randint(2, 30)):
+            relevance = rng.choice([0.0, 0.0, 0.25, 0.5, 1.0]) if query < 6 else 0.0
+            rows.append((query, rng.gauss(0, 1), relevance))
+    rows.append((6, 0.1, 0.25))
+    wanted = [_scores([row[1:] for row in rows if row[0] == query]) for query in range(7)]
+    ndcg, mrr = (sum(each) / 7 for each in zip(*wanted, strict=True))
+    for _ in range(2):
+        rng.shuffle(rows)
+        metrics = build_metrics(get_task("wiki_qa"))
+        for start in range(0, len(rows), 5):
+            queries, logits, relevance = (torch.tensor(column) for column in zip(*rows[start : start + 5], strict=True))
+            metrics.update(logits[:, None], relevance, queries + 2**62)
+        found = {name: float(value) for name, value in metrics.compute().items()}
+        assert found == {"ndcg_at_10": pytest.approx(ndcg, rel=1e-5), "mrr_at_10": pytest.approx(mrr, rel=1e-5)}
+    low, high = intervals(metrics, found, len(rows))["ndcg_at_10"]
+    assert low < ndcg < high
+    assert not any(build_metrics(get_task("wiki_qa")).compute().values())
+
+
+def _write(folder, splits):
+    folder.mkdir()
+    for split, rows in splits.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A cross-encoder; pairs of which only the dev rows have labels."""
+    from transformers import BertTokenizerFast
+
+    folder, rng = tmp_path_factory.mktemp("reranking"), random.Random(0)
+    model = folder / "model"
+    make_net("bert", "wiki_qa", dropout=0.0, initializer_range=0.3).save_pretrained(model)
+    (model / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    BertTokenizerFast(str(model / "vocab.txt")).save_pretrained(model)
+
+    def row(number):
+        return {"query": WORDS[number // 6], "document": " ".join(rng.choices(WORDS, k=rng.randint(2, 9)))}
+
+    labelled = [row(i) | {"label": float(i % 6 == 0)} for i in range(24)]
+    _write(folder / "pairs", {"train": [row(i) for i in range(40)], "validation": labelled})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def export(place):
+    """The cross-encoder, compressed without a label; it is not reloaded elsewhere, as tests of exports do that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+        main(["factorize", str(place / "model"), str(place / "small"), *ASKED, "--data.path", str(place / "pairs"),
+              "--density", "0.5"])  # fmt: skip
+    return place / "small"
+
+
+def test_an_export_puts_documents_in_order(export, place):
+    report = json.loads((export / "report.json").read_text())
+    assert report["metric"]["name"] == "ndcg_at_10" and 0 < report["compressed"]["metric"] < 1
+    assert report["dense"]["interval"][0] < report["dense"]["metric"] < report["dense"]["interval"][1]
+    card = (export / "README.md").read_text()
+    assert "pipeline_tag: text-ranking" in card and "CrossEncoder(folder" in card
+    main(["predict", str(export), "--output", str(place / "predictions.jsonl")])
+    lines = [json.loads(line) for line in (place / "predictions.jsonl").read_text().splitlines()]
+    assert {"query", "document", "score"} <= set(lines[0])
+    metrics = build_metrics(DataModule("custom", str(export), str(place / "pairs"), custom=Custom("reranking")).record)
+    rows = [json.loads(line) for line in (place / "pairs" / "validation.jsonl").read_text().splitlines()]
+    metrics.update(
+        torch.tensor([line["score"] for line in lines]), torch.tensor([row["label"] for row in rows]),
+        torch.tensor([WORDS.index(row["query"]) for row in rows]),
+    )  # fmt: skip
+    assert float(metrics.compute()["ndcg_at_10"]) == pytest.approx(report["compressed"]["metric"], abs=1e-6)
+
+
+def test_sentence_transformers_gives_the_same_order(export, place):
+    library = pytest.importorskip("sentence_transformers")
+    rows = [json.loads(line) for line in (place / "pairs" / "validation.jsonl").read_text().splitlines()][:6]
+    net = library.CrossEncoder(str(export), trust_remote_code=True, device="cpu")
+    found = net.predict([(row["query"], row["document"]) for row in rows], activation_fn=torch.nn.Identity())
+    main(["predict", str(export), "--output", str(place / "same.jsonl")])
+    expected = [json.loads(line)["score"] for line in (place / "same.jsonl").read_text().splitlines()][:6]
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("label", [2, -0.5])
+def test_a_label_that_is_no_relevance_is_one_line(label, place, tmp_path, capsys):
+    rows = [{"query": "a", "document": "film", "label": label}] * 2
+    data = _write(tmp_path / "rows", {"train": rows, "validation": rows})
+    line = fails(capsys, "factorize", place / "model", tmp_path / "out", *ASKED, "--data.path", data)
+    assert f"label {label} is no relevance; give one from 0 (none) to 1" in line
