@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lit_compress.layers import HardConcrete
@@ -39,7 +40,7 @@ class GatedTraining(Training):
 
     Args:
         gate_learning_rate: learning rate of the gates' log_alpha. 0.01 suits some ten thousand steps; for a few hundred
-            take about 0.1.
+            take about 0.1, for one hundred 0.3.
         multiplier_learning_rate: learning rate of the Lagrange multipliers; for a few hundred steps about 0.05.
         target_warmup: fraction of the steps in which the target moves to the final density.
         exact_target: keep exactly as many units as the density allows, those with the largest gates, instead of as many
@@ -211,7 +212,23 @@ class GatedStage(Stage):
         masks = self.kept_masks(step)
         z = {name: gate.deterministic(masks[name]) for name, gate in self.gates.items()}
         self.set_gates(net, z, deterministic=True)
+        self.tell_gap(step)
         return z
+
+    def tell_gap(self, step: int) -> None:
+        """Warn after the last step where another density is kept than the gates expect: the net was trained at that."""
+        if not (self.settings.exact_target and step == self.total_steps):
+            return
+        with torch.no_grad():
+            expected = float(self.size.density(self.log_alphas))
+        hint = f"{self.name}.epochs"
+        if expected - self.density > 0.01:
+            hint = f"train longer, e.g. {hint}, or raise {self.name}.multiplier_learning_rate"
+        elif expected < 0.85 * self.density:  # they moved more slowly than their target, and the price rose meanwhile
+            hint = f"raise {self.name}.gate_learning_rate, or train longer, e.g. {hint}"
+        else:
+            return
+        rank_zero_warn(f"{self.name}: the gates expect a density of {expected:.4f}, {self.density:.4f} is kept; {hint}")
 
     def before_validation(self, net: PreTrainedModel, step: int) -> None:
         """Fix the gates, so that the net that would be exported now is evaluated."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import warnings
 
 import pytest
 import torch
@@ -118,6 +120,26 @@ def test_what_is_evaluated(monkeypatch):
     assert not plain.at_budget(200)  # still open, whatever the step
     log_alpha = plain.gates["heads"].log_alpha.detach()
     assert torch.equal(plain.kept_masks(200)["heads"], keep_best(log_alpha, kept_units(log_alpha)))
+
+
+@pytest.mark.parametrize(
+    ("log_alpha", "message"),
+    [(2.0, "expect a density of 0.9.*0.4000 is kept; train longer, e.g. prune.epochs"),
+     (-3.0, "expect a density of 0.[12].*0.4000 is kept; raise prune.gate_learning_rate"), (-2.0, None)],
+)  # fmt: skip
+def test_gates_that_end_elsewhere_are_told(log_alpha, message):
+    """At the end, and only where what is kept is not what they expect."""
+    stage = toy()
+    with torch.no_grad():
+        for gate in stage.gates.values():
+            gate.log_alpha.fill_(log_alpha)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        stage.before_validation(None, 199)
+        assert not found
+        stage.before_validation(None, 200)
+    said = [str(warning.message) for warning in found]
+    assert re.search(message, said[0]) if message else not said
 
 
 def test_settings_are_checked():

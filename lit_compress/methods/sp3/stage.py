@@ -352,13 +352,8 @@ class ProjectedStage(GatedStage):
         masks, active = self.kept_masks(step), self.active(max(step - 1, 0))
         z = {n: gate.deterministic(masks[n]) if n in active else self._open(gate) for n, gate in self.gates.items()}
         self.set_gates(net, z, deterministic=True)
+        self.tell_gap(step)
         if self.settings.exact_target and step == self.total_steps:
-            expected = float(self.size.density(self.log_alphas).detach())
-            if expected - self.density > 0.01:
-                rank_zero_warn(
-                    f"prune: the gates expect a density of {expected:.4f}, {self.density:.4f} is kept; train longer, "
-                    "e.g. prune.epochs, or raise prune.multiplier_learning_rate"
-                )
             kept = self.size.count(masks) / self.size.total
             if kept < 0.99 * self.density:
                 rank_zero_warn(
