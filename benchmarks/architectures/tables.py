@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import exp, log
 from typing import Any
 
-from benchmarks.architectures.decoders import CELLS, SCRIPT
+from benchmarks.architectures.decoders import BLOCKS, CELLS, SCRIPT
 from benchmarks.common import file_density, load, origin, percent, table
 
 STUDY = "architectures"
@@ -103,7 +103,7 @@ def by_word(result: dict[str, Any]) -> float:
 
 def decoders() -> Iterator[str]:
     """Yield the tables of all methods on a decoder, without training and after it."""
-    results = {(r["cell"], r["target"]): r for r in load(SCRIPT)}
+    results = {(r["cell"], asked(r)): r for r in load(SCRIPT)}
     if not results:
         return
     some = next(iter(results.values()))
@@ -116,7 +116,7 @@ def decoders() -> Iterator[str]:
         for cell in (cell for cell in CELLS if cell.endswith("-0") == bool(ending)):
             found, name = [own.get((cell, density)) for density in densities], NAMES[cell.removesuffix("-0")]
             if any(found):
-                rows.append([name, *(shown(r) if r else "not run" for r in found)])
+                rows.append([name, *(shown(r, d) if r else "not run" for r, d in zip(found, densities, strict=True))])
             else:
                 left.append(name)
         if rows:
@@ -133,8 +133,16 @@ def decoders() -> Iterator[str]:
     )  # fmt: skip
 
 
-def shown(result: dict[str, Any]) -> str:
+def asked(result: dict[str, Any]) -> float:
+    """Return the density in whose column a result stands; whole blocks stand in the nearest."""
+    target: float = result["target"]
+    if result["cell"] != "theseus":
+        return target
+    return next(density for density, blocks in BLOCKS.items() if blocks == target)
+
+
+def shown(result: dict[str, Any], density: float) -> str:
     """Return the perplexity of an export, and its density where that is not the one asked for."""
     kept = result["compressed"]["density"]
-    note = "" if abs(kept - result["target"]) < 0.01 else f" (at {kept:.2f})"
+    note = "" if abs(kept - density) < 0.01 else f" (at {kept:.2f})"
     return f"{result['compressed']['metric']:.1f}{note}"
