@@ -130,7 +130,7 @@ class _SumsOfBlock(Protocol):
     """What is summed over the uses of a block's sites."""
 
     def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor, rows: int) -> None:
-        """Take the inputs of a use of site ``name`` by some rows, and watch for the gradient by its output."""
+        """Take the inputs of a use of site ``name``, of so many examples, and watch for the gradient by its output."""
 
     def result(self) -> Found:
         """Return what was found, which alone has the sums afterwards."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
 
 from lit_compress.calibration.by_block import BlockMoments, Sweeps, What, calibration_parts, check_disk
 from lit_compress.calibration.kronecker import TOKENS
@@ -126,7 +125,8 @@ def factorize_by_block(
     made.dtype = torch.float32
     dense, form = (_shapes(made, folder, method) for _ in range(2))
     check_by_block(dense)
-    data.finds_vectors = data.teacher != method.backbone  # its own come with its states
+    if data.teacher == method.backbone:
+        data.teacher = None  # its vectors come with its states
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
     own_folder = out.with_name(f"{out.name}.by_block")
     given = (dense, data, own_folder)
@@ -147,8 +147,8 @@ def factorize_by_block(
     check_disk(work.folder, _disk(before, sweeps, kept, plan.labels is not None))
 
     before.reach(len(net), keep=False, what="evaluate")
-    if data.needs_vectors and not data.finds_vectors:
-        data.give_vectors(_vectors(Ending(net, before.last), data))
+    if task.wants_vectors and data.teacher is None:
+        data.label_by(Ending(net, before.last))
     scores = evaluate(Ending(net, before.last), data, sure=True)  # type: ignore[arg-type]
     work.ended("dense metric")
     if reads:
@@ -236,6 +236,7 @@ def _weighted(method: OneShot, dense: PreTrainedModel, data: DataModule, folder:
     calibration, fisher = calibration_of(settings, data, 0.0), settings.weighting == "fisher"
     if calibration is None and not fisher:
         return _Plan(kept)
+    # as in memory: calibration/fisher.py draws for vectors only, with seed 0
     true: Labels = "drawn" if method.kind.loss == "vectors" else "true"
     labels: dict[str, Labels] = {"kfac": settings.labels, "fisher": true}
     return _Plan(
@@ -267,17 +268,6 @@ def _slicing(method: SliceGPT, dense: PreTrainedModel, data: DataModule, folder:
         )
     data.reads_labels = method.kind.reads_labels
     return _Plan(BlockSlices(folder, dense, _names(dense), stage), stage.examples(data))
-
-
-@torch.inference_mode()
-def _vectors(net: Ending, data: DataModule) -> Tensor:
-    """Return the vectors [rows, width] of the dev texts, of length 1."""
-    kind, found = task_type(data.record), torch.empty(0)
-    for batch in data.val_dataloader()[0]:
-        vectors = kind.logits(net(**kind.inputs(net, batch)), batch)[:, 0].float().cpu()  # type: ignore[arg-type]
-        found = vectors.new_empty(data.validation_size(), vectors.shape[1]) if not len(found) else found
-        found[batch["index"]] = vectors
-    return found
 
 
 def _names(net: PreTrainedModel) -> list[str]:

@@ -153,7 +153,26 @@ class ResumableLoader(DataLoader):
         order.set_epoch(epoch + 1)
 
 
-def held_out(rows: int, number: int, seed: int, one_text: bool = False) -> tuple[list[int], list[int]]:
+def drawn_order(rows: int, seed: int, lists: Sequence[str] | None = None) -> list[int]:
+    """Return the numbers of the rows in the order in which they are drawn.
+
+    Args:
+        rows: how many there are.
+        seed: of the draw.
+        lists: for every row which list it belongs to; a list is drawn as a whole, with its first row.
+    """
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed)).tolist()
+    if lists is None:
+        return order
+    drawn: dict[str, list[int]] = {}
+    for row in order:
+        drawn.setdefault(lists[row], []).append(row)
+    return [row for together in drawn.values() for row in together]
+
+
+def held_out(
+    rows: int, number: int, seed: int, one_text: bool = False, lists: Sequence[str] | None = None
+) -> tuple[list[int], list[int]]:
     """Return the numbers of the rows to train on and of those that are held out, both in the order of the rows.
 
     Args:
@@ -161,18 +180,18 @@ def held_out(rows: int, number: int, seed: int, one_text: bool = False) -> tuple
         number: how many are held out; with the same seed a smaller draw is part of a larger one.
         seed: of the draw.
         one_text: the rows are one text, so that neighbours are held out.
+        lists: as :func:`drawn_order`; the last one may be held out in part.
 
     Raises:
         UserError: none would be left to train on.
     """
     if number >= rows:
         raise UserError(f"data.hold_out: {number} of {rows} training rows leaves none; the largest is {rows - 1}")
-    generator = torch.Generator().manual_seed(seed)
     if one_text:
-        start = int(torch.randint(rows - number + 1, (), generator=generator))
+        start = int(torch.randint(rows - number + 1, (), generator=torch.Generator().manual_seed(seed)))
         held = list(range(start, start + number))
     else:
-        held = sorted(torch.randperm(rows, generator=generator)[:number].tolist())
+        held = sorted(drawn_order(rows, seed, lists)[:number])
     without = set(held)
     return [row for row in range(rows) if row not in without], held
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from lit_compress.data.batching import drawn_order
 from lit_compress.data.readers import CHUNK, Row, Rows, need_columns
 from lit_compress.tasks import task_type
 from lit_compress.tasks.classification import UNLABELLED
@@ -71,7 +70,7 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
     for column, (count, first) in facts["empty"].items():
         note(f"{source.where}: '{column}' is empty in {count} of {len(rows)} rows, first in row {first}; they are kept")
     if source.part is not None:
-        rows = _part(rows, source)
+        rows = _part(rows, source, lists_in(task, rows))
     if labelled and not optional and task.label and task.label not in rows.column_names:
         names = facts["names"]
         missing = f"no labels (all are {UNLABELLED})"
@@ -83,14 +82,29 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
     return rows
 
 
-def _part(rows: Dataset, source: Source) -> Dataset:
-    """Return the part of the rows that belongs to ``source``, in their order."""
+def lists_in(task: Task, rows: Dataset) -> list[str] | None:
+    """Return for every row which list it belongs to; None where rows are no lists, or not there but as token ids."""
+    name = task.text[0]
+    return list(rows[name]) if task_type(task).lists and name in rows.column_names else None
+
+
+def _part(rows: Dataset, source: Source, lists: Sequence[str] | None) -> Dataset:
+    """Return the part of the rows that belongs to ``source``, in their order; every one of the ``lists`` whole."""
     assert source.part is not None
     if len(rows) < FEWEST_TO_SPLIT:
         raise UserError(f"{source.where} has {len(rows)} rows; to split them give {FEWEST_TO_SPLIT} or more")
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(source.seed))
-    first, last = (round(share * len(rows)) for share in source.part)
-    return rows.select(order[first:last].sort().values.tolist())
+    order = drawn_order(len(rows), source.seed, lists)
+
+    def cut(share: float) -> int:
+        place = round(share * len(rows))
+        while lists is not None and 0 < place < len(rows) and lists[order[place]] == lists[order[place - 1]]:
+            place += 1
+        return place
+
+    first, last = map(cut, source.part)
+    if first == last:
+        raise UserError(f"{source.where} has too few lists of rows, {len(set(lists or ()))}; to split them give more")
+    return rows.select(sorted(order[first:last]))
 
 
 def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import LightningDataModule
 
-from lit_compress.data.batching import BatchOrder, PaddedBatches, ResumableLoader, held_out
+from lit_compress.data.batching import BatchOrder, PaddedBatches, ResumableLoader, drawn_order, held_out
+from lit_compress.data.checks import lists_in
 from lit_compress.data.custom import custom_task
 from lit_compress.data.encode import encode, encoding_key
 from lit_compress.data.facts import DataFacts, data_facts
 from lit_compress.data.sources import ALL, CUSTOM, has_split, load_split_files
-from lit_compress.data.targets import add_targets, pooling_of, with_vectors
+from lit_compress.data.targets import add_targets, pooling_of, vectors_of, with_vectors
 from lit_compress.models.backbones import load_config, load_tokenizer
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Custom, Pooled, Task, get_task
@@ -24,7 +25,6 @@ from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of text
@@ -135,7 +135,8 @@ class DataModule(LightningDataModule):
             if value is not None and value < smallest:
                 raise UserError(f"data.{name}: {value} is too small; the smallest is {smallest}")
         self.task = task
-        self.backbone = self.teacher = backbone
+        self.backbone = backbone
+        self.teacher: str | None = backbone  # None: texts that want its vectors get them by :meth:`label_by`
         self.path = path
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
@@ -146,7 +147,6 @@ class DataModule(LightningDataModule):
         self.seed = seed
         self.encoding = encoding
         self.reads_labels = True  # False: the training rows may have none, as only their texts are read
-        self.finds_vectors = True  # False: texts that need a teacher's vectors get them by :meth:`give_vectors`
         self.whole_file = False  # a single file is not split, every split is all of it
         self._asked_length = max_length
         # (name, must have labels) -> split; None: a second validation split that does not exist
@@ -214,7 +214,9 @@ class DataModule(LightningDataModule):
                 self._splits[name, labelled] = None
                 continue
             if name == "train" and self.hold_out is not None:
-                kept, held = held_out(len(rows), self.hold_out, self.seed, task_type(self.record).one_text)
+                kept, held = held_out(
+                    len(rows), self.hold_out, self.seed, task_type(self.record).one_text, lists_in(self.record, rows)
+                )
                 self._splits[HELD_OUT, labelled] = self._encoded(HELD_OUT, rows.select(held), max_length)
                 rows = rows.select(kept)
             self._splits[name, labelled] = self._encoded(name, rows, max_length, labelled and name not in optional)
@@ -233,26 +235,16 @@ class DataModule(LightningDataModule):
         if cut := int(encoded.with_format("numpy")["truncated"][:].sum()):
             longest = f"data.max_length {max_length} (in tokens)"
             note(f"{self.record.name} {name}: {cut} of {len(encoded)} inputs are longer than {longest} and are cut")
-        if self.needs_vectors and self.finds_vectors and labelled:
+        if self.record.wants_vectors and self.teacher is not None and labelled:
             encoded, key = add_targets(rows, encoded, key, self.teacher, self.record, max_length, self.eval_batch_size)
         return Split(rows, encoded, key, available)
 
-    @property
-    def needs_vectors(self) -> bool:
-        """Whether the labels are the vectors that a teacher gives single texts."""
-        return self.record.kind == "embedding" and len(self.record.text) == 1
-
-    def give_vectors(self, vectors: Tensor) -> None:
-        """Label the dev texts, which have no labels.
-
-        Args:
-            vectors: [rows, width], of length 1, in the order of the rows.
-        """
-        self.setup("validate")
-        name = self.record.validation[0]
+    def label_by(self, net: Any) -> None:
+        """Label the dev texts with the vectors that ``net`` gives them, batch by batch as :meth:`val_dataloader`."""
+        [loader], name = self.val_dataloader(), self.record.validation[0]
         split = self._split(name)
-        key = short_hash(split.key, vectors.tolist())
-        self._splits[name, True] = replace(split, encoded=with_vectors(split.encoded, vectors, key), key=key)
+        vectors = vectors_of(net, loader, self.record)
+        self._splits[name, True] = replace(split, encoded=with_vectors(split.encoded, vectors, f"{split.key}-own"))
 
     def _split(self, name: str, labelled: bool = True) -> Split:
         """Return a split that :meth:`setup` has read."""
@@ -272,9 +264,7 @@ class DataModule(LightningDataModule):
         """Return ``number`` drawn rows in their order; with the same seed a smaller draw is part of a larger one."""
         if number > len(rows):
             raise UserError(f"{option}: {number} is more than there are; the largest is {len(rows)}")
-        generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randperm(len(rows), generator=generator)[:number]
-        return rows.select(drawn.sort().values.tolist())
+        return rows.select(sorted(drawn_order(len(rows), seed, lists_in(self.record, rows))[:number]))
 
     # --------------------------------------------------------------------------------------- loaders
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_compress.data.batching import PaddedBatches
+from lit_compress.data.batching import PaddedBatches, batch_order
 from lit_compress.data.encode import encode, encoding_key
 from lit_compress.models.backbones import load_finetuned, load_tokenizer
 from lit_compress.models.checks import is_compressed
@@ -68,7 +69,11 @@ def add_targets(
     key = short_hash(FORMAT, key, encoding_key(rows, tokenizer, task, max_length), _digest(net))
 
     def fill(folder: Path) -> None:
-        vectors = _vectors(net, PaddedBatches(read, int(tokenizer.pad_token_id)), task, batch_size)
+        batches, lengths = PaddedBatches(read, int(tokenizer.pad_token_id)), list(read["length"])
+        order = track(
+            batch_order(lengths, batch_size, shuffle=False), "the teacher's vectors", -(-len(read) // batch_size)
+        )
+        vectors = vectors_of(net, (batches[rows] for rows in order), task)
         with_vectors(encoded, vectors, key).save_to_disk(folder)
 
     return load_from_disk(build_once(cache_folder() / f"targets-{key}", fill)), key
@@ -92,15 +97,18 @@ def _digest(net: PreTrainedModel) -> str:
 
 
 @torch.inference_mode()
-def _vectors(net: PreTrainedModel, batches: PaddedBatches, task: Task, batch_size: int) -> torch.Tensor:
-    """Return the vectors [rows, width] of all texts, which are read in the order of their lengths."""
+def vectors_of(net: Any, batches: Iterable[dict[str, torch.Tensor]], task: Task) -> torch.Tensor:
+    """Return the vectors [rows, width] that a net gives single texts, of length 1, in the order of the rows.
+
+    Args:
+        net: in inference it is called with the inputs of every batch; it stays on the device.
+        batches: of all texts, each once.
+        task: of kind embedding.
+    """
     device, kind = torch.device("cuda" if torch.cuda.is_available() else "cpu"), task_type(task)
-    net.to(device).eval()  # type: ignore[arg-type]
-    lengths = list(batches.encoded["length"])
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    vectors = torch.empty(len(lengths), net.config.hidden_size)
-    for start in track(range(0, len(order), batch_size), "the teacher's vectors", -(-len(order) // batch_size)):
-        rows = order[start : start + batch_size]
-        batch = {name: column.to(device) for name, column in batches[rows].items()}
-        vectors[rows] = kind.logits(net(**kind.inputs(net, batch)), batch)[:, 0].float().cpu()
-    return vectors
+    net, found, rows = net.to(device).eval(), [], []
+    for batch in batches:
+        moved = {name: column.to(device) for name, column in batch.items()}
+        found.append(kind.logits(net(**kind.inputs(net, moved)), moved)[:, 0].float().cpu())
+        rows.append(batch["index"])
+    return torch.cat(found)[torch.cat(rows).argsort()]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress.data.datamodule import PaddedBatches
-from lit_compress.tasks import task_type
+from lit_compress.tasks import KINDS, task_type
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str
     """
     data = nets[0][1]
     task, kind, most = data.record, task_type(data.record), MOST.get(data.record.kind, USUAL)
-    if task.kind == "embedding" and len(task.text) == 1:
+    if task.wants_vectors:
         return []
     if not most or not len(data.validation_rows[0]):
         return []
@@ -95,7 +95,7 @@ def changes(lines: Sequence[dict[str, Any]], kind: str, labels: Sequence[str] = 
     shown = [{**line, "before": line["answers"][0], "after": line["answers"][-1]} for line in lines]
     for line in shown:
         del line["answers"]
-    if kind in ("regression", "embedding", "reranking"):
+    if KINDS[kind].loss != "classification":
         shown.sort(key=lambda line: -abs(line["after"] - line["before"]))
         return {"rows": len(lines), "changed": None, "examples": shown[:EXAMPLES]}
     other = [line for line in shown if line["before"] != line["after"]]

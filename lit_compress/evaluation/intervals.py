@@ -15,8 +15,9 @@ from torchmetrics.utilities import dim_zero_cat
 
 from lit_compress.evaluation.confusion import CONFUSION_SCORES
 from lit_compress.evaluation.metrics import F1, Correlation, MacroF1, Matthews
+from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval
 from lit_compress.evaluation.text_metrics import ROUGE, Rouge
-from lit_compress.evaluation.vector_metrics import Ranking, Retrieval, TeacherCosine
+from lit_compress.evaluation.vector_metrics import TeacherCosine
 
 if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection

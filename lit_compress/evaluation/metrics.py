@@ -23,8 +23,9 @@ from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.utilities import dim_zero_cat
 
 from lit_compress.evaluation.confusion import macro_f1
+from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval
 from lit_compress.evaluation.text_metrics import Perplexity, Rouge
-from lit_compress.evaluation.vector_metrics import Ranking, Retrieval, TeacherCosine
+from lit_compress.evaluation.vector_metrics import TeacherCosine
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.span_qa import Piece, as_pieces, merge, n_best
 from lit_compress.tasks.spans import best_threshold, exact_match, normalize, token_f1

@@ -21,7 +21,6 @@ from lit_compress.export.fuse import MERGE
 from lit_compress.export.modelling import MODULE, write_form
 from lit_compress.export.ordinary import hand_over, ordinary_form
 from lit_compress.export.report import add_intervals, compared, reading_length
-from lit_compress.export.sentences import write_sentence_files
 from lit_compress.models.accounting import count_params, dense_site_params, shape_flops
 from lit_compress.models.block_net import BlockNet, empty
 from lit_compress.models.shards import net_bytes, write_index, write_shard
@@ -217,9 +216,7 @@ def write_report(
         budget: to check the export against, and the density that was to meet it; None for none.
     """
     task = read_task(data)
-    write_tokenizer(data, out)
-    if task.kind == "embedding":
-        write_sentence_files(out, form.config.hidden_size, data.max_length, task.pooling)
+    write_tokenizer(data, out, form.config)
     stages = {
         "dense": entry(dense, task, scores[0], size),
         "compressed": entry(form, task, scores[1], net_bytes(out), dense),

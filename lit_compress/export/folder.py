@@ -31,13 +31,14 @@ from lit_compress.models.budget import Budget
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import describe
+from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, write_json
 from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
     from lit_compress.tasks.records import Task
@@ -116,9 +117,7 @@ def write_export(
         if choices.half:
             cast(stored, choices.dtype)
         write_model(stored, temporary)
-        write_tokenizer(data, temporary)
-        if task.kind == "embedding":
-            write_sentence_files(temporary, net.config.hidden_size, data.max_length, task.pooling)
+        write_tokenizer(data, temporary, net.config)
         for _ in track([0], "check the export in another process"):
             difference = check_export(load_net(temporary) if choices.half else net, temporary)
         exported = load_net(temporary, as_stored=True)
@@ -172,12 +171,14 @@ def write_export(
     return report
 
 
-def write_tokenizer(data: DataModule, folder: Path) -> None:
-    """Write the tokenizer; programs that read its file alone end longer texts where the data ends them.
+def write_tokenizer(data: DataModule, folder: Path, config: PreTrainedConfig) -> None:
+    """Write the tokenizer, and for a net that gives vectors, of this ``config``, what sentence-transformers reads.
 
-    Not for questions, summaries and language models, whose parts are not cut alike.
+    Programs that read the tokenizer's file alone end longer texts where the data ends them, if the end is what goes.
     """
     tokenizer = copy.deepcopy(data.tokenizer)
-    if data.record.kind in ("classification", "regression", "tagging", "embedding", "reranking"):
+    if task_type(data.record).cuts_ends:
         tokenizer.backend_tokenizer.enable_truncation(data.max_length, direction=tokenizer.truncation_side)
     tokenizer.save_pretrained(folder)
+    if data.record.kind == "embedding":
+        write_sentence_files(folder, config.hidden_size, data.max_length, data.record.pooling)

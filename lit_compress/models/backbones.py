@@ -249,7 +249,7 @@ def finetuned_on(backbone: str, task: Task) -> bool:
     """
     from transformers import AutoConfig
 
-    if task.kind == "embedding" and len(task.text) == 1:
+    if task.wants_vectors:
         return True
     folder = Path(backbone).expanduser()
     if not (folder / "config.json").is_file():

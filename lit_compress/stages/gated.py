@@ -221,14 +221,14 @@ class GatedStage(Stage):
             return
         with torch.no_grad():
             expected = float(self.size.density(self.log_alphas))
-        hint = f"{self.name}.epochs"
-        if expected - self.density > 0.01:
-            hint = f"train longer, e.g. {hint}, or raise {self.name}.multiplier_learning_rate"
-        elif expected < 0.85 * self.density:  # they moved more slowly than their target, and the price rose meanwhile
-            hint = f"raise {self.name}.gate_learning_rate, or train longer, e.g. {hint}"
-        else:
+        if 0.85 * self.density <= expected <= self.density + 0.01:
             return
-        rank_zero_warn(f"{self.name}: the gates expect a density of {expected:.4f}, {self.density:.4f} is kept; {hint}")
+        # too few are open where gates moved more slowly than their target, and the price rose meanwhile
+        rate = "multiplier" if expected > self.density else "gate"
+        rank_zero_warn(
+            f"{self.name}: the gates expect a density of {expected:.4f}, {self.density:.4f} is kept; train longer, "
+            f"e.g. {self.name}.epochs, or raise {self.name}.{rate}_learning_rate"
+        )
 
     def before_validation(self, net: PreTrainedModel, step: int) -> None:
         """Fix the gates, so that the net that would be exported now is evaluated."""

@@ -121,8 +121,7 @@ class Weighted(Retraining):
         """
         if self.weighting == "kfac" and kind.loss == "vectors" and self.labels != "drawn":
             raise UserError(f"retrain.labels: '{self.labels}' is not for vectors, which have no labels; nearest: drawn")
-        single = ("classification", "regression", "reranking")
-        if self.weighting == "kfac" and self.labels == "exact" and kind.name not in single:
+        if self.weighting == "kfac" and self.labels == "exact" and not kind.one_label:
             raise UserError(
                 f"retrain.labels: 'exact' needs one distribution per example, {kind.name} has more; nearest: drawn"
             )

@@ -51,6 +51,9 @@ class TaskType:
         columns, label: default names of the columns, for the user's own task.
         texts: smallest and largest number of text columns.
         classes: True if the labels are classes with names.
+        one_label: True if an example has one distribution, or number.
+        lists: True if rows with the same first text are one list, which splits and draws keep whole.
+        cuts_ends: True if inputs that are too long lose their end, as the file of a tokenizer alone can say.
         one_text: True if the rows of a split are one text, divided into examples; else every row is an example.
         reads_labels: True if the outputs need the labels without a loss too: as inputs, or to see which tokens count.
         length, max_length: usual and largest length of inputs in tokens, for the user's own task.
@@ -70,6 +73,9 @@ class TaskType:
     label = "label"
     texts = (1, 1)
     classes = False
+    one_label = False
+    lists = False
+    cuts_ends = True
     one_text = False
     reads_labels = False
     length = 32

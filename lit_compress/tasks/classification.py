@@ -92,7 +92,7 @@ class Classification(TaskType):
     suffix = "ForSequenceClassification"
     pipeline = "text-classification"
     texts = (1, 2)
-    classes = True
+    classes = one_label = True
 
     def label_type(self) -> pa.DataType:
         """Return the type of class numbers."""

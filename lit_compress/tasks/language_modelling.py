@@ -34,6 +34,7 @@ class LanguageModelling(TaskType):
     pipeline = "text-generation"
     label = "text"
     one_text = reads_labels = True
+    cuts_ends = False
     length = max_length = 512
 
     def label_type(self) -> pa.DataType:

@@ -130,6 +130,11 @@ class Task:
         """Size of the output layer: the number of classes, or 1 where there are none."""
         return len(self.labels) or 1
 
+    @property
+    def wants_vectors(self) -> bool:
+        """Whether the labels are the vectors that a teacher gives single texts."""
+        return self.kind == "embedding" and len(self.text) == 1
+
 
 def _glue(
     name: str,

@@ -36,6 +36,7 @@ class Reranking(Regression):
     loss: LossKind = "relevance"
     columns = ("query", "document")
     texts = (2, 2)
+    lists = True
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> float:
         """Return the relevance."""

@@ -47,6 +47,7 @@ class SpanQA(TaskType):
     results = ("start_logits", "end_logits")
     extras = ("id", "answer_start")
     needs_rows = True
+    cuts_ends = False
     columns = ("question", "context")
     label = "answers"
     texts = (2, 2)

@@ -46,6 +46,7 @@ class Summarization(TaskType):
     label = "summary"
     length = max_length = 256
     reads_labels = True
+    cuts_ends = False
 
     def label_type(self) -> pa.DataType:
         """Return the type of texts."""

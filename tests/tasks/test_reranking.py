@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 
 import pytest
 import torch
@@ -85,15 +86,11 @@ def _write(folder, splits):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tiny_backbone, tmp_path_factory):
     """A cross-encoder; pairs of which only the dev rows have labels."""
-    from transformers import BertTokenizerFast
-
     folder, rng = tmp_path_factory.mktemp("reranking"), random.Random(0)
-    model = folder / "model"
+    model = shutil.copytree(tiny_backbone, folder / "model")
     make_net("bert", "wiki_qa", dropout=0.0, initializer_range=0.3).save_pretrained(model)
-    (model / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    BertTokenizerFast(str(model / "vocab.txt")).save_pretrained(model)
 
     def row(number):
         return {"query": WORDS[number // 6], "document": " ".join(rng.choices(WORDS, k=rng.randint(2, 9)))}
@@ -139,6 +136,47 @@ def test_sentence_transformers_gives_the_same_order(export, place):
     main(["predict", str(export), "--output", str(place / "same.jsonl")])
     expected = [json.loads(line)["score"] for line in (place / "same.jsonl").read_text().splitlines()][:6]
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.fixture
+def single(tmp_path):
+    """One file; every query has six documents, far from each other, of which one is relevant."""
+    rows = [f"{WORDS[i % 15]},{WORDS[i % 7]} {i},{int(i % 15 == i // 6)}" for i in range(90)]
+    (tmp_path / "answers.csv").write_text("\n".join(["query,document,label", *rows]) + "\n")
+    return str(tmp_path / "answers.csv")
+
+
+def test_a_file_is_split_between_queries(single, place):
+    """In two parts and in three: no query is in two, and all documents of a query are there."""
+    asked = {}
+    data = DataModule("custom", str(place / "model"), single, custom=Custom("reranking"))
+    data.setup("fit")
+    data.setup("test")
+    for name in ("train", "validation", "test"):
+        queries = list(data._split(name).rows["query"])
+        assert queries and all(queries.count(query) == 6 for query in queries)
+        asked[name] = set(queries)
+    assert sum(map(len, asked.values())) == 15 == len(set().union(*asked.values()))
+
+
+def test_rows_are_drawn_query_by_query(single, place, tmp_path):
+    """Held-out and dev rows; the last query may be cut, the others are whole."""
+    rows = [json.loads(line) for line in (place / "pairs" / "validation.jsonl").read_text().splitlines()]
+    data = _write(tmp_path / "rows", {"train": rows, "validation": rows})
+    module = DataModule(
+        "custom", str(place / "model"), str(data), custom=Custom("reranking"), hold_out=14, validation_examples=13
+    )
+    module.setup("fit")
+    for name, number in (("held_out", 14), ("validation", 13)):
+        queries = list(module._split(name).rows["query"])
+        counts = sorted((queries.count(query) for query in set(queries)), reverse=True)
+        assert len(queries) == number and counts[:2] == [6, 6] and len(counts) == 3
+
+
+def test_one_query_cannot_be_split(place, tmp_path, capsys):
+    (tmp_path / "one.csv").write_text("query,document,label\n" + "a,film,1\n" * 20)
+    line = fails(capsys, "factorize", place / "model", tmp_path / "out", *ASKED, "--data.path", tmp_path / "one.csv")
+    assert "has too few lists of rows, 1; to split them give more" in line
 
 
 @pytest.mark.parametrize("label", [2, -0.5])
