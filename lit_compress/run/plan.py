@@ -11,6 +11,7 @@ from lit_compress.models.budget import Budget, shown
 from lit_compress.models.sites import find_sites
 from lit_compress.run.solve import Outline, cost, dense_milliseconds
 from lit_compress.stages.rank_rule import RankRule
+from lit_compress.utils.progress import spoken
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -116,18 +117,6 @@ def budget_plan(budget: Budget, density: float, found: Outline) -> str:
         value = dense_milliseconds(found.dense, found.length)[0] / value
     about = "about " if found.about or budget.kind == "speedup" else ""
     return f"budget {budget.asked}: density {density:.4g} leaves {about}{shown(budget.kind, value)}"
-
-
-def spoken(seconds: float) -> str:
-    """Return a time as people say it.
-
-    >>> spoken(42), spoken(250), spoken(8000)
-    ('42 s', '4 min', '2 h 13 min')
-    """
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def stages_table(plan: Plan, seconds: Sequence[float]) -> Table:

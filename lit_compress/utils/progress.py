@@ -1,36 +1,104 @@
-"""Progress bars outside training, and notes to the user, on the first rank only."""
+"""Progress outside training, and notes to the user, on the first rank only: bars in a terminal, lines in a file."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from tqdm.auto import tqdm
 
 T = TypeVar("T")
+LONG = 5.0  # seconds; a phase that takes less prints no lines
 _noted: set[str] = set()
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterable[T]:
-    """Return ``items`` with a progress bar called ``description``, shown in a terminal until it is done."""
-    return tqdm(items, desc=description, total=total, leave=False, disable=not _first() or None, dynamic_ncols=True)
+    """Return ``items``; a terminal shows a bar called ``description`` until they are done, a file gets lines."""
+    if _terminal():
+        return tqdm(items, desc=description, total=total, leave=False, disable=not _first(), dynamic_ncols=True)
+    return _with_lines(items, description, total)
+
+
+def _with_lines(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+    with Lines(description, total) as lines:
+        for item in items:
+            yield item
+            lines.advance(1)
+
+
+class Lines:
+    """Two lines for a phase whose output is no terminal: when it begins, with its expected time, and when it ends.
+
+    The time follows from the first part of the work. A phase shorter than :data:`LONG` prints nothing. If its first
+    part takes longer, the line comes before it is done and has no time. Nothing is printed in a terminal.
+
+    Args:
+        description: of the phase.
+        total: amount of work; None if it is not known.
+    """
+
+    def __init__(self, description: str, total: float | None = None) -> None:
+        self.description, self.total, self._done, self._began = description, total, 0.0, False
+        self._off = _terminal() or not _first()
+        self._start = time.perf_counter()
+        self._lock, self._timer = threading.Lock(), threading.Timer(LONG, self._begin)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Lines:
+        self._start = time.perf_counter()
+        if not self._off:
+            self._timer.start()
+        return self
+
+    def __exit__(self, error: object = None, *_: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            began, self._off = self._began, True
+        if began:
+            self._print(f"{'stopped' if error else 'ended'} after {spoken(time.perf_counter() - self._start)}")
+
+    def advance(self, amount: float) -> None:
+        """Count work that is done; print the first line if the whole will take long."""
+        self._done += amount
+        if self._off or self._began or not self._done:
+            return
+        gone = time.perf_counter() - self._start
+        whole = gone * self.total / self._done if self.total else gone
+        if max(gone, whole) >= LONG:
+            self._begin(f", about {spoken(whole)}" if self.total else "")
+
+    def _begin(self, expected: str = "") -> None:
+        with self._lock:
+            if self._began or self._off:
+                return
+            self._began = True
+        self._timer.cancel()
+        self._print(f"begins{expected}")
+
+    def _print(self, line: str) -> None:
+        print(f"{self.description}: {line}", file=sys.stderr, flush=True)
 
 
 class Bar:
-    """A progress bar for work whose steps take unequal time; it shows the time that is left."""
+    """Progress of work whose steps take unequal time: a bar with the time that is left, or :class:`Lines`."""
 
     def __init__(self, description: str, total: float) -> None:
+        self._lines = Lines(description, total)
         self._bar = tqdm(
             total=total, desc=description, leave=False, disable=not _first() or None, dynamic_ncols=True,
             bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left",
         )  # fmt: skip
 
     def __enter__(self) -> Bar:
+        self._lines.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._lines.__exit__()
         self._bar.close()
 
     def say(self, description: str) -> None:
@@ -40,6 +108,19 @@ class Bar:
     def advance(self, amount: float) -> None:
         """Move on by a part of the total."""
         self._bar.update(amount)
+        self._lines.advance(amount)
+
+
+def spoken(seconds: float) -> str:
+    """Return a time as people say it.
+
+    >>> spoken(42), spoken(250), spoken(8000)
+    ('42 s', '4 min', '2 h 13 min')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def note(line: str) -> None:
@@ -51,3 +132,7 @@ def note(line: str) -> None:
 
 def _first() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("RANK", "0") == "0"
+
+
+def _terminal() -> bool:
+    return sys.stderr.isatty()

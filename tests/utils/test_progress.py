@@ -1,0 +1,101 @@
+"""Long phases say in a file when they begin, how long they will take, and when they end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from itertools import islice
+
+import pytest
+
+from lit_compress.utils import progress
+from lit_compress.utils.progress import Bar, Lines, track
+
+
+class Clock:
+    """Seconds that pass only when they are told to."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(progress.time, "perf_counter", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def consume(clock, seconds, name="decompose", total=4):
+    for _ in track(range(4), name, total):
+        clock.now += seconds
+
+
+def test_a_long_phase_says_when_it_begins_and_ends(clock, capsys):
+    consume(clock, 90)
+    assert capsys.readouterr().err.splitlines() == [
+        "decompose: begins, about 6 min", "decompose: ended after 6 min"
+    ]  # fmt: skip
+
+
+def test_the_first_line_comes_after_the_first_part(clock, capsys):
+    for i, _ in enumerate(track(range(4), "decompose", 4)):
+        clock.now += 90
+        assert ("begins" in capsys.readouterr().err) == (i == 1)
+
+
+def test_a_short_phase_says_nothing(clock, capsys):
+    consume(clock, 1)
+    assert not capsys.readouterr().err
+
+
+def test_parts_that_become_longer_are_noticed(clock, capsys):
+    for i, _ in enumerate(track(range(4), "decompose", 4)):
+        clock.now += 10.0**i / 100
+    assert capsys.readouterr().err.splitlines() == ["decompose: begins, about 11 s", "decompose: ended after 11 s"]
+
+
+def test_a_phase_of_unknown_size_has_no_time(clock, capsys):
+    consume(clock, 3, total=None)
+    assert capsys.readouterr().err.splitlines() == ["decompose: begins", "decompose: ended after 12 s"]
+
+
+def test_a_first_part_that_takes_long_is_said_before_it_is_done(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LONG", 0.02)
+    for _ in track([0], "check the export", 1):
+        time.sleep(0.3)
+        assert capsys.readouterr().err == "check the export: begins\n"
+    assert capsys.readouterr().err == "check the export: ended after 1 s\n"
+
+
+def test_an_error_or_an_early_end_is_no_end(clock, capsys):
+    with pytest.raises(ValueError), Lines("evaluate", 4) as lines:
+        clock.now += 9
+        lines.advance(1)
+        raise ValueError
+    assert capsys.readouterr().err.splitlines()[-1] == "evaluate: stopped after 9 s"
+
+
+def test_a_bar_has_lines_too(clock, capsys):
+    with Bar("time", 100) as bar:
+        clock.now += 10
+        bar.advance(50)
+        clock.now += 10
+    assert capsys.readouterr().err.splitlines() == ["time: begins, about 20 s", "time: ended after 20 s"]
+
+
+def test_a_terminal_has_a_bar_and_no_lines(clock, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    consume(clock, 90)
+    err = capsys.readouterr().err
+    assert "decompose:" in err and "begins" not in err and "ended" not in err
+
+
+def test_other_ranks_say_nothing(clock, capsys, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    consume(clock, 90)
+    assert not capsys.readouterr().err
+
+
+def test_items_are_those_given():
+    assert list(track(iter("abc"), "x")) == list("abc")
+    assert list(islice(track(range(9), "x", 9), 2)) == [0, 1]
