@@ -1,4 +1,8 @@
-"""Metrics of the order of documents, by vectors or by logits: correct over any number of batches and ranks."""
+"""Metrics of the order of documents, by vectors or by logits: correct over any number of batches and ranks.
+
+nDCG is the mean over all orders of documents with equal scores, as in scikit-learn. For recall and the reciprocal rank,
+documents with equal scores keep the order of the data.
+"""
 
 from __future__ import annotations
 
@@ -23,31 +27,40 @@ class Retrieval(Metric):
     higher_is_better = True
     vectors: list[Tensor]
     texts: list[Tensor]
+    rows: list[Tensor]
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("vectors", default=[], dist_reduce_fx="cat")
-        self.add_state("texts", default=[], dist_reduce_fx="cat")
+        for name in ("vectors", "texts", "rows"):
+            self.add_state(name, default=[], dist_reduce_fx="cat")
 
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add one batch: vectors [b, texts, width] of queries, their documents and others; int [b, texts], which."""
+    def update(self, preds: Tensor, target: Tensor, index: Tensor | None = None) -> None:
+        """Add one batch.
+
+        Args:
+            preds: vectors [b, texts, width] of queries, their documents and others.
+            target: int [b, texts], the same number for equal texts.
+            index: int [b], the rows' numbers in the data; None: rows come in order.
+        """
         self.vectors.append(preds.float())
         self.texts.append(target)
+        self.rows.append(_numbers(self.rows, target) if index is None else index)
 
     def values(self) -> dict[str, Tensor]:
         """Return the scores [queries] by name, of all queries of all ranks."""
         if not len(self.vectors):
             return dict.fromkeys(NAMES, torch.zeros(0))
-        vectors, texts = dim_zero_cat(self.vectors).cpu(), dim_zero_cat(self.texts).cpu()
+        vectors, texts = _in_order(self.rows, self.vectors, self.texts)
         queries, asks = texts[:, 0].unique(return_inverse=True)
-        documents, there = texts[:, 1:].unique(return_inverse=True)
+        there = _by_appearance(texts[:, 1:])
         scores = _first(vectors[:, 0], asks, len(queries))
-        scores = scores @ _first(vectors[:, 1:].flatten(0, 1), there.flatten(), len(documents)).T
+        scores = scores @ _first(vectors[:, 1:].flatten(0, 1), there.flatten(), int(there.max()) + 1).T
         wanted = torch.zeros(scores.shape, dtype=torch.bool)
         wanted[asks, there[:, 0]] = True
         pairs = list(zip(scores, wanted, strict=True))
-        functions = zip(NAMES, (retrieval_normalized_dcg, retrieval_recall), strict=True)
-        return {name: torch.stack([score(a, b, top_k=TOP) for a, b in pairs]).double() for name, score in functions}
+        ndcg = [retrieval_normalized_dcg(some, right, top_k=TOP) for some, right in pairs]
+        recall = [retrieval_recall(_ranked(some), right, top_k=TOP) for some, right in pairs]
+        return dict(zip(NAMES, (torch.stack(ndcg).double(), torch.stack(recall).double()), strict=True))
 
     def compute(self) -> dict[str, Tensor]:
         """Return the means over the queries; 0 without any."""
@@ -66,35 +79,73 @@ class Ranking(Metric):
     logits: list[Tensor]
     relevance: list[Tensor]
     queries: list[Tensor]
+    rows: list[Tensor]
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("logits", "relevance", "queries"):
+        for name in ("logits", "relevance", "queries", "rows"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
-    def update(self, preds: Tensor, target: Tensor, queries: Tensor) -> None:
-        """Add one batch: logits [b] or [b, 1], relevances [b] from 0 to 1, int [b], which query."""
+    def update(self, preds: Tensor, target: Tensor, queries: Tensor, index: Tensor | None = None) -> None:
+        """Add one batch.
+
+        Args:
+            preds: logits [b] or [b, 1].
+            target: relevances [b] from 0 to 1.
+            queries: int [b], the same number for equal queries.
+            index: int [b], the rows' numbers in the data; None: rows come in order.
+        """
         self.logits.append(preds.detach().reshape(-1).float())
         self.relevance.append(target.reshape(-1).float())
         self.queries.append(queries.reshape(-1))
+        self.rows.append(_numbers(self.rows, queries) if index is None else index)
 
     def values(self) -> dict[str, Tensor]:
         """Return the scores [queries] by name, of all queries of all ranks."""
         found: dict[str, list[Tensor]] = {"ndcg_at_10": [], "mrr_at_10": []}
         if len(self.logits):
-            logits, relevance, queries = (dim_zero_cat(v).cpu() for v in (self.logits, self.relevance, self.queries))
+            logits, relevance, queries = _in_order(self.rows, self.logits, self.relevance, self.queries)
             order = queries.argsort(stable=True)
             sizes = queries[order].unique_consecutive(return_counts=True)[1].tolist()
             for rows in order.split(sizes):
                 scores, wanted = logits[rows], relevance[rows]
                 if wanted.any():
                     found["ndcg_at_10"].append(retrieval_normalized_dcg(scores, wanted, top_k=TOP))
-                    found["mrr_at_10"].append(retrieval_reciprocal_rank(scores, wanted >= 0.5, top_k=TOP))
+                    found["mrr_at_10"].append(retrieval_reciprocal_rank(_ranked(scores), wanted >= 0.5, top_k=TOP))
         return {name: torch.stack(some).double() if some else torch.zeros(0) for name, some in found.items()}
 
     def compute(self) -> dict[str, Tensor]:
         """Return the means over the queries; 0 without any."""
         return _means(self.values(), self.device)
+
+
+def _numbers(before: list[Tensor], batch: Tensor) -> Tensor:
+    """Return the numbers of the rows of a batch that follows others, int [b]."""
+    first = sum(map(len, before))
+    return torch.arange(first, first + len(batch), device=batch.device)
+
+
+def _in_order(rows: list[Tensor], *states: list[Tensor]) -> list[Tensor]:
+    """Return states in the order of the data, on the CPU."""
+    order = dim_zero_cat(rows).cpu().argsort(stable=True)
+    return [dim_zero_cat(state).cpu()[order] for state in states]
+
+
+def _by_appearance(texts: Tensor) -> Tensor:
+    """Return the numbers of texts, of the same shape: 0 for the first, 1 for the next that is another, and so on."""
+    numbers: dict[int, int] = {}
+    return torch.tensor([numbers.setdefault(text, len(numbers)) for text in texts.flatten().tolist()]).view_as(texts)
+
+
+def _ranked(scores: Tensor) -> Tensor:
+    """Return scores [documents] in the same order that are all above 0 and differ; the first of equal ones is ahead.
+
+    torchmetrics takes documents with scores of 0 and below as irrelevant in recall and reciprocal rank, and breaks ties
+    in any order.
+    """
+    found = torch.empty_like(scores)
+    found[scores.argsort(descending=True, stable=True)] = torch.arange(len(scores), 0, -1, dtype=scores.dtype)
+    return found
 
 
 def _means(scores: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:

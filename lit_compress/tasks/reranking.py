@@ -57,8 +57,8 @@ class Reranking(Regression):
         return columns | {"query": list(map(number_of, batch[task.text[0]]))}
 
     def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
-        """Update the metrics with logits, relevances and queries."""
-        metrics.update(outputs, batch["labels"], batch["query"])
+        """Update the metrics with logits, relevances, queries and the rows' numbers."""
+        metrics.update(outputs, batch["labels"], batch["query"], index=batch["index"])
 
     def constants(self, task: Task) -> list[Tensor]:
         """Return []: a constant leaves documents in no order."""
