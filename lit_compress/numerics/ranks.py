@@ -135,6 +135,7 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
         for name, values in sigma.items()
     }
     thresholds = torch.cat(list(worth.values())).sort(descending=True).values
+    thresholds = torch.cat([thresholds.new_full((1,), torch.inf), thresholds])  # at the first, one component each
 
     def ranks(threshold: Tensor) -> dict[str, int]:
         return {name: max(1, int((values >= threshold).sum())) for name, values in worth.items()}
@@ -147,6 +148,12 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
         middle = (low + high) // 2
         low, high = (middle, high) if size(ranks(thresholds[middle])) <= budget else (low, middle)
     chosen = ranks(thresholds[low])
+    if high < len(thresholds):  # many components may be worth the same: those that are affordable are kept
+        left = budget - size(chosen)
+        for name, rank in ranks(thresholds[high]).items():
+            price = prices[name]
+            while chosen[name] < rank and (more := price.at(chosen[name] + 1) - price.at(chosen[name])) <= left:
+                chosen[name], left = chosen[name] + 1, left - more
     return {name: rank for name, rank in chosen.items() if prices[name].saves(rank)}
 
 
@@ -168,6 +175,6 @@ def allocate_in_steps(
         energy = torch.nn.functional.pad(values.double().square(), (0, -len(values) % step))
         groups[name] = energy.view(-1, step).sum(1).sqrt()
         price = prices[name]
-        coarse[name] = Price(step * price.component, price.dense, price.fixed)
+        coarse[name] = Price(step * price.component, price.dense, price.fixed, step**2 * price.pivot)
     found = allocate(groups, coarse, budget)
     return {name: min(step * count, len(sigma[name])) for name, count in found.items()}

@@ -16,6 +16,7 @@ from lit_compress.models.surgery import factorize
 from lit_compress.numerics.ranks import (
     Price,
     allocate,
+    allocate_in_steps,
     break_even_rank,
     largest_rank,
     rank_for_density,
@@ -172,6 +173,27 @@ def test_any_price(budget):
     kept = [float(worth[n][j]) for n in ranks for j in range(1, ranks[n])]
     dropped = [float(worth[n][j]) for n in ranks for j in range(ranks[n], len(worth[n]))]
     assert min(kept, default=9e9) >= max(dropped, default=0)
+
+
+@pytest.mark.parametrize("pivot", [False, True])
+@pytest.mark.parametrize("step", [1, 8])
+@pytest.mark.parametrize("decay", [0.0, 1.0, 2.0])
+def test_steps_of_ranks_spend_the_budget(pivot, step, decay):
+    """Also in pivot form, where later components are cheaper, and where many are worth the same."""
+    shapes = {str(i): ((96,) if i % 3 else (384,), 96) for i in range(24)}
+    generator = torch.Generator().manual_seed(0)
+    sigma = {}
+    for name in shapes:
+        noise = 1 if decay == 0 else 0.8 + 0.4 * torch.rand(96, generator=generator)
+        sigma[name] = (torch.arange(1, 97).double() ** -decay * noise).sort(descending=True).values
+    prices = prices_of(shapes, {}, "parameters", pivot)
+    whole, least = (sum(price.at(rank) for price in prices.values()) for rank in (96, step))
+    for density in (0.1, 0.25, 0.4, 0.5, 0.7):
+        ranks = allocate_in_steps(sigma, prices, density * whole, step)
+        cost = sum(prices[name].at(ranks.get(name, 96)) for name in shapes)
+        assert all(rank % step == 0 for rank in ranks.values())
+        assert cost <= max(density * whole, least)
+        assert density * whole < least or cost >= 0.98 * density * whole
 
 
 def test_global_allocation_spends_the_whole_density():
