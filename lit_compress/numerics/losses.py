@@ -118,11 +118,11 @@ def layer_distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]
     depth, depth_teacher = len(student) - 1, len(teacher) - 1
     total = torch.zeros((), device=student[0].device)
     with _no_autocast(student[0]):
+        weights = None if mask is None else _weights(mask, student[0])
         for level, state in enumerate(student):
             target = teacher[(2 * level * depth_teacher + depth) // (2 * depth)]
             assert state.shape == target.shape, (state.shape, target.shape)
-            error = (_full(state) - _full(target).detach()).square().mean(-1)
-            total = total + (error.mean() if mask is None else error[mask != 0].mean())
+            total = total + _mean_square(_full(state) - _full(target).detach(), weights)
     return total
 
 
@@ -142,13 +142,13 @@ def relative_layer_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], ma
     """
     depth, depth_teacher = len(student) - 1, len(teacher) - 1
     total = torch.zeros((), device=student[0].device)
-    for level, state in enumerate(student):
-        target = teacher[(2 * level * depth_teacher + depth) // (2 * depth)]
-        with _no_autocast(state):
-            known = _full(target).detach()
-            variance = (known if mask is None else known[mask != 0]).var(correction=0).clamp_min(1e-12)
-            error = (_full(state) - known).square().mean(-1)
-            total = total + (error.mean() if mask is None else error[mask != 0].mean()) / variance
+    with _no_autocast(student[0]):
+        weights = None if mask is None else _weights(mask, student[0])
+        for level, state in enumerate(student):
+            known = _full(teacher[(2 * level * depth_teacher + depth) // (2 * depth)]).detach()
+            mean = known.mean() if weights is None else (known.mean(-1) * weights).sum()
+            variance = _mean_square(known - mean, weights).clamp_min(1e-12)
+            total = total + _mean_square(_full(state) - known, weights) / variance
     return total
 
 
@@ -157,8 +157,8 @@ def nearest_later_layers(
     teacher: Sequence[Tensor],
     mask: Tensor | None,
     reduce: Callable[[Tensor], object] | None = None,
-) -> list[int]:
-    """Return for every student state i the number j >= i of the nearest teacher state.
+) -> Tensor:
+    """Return for every student state i the number j >= i of the nearest teacher state, int64 [student states].
 
     Args:
         student: at most L + 1 hidden states [batch, length, width].
@@ -166,16 +166,14 @@ def nearest_later_layers(
         mask: [batch, length], not 0 at real tokens; None: padding is compared too.
         reduce: in-place all-reduce (SUM) over ranks with other examples, so that all compare the same layers.
     """
-    real = slice(None) if mask is None else mask.flatten() != 0
     with torch.no_grad(), _no_autocast(student[0]):
-        rows, columns = (
-            torch.stack([h.flatten(0, 1)[real].float().flatten() for h in hs]) for hs in (student, teacher)
-        )
+        real = 1.0 if mask is None else (mask != 0)[..., None].float()
+        rows, columns = (torch.stack([(h.float() * real).flatten() for h in hs]) for hs in (student, teacher))
         distance = rows.square().sum(1)[:, None] + columns.square().sum(1) - 2 * rows @ columns.T
         if reduce is not None:
             reduce(distance)
         later = torch.ones_like(distance).triu()
-        return torch.where(later > 0, distance, torch.inf).argmin(1).tolist()
+        return torch.where(later > 0, distance, torch.inf).argmin(1)
 
 
 def matched_layers_loss(
@@ -198,8 +196,9 @@ def matched_layers_loss(
     Returns:
         0-dim, float32 (float64 for float64 states).
     """
-    matched = [teacher[j] for j in nearest_later_layers(student, teacher, mask, reduce)]
-    return layer_distillation_loss(student, matched, mask)
+    with torch.no_grad():  # chosen on the device: the host does not wait for the numbers
+        matched = torch.stack(list(teacher))[nearest_later_layers(student, teacher, mask, reduce)]
+    return layer_distillation_loss(student, matched.unbind(), mask)
 
 
 def consistency_loss(first: Tensor, second: Tensor, kind: LossKind, counted: Tensor | None = None) -> Tensor:
@@ -273,6 +272,20 @@ def lagrangian(density: Tensor, target: float, linear: Tensor, quadratic: Tensor
     with _no_autocast(density):
         gap = density.float() - target
         return (linear * gap + quadratic * gap.square()).sum()
+
+
+def _weights(mask: Tensor, state: Tensor) -> Tensor:
+    """Return the weight of every position in a mean over those that are not 0 in ``mask`` [batch, length]."""
+    real = (mask != 0).to(_full(state).dtype)
+    return real / real.sum()
+
+
+def _mean_square(error: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the mean square of ``error`` [batch, length, width]; a mask's positions are weighted, not gathered.
+
+    Gathering them would make the host wait for their number.
+    """
+    return error.square().mean() if weights is None else (error.square().mean(-1) * weights).sum()
 
 
 def _full(logits: Tensor) -> Tensor:

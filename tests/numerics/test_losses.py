@@ -224,7 +224,7 @@ def test_layers_are_matched_with_the_nearest_not_below():
     for i, state in enumerate(student):
         distances = {j: float(((state - teacher[j])[mask > 0] ** 2).mean()) for j in range(i, 4)}
         chosen.append(min(distances, key=distances.get))
-    assert nearest_later_layers(student, teacher, mask) == chosen and chosen[0] == 2 and chosen[3] == 3
+    assert nearest_later_layers(student, teacher, mask).tolist() == chosen and chosen[0] == 2 and chosen[3] == 3
     expected = sum(((s - teacher[j])[mask > 0] ** 2).mean() for s, j in zip(student, chosen, strict=True))
     assert torch.allclose(matched_layers_loss(student, teacher, mask), expected)
 
