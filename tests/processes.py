@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -59,6 +64,7 @@ def fork(
     """Run the command in a forked process, but for the reload of its export in yet another one.
 
     ``met`` is what happens to it at an event, and the folder whose files count (benchmarks/reliability/events.py).
+    ``SECOND_DEVICE`` in ``environment``, the library of second_device/, gives it that device.
     """
     process = _CONTEXT.Process(target=_run, args=(args, errors, dict(os.environ) | (environment or {}), met))
     process.start()
@@ -73,6 +79,10 @@ def _run(args: list[str], errors: Path, environment: dict[str, str], met: tuple[
         os.dup2(err.fileno(), 2)
     import torch
 
+    if "SECOND_DEVICE" in environment:
+        import second_device
+
+        second_device.start(environment["SECOND_DEVICE"])
     from lit_compress.__main__ import main
     from lit_compress.export import folder
 
@@ -85,6 +95,53 @@ def _run(args: list[str], errors: Path, environment: dict[str, str], met: tuple[
         Watch(*met)
     with quick_runs():
         main(args)
+
+
+def second_device_library() -> str:
+    """Return the library of the second device, compiled at its first use; skip where that cannot be."""
+    import second_device
+
+    if reason := second_device.missing():
+        pytest.skip(reason)
+    return str(second_device.build())
+
+
+def on_second_device(function: Callable[..., Any], *args: Any) -> Any:
+    """Return ``function(*args)`` of a forked process that has the second device; skip where it cannot be compiled.
+
+    Autograd counts the devices at a process's first backward, so the test's own process cannot have it. ``function``
+    is one of a module of tests; its answer is pickled, so that tensors in it lie on the CPU.
+    """
+    library = second_device_library()
+    ours, theirs = _CONTEXT.Pipe()
+    process = _CONTEXT.Process(target=_call, args=(theirs, function, args, dict(os.environ), library))
+    process.start()
+    theirs.close()
+    try:
+        answer, error = pickle.loads(ours.recv_bytes())  # tensors as bytes: the process that made them is gone
+    except EOFError:
+        process.join()
+        raise AssertionError(f"the process with the second device ended with {process.exitcode}") from None
+    process.join()
+    if error:
+        pytest.fail(error, pytrace=False)
+    return answer
+
+
+def _call(
+    pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...], environment: dict[str, str], library: str
+) -> None:
+    import second_device
+
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    try:
+        second_device.start(library)
+        with quick_runs():
+            pipe.send_bytes(pickle.dumps((function(*args), None)))
+    except BaseException:
+        pipe.send_bytes(pickle.dumps((None, traceback.format_exc())))
 
 
 def finish(process: subprocess.Popen | BaseProcess, errors: Path) -> None:

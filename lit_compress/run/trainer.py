@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_compress.stages.base import Stage, count_steps
@@ -58,11 +60,24 @@ def make_trainer(**arguments: Any) -> Trainer:
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(PlainFiles())
     try:
-        return Trainer(**arguments | {"plugins": plugins})
+        return Trainer(**arguments | {"plugins": plugins, "strategy": _strategy(arguments)})
     except (TypeError, ValueError, MisconfigurationException) as error:
         named = next((name for name in arguments if f"`{name}`" in str(error)), None)
         option = f"trainer.{named}: '{arguments[named]}'" if named else "trainer"
         raise UserError(f"{option}: {error}") from error
+
+
+def _strategy(arguments: Mapping[str, Any]) -> Any:
+    """Return the user's strategy; for one device that Lightning's "auto" does not know, the one for that device.
+
+    "auto" trains on the CPU with every accelerator but CUDA, MPS and TPU, e.g. one that a package registered for XPU.
+    """
+    asked, name = arguments.get("strategy") or "auto", arguments.get("accelerator")
+    if asked != "auto" or name not in set(AcceleratorRegistry) - {"cpu", "cuda", "mps", "tpu"}:
+        return asked
+    accelerator = AcceleratorRegistry.get(name)
+    devices = accelerator.get_parallel_devices(accelerator.parse_devices(arguments.get("devices", "auto")))
+    return SingleDeviceStrategy(device=devices[0]) if len(devices) == 1 else asked
 
 
 def processes(arguments: Mapping[str, Any]) -> int:
