@@ -355,8 +355,10 @@ def _target(model: Any, tokenizer: Any, brought: Path, command: str) -> Target:
     check_tokenizer(tokenizer)
     folder = brought / "model"
     folder.mkdir()
-    model.config.save_pretrained(folder)
-    write_tokenizer(model.config, tokenizer, folder)
+    config = copy.deepcopy(model.config)
+    config.__dict__.pop("quantization_config", None)  # the net is there, and no weights are read
+    config.save_pretrained(folder)
+    write_tokenizer(config, tokenizer, folder)
     return Target(what, folder, None)
 
 

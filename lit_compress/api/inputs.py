@@ -19,6 +19,7 @@ import torch
 from lit_compress.api.columns import Columns, choose_columns
 from lit_compress.data.encode import content_key, tokenizer_key
 from lit_compress.data.sources import CUSTOM
+from lit_compress.models.foreign import FLOAT, MERGE, quantization_method
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
 
@@ -91,6 +92,10 @@ class Inputs:
         check_tokenizer(tokenizer)
         if hasattr(model.config, "structure"):
             raise UserError("model: it is compressed already; give the model it was made from")
+        if getattr(model, "_hf_peft_config_loaded", False):  # of which save_pretrained writes the adapter alone
+            raise UserError(f"model: it has a PEFT adapter, which is no part of its weights; {MERGE}")
+        if found := getattr(model.config, "quantization_config", None):
+            raise UserError(f"model: it is quantized ({quantization_method(found)}); {FLOAT}")
 
         def fill(folder: Path) -> None:
             model.save_pretrained(folder)
@@ -166,6 +171,8 @@ def check_model(model: Any) -> None:
     """
     from transformers import PreTrainedModel
 
+    if hasattr(model, "merge_and_unload"):
+        raise UserError(f"model: a {type(model).__name__} is an adapter; {MERGE}, or what merge_and_unload() returns")
     if not isinstance(model, PreTrainedModel):
         raise UserError(
             f"model: a {type(model).__name__} is no PreTrainedModel of transformers; give one, its folder or its name"

@@ -17,6 +17,7 @@ from lit_compress.cli.options import CommandLine
 from lit_compress.data.sources import CUSTOM
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import check_head
+from lit_compress.models.foreign import check_form
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run, checked_config
 from lit_compress.utils.errors import UserError
@@ -96,10 +97,11 @@ def find_target(name: str, command: str) -> Target:
     """Return what ``name`` is.
 
     Raises:
-        UserError: it is no folder, a run without an export, or holds no net.
+        UserError: it is no folder, a run without an export, or holds no net, or one in a form that cannot be read.
     """
     given, what = Path(name).expanduser(), f"{command}: '{name}'"
     if not given.is_dir():
+        check_form(what, given)
         raise UserError(f"{command}: no folder '{name}'; give a run folder, an export or a model")
     if (given / "config.yaml").is_file():
         if not (given / "export").is_dir():
@@ -108,6 +110,7 @@ def find_target(name: str, command: str) -> Target:
     if (given / "report.json").is_file() and (given / "structure.json").is_file():
         config = read_json(command, given / "report.json", dict).get("config")
         return Target(what, given, checked_config(f"{what}: its report.json", config))
+    check_form(what, given)
     if not (given / "config.json").is_file():
         raise UserError(
             f"{what} is neither a run (config.yaml) nor an export (report.json) nor a model (config.json, written by "

@@ -22,6 +22,7 @@ from lit_compress.models.embedded import load_texts
 from lit_compress.tasks.records import Task
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.files import POINTER, is_pointer
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -212,6 +213,8 @@ def _saved(task: Task, folder: Path) -> Sources:
     """Return the splits of a folder that ``save_to_disk`` wrote; a single dataset is ``train``."""
     import datasets
 
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        _refuse_pointer(f"data.path: '{file}'", file)
     try:
         found = datasets.load_from_disk(str(folder))
     except Exception as error:  # missing or broken files: datasets raises many classes
@@ -227,7 +230,13 @@ def _saved(task: Task, folder: Path) -> Sources:
 
 def _file_source(task: Task, file: Path, encoding: str | None) -> Source:
     where, encoding, suffix = f"data.path: '{file}'", encoding or UTF8, file.suffix.lower()
+    _refuse_pointer(where, file)
     return Source(where, partial(_file_key, file, encoding), partial(READERS[suffix], task, where, file, encoding))
+
+
+def _refuse_pointer(where: str, file: Path) -> None:
+    if is_pointer(file):
+        raise UserError(f"{where} is {POINTER}")
 
 
 def _file_key(file: Path, encoding: str) -> str:

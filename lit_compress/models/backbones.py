@@ -21,6 +21,7 @@ from lit_compress.models.checks import (
     is_finetuned,
     refuse_compressed,
 )
+from lit_compress.models.foreign import check_form
 from lit_compress.models.pattern import set_pattern
 from lit_compress.models.transposed import as_linears
 from lit_compress.tasks import TaskType, task_type, task_type_of_net
@@ -39,14 +40,16 @@ def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
     ``option`` is what the user named it by; messages begin with it.
 
     Raises:
-        UserError: the path is not a folder with a ``config.json``; for a run the message names the net in it.
+        UserError: the path is not a folder with a ``config.json``, for a run the message names the net in it; or it
+            has a form that cannot be read, see :func:`~lit_compress.models.foreign.check_form`.
     """
     if backbone == EMBEDDED:
         return str(embedded.build_backbone(task))
     path = Path(backbone).expanduser()
+    if path.is_dir() and (path / "config.yaml").is_file():
+        raise UserError(f"{option}: '{backbone}' is a run, not a model; give its net, {path / 'dense' / 'net'}")
+    check_form(f"{option}: '{backbone}'", path)
     if path.is_dir():
-        if (path / "config.yaml").is_file():
-            raise UserError(f"{option}: '{backbone}' is a run, not a model; give its net, {path / 'dense' / 'net'}")
         if not (path / "config.json").is_file():
             raise UserError(f"{option}: '{backbone}' holds no config.json; give a folder written by save_pretrained")
         return str(path)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_compress.models.foreign import check_floats
 from lit_compress.models.shapes import stored_shapes, without_values
 from lit_compress.models.sites import gives_states
 from lit_compress.tasks import KINDS, task_type
@@ -73,7 +74,7 @@ def check_counts(what: str, folder: Path) -> None:
 
 
 def check_size(what: str, folder: Path, build: Callable[[], PreTrainedModel]) -> None:
-    """Refuse a folder whose configuration describes a much larger net than its weights are, before memory is taken.
+    """Refuse a folder whose weights are integers, or a much smaller net than it describes, before memory is taken.
 
     Args:
         what: option and value, the begin of the message.
@@ -85,6 +86,7 @@ def check_size(what: str, folder: Path, build: Callable[[], PreTrainedModel]) ->
     """
     stored = 0
     for file in folder.glob("*.safetensors"):
+        check_floats(what, file)
         stored += sum(math.prod(shape) for shape in stored_shapes(file).values())
     stored = stored or sum(file.stat().st_size for file in folder.glob("*.bin")) // 2  # bytes of a number
     if not stored:

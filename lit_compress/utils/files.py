@@ -173,6 +173,16 @@ def atomic_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+_POINTS = b"version https://git-lfs.github.com/spec/"
+POINTER = "a Git LFS pointer, not the file itself; run git lfs pull in its repository"
+
+
+def is_pointer(path: Path) -> bool:
+    """Say whether a file only points to its content, as in a repository that was cloned without Git LFS."""
+    with path.open("rb") as stream:
+        return stream.read(len(_POINTS)) == _POINTS
+
+
 def write_text(path: Path, text: str) -> None:
     """Write text under a temporary name and rename it."""
     with atomic_file(path) as temporary:

@@ -177,6 +177,22 @@ def test_a_comparison_gets_the_objects_as_options(net, tokenizer, data, tmp_path
     assert sorted(load_from_disk(options["data.path"])) == ["train", "validation"]
 
 
+def test_adapters_and_quantized_nets_in_memory_are_one_line(net, tokenizer, data):
+    """``save_pretrained`` would write the adapter alone, and integers in place of weights."""
+    adapted, quantized = copy.deepcopy(net), copy.deepcopy(net)
+    adapted._hf_peft_config_loaded = True
+    quantized.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    for call in (lc.factorize, lc.compress):
+        with pytest.raises(lc.UserError, match=r"has a PEFT adapter, .*; merge it first \(merge_and_unload\(\)"):
+            call(adapted, tokenizer, data)
+        with pytest.raises(lc.UserError, match=r"is quantized \(bitsandbytes\); give the model in float"):
+            call(quantized, tokenizer, data)
+        with pytest.raises(lc.UserError, match="a SimpleNamespace is an adapter; merge it first"):
+            call(SimpleNamespace(merge_and_unload=None), tokenizer, data)
+    found = lc.evaluate(quantized, tokenizer, data["validation"], task="sst2")  # its own answers need no file
+    assert found == lc.evaluate(net, tokenizer, data["validation"], task="sst2")
+
+
 @pytest.mark.parametrize(
     ("call", "line"),
     [

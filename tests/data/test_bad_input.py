@@ -56,6 +56,7 @@ def own(*labels) -> bytes:
     return jsonl(*({"text": "good", "label": label} for label in labels))
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1334\n"
 GOOD = {"sst2": sst2(0, 1), "conll2003": ner(["bad"], ["B-PER"]), "squad": qa("film", 5), "squad_v2": qa("film", 5)}
 TABLE = parquet(sentence=["good", "bad", "film"] * 2000, label=[0, 1, 0] * 2000)
 PAIR = b"sentence1,sentence2,label\n"
@@ -102,6 +103,9 @@ REFUSED = {
     "parquet called JSON": ("sst2", "train.json", TABLE, ["is a parquet file; call it .parquet"]),
     "Excel called csv": ("sst2", "train.csv", b"PK\x03\x04rest", ["an Excel file or a zip archive; save it as .csv"]),
     "gzip called csv": ("sst2", "train.csv", b"\x1f\x8brest", ["packed by gzip"]),
+    "pointer called csv": ("sst2", "train.csv", POINTER, ["train.csv' is a Git LFS pointer, not the file itself; run git lfs pull"]),
+    "pointer called parquet": ("sst2", "train.parquet", POINTER, ["is a Git LFS pointer"]),
+    "pointer called JSON": ("custom", "train.jsonl", POINTER, ["is a Git LFS pointer"]),
     "UTF-16 JSON": ("sst2", "train.json", sst2(0, 1).decode().encode("utf-16"), ["--data.encoding utf-16 may be right"]),
     "columns without names": ("sst2", "train.csv", b"sentence,label,,\na,1,,\n", ["2 columns without a name"]),
     "two lists in an object": ("sst2", "train.json", b'{"train": [{"sentence": "a"}], "test": [{"sentence": "a"}]}', ["the lists train, test"]),
@@ -385,9 +389,10 @@ def test_too_few_rows_to_split(tmp_path, backbone):
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_broken_saved_dataset(tmp_path, backbone):
+@pytest.mark.parametrize(("content", "words"), [(b"broken", "no readable dataset"), (POINTER, "arrow' is a Git LFS")])
+def test_a_broken_saved_dataset(content, words, tmp_path, backbone):
     rows = {"text": ["a", "b"], "label": ["x", "y"]}
     datasets.DatasetDict(train=datasets.Dataset.from_dict(rows)).save_to_disk(str(tmp_path / "set"))
-    next((tmp_path / "set" / "train").glob("*.arrow")).write_bytes(b"broken")
-    with pytest.raises(UserError, match="no readable dataset"):
+    next((tmp_path / "set" / "train").glob("*.arrow")).write_bytes(content)
+    with pytest.raises(UserError, match=words):
         module("custom", backbone, tmp_path / "set").setup("fit")

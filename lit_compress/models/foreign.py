@@ -1,0 +1,128 @@
+"""Models in forms that cannot be compressed: adapters, quantized weights, GGUF, and pointers in place of files.
+
+Libraries load some of them without a word and leave out what they do not know, or ask for a package that does not help.
+Here each of them is one line that says what to do. Only names, sizes, first bytes and ``config.json`` are read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import POINTER, is_pointer
+
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+MERGE = "merge it first (merge_and_unload(), then save_pretrained) and give that folder"
+FLOAT = "give the model in float, from which it was made"
+_WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)")
+_OTHERS = (".gguf", ".h5", ".msgpack", ".ot", ".npz", ".pth", ".onnx", ".xml")  # weights of other programs
+# keys of config.json, and files beside it, that say so
+_QUANTIZED = ("quantization_config", "compression_config", "quantization")
+_QUANTIZED_FILES = {
+    "quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt",
+    "quanto_qmap.json": "quanto",
+}  # fmt: skip
+_READ = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.json")
+_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "*.model")  # read where there is no tokenizer.json
+
+
+def check_form(what: str, path: Path) -> None:
+    """Refuse a model whose form cannot be read, before a library reads it.
+
+    Args:
+        what: option and value, the begin of the message.
+        path: the folder of a model, of which some files may be missing, or what was given in its place.
+
+    Raises:
+        UserError: it is a file; or the folder has an adapter, quantized weights, only weights of another program, or
+            a pointer or another text in place of a file.
+    """
+    if path.is_file():
+        if path.suffix == ".gguf":
+            raise UserError(f"{what} is a GGUF file, which cannot be read; give a folder of safetensors")
+        raise UserError(f"{what} is a file; give the folder of a model, written by save_pretrained")
+    names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
+    if found := next((name for name in ADAPTERS if name in names), None):
+        raise UserError(f"{what} has a PEFT adapter ({found}), which is no whole model; {MERGE}")
+    if method := _quantized(path, names):
+        raise UserError(f"{what} is quantized ({method}); {FLOAT}")
+    weights = sorted(name for name in names if _WEIGHTS.fullmatch(name))
+    others = sorted(name for name in names if name.endswith(_OTHERS))
+    if others and not weights and not any(name.endswith((".safetensors", ".bin")) for name in names):
+        kind = "the GGUF file" if others[0].endswith(".gguf") else "the weights of another program,"
+        raise UserError(f"{what} has only {kind} '{others[0]}', which cannot be read; give a folder of safetensors")
+    for file in _files_read(path, names, weights):
+        _check_content(what, file)
+
+
+def _quantized(folder: Path, names: set[str]) -> str | None:
+    """Return by which method the weights of a folder are quantized; None if nothing says that they are."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        config = None  # not there, or broken: whoever reads it says so
+    if isinstance(config, dict) and (found := next(filter(None, map(config.get, _QUANTIZED)), None)):
+        return quantization_method(found)
+    return next((method for name, method in _QUANTIZED_FILES.items() if name in names), None)
+
+
+def check_floats(what: str, file: Path) -> None:
+    """Refuse matrices of integers, which a library would take for the weights themselves.
+
+    Args:
+        what: option and value, the begin of the message.
+        file: of safetensors.
+
+    Raises:
+        UserError: a tensor that is called a weight has integers.
+    """
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118
+            if name.endswith("weight") and (dtype := tensors.get_slice(name).get_dtype())[0] in "IU":
+                raise UserError(f"{what} is quantized ('{name}' is of type {dtype}); {FLOAT}")
+
+
+def quantization_method(settings: Any) -> str:
+    """Return what a configuration calls the method by which weights are quantized.
+
+    >>> quantization_method({"quant_method": "gptq", "bits": 4}), quantization_method({"load_in_4bit": True})
+    ('gptq', 'bitsandbytes')
+    """
+    found: dict[str, Any] = settings if isinstance(settings, dict) else getattr(settings, "__dict__", {})
+    method = next(filter(None, map(found.get, ("quant_method", "quant_algo", "format"))), None)
+    if method is None and any(name.startswith("load_in_") for name in found):
+        return "bitsandbytes"
+    return str(getattr(method, "value", method) or "by its config.json")
+
+
+def _files_read(folder: Path, names: set[str], weights: list[str]) -> list[Path]:
+    """Return the files of a folder that a library would read."""
+    safe = [name for name in weights if name.endswith(".safetensors")]
+    found = [*(name for name in _READ if name in names), *(safe or weights)]
+    files = [folder / name for name in found]
+    if "tokenizer.json" not in names:
+        files += [file for pattern in _VOCABULARIES for file in sorted(folder.glob(pattern))]
+    return files
+
+
+def _check_content(what: str, file: Path) -> None:
+    """Refuse a file that holds something else than its name says.
+
+    Raises:
+        UserError: it does.
+    """
+    if is_pointer(file):
+        raise UserError(f"{what}: its '{file.name}' is {POINTER}")
+    if file.suffix != ".safetensors":
+        return
+    with file.open("rb") as stream:
+        begin = stream.read(64)
+    if int.from_bytes(begin[:8], "little") + 8 > file.stat().st_size or begin[8:9] != b"{":
+        text = begin.decode("ascii", errors="replace") if begin.isascii() else ""
+        begins = f"it begins with {text[:40]!r}; " if text.isprintable() and text else ""
+        raise UserError(f"{what}: its '{file.name}' is no whole safetensors file; {begins}download it again")

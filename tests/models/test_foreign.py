@@ -1,0 +1,142 @@
+"""Models in forms that cannot be read are one line that says what to do, in every command that takes a model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from mistakes import fails
+from safetensors.torch import load_file, save_file
+
+from lit_compress.models.backbones import load_config, load_finetuned, load_net, load_tokenizer
+from lit_compress.models.foreign import check_form
+from lit_compress.tasks.records import get_task
+from lit_compress.utils.errors import UserError
+
+SST2 = get_task("sst2")
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 133466304\n"
+
+
+@pytest.fixture
+def folder(tiny_backbone, tmp_path):
+    return shutil.copytree(tiny_backbone, tmp_path / "model")
+
+
+def configure(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def adapter(folder):
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "base"}')
+
+
+def adapter_alone(folder):
+    adapter(folder)
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).unlink()
+
+
+def gguf_alone(folder):
+    (folder / "model.safetensors").rename(folder / "model-q4_k_m.gguf")
+
+
+def tensorflow_alone(folder):
+    (folder / "model.safetensors").rename(folder / "tf_model.h5")
+
+
+def pointer(name):
+    def change(folder):
+        if name.endswith(".bin"):
+            (folder / "model.safetensors").unlink()
+        (folder / name).write_text(POINTER)
+
+    return change
+
+
+def quantized(**settings):
+    return lambda folder: configure(folder, **settings)
+
+
+def page(folder):
+    (folder / "model.safetensors").write_text("Entry not found")
+
+
+FORMS = {
+    "adapter beside weights": (adapter, r"has a PEFT adapter \(adapter_config.json\).*merge_and_unload\(\)"),
+    "adapter alone": (adapter_alone, r"has a PEFT adapter \(adapter_config.json\).*merge_and_unload\(\)"),
+    "gguf": (gguf_alone, "has only the GGUF file 'model-q4_k_m.gguf', which cannot be read; give a folder of safetens"),
+    "tensorflow": (tensorflow_alone, "has only the weights of another program, 'tf_model.h5', which cannot be read"),
+    "pointer": (pointer("model.safetensors"), "'model.safetensors' is a Git LFS pointer.*run git lfs pull"),
+    "pointer to a pickle": (pointer("pytorch_model.bin"), "'pytorch_model.bin' is a Git LFS pointer"),
+    "pointer to a shard": (pointer("model-00001-of-00002.safetensors"), "'model-00001-of-.*' is a Git LFS pointer"),
+    "pointer to a tokenizer": (pointer("tokenizer.json"), "'tokenizer.json' is a Git LFS pointer"),
+    "text": (page, "'model.safetensors' is no whole .*file; it begins with 'Entry not found'; download it again"),
+    "gptq": (quantized(quantization_config={"quant_method": "gptq", "bits": 4}), r"is quantized \(gptq\); give the"),
+    "fp8": (quantized(quantization_config={"quant_method": "fp8"}), r"is quantized \(fp8\)"),
+    "bnb": (quantized(quantization_config={"load_in_8bit": True}), r"is quantized \(bitsandbytes\)"),
+    "mlx": (quantized(quantization={"group_size": 64, "bits": 4}), r"is quantized \(by its config.json\)"),
+    "old gptq": (lambda folder: (folder / "quantize_config.json").write_text('{"bits": 4}'), r"is quantized \(gptq\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_that_cannot_be_read_is_one_line(form, folder):
+    change, words = FORMS[form]
+    change(folder)
+    for load in (load_net, load_finetuned, load_config, load_tokenizer):
+        with pytest.raises(UserError, match=rf"^model\.\w+: '{folder}'.*{words}"):
+            load(str(folder), SST2)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
+def test_integers_are_no_weights(dtype, folder):
+    path, name = folder / "model.safetensors", "bert.encoder.layer.0.attention.self.query.weight"
+    tensors = load_file(path)
+    save_file(tensors | {name: (tensors[name] * 127).to(dtype)}, path, metadata={"format": "pt"})
+    for load in (load_net, load_finetuned):
+        with pytest.raises(UserError, match=rf"is quantized \('{name}' is of type [IU]\d+\); give the model in float"):
+            load(str(folder), SST2)
+
+
+@pytest.mark.parametrize("form", ["adapter beside weights", "adapter alone", "gguf", "pointer", "gptq"])
+def test_commands_say_the_same(form, folder, tiny_data, tmp_path, capsys):
+    change, words = FORMS[form]
+    change(folder)
+    data = ("--data.task", "sst2", "--data.path", tiny_data)
+    run = ("--model", "SVD", "--model.backbone", folder, "--run_dir", tmp_path / "run")
+    word = words.split(".*")[0].split(r"\(")[0]
+    assert word in fails(capsys, "validate", folder, *data)
+    assert word in fails(capsys, "factorize", folder, tmp_path / "out", *data)
+    assert word in fails(capsys, "fit", *run, *data)
+    assert not (tmp_path / "run").exists() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["validate", "factorize"])
+def test_a_file_is_no_folder(command, folder, tmp_path, capsys):
+    more = [tmp_path / "out"] if command == "factorize" else []
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    said = fails(capsys, command, tmp_path / "model.gguf", *more, "--data.task", "sst2")
+    assert "model.gguf' is a GGUF file, which cannot be read; give a folder of safetensors" in said
+    said = fails(capsys, command, folder / "model.safetensors", *more, "--data.task", "sst2")
+    assert "is a file; give the folder of a model" in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "model-q4.gguf").write_bytes(b"GGUF"),  # beside weights that can be read
+        lambda folder: (folder / "pytorch_model.bin").write_text(POINTER),  # of which safetensors are read
+        lambda folder: (folder / "model.onnx").write_text(POINTER),
+        lambda folder: (folder / "spiece.model").write_text(POINTER),  # tokenizer.json has the same
+        quantized(quantization_config=None),
+    ],
+)
+def test_what_is_not_read_may_be_anything(change, folder):
+    change(folder)
+    check_form("model", folder)
+    load_net(str(folder), SST2)
+    load_tokenizer(str(folder), SST2)
