@@ -202,6 +202,9 @@ def _report(run: Run, cli: CommandLine) -> dict[str, Any]:
 
 
 def warn_missed(report: dict[str, Any]) -> None:
-    """Say that the export is beyond its budget; the run is not lost."""
+    """Say that the export is beyond its budget, or may be; the run is not lost."""
     if (found := report.get("budget")) and not found["met"]:
-        warnings.warn(f"{budget_line(found)}; ask for {'more' if found['kind'] == 'speedup' else 'less'}", stacklevel=2)
+        advice = f"ask for {'more' if found['kind'] == 'speedup' else 'less'}"
+        if found["met"] is None:
+            advice = f"export again on a quiet machine, or {advice}"
+        warnings.warn(f"{budget_line(found)}; {advice}", stacklevel=2)

@@ -19,7 +19,7 @@ from lit_compress import __version__
 from lit_compress.evaluation.intervals import FRACTIONS, Interval, standard_error, wilson
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.models.accounting import dense_site_params, forward_times, measure
-from lit_compress.models.budget import budget_line
+from lit_compress.models.budget import budget_line, verdict
 from lit_compress.models.budget import shown as shown_value
 from lit_compress.models.shards import net_bytes
 from lit_compress.utils.progress import track
@@ -274,9 +274,7 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             body.append([label.format(**words), *shown, _ratio(report, label, value)])
     if found := report.get("budget"):
         reached = shown_value(found["kind"], found["reached"])
-        body.append(
-            [f"budget {found['asked']}", *[""] * (len(names) - 1), reached, "met" if found["met"] else "missed"]
-        )
+        body.append([f"budget {found['asked']}", *[""] * (len(names) - 1), reached, verdict(found["met"])])
     return header, body
 
 

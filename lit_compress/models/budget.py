@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.timing import Speedup
 
 Kind = Literal["density", "params", "flops", "size", "speedup"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -42,11 +43,6 @@ class Budget:
         """Whether the export may store a matrix dense that is faster so, although it has more weights then."""
         return self.kind == "speedup"
 
-    @property
-    def tolerance(self) -> float:
-        """How far, as a share, a net may be beyond the budget and meet it: latencies are never measured exactly."""
-        return 0.1 if self.kind == "speedup" else 0.01
-
     def reached(self, report: Mapping[str, Any]) -> float:
         """Return what the exported net of a report has, in the units of ``value``."""
         found, ratios = report["compressed"], report["ratios"]
@@ -62,8 +58,8 @@ class Budget:
     def check(self, report: Mapping[str, Any], density: float) -> dict[str, Any]:
         """Return the field ``budget`` of a report: what was asked, what is there, and whether it is within the limit.
 
-        ``off`` is what is there / what was asked - 1. The limit is met if it is not exceeded by more than the
-        tolerance.
+        ``off`` is what is there / what was asked - 1. ``met`` is None if the timing is too noisy to say whether a
+        speed-up is reached; reports of earlier versions have no spread, and the number alone decides.
 
         Args:
             report: all but this field.
@@ -71,10 +67,12 @@ class Budget:
         """
         reached = self.reached(report)
         off = reached / self.value - 1
-        beyond = -off if self.kind == "speedup" else off
+        met: bool | None = (-off if self.kind == "speedup" else off) <= 1e-9
+        if self.kind == "speedup" and (gain := (report.get("timing") or {}).get("speedup")):
+            met = Speedup(gain["median"], gain["low"], gain["high"]).reaches(self.value)
         return {
-            "asked": self.asked, "kind": self.kind, "value": self.value, "reached": reached, "off": off,
-            "met": beyond <= self.tolerance + 1e-9, "density": density,
+            "asked": self.asked, "kind": self.kind, "value": self.value, "reached": reached, "off": off, "met": met,
+            "density": density,
         }  # fmt: skip
 
 
@@ -144,9 +142,14 @@ def shown(kind: Kind, value: float) -> str:
     return f"{value:.3g}x" if kind == "speedup" else f"{value:.4g}"
 
 
+def verdict(met: bool | None) -> str:
+    """Return the words for the field ``met`` of :meth:`Budget.check`."""
+    return "too noisy to say" if met is None else "met" if met else "missed"
+
+
 def budget_line(found: Mapping[str, Any]) -> str:
     """Return what is said of the field ``budget`` of a report on the screen."""
     reached, by = shown(found["kind"], found["reached"]), f"{abs(found['off']):.1%}"
     side = "above" if found["off"] > 0 else "below"
-    text = f"budget {found['asked']}: {'met' if found['met'] else 'missed'}, the export has {reached}"
+    text = f"budget {found['asked']}: {verdict(found['met'])}, the export has {reached}"
     return text if abs(found["off"]) < 5e-4 else f"{text}, {by} {side} it"

@@ -127,6 +127,16 @@ class Speedup:
             return "unsteady"
         return "faster" if self.low > 1 else "slower"
 
+    def reaches(self, times: float) -> bool | None:
+        """Say whether the speed-up is ``times`` or more; None if the rounds disagree or their spread is too large.
+
+        >>> Speedup(3.2, 3.1, 3.4).reaches(3), Speedup(2.7, 2.6, 2.8).reaches(3), Speedup(3.2, 2.9, 3.4).reaches(3)
+        (True, False, None)
+        """
+        if self.high < times:
+            return False
+        return True if self.low >= times and self.high <= STEADY * self.low else None
+
     @property
     def is_named(self) -> bool:
         """Whether the spread carries the number."""

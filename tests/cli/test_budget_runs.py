@@ -42,7 +42,7 @@ def test_a_run_meets_its_budget(method, asked, options, short_run, tmp_path, cap
     args = ["--model", method, *own(short_run, *stages), "--model.budget", asked, *options]
     main(["fit", *args, "--run_dir", str(tmp_path / "run"), "--trainer.logger", "false"])
     said, found = capsys.readouterr().out, report_of(tmp_path / "run")["budget"]
-    assert found["asked"] == asked and found["met"] and -0.06 < found["off"] <= 0.01
+    assert found["asked"] == asked and found["met"] and -0.06 < found["off"] <= 1e-9
     assert found["density"] == Run(tmp_path / "run").density(asked)
     assert f"budget {asked}" in said and "met" in said
     if method == "SVD":  # a finished run is continued, exported again in the same form and not solved again
@@ -63,7 +63,7 @@ def test_factorize_meets_a_budget_of_the_whole_file(run, tiny_data, tmp_path, ca
         main([*words, "--scope", "all", "--budget", asked, *options])
         found = report_of(tmp_path / "out")["budget"]
         assert found["met"] and (tmp_path / "out" / "model.safetensors").stat().st_size == found["reached"]
-        assert f"budget {asked}" in capsys.readouterr().out and 0.97 * size < found["reached"] <= 1.01 * size
+        assert f"budget {asked}" in capsys.readouterr().out and 0.97 * size < found["reached"] <= size
     assert "only one of them" in fails(capsys, *words[:2], tmp_path / "no", *words[3:], "--budget", "size=40kB",
                                        "--density", "0.3")  # fmt: skip
 
