@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import comb
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lit_compress.data.datamodule import PaddedBatches
+from lit_compress.evaluation.chance import sign_test
 from lit_compress.tasks import KINDS, task_type
 from lit_compress.utils.progress import track
 
@@ -117,13 +117,3 @@ def changes(lines: Sequence[dict[str, Any]], kind: str, labels: Sequence[str] = 
 def _table(lines: Sequence[dict[str, Any]], key: str, labels: Sequence[str]) -> list[list[int]]:
     counts = Counter((line["given"], line[key]) for line in lines)
     return [[counts[given, answer] for answer in labels] for given in labels]
-
-
-def sign_test(wrong: int, right: int) -> float:
-    """Return how probable changes as uneven as these are, if none of the nets is better (McNemar's test, exact).
-
-    >>> sign_test(9, 1) < 0.03 < sign_test(6, 4)
-    True
-    """
-    total, least = wrong + right, min(wrong, right)
-    return min(1.0, 2 * sum(comb(total, k) for k in range(least + 1)) / 2**total)

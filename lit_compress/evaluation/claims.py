@@ -3,23 +3,26 @@
 A claim says that one value is more than ``times`` another plus ``by``. With several seeds the difference is tested over
 them (Student's t: paired, where both methods ran with the same seeds and so from the same teachers; Welch's else). With
 one seed it is tested over the rows of the dev set: of pairs, where every row is right or wrong, as both nets answered
-the same rows; else it is compared with the standard errors that the two scores have because the dev set is a sample.
-What none decides is "within noise".
+the same rows (McNemar's exact test; with a factor or a distance the normal distribution); else it is compared with the
+standard errors that the two scores have because the dev set is a sample. Probabilities are corrected for the number of
+comparisons that chance may decide (Holm). What none decides is "within noise".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import atan, cos, erfc, floor, inf, pi, sin, sqrt
+from math import erfc, inf, sqrt
 from statistics import mean, variance
 from typing import Any, Literal
 
+from lit_compress.evaluation.chance import holm, sign_test, student
 from lit_compress.utils.errors import UserError, nearest
 
 Verdict = Literal["held", "not held", "within noise", "not measured"]
-LEVEL = 0.05  # two-sided
+LEVEL = 0.05  # two-sided, for all claims together
+EXACT = "both values are exact"
 DENSE = "dense"  # the label under which a claim names the teacher
 _WORST: tuple[Verdict, ...] = ("not held", "not measured", "within noise", "held")
 
@@ -124,44 +127,92 @@ def read_claims(rows: Any, budget: Any = str) -> list[Claim]:
     return found
 
 
+@dataclass(frozen=True)
+class _Comparison:
+    """Two methods at one budget.
+
+    Attributes:
+        detail: names, values and seeds.
+        p: probability of the difference by chance; None: unknown.
+        test: its name; "" if a result is missing.
+        gap: the difference.
+    """
+
+    detail: str
+    p: float | None = None
+    test: str = ""
+    gap: float = 0.0
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether the difference may be there by chance: values such as FLOPs are exact."""
+        return self.p is not None and self.test != EXACT
+
+    def verdict(self, p: float | None) -> Verdict:
+        """Return the verdict by the corrected probability."""
+        if not self.test:
+            return "not measured"
+        if p is None or p >= LEVEL:
+            return "within noise"
+        return "held" if self.gap > 0 else "not held"
+
+
 def evaluate_claims(
     claims: Sequence[Claim], results: Sequence[Result], task: str, less_is_better: bool = False
 ) -> list[dict[str, str]]:
     """Return ``text``, ``verdict``, ``test``, ``detail`` and ``paper`` of every claim.
 
     Args:
-        claims: what is said.
+        claims: what is said; they are corrected together for the number of their comparisons.
         results: the cells that are finished.
         task: that all results are of.
         less_is_better: for the score ``metric``, e.g. perplexity: "more" then means less.
     """
-    return [_evaluate(claim, results, task, less_is_better) for claim in claims]
-
-
-def _evaluate(claim: Claim, results: Sequence[Result], task: str, less_is_better: bool) -> dict[str, str]:
-    if claim.tasks and task not in claim.tasks:
-        return _entry(claim, "not measured", "", f"is about {', '.join(claim.tasks)}, not {task}")
-    budgets = claim.budgets or tuple(dict.fromkeys(result.budget for result in results)) or ("any budget",)
     found = [
-        _compare(claim, above, below, budget, results, less_is_better)
-        for budget in budgets
-        for above, below in claim.pairs
+        [] if claim.tasks and task not in claim.tasks else list(_comparisons(claim, results, less_is_better))
+        for claim in claims
     ]
-    verdict = min((each[0] for each in found), key=_WORST.index)
-    tests = dict.fromkeys(each[1] for each in found if each[1])
-    details = "; ".join(each[2] + (f" ({each[0]})" if len(found) > 1 else "") for each in found)
-    return _entry(claim, verdict, "; ".join(tests), details)
+    tested = [each for some in found for each in some if each.by_chance]
+    corrected = dict(zip(map(id, tested), holm([each.p or 0.0 for each in tested]), strict=True))
+    return [_entry(claim, some, task, corrected) for claim, some in zip(claims, found, strict=True)]
 
 
-def _entry(claim: Claim, verdict: Verdict, test: str, detail: str) -> dict[str, str]:
-    return {"text": claim.text, "verdict": verdict, "test": test, "detail": detail, "paper": claim.paper}
+def _entry(claim: Claim, found: list[_Comparison], task: str, corrected: Mapping[int, float]) -> dict[str, str]:
+    """Return what is said of a claim; ``corrected`` has the probabilities of all comparisons that chance may decide."""
+    own = {"text": claim.text, "paper": claim.paper}
+    if not found:
+        return own | {
+            "verdict": "not measured", "test": "", "detail": f"is about {', '.join(claim.tasks)}, not {task}"
+        }  # fmt: skip
+    verdicts = [each.verdict(corrected.get(id(each), each.p)) for each in found]
+    details = []
+    for each, verdict in zip(found, verdicts, strict=True):
+        text = each.detail
+        if each.test:
+            text += f", p {_shown(each.p)}"
+        if each.by_chance and len(corrected) > 1:
+            text += f", {_shown(corrected[id(each)])} corrected for {len(corrected)} comparisons"
+        details.append(text + (f" ({verdict})" if len(found) > 1 else ""))
+    tests = dict.fromkeys(each.test for each in found if each.test)
+    verdict = min(verdicts, key=_WORST.index)
+    return own | {"verdict": verdict, "test": "; ".join(tests), "detail": "; ".join(details)}
+
+
+def _shown(p: float | None) -> str:
+    return "unknown" if p is None else "below 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _comparisons(claim: Claim, results: Sequence[Result], less_is_better: bool) -> Iterator[_Comparison]:
+    """Yield the comparisons of every pair of methods at every budget."""
+    for budget in claim.budgets or tuple(dict.fromkeys(result.budget for result in results)) or ("any budget",):
+        for above, below in claim.pairs:
+            yield _compare(claim, above, below, budget, results, less_is_better)
 
 
 def _compare(
     claim: Claim, above: str, below: str, budget: str, results: Sequence[Result], less_is_better: bool
-) -> tuple[Verdict, str, str]:
-    """Return verdict, test and detail of one pair of methods at one budget."""
-    pair = f"{above} and {below} at {budget}"
+) -> _Comparison:
+    """Return the comparison of one pair of methods at one budget."""
     first = _by_seed(results, above, budget, claim.value)
     if below == DENSE:
         second = _by_seed(results, above, budget, DENSE)
@@ -169,16 +220,12 @@ def _compare(
         second = _by_seed(results, below, budget, claim.below_value or claim.value)
     if not first or not second:
         missing = [name for name, side in ((above, first), (below, second)) if not side]
-        return "not measured", "", f"no finished run of {' and '.join(missing)} at {budget}"
+        return _Comparison(f"no finished run of {' and '.join(missing)} at {budget}")
     sign = -1.0 if less_is_better and claim.value == "metric" else 1.0
     p, test, gap = difference(first, second, claim.times, claim.by, sign)
     means = mean(s.value for s in first.values()), mean(s.value for s in second.values())
     seeds = f"{len(first)} and {len(second)} seeds" if len(first) != len(second) else _plural(len(first), "seed")
-    chance = "unknown" if p is None else "below 0.001" if p < 0.001 else f"{p:.3f}"
-    detail = f"{pair}: {means[0]:.4f} and {means[1]:.4f}, {seeds}, p {chance}"
-    if p is None or p >= LEVEL:
-        return "within noise", test, detail
-    return ("held" if gap > 0 else "not held"), test, detail
+    return _Comparison(f"{above} and {below} at {budget}: {means[0]:.4f} and {means[1]:.4f}, {seeds}", p, test, gap)
 
 
 def _by_seed(results: Sequence[Result], label: str, budget: str, name: str) -> dict[int, Score]:
@@ -212,6 +259,9 @@ def difference(
         if ours and theirs and len(ours) == len(theirs) > 1:
             gaps = [sign * (a - times * b) - by for a, b in zip(ours, theirs, strict=True)]
             spread, gap = sqrt(variance(gaps) / len(gaps)), mean(gaps)
+            if {*gaps} <= {-1.0, 0.0, 1.0}:
+                p = sign_test(gaps.count(-1.0), gaps.count(1.0))
+                return p, f"McNemar's exact test over the {len(gaps):,} rows of the dev set", gap
             if spread > 1e-12:
                 return erfc(abs(gap) / spread / sqrt(2)), f"paired over the {len(gaps):,} rows of the dev set", gap
     left, right = (mean(s.value for s in side.values()) for side in (first, second))
@@ -222,27 +272,8 @@ def difference(
     if width == inf:
         return None, f"{test} are unknown", gap
     if width == 0:  # both values are exact, such as FLOPs
-        return (0.0 if gap else 1.0), "both values are exact", gap
+        return (0.0 if gap else 1.0), EXACT, gap
     return erfc(abs(gap) / width / sqrt(2)), test, gap
-
-
-def student(t: float, freedom: float) -> float:
-    """Return the probability that Student's t is farther from 0 than ``t``; ``freedom`` is rounded down.
-
-    >>> [round(student(t, n), 3) for t, n in ((12.706, 1), (4.303, 2), (2.228, 10))]
-    [0.05, 0.05, 0.05]
-    """
-    degrees = max(1, floor(freedom + 1e-9))  # Abramowitz and Stegun 26.7.3 and 26.7.4
-    angle = atan(abs(t) / sqrt(degrees))
-    odd = degrees % 2
-    term, total = (cos(angle), 0.0) if odd else (1.0, 0.0)
-    for k in range(1 + odd, degrees, 2):
-        total += term
-        term *= k / (k + 1) * cos(angle) ** 2
-    inside = sin(angle) * total
-    if odd:
-        inside = 2 / pi * (angle + inside)
-    return max(0.0, 1.0 - inside)
 
 
 def _plural(count: int, word: str) -> str:

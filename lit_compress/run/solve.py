@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 ANCHORS = (0.5, 0.25, 0.75, 0.1, 0.9)  # densities of which one can be reached by whatever method and settings
 CLOSE = 1e-3  # share of the budget at which the search ends
-MARGIN = 5e-3  # share of the budget that is left where data decide on shapes: exports were up to 0.47 % above the estimate
+MARGIN = (
+    5e-3  # share of the budget that is left where data decide on shapes: exports were up to 0.47 % above the estimate
+)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from statistics import NormalDist, mean, stdev
 import pytest
 from scipy import stats
 
-from lit_compress.evaluation.claims import Result, Score, difference, evaluate_claims, read_claims, student
+from lit_compress.evaluation.chance import holm, student
+from lit_compress.evaluation.claims import Result, Score, difference, evaluate_claims, read_claims
 from lit_compress.utils.errors import UserError
 
 
@@ -52,7 +53,7 @@ def test_one_seed_is_compared_with_the_standard_errors():
 
 
 def test_with_one_seed_the_answers_to_the_same_rows_are_paired():
-    """As a z-test of the differences; of rows that only one net has right it is McNemar's, but for its variance."""
+    """By McNemar's exact test; with a factor or a distance by a z-test of the differences."""
     rng = random.Random(0)
     first = [float(rng.random() < 0.9) for _ in range(400)]
     second = [right if rng.random() < 0.9 else 0.0 for right in first]
@@ -60,7 +61,12 @@ def test_with_one_seed_the_answers_to_the_same_rows_are_paired():
     for times, by, sign in ((1.0, 0.0, 1.0), (0.95, 0.01, 1.0), (1.0, 0.0, -1.0)):
         gaps = [sign * (a - times * b) - by for a, b in zip(first, second, strict=True)]
         p, test, gap = difference(*sides, times, by, sign)
-        assert gap == pytest.approx(mean(gaps)) and test == "paired over the 400 rows of the dev set"
+        assert gap == pytest.approx(mean(gaps))
+        if by == 0:
+            assert test == "McNemar's exact test over the 400 rows of the dev set"
+            assert p == pytest.approx(stats.binomtest(gaps.count(1), gaps.count(1) + gaps.count(-1)).pvalue)
+            continue
+        assert test == "paired over the 400 rows of the dev set"
         assert p == pytest.approx(2 * (1 - NormalDist().cdf(abs(mean(gaps)) / (stdev(gaps) / 400**0.5))), abs=1e-9)
     paired = difference(*sides)[0]
     assert paired < difference({1: Score(mean(first), 0.02)}, {1: Score(mean(second), 0.02)})[0]
@@ -71,6 +77,51 @@ def test_with_one_seed_the_answers_to_the_same_rows_are_paired():
     for side in (shorter, other_seed):
         assert difference(sides[0], side)[1] == "standard errors of the two scores"
     assert difference(sides[0], sides[0])[0] == 1.0  # no row differs: the errors of the scores are left
+
+
+def test_few_rows_are_decided_by_the_exact_test():
+    """Five rows of 100 that only A has right: 0.0625 by the exact test, 0.023 by the normal distribution."""
+    ours, theirs = [1.0] * 95 + [0.0] * 5, [0.0] * 5 + [1.0] * 90 + [0.0] * 5
+    found = [
+        Result(label, "density=0.25", 1, {"metric": Score(mean(rows), 0.03, lambda rows=rows: rows)})
+        for label, rows in (("A", ours), ("B", theirs))
+    ]
+    assert difference(*({1: result.scores["metric"]} for result in found))[0] == 0.0625
+    assert verdict(found, above="A", below="B") == "within noise"
+
+
+def test_many_claims_are_corrected_together():
+    """One of 20 differences has p 0.01: held alone, within noise among 20. Exact values count for nothing."""
+    apart = 0.01 * 2**0.5 * NormalDist().inv_cdf(1 - 0.01 / 2)
+    found = results("A", [0.8 + apart], fewer_flops=Score(5.0, 0.0)) + results("B", [0.8])
+    claims = [{"text": "t", "above": "A", "below": "B"}]
+    exact = [{"text": "exact", "above": "A", "below": "A", "value": "fewer_flops", "by": -1.0}]
+    missing = [{"text": "missing", "above": "A", "below": f"no {i}"} for i in range(9)]
+    other = [{"text": "other", "above": "A", "below": "C", "by": 0.01}] * 19
+
+    def entries(rows):
+        return evaluate_claims(read_claims(rows), found + results("C", [0.79 + apart]), "sst2")
+
+    alone = entries(claims + exact + missing)
+    assert [entry["verdict"] for entry in alone] == ["held", "held", *["not measured"] * 9]
+    assert alone[0]["detail"].endswith("p 0.010")
+    many = entries(claims + exact + other)
+    assert many[0]["verdict"] == "within noise" and many[1]["verdict"] == "held"
+    assert many[0]["detail"].endswith("p 0.010, 0.200 corrected for 20 comparisons")
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 30])
+def test_holm_rejects_what_its_steps_reject(count):
+    rng = random.Random(count)
+    chances = [rng.random() ** 4 for _ in range(count)]
+    for level in (0.01, 0.05, 0.2):
+        rejected = set()
+        for step, place in enumerate(sorted(range(count), key=chances.__getitem__)):
+            if chances[place] > level / (count - step):
+                break
+            rejected.add(place)
+        assert {i for i, p in enumerate(holm(chances)) if p <= level} == rejected
+    assert holm([]) == [] and holm([0.7, 0.9]) == [1.0, 1.0]
 
 
 def test_what_cannot_be_decided_is_never_held():
