@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.tasks import KINDS
+from lit_compress.tasks.multi_label import MultiLabel
 from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ TEXTS = (
     ("question", "sentence"), ("text",), ("sentence",), ("review",), ("content",), ("document",),
 )  # fmt: skip
 LABELS = ("label", "labels", "target", "class")
-CLASSES = ("classification", "regression")
+CLASSES = ("classification", "regression", "multi_label")
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def choose_columns(
     chosen = replace(given, kind=kind, text=given.text or _texts(rows, label), label=label)
     if kind == "regression" or given.labels or label is None:
         return chosen
-    return replace(chosen, labels=_labels(splits, label, config, trained))
+    return replace(chosen, labels=_labels(splits, kind, label, config, trained))
 
 
 def _kind(config: PreTrainedConfig | None, rows: Dataset, label: str | None) -> str:
@@ -96,6 +97,8 @@ def _kind(config: PreTrainedConfig | None, rows: Dataset, label: str | None) -> 
     found = next((name for name, kind in KINDS.items() if architecture.endswith(kind.suffix)), "classification")
     if found in ("language_modelling", "embedding") and label is not None:
         found = "classification"  # a decoder or encoder that is to be fine-tuned
+    if found == "classification" and (is_list(feature) or getattr(config, "problem_type", None) == MultiLabel.problem):
+        return MultiLabel.name
     numbers = str(getattr(feature, "dtype", "")).startswith(("float", "double"))
     head = config is not None and (config.num_labels == 1 or config.problem_type == "regression")
     return "regression" if found in CLASSES and (head or numbers) else found
@@ -123,8 +126,13 @@ def _texts(rows: Dataset, label: str | None) -> Sequence[str]:
 _STRINGS = ("string", "large_string")
 
 
+def is_list(feature: Any) -> bool:
+    """Return whether a column of a data set holds lists."""
+    return hasattr(feature, "feature") or isinstance(feature, list)
+
+
 def _labels(
-    splits: Mapping[str, Dataset], label: str, config: PreTrainedConfig | None, trained: bool
+    splits: Mapping[str, Dataset], kind: str, label: str, config: PreTrainedConfig | None, trained: bool
 ) -> Sequence[str] | None:
     """Return the names of the classes in order: the data's, or those of the model's head; None: of the training rows.
 
@@ -132,13 +140,18 @@ def _labels(
     """
     rows = splits.get("train", next(iter(splits.values())))
     feature = rows.features[label]
+    if listed := is_list(feature):
+        feature = getattr(feature, "feature", None) or feature[0]
     if names := getattr(feature, "names", None):
         return names
     head = _head_names(config) if trained else None
     if getattr(feature, "dtype", "") in _STRINGS:
         found = {
-            str(value).strip() for some in splits.values() if label in some.features for value in some.unique(label)
-        }
+            str(value).strip()
+            for some in splits.values() if label in some.features
+            for row in (some[label] if listed else some.unique(label))
+            for value in (KINDS[kind].classes_in(f"data: '{label}'", row))
+        }  # fmt: skip
         if head and found <= set(head):
             return head
         return None if "train" in splits else sorted(found)

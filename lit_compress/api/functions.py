@@ -60,7 +60,7 @@ def factorize(
         budget: in its place, what the export may have: ``size=20MB``, ``params=5M``, ``flops=0.3``, ``speedup=3x``.
         task: a task of the package, e.g. ``sst2``; None for the user's own.
         kind: type of the user's own task, by default that of the model's head: classification, regression, tagging,
-            span_qa, summarization, language_modelling, embedding, reranking.
+            span_qa, summarization, language_modelling, embedding, reranking, multi_label.
         text: name of the column of texts, or names of two; None where the names are usual, or there is one.
         label: name of the column of labels; None where it is called so.
         **options: those of ``factorize`` and ``fit``, e.g. ``weighting="fisher"``, ``**{"data.batch_size": 8}``.

@@ -105,10 +105,7 @@ def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
         where = f"{source.where} row {number}"
         if task.label not in row:
             raise UserError(f"{where} has no '{task.label}'; {nearest(task.label, row)}")
-        values_here = KINDS[task.kind].labels_in(row[task.label])
-        if not isinstance(values_here, list):
-            raise UserError(f"{where}: '{task.label}' is {values_here!r:.60}; give a list")
-        for value in values_here:
+        for value in KINDS[task.kind].classes_in(f"{where}: '{task.label}'", row[task.label]):
             name = label_name(where, value)
             kind = str if isinstance(value, str) else bool if isinstance(value, bool) else int
             first = first or (kind, where)

@@ -100,7 +100,7 @@ def changes(lines: Sequence[dict[str, Any]], kind: str, labels: Sequence[str] = 
         return {"rows": len(lines), "changed": None, "examples": shown[:EXAMPLES]}
     other = [line for line in shown if line["before"] != line["after"]]
     found: dict[str, Any] = {"rows": len(lines), "changed": len(other)}
-    if kind in ("classification", "tagging"):
+    if KINDS[kind].classes:
         wrong = [line for line in other if line["before"] == line["given"]]
         right = [line for line in other if line["after"] == line["given"]]
         other = wrong + right + [line for line in other if line["given"] not in (line["before"], line["after"])]

@@ -77,13 +77,14 @@ def constant_score(data: DataModule) -> float:
 
     It is 0 for correlations, and where constant answers make no sense (the type of task has no ``constants``).
     """
-    record = data.record
+    record, kind = data.record, task_type(data.record)
     scores = [0.0]
-    if constants := task_type(record).constants(record):
+    if constants := kind.constants(record):
         labels = torch.cat([batch["labels"] for batch in data.val_dataloader()[0]])
     for outputs in constants:
-        metric = build_metrics(record)[record.metrics[0]]
-        metric.distributed_available_fn = lambda: False
-        metric.update(outputs.expand(len(labels), -1), labels)
-        scores.append(float(metric.compute()))
+        metrics = build_metrics(record)
+        for metric in metrics.values():
+            metric.distributed_available_fn = lambda: False
+        kind.observe(metrics, outputs.expand(len(labels), *outputs.shape[1:]), {"labels": labels})
+        scores.append(float(metrics.compute()[record.metrics[0]]))
     return max(scores)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
 from lit_compress.evaluation.confusion import CONFUSION_SCORES
+from lit_compress.evaluation.label_metrics import LabelScores, label_scores
 from lit_compress.evaluation.metrics import F1, Correlation, MacroF1, Matthews
 from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval
 from lit_compress.evaluation.text_metrics import ROUGE, Rouge
@@ -26,7 +27,7 @@ DRAWS = 1000
 MOST_VALUES = 2 * 10**7  # of all draws; more rows are drawn less often
 SEED = 0
 Z = 1.959963984540054  # of the normal distribution, 95 % are within
-FRACTIONS = ("accuracy", "exact_match")  # metrics that count rows
+FRACTIONS = ("accuracy", "exact_match", "subset_accuracy")  # metrics that count rows
 
 Interval = tuple[float, float]
 
@@ -113,6 +114,10 @@ def _drawn(name: str, metric: Metric) -> dict[str, Interval]:
         return {name: bootstrap_mean(metric.values())}
     if isinstance(metric, Ranking | Retrieval):
         return {score: bootstrap_mean(values) for score, values in metric.values().items()}
+    if isinstance(metric, LabelScores):
+        predicted, true = metric.rows()
+        names = [name for name in label_scores(predicted, true) if name not in FRACTIONS]
+        return {n: bootstrap(lambda i, n=n: float(label_scores(predicted[i], true[i])[n]), len(true)) for n in names}
     if isinstance(metric, F1):
         cells = [metric.tn, metric.fp, metric.fn, metric.tp]
         return {name: bootstrap_confusion(name, torch.stack([cell.cpu() for cell in cells]).view(2, 2))}

@@ -23,6 +23,7 @@ from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.utilities import dim_zero_cat
 
 from lit_compress.evaluation.confusion import macro_f1
+from lit_compress.evaluation.label_metrics import LabelScores
 from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval
 from lit_compress.evaluation.text_metrics import Perplexity, Rouge
 from lit_compress.evaluation.vector_metrics import TeacherCosine
@@ -252,6 +253,7 @@ METRICS: dict[str, Callable[[Task], Metric]] = {
     "spearman": lambda task: Correlation(spearman_corrcoef),
     "pearson_spearman": lambda task: Correlation(pearson_corrcoef, spearman_corrcoef),
     "macro_f1": lambda task: MacroF1(task.num_labels),
+    "micro_f1": lambda task: LabelScores(),
     "entity_f1": lambda task: Entities(task.labels),
     "rougeL": lambda task: Rouge(),
     "rougeLsum": lambda task: Rouge(),

@@ -132,6 +132,8 @@ def load_config(
             f"task '{task.name}' needs another"
         )
     config.architectures = [classes[type(config)].__name__]
+    if kind.problem and config.problem_type is not None:
+        config.problem_type = kind.problem
     set_pattern(config, sites)
     _set_padding(config, backbone, task, option)
     return config

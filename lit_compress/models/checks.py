@@ -212,6 +212,12 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
         raise UserError(f"{what} is for {other.name}, task '{task.name}' is {kind.name}")
     if "num_labels" not in kind.head(task):
         return
+    if kind.problem and config.problem_type not in (None, kind.problem):
+        known = next((k.name for k in KINDS.values() if k.problem == config.problem_type), "regression")
+        raise UserError(
+            f"{what} has problem_type {config.problem_type} in its config.json, task '{task.name}' is {kind.name}; "
+            f"nearest: --data.task custom --data.custom.kind {known}"
+        )
     if config.num_labels != task.num_labels:
         raise UserError(
             f"{what} has {config.num_labels} labels, {task.name} has {task.num_labels}; "
@@ -239,6 +245,8 @@ def is_finetuned(config: PreTrainedConfig, task: Task) -> bool:
     """
     kind = task_type(task)
     if not (task.labels and (config.architectures or [""])[0].endswith(kind.suffix)):
+        return False
+    if kind.problem and (config.problem_type or "single_label_classification") != kind.problem:
         return False
     return _plain([str(name) for _, name in sorted((config.id2label or {}).items())]) == _plain(task.labels)
 

@@ -12,6 +12,7 @@ from lit_compress.tasks.base import TaskType, inputs_of
 from lit_compress.tasks.classification import Classification
 from lit_compress.tasks.embedding import Embedding
 from lit_compress.tasks.language_modelling import LanguageModelling
+from lit_compress.tasks.multi_label import MultiLabel
 from lit_compress.tasks.regression import Regression
 from lit_compress.tasks.reranking import Reranking
 from lit_compress.tasks.span_qa import SpanQA
@@ -27,6 +28,7 @@ __all__ = ["KINDS", "TaskType", "inputs_of", "task_type", "task_type_of_net"]
 
 _ALL = (
     Classification(), Regression(), Tagging(), SpanQA(), Summarization(), LanguageModelling(), Embedding(), Reranking(),
+    MultiLabel(),
 )  # fmt: skip
 KINDS: dict[str, TaskType] = {kind.name: kind for kind in _ALL}
 

@@ -51,6 +51,7 @@ class TaskType:
         columns, label: default names of the columns, for the user's own task.
         texts: smallest and largest number of text columns.
         classes: True if the labels are classes with names.
+        problem: the ``problem_type`` of configurations whose head has one, by which transformers chooses its loss.
         one_label: True if an example has one distribution, or number.
         lists: True if rows with the same first text are one list, which splits and draws keep whole.
         cuts_ends: True if inputs that are too long lose their end, as the file of a tokenizer alone can say.
@@ -73,6 +74,7 @@ class TaskType:
     label = "label"
     texts = (1, 1)
     classes = False
+    problem: str | None = None
     one_label = False
     lists = False
     cuts_ends = True
@@ -99,8 +101,12 @@ class TaskType:
         """Return how predictions show the label that stands in a file: with its name, if it is a class."""
         return label
 
-    def labels_in(self, label: Any) -> list[Any]:
-        """Return the classes in a row's label, as they are written: one, or one per word."""
+    def classes_in(self, where: str, label: Any) -> list[Any]:
+        """Return the classes in a row's label, as they are written: one, or one per word, or any number.
+
+        Raises:
+            UserError: the label has another form; the message begins with ``where``.
+        """
         return [label]
 
     def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:

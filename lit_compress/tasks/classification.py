@@ -91,6 +91,7 @@ class Classification(TaskType):
     auto_class = "AutoModelForSequenceClassification"
     suffix = "ForSequenceClassification"
     pipeline = "text-classification"
+    problem: str | None = "single_label_classification"
     texts = (1, 2)
     classes = one_label = True
 

@@ -13,7 +13,7 @@ from lit_compress.utils.errors import UserError, nearest
 
 KindName = Literal[
     "classification", "regression", "tagging", "span_qa", "summarization", "language_modelling", "embedding",
-    "reranking",
+    "reranking", "multi_label",
 ]  # fmt: skip
 Pooled = Literal["mean", "cls"]
 
@@ -69,12 +69,14 @@ class Custom:
     """The user's own task, ``custom``.
 
     Args:
-        kind: type of the task: classification, regression, tagging (a label per word), span_qa (an answer that is a
-            part of a context), summarization (a text for a text), language_modelling (plain text), embedding (a
-            vector for a text) or reranking (how relevant a document is to a query).
+        kind: type of the task: classification, multi_label (any number of labels per row), regression, tagging (a
+            label per word), span_qa (an answer that is a part of a context), summarization (a text for a text),
+            language_modelling (plain text), embedding (a vector for a text) or reranking (how relevant a document is
+            to a query).
         text: name of the text column, or names of several in brackets; without it, by kind, text, or tokens,
             question and context, document, query and document.
-        label: name of the label column; without it, by kind, label, or tags, answers, summary, or none for embedding.
+        label: name of the label column; without it, by kind, label, or labels, tags, answers, summary, or none for
+            embedding.
         labels: names of the classes in order of their numbers; without it those of the training rows.
         numbered: whether 0, 1, ... in a file are the classes in that order, if these have other names; without it,
             where labels or a table of the library datasets gives the order.
@@ -259,6 +261,46 @@ TASKS: dict[str, Task] = {
             ("ndcg_at_10", "mrr_at_10"),
             ("microsoft/wiki_qa", None),
             length=40,
+        ),
+        # comments of Reddit, each with one or more of 28 emotions
+        Task(
+            "go_emotions",
+            "multi_label",
+            ("text",),
+            (
+                "admiration",
+                "amusement",
+                "anger",
+                "annoyance",
+                "approval",
+                "caring",
+                "confusion",
+                "curiosity",
+                "desire",
+                "disappointment",
+                "disapproval",
+                "disgust",
+                "embarrassment",
+                "excitement",
+                "fear",
+                "gratitude",
+                "grief",
+                "joy",
+                "love",
+                "nervousness",
+                "optimism",
+                "pride",
+                "realization",
+                "relief",
+                "remorse",
+                "sadness",
+                "surprise",
+                "neutral",
+            ),
+            ("micro_f1",),
+            ("google-research-datasets/go_emotions", "simplified"),
+            length=18,
+            label="labels",
         ),
         _squad("squad", "rajpurkar/squad", ("answer_f1", "exact_match"), Spans()),
         _squad("squad_v2", "rajpurkar/squad_v2", ("answer_f1", "exact_match"), Spans(null_threshold=0.0)),

@@ -48,9 +48,7 @@ class Tagging(TaskType):
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> list[int]:
         """Return the class number of every word."""
-        words, labels = row[task.text[0]], self.labels_in(row[task.label])
-        if not isinstance(labels, list):
-            raise UserError(f"{where}: '{task.label}' is {labels!r:.60} ({type(labels).__name__}); give a list")
+        words, labels = row[task.text[0]], self.classes_in(f"{where}: '{task.label}'", row[task.label])
         if len(labels) != len(words):
             raise UserError(
                 f"{where}: {len(words)} words in '{task.text[0]}', {len(labels)} labels in '{task.label}'; "
@@ -81,14 +79,19 @@ class Tagging(TaskType):
         useful = [any(numbers) for numbers in columns["word"]]  # an input may have only the middle of a huge word
         return {name: [v for v, keep in zip(values, useful, strict=True) if keep] for name, values in columns.items()}
 
-    def labels_in(self, label: Any) -> Any:
+    def classes_in(self, where: str, label: Any) -> list[Any]:
         """Return the labels of a list, or of a text with spaces between labels."""
-        return label.split() if isinstance(label, str) else label
+        labels = label.split() if isinstance(label, str) else label
+        if not isinstance(labels, list):
+            raise UserError(f"{where} is {labels!r:.60} ({type(labels).__name__}); give a list")
+        return labels
 
     def given(self, task: Task, label: Any) -> Any:
         """Return the names of the classes; what is none stays as it is."""
-        labels = self.labels_in(label)
-        return [class_name(task, name) for name in labels] if isinstance(labels, list) else labels
+        try:
+            return [class_name(task, name) for name in self.classes_in("", label)]
+        except UserError:
+            return label
 
     def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
         """Return F1 of entities if the labels are tags of entities (B-PER, I-PER, O), else accuracy of words."""

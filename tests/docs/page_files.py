@@ -27,6 +27,8 @@ def rows_of(task: str, number: int) -> list[dict[str, Any]]:
             row |= {"id": str(i), record.label: {"text": [words[1]], "answer_start": [start]}}
         elif record.kind == "summarization":
             row[record.label] = " ".join(words[:2])
+        elif record.kind == "multi_label":
+            row[record.label] = [i % len(record.labels), (i + 1) % len(record.labels)]
         elif record.kind != "language_modelling":
             row[record.label] = i % len(record.labels) if record.labels else float(i % most)
         found.append(row)

@@ -20,7 +20,19 @@ from tiny import WORDS, make_net, write_backbone
 
 from lit_compress.__main__ import main
 
-TASKS = ("wnli", "mrpc", "stsb", "squad", "squad_v2", "conll2003", "xsum", "docstrings", "stsb_embedding", "wiki_qa")
+TASKS = (
+    "wnli",
+    "mrpc",
+    "stsb",
+    "squad",
+    "squad_v2",
+    "conll2003",
+    "xsum",
+    "docstrings",
+    "stsb_embedding",
+    "wiki_qa",
+    "go_emotions",
+)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ CASES = {
     "language_modelling": ("plain_text", "llama", {"max_length": 16}),
     "embedding": ("stsb_embedding", None, {}),
     "reranking": ("wiki_qa", None, {}),
+    "multi_label": ("go_emotions", None, {}),
 }
 
 # weights far from 0: what is written hangs on what was read
@@ -44,6 +45,8 @@ def _row(kind, rng):
         return {"sentence1": text, "sentence2": " ".join(rng.sample(WORDS, 3)), "label": rng.random()}
     if kind == "reranking":
         return {"question": rng.choice(WORDS[:3]), "answer": text, "label": rng.randint(0, 1)}
+    if kind == "multi_label":
+        return {"text": text, "labels": [number for number, word in enumerate(WORDS[:20]) if word in words]}
     if kind == "summarization":
         return {"document": text, "summary": " ".join(words[::-1])}
     return {"text": text}

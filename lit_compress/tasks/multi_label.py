@@ -1,0 +1,159 @@
+"""Multi-label classification: for every row any number of the task's labels, each decided on its own.
+
+The model gives one logit z per label, whose probability is sigmoid(z). A sigmoid is a softmax over the two logits 0 and
+z, so each label is handled as a classification of two classes, off and on: losses, distillation, drawn labels and
+divergences are those of classification over [b, labels, 2]. The cross-entropy is the mean of binary cross-entropies
+that transformers uses for ``problem_type: multi_label_classification``.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lit_compress.tasks.base import Columns
+from lit_compress.tasks.classification import Classification, class_number
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torchmetrics import MetricCollection
+    from transformers import PreTrainedTokenizerBase
+
+    from lit_compress.tasks.records import Task
+
+SEPARATORS = "|;,"  # between the labels of a text; the first that occurs in it counts
+
+
+class MultiLabel(Classification):
+    """Multi-label classification: logits [b, labels, 2], labels [b, labels], 1 for the labels that a row has."""
+
+    name = "multi_label"
+    problem = "multi_label_classification"
+    one_label = False
+    label = "labels"
+
+    def label_type(self) -> pa.DataType:
+        """Return the type of lists of class numbers."""
+        import pyarrow as pa
+
+        return pa.list_(pa.int64())
+
+    def label_of(self, task: Task, where: str, row: dict[str, Any]) -> Any:
+        """Return the class numbers of a row, in order."""
+        labels = _listed(where, row[task.label])
+        if (flags := _flags(where, labels, len(task.labels))) is not None:
+            return [number for number, on in enumerate(flags) if on]
+        return sorted({class_number(task, where, label) for label in labels})
+
+    def classes_in(self, where: str, label: Any) -> list[Any]:
+        """Return the labels of a row, whose names become classes; 0 and 1 for every label have no names."""
+        labels = _listed(where, label)
+        if len(labels) > 1 and _are_flags(labels):
+            raise UserError(f"{where} is {labels!r:.60}, 0 or 1 for every label; name the labels by data.custom.labels")
+        return labels
+
+    def given(self, task: Task, label: Any) -> Any:
+        """Return the names of the labels; what is none stays as it is."""
+        try:
+            return [task.labels[number] for number in self.label_of(task, "", {task.label: label})]
+        except UserError:
+            return label
+
+    def is_unlabelled(self, label: Any) -> bool:
+        """Return False: a list has no mark for secret labels."""
+        return False
+
+    def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """Return F1 over all decisions."""
+        return ("micro_f1",)
+
+    def head(self, task: Task) -> dict[str, Any]:
+        """Return the settings of the configuration: labels, and that each has a sigmoid of its own."""
+        return super().head(task) | {"problem_type": self.problem}
+
+    def encode(
+        self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
+    ) -> Columns:
+        """Tokenise texts; class numbers become a 0 or 1 for every label."""
+        columns = super().encode(batch, rows, tokenizer, task, max_length)
+        if "labels" in columns:
+            columns["labels"] = [[int(i in on) for i in range(len(task.labels))] for on in columns["labels"]]
+        return columns
+
+    def logits(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
+        """Return the logits [b, labels, 2] of off, which are 0, and on."""
+        on = output.logits
+        return torch.stack([torch.zeros_like(on), on], -1)
+
+    def constants(self, task: Task) -> list[Tensor]:
+        """Return logits that give every row all labels, or a single one of them."""
+        on = torch.cat([torch.ones(1, task.num_labels), 2 * torch.eye(task.num_labels) - 1])
+        return list(torch.stack([torch.zeros_like(on), on], -1).split(1))
+
+    def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+        """Update the metrics with the decisions [b, labels] and the labels."""
+        metrics.update(outputs.argmax(-1), batch["labels"])
+
+    def answer(self, task: Task, row: dict[str, Any], pieces: list[Tensor]) -> dict[str, Any]:
+        """Return ``labels``, those with a probability above 0.5, and the ``probabilities`` of all by name."""
+        chances = pieces[0].softmax(-1)[:, 1].tolist()
+        decided = pieces[0].argmax(-1).tolist()
+        return {
+            "labels": [name for name, on in zip(task.labels, decided, strict=True) if on],
+            "probabilities": dict(zip(task.labels, chances, strict=True)),
+        }
+
+    def meaning(self, task: Task) -> str:
+        """Return the meaning of the logits."""
+        return "One logit per label; its probability is sigmoid(logit):\n\n" + super().meaning(task)
+
+
+def _listed(where: str, label: Any) -> list[Any]:
+    """Return the labels of a list; of a text written like a list, or with ``|``, ``;`` or ``,`` between its labels.
+
+    Raises:
+        UserError: the label is null.
+    """
+    if label is None or label != label:
+        raise UserError(f"{where}: the label is null; write [] if the row has no label")
+    if not isinstance(label, str):
+        return list(label) if isinstance(label, list | tuple) else [label]
+    if label.strip().startswith("["):
+        for read in (json.loads, ast.literal_eval):
+            try:
+                if isinstance(labels := read(label.strip()), list):
+                    return labels
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                continue
+    separator = next((sign for sign in SEPARATORS if sign in label), "\n")
+    names = [name for part in label.split(separator) if (name := part.strip())]
+    return [int(name) for name in names] if len(names) > 1 and set(names) <= {"0", "1"} else names
+
+
+def _are_flags(labels: list[Any]) -> bool:
+    return all(isinstance(value, bool | int | float) and value in (0, 1) for value in labels)
+
+
+def _flags(where: str, labels: list[Any], count: int) -> list[bool] | None:
+    """Return whether a row has each of ``count`` labels, if it is written so: [1, 0, 1]; None if labels are listed.
+
+    Raises:
+        UserError: the flags are of another number than the labels, or the row can be read both ways.
+    """
+    if not labels or not _are_flags(labels):
+        return None
+    certain = any(isinstance(value, bool | float) for value in labels) or len(set(labels)) < len(labels)
+    if not certain and len(labels) < count:
+        return None  # class numbers, each once
+    if len(labels) != count:
+        raise UserError(f"{where}: {len(labels)} values of 0 and 1 for {count} labels; give one per label")
+    if not certain:
+        raise UserError(
+            f"{where}: {labels!r} are two class numbers, or 0 and 1 for two labels; write names, or 0.0 and 1.0"
+        )
+    return [bool(value) for value in labels]

@@ -1,0 +1,235 @@
+"""Several labels per row: losses against transformers' own, scores against loops, and the commands."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from mistakes import fails
+from tiny import WORDS, make_batch, make_net
+
+import lit_compress as lc
+from lit_compress.__main__ import main
+from lit_compress.evaluation.intervals import intervals
+from lit_compress.evaluation.metrics import build_metrics
+from lit_compress.models.checks import is_finetuned
+from lit_compress.numerics.losses import distillation_loss, example_losses, task_loss
+from lit_compress.tasks import KINDS
+from lit_compress.tasks.records import TASKS, Task, task_name
+from lit_compress.utils.errors import UserError
+
+NAMES = ("toxic", "insult", "threat")
+KIND = KINDS["multi_label"]
+TASK = Task("custom", "multi_label", ("text",), NAMES, KIND.metrics(NAMES), None, label="labels")
+ASKED = ["--data.task", "custom", "--data.custom.kind", "multi_label"]
+
+
+def _row(label, task=TASK):
+    return KIND.label_of(task, "f row 1", {"labels": label})
+
+
+@pytest.mark.parametrize(
+    "label",
+    [["threat", "toxic"], [2, 0], [1, 0, 1], [1.0, 0.0, 1.0], [True, False, True], "toxic|threat", "threat; toxic",
+     "toxic, threat", "['toxic', 'threat']", '["toxic", "threat"]', "[1, 0, 1]", "1 | 0 | 1", ("threat", "toxic")],
+)  # fmt: skip
+def test_labels_are_read_as_they_are_written(label):
+    assert _row(label) == [0, 2]
+    assert KIND.given(TASK, label) == ["toxic", "threat"]
+
+
+@pytest.mark.parametrize("label", [[], "", "[]", [0, 0, 0], [0.0, 0.0, 0.0]])
+def test_a_row_may_have_no_label(label):
+    assert _row(label) == [] and KIND.given(TASK, label) == []
+
+
+def test_one_label_is_a_list_of_one():
+    assert _row("insult") == _row(["insult"]) == _row(1) == _row([1]) == _row([0, 1, 0]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("label", "line"),
+    [(None, "label is null; write \\[\\]"), (["toxik"], "did you mean 'toxic'"), ([1, 0, 0, 1], "4 values"),
+     ([3], "label 3 is none of task"), ([0.0, 1.0], "2 values of 0 and 1 for 3 labels"), (["toxic", None], "null")],
+)  # fmt: skip
+def test_what_is_no_label_is_one_line(label, line):
+    with pytest.raises(UserError, match=line):
+        _row(label)
+
+
+def test_two_labels_written_two_ways_at_once_are_refused():
+    two = replace(TASK, labels=NAMES[:2])
+    with pytest.raises(UserError, match="two class numbers, or 0 and 1 for two labels"):
+        _row([0, 1], two)
+    assert _row([0.0, 1.0], two) == _row([1], two) == [1] and _row([1, 1], two) == [0, 1] and _row([0, 0], two) == []
+
+
+def test_losses_are_those_of_transformers():
+    """Its own loss for this problem type, and the KL of independent yes-or-no answers by a loop."""
+    net = make_net("bert", task_name(TASK), dropout=0.0)
+    batch = make_batch(5) | {"labels": torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1]])}
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    output = net(**inputs, labels=batch["labels"].float())
+    logits = KIND.logits(output, batch)
+    assert float(task_loss(logits, batch["labels"], KIND.loss)) == pytest.approx(float(output.loss), rel=1e-6)
+    assert float(example_losses(logits, batch["labels"], KIND.loss).mean()) == pytest.approx(float(output.loss))
+    other = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    total = 0.0
+    for ours, theirs in zip(output.logits.flatten() / 2, other.flatten() / 2, strict=True):
+        p, q = float(theirs.sigmoid()), float(ours.sigmoid())
+        total += p * float(torch.tensor(p / q).log()) + (1 - p) * float(torch.tensor((1 - p) / (1 - q)).log())
+    teacher = torch.stack([torch.zeros_like(other), other], -1)
+    assert float(distillation_loss(logits, teacher, KIND.loss, 2.0)) == pytest.approx(4 * total / 15, rel=1e-4)
+
+
+def test_scores_are_those_of_loops():
+    """However rows are batched; a label that nobody has or is given does not count in the mean."""
+    rng = random.Random(0)
+    rows = [([rng.random() < 0.4, rng.random() < 0.5, False], [rng.random() < 0.3 for _ in range(2)] + [False])
+            for _ in range(40)]  # fmt: skip
+    f1, cells = [], [0, 0]
+    for label in range(2):
+        right = sum(p[label] and t[label] for p, t in rows)
+        seen = sum(p[label] + t[label] for p, t in rows)
+        f1.append(2 * right / seen)
+        cells = [cells[0] + 2 * right, cells[1] + seen]
+    expected = {
+        "micro_f1": cells[0] / cells[1], "macro_f1": sum(f1) / 2, "subset_accuracy": sum(p == t for p, t in rows) / 40,
+    }  # fmt: skip
+    for size in (40, 7):
+        metrics = build_metrics(TASK)
+        for start in range(0, 40, size):
+            part = rows[start : start + size]
+            on = torch.tensor([p for p, _ in part]).float() - 0.5
+            outputs = torch.stack([torch.zeros_like(on), on], -1)
+            KIND.observe(metrics, outputs, {"labels": torch.tensor([t for _, t in part]).long()})
+        found = {name: float(value) for name, value in metrics.compute().items()}
+        assert found == pytest.approx(expected, rel=1e-6)
+    bounds = intervals(metrics, found, 40)
+    assert bounds.keys() == expected.keys() and all(low < found[name] < high for name, (low, high) in bounds.items())
+    assert not any(build_metrics(TASK).compute().values())
+
+
+@pytest.fixture(scope="module")
+def place(tiny_backbone, tmp_path_factory):
+    """A model that was fine-tuned for several labels, and texts whose words give them."""
+    folder, rng = tmp_path_factory.mktemp("multi_label"), random.Random(0)
+    model = shutil.copytree(tiny_backbone, folder / "model")
+    make_net("bert", task_name(TASK), dropout=0.0, initializer_range=0.3).save_pretrained(model)
+    assert json.loads((model / "config.json").read_text())["problem_type"] == "multi_label_classification"
+    for split, count in (("train", 48), ("validation", 24)):
+        with (folder / f"{split}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["text", "labels"])
+            for _ in range(count):
+                words = rng.choices(WORDS, k=rng.randint(2, 9))
+                on = [name for i, name in enumerate(NAMES) if WORDS[i] in words or WORDS[i + 3] in words]
+                writer.writerow([" ".join(words), "|".join(on) or "[]"])
+    (folder / "data").mkdir()
+    for split in ("train", "validation"):
+        (folder / f"{split}.csv").rename(folder / "data" / f"{split}.csv")
+    return folder
+
+
+def _alone(folder, texts):
+    """Return the probabilities that transformers alone gives single texts."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    net = transformers.AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
+    assert net.config.problem_type == "multi_label_classification"
+    with torch.no_grad():
+        return [net(**tokenizer(text, return_tensors="pt")).logits[0].sigmoid().tolist() for text in texts]
+
+
+@pytest.mark.slow
+def test_a_run_and_its_export(place, tiny_backbone, tmp_path):
+    run = tmp_path / "run"
+    main(["fit", "--model", "SVD", "--model.density", "0.5", "--model.backbone", str(tiny_backbone), *ASKED,
+          "--data.path", str(place / "data"), "--data.custom.labels", json.dumps(NAMES), "--run_dir", str(run),
+          "--model.dense.epochs", "1", "--model.retrain.epochs", "1", "--trainer.accelerator", "cpu"])  # fmt: skip
+    report = json.loads((run / "report.json").read_text())
+    assert report["metric"]["name"] == "micro_f1"
+    main(["predict", str(run), "--data.path", str(place / "data" / "validation.csv"), "--output", str(tmp_path / "p")])
+    lines = [json.loads(line) for line in (tmp_path / "p").read_text().splitlines()]
+    assert len(lines) == 24 and {"labels", "probabilities", "given"} <= lines[0].keys()
+    expected = _alone(run / "export", [line["text"] for line in lines])
+    for line, chances in zip(lines, expected, strict=True):
+        assert list(line["probabilities"].values()) == pytest.approx(chances, abs=1e-5)
+        assert line["labels"] == [name for name, chance in zip(NAMES, chances, strict=True) if chance > 0.5]
+    assert "One logit per label; its probability is sigmoid(logit)" in (run / "export" / "README.md").read_text()
+
+
+def test_a_head_is_trained_for_its_kind_only(place):
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(place / "model")
+    assert is_finetuned(config, TASK) and not is_finetuned(config, replace(TASK, kind="classification"))
+
+
+def test_factorize_in_a_command_and_in_python(place, tmp_path):
+    """All weightings' default, with labels drawn per label; the model's head alone says which kind it is."""
+    from datasets import Dataset
+
+    main(["factorize", str(place / "model"), str(tmp_path / "small"), *ASKED, "--data.path", str(place / "data"),
+          "--data.custom.labels", json.dumps(NAMES), "--density", "0.5"])  # fmt: skip
+    report = json.loads((tmp_path / "small" / "report.json").read_text())
+    assert 0 < report["calibration"]["measured_loss"] < 1
+    rows = list(csv.DictReader((place / "data" / "validation.csv").open()))
+    data = Dataset.from_list(
+        [{"text": row["text"], "labels": [float(name in row["labels"].split("|")) for name in NAMES]} for row in rows]
+    )
+    scores = lc.evaluate(str(place / "model"), data=data)
+    assert scores.keys() >= {"micro_f1", "macro_f1", "subset_accuracy"}
+    assert scores["micro_f1"] == pytest.approx(report["dense"]["metric"], abs=1e-6)
+
+
+def test_one_label_a_row_is_not_taken_for_one_class(place, tmp_path, capsys):
+    """The head has a sigmoid per label: a softmax over them would be another model."""
+    (tmp_path / "data.csv").write_text("text,label\n" + "".join(f"{WORDS[i]},{NAMES[i % 3]}\n" for i in range(15)))
+    line = fails(
+        capsys, "factorize", place / "model", tmp_path / "out", "--data.task", "custom", "--data.path",
+        tmp_path / "data.csv", "--data.custom.labels", json.dumps(NAMES),
+    )  # fmt: skip
+    assert "problem_type multi_label_classification" in line and "--data.custom.kind multi_label" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_softmax_head_is_not_taken_for_several_labels(place, tiny_backbone, tmp_path, capsys):
+    model = shutil.copytree(tiny_backbone, tmp_path / "model")
+    net = make_net("bert", task_name(replace(TASK, kind="classification")))
+    net.config.problem_type = "single_label_classification"
+    net.save_pretrained(model)
+    line = fails(capsys, "factorize", model, tmp_path / "out", *ASKED, "--data.path", place / "data",
+                 "--data.custom.labels", json.dumps(NAMES))  # fmt: skip
+    assert "problem_type single_label_classification" in line and "--data.custom.kind classification" in line
+
+
+def test_flags_without_names_are_one_line(place, tmp_path, capsys):
+    (tmp_path / "data.csv").write_text("text,labels\n" + 'film,"[1, 0, 1]"\n' * 12)
+    line = fails(capsys, "fit", "--model", "SVD", "--model.backbone", place / "model", *ASKED, "--data.path",
+                 tmp_path / "data.csv", "--run_dir", tmp_path / "run")  # fmt: skip
+    assert "name the labels by data.custom.labels" in line
+
+
+def test_classes_are_counted_by_label(place):
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.data.facts import class_counts
+    from lit_compress.tasks.records import Custom
+
+    data = DataModule("custom", str(place / "model"), str(place / "data"), custom=Custom("multi_label"))
+    data.setup("fit")
+    assert sorted(data.record.labels) == sorted(NAMES)
+    rows = data.validation_rows[0]
+    counts = {entry["name"]: entry["count"] for entry in class_counts(data.record, rows)}
+    text = (place / "data" / "validation.csv").read_text()
+    assert counts == {name: text.count(name) for name in NAMES}
+
+
+def test_go_emotions_has_the_hub_s_names():
+    assert len(TASKS["go_emotions"].labels) == 28 and TASKS["go_emotions"].labels[-1] == "neutral"
