@@ -40,7 +40,7 @@ def calibrated_sensitivity(net: PreTrainedModel, batches: Iterable[dict[str, Ten
     total = [torch.zeros(len(weight)) for weight in weights.values()]
     count = 0
     for batch in batches:
-        logits = KINDS[kind].logits(net(**KINDS[kind].inputs(net, batch)), batch)
+        logits = KINDS[kind].logits(KINDS[kind].run(net, batch), batch)
         loss = task_loss(logits, batch["labels"], KINDS[kind].loss)
         grads = torch.autograd.grad(loss, list(weights.values()))
         total = [a + b for a, b in zip(total, row_sensitivity(list(weights.values()), grads), strict=True)]

@@ -42,7 +42,7 @@ from lit_compress.calibration.kronecker import (
     _Sums,
     _tokens,
 )
-from lit_compress.models.block_net import BlockNet
+from lit_compress.models.block_net import BlockNet, Ending
 from lit_compress.models.sites import Site, find_sites, shared_inputs
 from lit_compress.numerics.losses import example_losses
 from lit_compress.numerics.sampled_labels import Labels, fisher_losses
@@ -307,7 +307,8 @@ class BlockMoments:
         with written(sweeps.path("gradients", len(sweeps.net)), sweeps.dtype) as add, torch.enable_grad():
             for rows, states in zip(sweeps.rows(), sweeps.last(), strict=True):
                 hidden = states.to(sweeps.net.device, torch.float32).requires_grad_()
-                logits = task.logits(sweeps.net.finish(sweeps.inputs(rows), hidden), rows)
+                ending: Any = Ending(sweeps.net, lambda hidden=hidden: iter([hidden]))  # type: ignore[misc]
+                logits = task.logits(task.run(ending, rows), rows)
                 losses = self._losses(logits, rows)
                 more = len(losses) > 1
                 add(torch.cat([torch.autograd.grad(loss, hidden, retain_graph=more)[0][None] for loss in losses]))

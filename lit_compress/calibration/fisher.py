@@ -275,7 +275,7 @@ def _collect(
 
     handles = [watch(name, module) for name, module in watched.items()]
     try:
-        logits = task.logits(net(**inputs), rows)
+        logits = task.logits(task.run(net, rows), rows)
         if task.loss == "vectors":
             (total,) = fisher_losses(logits, task.loss, "drawn", index=rows["index"])
         else:

@@ -67,7 +67,7 @@ def mean_gradients(
             rows = _rows(batch, net.device, drawn=False)
             for i in range(len(rows["labels"])):
                 row = {name: column[i : i + 1] for name, column in rows.items()}
-                logits = task.logits(net(**task.inputs(net, row)), row)
+                logits = task.logits(task.run(net, row), row)
                 loss = example_losses(logits, row["labels"], task.loss).sum()
                 found = torch.autograd.grad(loss, weights, allow_unused=True)
                 count += 1

@@ -304,7 +304,7 @@ def _add(
             output.requires_grad_().register_hook(lambda gradient: sums.outer[name].add(_tokens(gradient, mask)))
 
     with _hooked(net, names, on_forward):
-        output = net(**task.inputs(net, rows))
+        output = task.run(net, rows)
         if labels is None:
             return
         losses = fisher_losses(
@@ -361,5 +361,5 @@ def _loose_uses(net: PreTrainedModel, task: TaskType, rows: Rows, sites: dict[st
         number[name] += 1
 
     with _hooked(net, sites, on_forward):
-        net(**task.inputs(net, twice))
+        task.run(net, twice)
     return loose

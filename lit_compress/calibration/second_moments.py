@@ -66,7 +66,7 @@ def collect_grams(
     tokens: int,
     seed: int = 0,
     group: int = 1,
-    inputs: Callable[[Batch], Batch] = inputs_of,
+    run: Callable[[PreTrainedModel, Batch], object] = lambda net, batch: net(**inputs_of(batch)),
     masks: Callable[[Batch], Sequence[Tensor]] = lambda batch: [batch["attention_mask"]],
     reduce: Callable[[Tensor], object] | None = None,
     show: Callable[[list[Batch]], Iterable[Batch]] = iter,
@@ -79,7 +79,7 @@ def collect_grams(
         tokens: number of tokens to draw in each stack (encoder, decoder).
         seed: of the draw.
         group: sub-layers that share a basis, see :func:`~lit_compress.models.residual_stream.residual_stream`.
-        inputs: function that returns the net's inputs from a batch.
+        run: function that does a forward of the net on a batch, which is on its device.
         masks: function that returns for each stack of a batch [batch, length], not 0 at real tokens.
         reduce: in-place all-reduce (SUM) of a tensor over ranks with other examples.
         show: wraps the list of batches, e.g. with a progress bar.
@@ -115,7 +115,7 @@ def collect_grams(
     with sums.watch(), torch.autocast(net.device.type, enabled=False), faster:
         for batch in show(kept):
             sums.begin([_chosen(batch, mask, flag) for mask, flag in zip(masks(batch), flags, strict=False)])
-            net(**{name: value.to(net.device) for name, value in inputs(batch).items()})
+            run(net, {name: value.to(net.device) for name, value in batch.items()})
     if reduce is not None:
         reduce(sums.sites)
         reduce(sums.heads)

@@ -165,7 +165,7 @@ def _inputs(
     handle = net.get_submodule(end).register_forward_pre_hook(stop) if end else None
     try:
         with _hooked(net, sites, on_forward):
-            net(**task.inputs(net, rows))
+            task.run(net, rows)
     except _Stop:
         pass
     finally:

@@ -116,7 +116,7 @@ def _gram(
                 continue
             mask = task.masks(rows)[stack].bool()
             with suppress(_Stop):
-                net(**task.inputs(net, rows))
+                task.run(net, rows)
     finally:
         for handle in handles:
             handle.remove()

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lit_compress.numerics.losses import distillation_loss
+from lit_compress.numerics.chunked_logits import ChunkedLogits
+from lit_compress.numerics.losses import distillation_loss, token_divergences
 from lit_compress.tasks import task_type
 from lit_compress.utils.progress import track
 
@@ -37,8 +38,10 @@ def divergence(net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, r
     for batch in track(loader, "compare", min(len(loader), -(-rows // (loader.batch_size or 1)))):
         batch = {name: column[: rows - seen].to(device) for name, column in batch.items()}
         with torch.inference_mode():
-            ours, theirs = (kind.logits(n(**kind.inputs(n, batch)), batch) for n in (net, dense))
-            if kind.loss != "classification":
+            ours, theirs = (kind.logits(kind.run(n, batch), batch) for n in (net, dense))
+            if isinstance(ours, ChunkedLogits):
+                total += float(token_divergences(ours, theirs, kind.counted(batch)).sum())
+            elif kind.loss != "classification":
                 total += 0.5 * float((ours.float() - theirs.float()).square().sum())
             else:
                 counted = kind.counted(batch)

@@ -24,7 +24,8 @@ from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure, describe
 from lit_compress.models.uniform_shape import Shape
-from lit_compress.numerics.losses import task_loss
+from lit_compress.numerics.chunked_logits import Logits
+from lit_compress.numerics.losses import logits_losses
 from lit_compress.stages.base import Stage, Training, count_steps
 from lit_compress.stages.distillation import Distillation, check_widths, distillation_terms, hidden_states
 from lit_compress.stages.lora import add_updates
@@ -187,7 +188,7 @@ class Method(pl.LightningModule):
 
     # ---------------------------------------------------------------- loss
 
-    def logits(self, batch: dict[str, Tensor]) -> Tensor:
+    def logits(self, batch: dict[str, Tensor]) -> Logits:
         """Return the net's logits [b, ..., classes] for ``batch``; collect its hidden states for distillation."""
         assert self.net is not None
         output = self._forward(self.net, batch, hidden=self._hidden is not None)
@@ -199,9 +200,11 @@ class Method(pl.LightningModule):
         return self.kind.logits(output, batch)
 
     def _forward(self, net: PreTrainedModel, batch: dict[str, Tensor], hidden: bool) -> Any:
-        return net(**self.kind.inputs(net, batch), output_hidden_states=hidden)
+        return self.kind.run(net, batch, output_hidden_states=hidden)
 
-    def objective(self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1) -> dict[str, Tensor]:
+    def objective(
+        self, logits: Logits, batch: dict[str, Tensor], distil: bool, copies: int = 1, consistency: float = 0.0
+    ) -> dict[str, Tensor]:
         """Return the loss terms by name: the task's and, with a teacher, those of distillation.
 
         Args:
@@ -209,12 +212,20 @@ class Method(pl.LightningModule):
             batch: the b examples.
             distil: add the distillation terms if there is a teacher.
             copies: number of forwards of the batch; the loss is the mean over them.
+            consistency: weight of the distance between the logits of two copies; 0 leaves it out.
         """
-        hard = task_loss(logits, torch.cat([batch["labels"]] * copies), self.kind.loss)
-        if not (distil and self._teacher):
-            return {"task": hard}
-        with torch.no_grad():
-            target = self._forward(*self._teacher, batch, hidden=self._hidden is not None)
+        settings, kind, output = self.distillation, self.kind, None
+        if distil and self._teacher:
+            with torch.no_grad():
+                output = self._forward(*self._teacher, batch, hidden=self._hidden is not None)
+        losses = logits_losses(
+            logits, batch["labels"], kind.loss,
+            teacher=kind.logits(output, batch) if output is not None and settings.alpha > 0 else None,
+            temperature=settings.temperature, counted=kind.counted(batch), copies=copies, consistency=consistency > 0,
+        )  # fmt: skip
+        last = {"consistency": consistency * losses.pop("consistency")} if consistency > 0 else {}
+        if output is None:
+            return losses | last
         passes = None
         if self._hidden is not None:
             size = sum(len(stacks[0][0]) for stacks in self._hidden) // copies  # texts of the batch
@@ -224,11 +235,11 @@ class Method(pl.LightningModule):
                 for start in range(0, len(stacks[0][0]), size)
             ]
         assert self.stage is not None
-        soft = distillation_terms(
-            self.distillation, self.kind.loss, logits, self.kind.logits(target, batch), self.kind.counted(batch),
-            passes, hidden_states(target) if passes else [], self.kind.masks(batch), self.stage.layer_loss,
+        terms = distillation_terms(
+            settings, kind.loss, losses, passes, hidden_states(output) if passes else [], kind.masks(batch),
+            self.stage.layer_loss,
         )  # fmt: skip
-        return {"task": self.distillation.label_weight * hard, **soft}
+        return terms | last
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed the random numbers by seed, stage, epoch and batch, so that a resumed run draws the same ones."""

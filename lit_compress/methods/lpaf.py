@@ -35,8 +35,8 @@ from lit_compress.layers import MixedRankLinear
 from lit_compress.methods.base import Method
 from lit_compress.models.storage import load_row_importance
 from lit_compress.models.surgery import Structure
+from lit_compress.numerics.chunked_logits import Logits, joined
 from lit_compress.numerics.importance import Weighting
-from lit_compress.numerics.losses import consistency_loss
 from lit_compress.numerics.schedules import linear_decay_to_zero
 from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.lora import Retraining
@@ -44,7 +44,6 @@ from lit_compress.stages.low_rank import Decomposer, LowRankRetraining, Weighted
 from lit_compress.stages.rank_rule import RankRule, choose_rule
 from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
 from lit_compress.stages.weighting import Weighted, kronecker_decomposer
-from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -198,11 +197,7 @@ class MixedRankRetraining(LowRankRetraining):
             self._set(coins)
             return super().losses(method, batch)
         logits = self._two_forwards(method, batch, coins)
-        first, second = logits.chunk(2)
-        terms = method.objective(logits, batch, distil=self.distil, copies=2)
-        kind = task_type(method.task)
-        consistency = consistency_loss(first, second, kind.loss, kind.counted(batch))
-        return {**terms, "consistency": self.settings.consistency * consistency}
+        return method.objective(logits, batch, distil=self.distil, copies=2, consistency=self.settings.consistency)
 
     def _throw(self, p: float, seed: int, forwards: int) -> Tensor:
         """Return the coins [forwards, matrices]; the same on every rank, whatever the device."""
@@ -213,18 +208,18 @@ class MixedRankRetraining(LowRankRetraining):
         for layer, z in zip(self._layers, coins.T.tolist(), strict=True):
             layer.z = tuple(z)
 
-    def _two_forwards(self, method: StageContext, batch: dict[str, Tensor], coins: Tensor) -> Tensor:
+    def _two_forwards(self, method: StageContext, batch: dict[str, Tensor], coins: Tensor) -> Logits:
         """Return the logits [2b, ..., classes] of both forwards."""
         if self.settings.double_forward == "concat":
             self._set(coins)
             twice = {name: value.repeat(2, 1) for name, value in batch.items() if value.ndim == 2}
             return method.logits(twice)
 
-        def forward(i: int) -> Tensor:
+        def forward(i: int) -> Logits:
             self._set(coins[i : i + 1])
             return method.logits(batch)
 
-        return torch.cat([forward(0), forward(1)])
+        return joined(forward(0), forward(1))
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Also log p."""

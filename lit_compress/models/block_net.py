@@ -286,6 +286,15 @@ class Ending:
         rows = len(next(iter(inputs.values())))
         return self._net.finish(inputs, next(self._states)[:rows])
 
+    @property
+    def config(self) -> PreTrainedConfig:
+        """The configuration of the net."""
+        return self._net.net.config
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """Return the output layer over the vocabulary, which is in memory."""
+        return self._net.net.get_output_embeddings()
+
     def to(self, *_: Any) -> Ending:
         """Return this; it stays where it is."""
         return self

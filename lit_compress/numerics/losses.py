@@ -1,4 +1,8 @@
-"""Loss functions: task, distillation, consistency, Lagrangian. They compute in float32, also under autocast."""
+"""Loss functions: task, distillation, consistency, Lagrangian. They compute in float32, also under autocast.
+
+Logits [b, tokens, vocabulary] may be chunked (chunked_logits.py), with labels [b, tokens]. :func:`logits_losses`
+computes all losses of a training step in one pass over the chunks.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits, position_losses
 from lit_compress.numerics.vectors import match_loss, vectors_loss
 
 LossKind = Literal["classification", "regression", "relevance", "vectors"]
 NUMBERS = ("regression", "relevance")  # one logit per example; two nets are compared by its difference
 
 
-def task_loss(logits: Tensor, labels: Tensor, kind: LossKind) -> Tensor:
+def task_loss(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
     """Return the cross-entropy or the mean squared error, mean over all labels of the batch; for vectors, vectors.py.
 
     Args:
@@ -28,13 +33,15 @@ def task_loss(logits: Tensor, labels: Tensor, kind: LossKind) -> Tensor:
     Returns:
         0-dim, float32 (float64 for float64 logits).
     """
+    if isinstance(logits, ChunkedLogits):
+        return logits_losses(logits, labels)["task"]
     if kind == "vectors":
         with _no_autocast(logits):
             return vectors_loss(_full(logits), labels)
     return _task_loss(logits, labels, kind, "mean")
 
 
-def example_losses(logits: Tensor, labels: Tensor, kind: LossKind) -> Tensor:
+def example_losses(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
     """Return the cross-entropy or squared error of every example; vectors have no labels of single examples.
 
     An example with several labels (words, start and end of an answer) has the mean over them: here all examples have
@@ -48,7 +55,10 @@ def example_losses(logits: Tensor, labels: Tensor, kind: LossKind) -> Tensor:
     Returns:
         [batch], float32 (float64 for float64 logits).
     """
-    losses = _task_loss(logits, labels, kind, "none").view(len(labels), -1)
+    if isinstance(logits, ChunkedLogits):
+        losses = token_losses(logits, labels)
+    else:
+        losses = _task_loss(logits, labels, kind, "none").view(len(labels), -1)
     if losses.shape[1] == 1:
         return losses[:, 0]
     counted = (labels != -100).view(len(labels), -1)
@@ -64,6 +74,87 @@ def _task_loss(logits: Tensor, labels: Tensor, kind: LossKind, reduction: str) -
             logits, labels = logits.reshape(labels.shape), labels.to(logits.dtype)
             return F.binary_cross_entropy_with_logits(logits, labels, reduction=reduction)
         return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction=reduction)
+
+
+def token_losses(logits: ChunkedLogits, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of every label of ``labels`` [b, tokens], 0 for those that are -100."""
+    (losses,) = position_losses(lambda x, y: [_cross_entropy(x, y)], [logits], [labels], labels != -100)
+    return losses
+
+
+def token_divergences(student: ChunkedLogits, teacher: ChunkedLogits, counted: Tensor) -> Tensor:
+    """Return KL(teacher || student) [b, tokens] of every position, 0 where ``counted`` [b, tokens] is False."""
+    (losses,) = position_losses(lambda x, y: [_divergence(x, y, 1.0)], [student, teacher], [], counted)
+    return losses
+
+
+def logits_losses(
+    logits: Logits,
+    labels: Tensor,
+    kind: LossKind = "classification",
+    *,
+    teacher: Logits | None = None,
+    temperature: float = 2.0,
+    counted: Tensor | None = None,
+    copies: int = 1,
+    consistency: bool = False,
+) -> dict[str, Tensor]:
+    """Return the losses of a training step by name: ``task``, ``distillation``, ``consistency``.
+
+    They are :func:`task_loss`, :func:`distillation_loss` (with a teacher) and :func:`consistency_loss` (if asked for).
+
+    Args:
+        logits: [copies * b, ..., classes], one copy of the batch after the other.
+        labels: of the b examples.
+        kind: what the head predicts.
+        teacher: the teacher's logits [b, ..., classes].
+        temperature: of both distributions of the distillation.
+        counted: bool [b, ...], which distributions are samples; None for all. Of chunked logits those with a label are.
+        copies: number of forwards; the losses are means over them, the consistency is that of two.
+        consistency: whether to return it.
+    """
+    if not isinstance(logits, ChunkedLogits):
+        found = {"task": task_loss(logits, torch.cat([labels] * copies), kind)}
+        if teacher is not None:
+            assert isinstance(teacher, Tensor)
+            repeated = None if counted is None else torch.cat([counted] * copies)
+            target = torch.cat([teacher] * copies)
+            found["distillation"] = distillation_loss(logits, target, kind, temperature, repeated)
+        if consistency:
+            found["consistency"] = consistency_loss(*logits.chunk(2), kind, counted)
+        return found
+    assert teacher is None or isinstance(teacher, ChunkedLogits)
+    names = ["task", *(["distillation"] if teacher is not None else []), *(["consistency"] if consistency else [])]
+    parts = [*logits.chunk(copies), *([] if teacher is None else [teacher])]
+
+    def of_chunk(*chunk: Tensor) -> list[Tensor]:
+        own, labels = chunk[:copies], chunk[-1]
+        losses = [sum(_cross_entropy(each, labels) for each in own) / copies]
+        if teacher is not None:
+            target = chunk[copies].detach()
+            losses.append(temperature**2 * sum(_divergence(each, target, temperature) for each in own) / copies)
+        return [*losses, _difference(*own)] if consistency else losses
+
+    counted = labels != -100
+    total = counted.sum()
+    losses = position_losses(of_chunk, parts, [labels], counted)
+    return {name: loss.sum() / total for name, loss in zip(names, losses, strict=True)}
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels, reduction="none", ignore_index=-100)
+
+
+def _divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Return KL(teacher || student) [n] of logits [n, classes]."""
+    log_student, log_teacher = (F.log_softmax(logits / temperature, -1) for logits in (student, teacher))
+    return F.kl_div(log_student, log_teacher, reduction="none", log_target=True).sum(-1)
+
+
+def _difference(first: Tensor, second: Tensor) -> Tensor:
+    """Return (KL(p1 || p2) + KL(p2 || p1)) / 2 [...] of logits [..., classes]."""
+    log_first, log_second = F.log_softmax(first, -1), F.log_softmax(second, -1)
+    return 0.5 * ((log_first.exp() - log_second.exp()) * (log_first - log_second)).sum(-1)
 
 
 def distillation_loss(
@@ -225,8 +316,7 @@ def consistency_loss(first: Tensor, second: Tensor, kind: LossKind, counted: Ten
             return (1 - (first * second).sum(-1)).mean()
         if kind in NUMBERS:
             return F.mse_loss(first, second)
-        log_first, log_second = F.log_softmax(first, -1), F.log_softmax(second, -1)
-        return 0.5 * ((log_first.exp() - log_second.exp()) * (log_first - log_second)).sum(-1).mean()
+        return _difference(first, second).mean()
 
 
 def match_layers(distances: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:

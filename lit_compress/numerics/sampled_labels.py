@@ -25,14 +25,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_compress.numerics.losses import NUMBERS, LossKind, example_losses
+from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits
+from lit_compress.numerics.losses import NUMBERS, LossKind, example_losses, token_losses
 from lit_compress.utils.errors import UserError, nearest
 
 Labels = Literal["true", "drawn", "exact"]
 
+POSITIONS = 64  # whose distributions, of float64, are in memory at a time
+_ONE_DISTRIBUTION = "labels: 'exact' needs one distribution over few classes per example; nearest: drawn"
+
 
 def fisher_losses(
-    logits: Tensor,
+    logits: Logits,
     kind: LossKind,
     choice: Labels,
     *,
@@ -49,7 +53,8 @@ def fisher_losses(
     true: as a probability, documents that are surely relevant, or surely not, would hardly count.
 
     Args:
-        logits: [b, ..., classes], or [b] or [b, 1] for a regression or relevance; with a graph.
+        logits: [b, ..., classes], or [b] or [b, 1] for a regression or relevance; with a graph. Those over a vocabulary
+            [b, tokens, vocabulary] may be chunked.
         kind: what the head predicts.
         choice: ``true``: the labels of the data; ``drawn``: one draw per distribution; ``exact``: the expectation, for
             one distribution per example.
@@ -67,6 +72,15 @@ def fisher_losses(
     """
     if choice not in get_args(Labels):
         raise UserError(f"labels: unknown '{choice}'; {nearest(choice, get_args(Labels))}")
+    if isinstance(logits, ChunkedLogits):
+        if choice == "exact":
+            raise UserError(_ONE_DISTRIBUTION)
+        if choice == "drawn":
+            assert index is not None
+            labels = draw_labels(logits, index, seed)
+        assert labels is not None
+        losses = token_losses(logits, labels if counted is None else labels.masked_fill(~counted, -100))
+        return [losses.sum()]
     if kind == "vectors":
         if choice != "drawn":
             raise UserError(f"labels: '{choice}' is for classes and scores, not for vectors; nearest: drawn")
@@ -81,7 +95,7 @@ def fisher_losses(
         return [0.5 * (logits.reshape(labels.shape) - labels.to(logits.dtype)).square().sum()]
     if choice == "exact":
         if logits.ndim != 2:
-            raise UserError("labels: 'exact' needs one distribution over few classes per example; nearest: drawn")
+            raise UserError(_ONE_DISTRIBUTION)
         roots = softmax_fisher_root(logits.detach().softmax(-1))
         return [(logits * root).sum() for root in roots.unbind(-1)]
     if choice == "drawn":
@@ -93,28 +107,38 @@ def fisher_losses(
 
 
 @torch.no_grad()
-def draw_labels(logits: Tensor, index: Tensor, seed: int = 0) -> Tensor:
-    """Draw a class from every distribution softmax(logits).
+def draw_labels(logits: Logits, index: Tensor, seed: int = 0) -> Tensor:
+    """Draw a class from every distribution softmax(logits), for at most ``POSITIONS`` of them at a time.
 
     The draw at a position of an example depends on the seed, the example's number, the position and the distribution,
     but not on the batch, its order or padding at the right.
 
     Args:
-        logits: [b, ..., classes].
+        logits: [b, ..., classes]; those over a vocabulary may be chunked.
         index: int [b], number of every example, not negative.
         seed: of the draws.
 
     Returns:
         int64 [b, ...].
     """
+    shape = logits.states.shape[:-1] if isinstance(logits, ChunkedLogits) else logits.shape[:-1]
     drawn = []
-    for row, number in zip(logits, index.tolist(), strict=True):
+    for row, number in enumerate(index.tolist()):
         generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
-        uniform = torch.rand(row[..., :1].shape, generator=generator, dtype=torch.float64).to(row.device)
-        summed = row.double().softmax(-1).cumsum(-1)
-        chosen = torch.searchsorted(summed, uniform * summed[..., -1:], right=True)
-        drawn.append(chosen[..., 0].clamp_max(row.shape[-1] - 1))
-    return torch.stack(drawn)
+        uniform = torch.rand(shape[1:].numel(), 1, generator=generator, dtype=torch.float64)
+        if isinstance(logits, ChunkedLogits):
+            chunks = logits.positions(row, POSITIONS)
+        else:
+            chunks = iter(logits[row].reshape(-1, logits.shape[-1]).split(POSITIONS))
+        drawn += [_drawn(*pair) for pair in zip(chunks, uniform.split(POSITIONS), strict=True)]
+    return torch.cat(drawn).view(shape)
+
+
+def _drawn(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Return the class [n] at the quantile ``uniform`` [n, 1], float64, of every softmax of ``logits`` [n, classes]."""
+    summed = logits.double().softmax(-1).cumsum(-1)
+    chosen = torch.searchsorted(summed, uniform.to(summed.device) * summed[:, -1:], right=True)
+    return chosen[:, 0].clamp_max(logits.shape[-1] - 1)
 
 
 @torch.no_grad()

@@ -49,7 +49,7 @@ def measure_pace(parts: Components) -> Pace:
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.0)
 
     def forward() -> torch.Tensor:
-        return task_loss(kind.logits(net(**kind.inputs(net, batch)), batch), batch["labels"], kind.loss)
+        return task_loss(kind.logits(kind.run(net, batch), batch), batch["labels"], kind.loss)
 
     def step() -> None:
         forward().backward()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.models.surgery import Structure
+    from lit_compress.numerics.chunked_logits import Logits
     from lit_compress.stages.distillation import Distillation
     from lit_compress.tasks.base import TaskType
     from lit_compress.tasks.records import Task
@@ -61,10 +62,12 @@ class StageContext(Protocol):
     kind: TaskType
     distillation: Distillation
 
-    def logits(self, batch: dict[str, Tensor]) -> Tensor:
+    def logits(self, batch: dict[str, Tensor]) -> Logits:
         """Return the net's logits [b, ..., classes] for ``batch``."""
 
-    def objective(self, logits: Tensor, batch: dict[str, Tensor], distil: bool, copies: int = 1) -> dict[str, Tensor]:
+    def objective(
+        self, logits: Logits, batch: dict[str, Tensor], distil: bool, copies: int = 1, consistency: float = 0.0
+    ) -> dict[str, Tensor]:
         """Return the loss terms by name: the task's and, with a teacher, those of distillation."""
 
 

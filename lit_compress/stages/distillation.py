@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.losses import LossKind, distillation_loss, layer_distillation_loss, relative_layer_loss
+from lit_compress.numerics.losses import LossKind, layer_distillation_loss, relative_layer_loss
 from lit_compress.utils.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -89,39 +89,33 @@ def hidden_states(output: Any) -> list[tuple[Tensor, ...]]:
 def distillation_terms(
     settings: Distillation,
     kind: LossKind,
-    logits: Tensor,
-    target: Tensor,
-    counted: Tensor | None,
+    losses: Mapping[str, Tensor],
     passes: Sequence[Sequence[Sequence[Tensor]]] | None,
     hidden: Sequence[Sequence[Tensor]],
     masks: Sequence[Tensor],
     layer_loss: Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None, Distillation], Tensor],
 ) -> dict[str, Tensor]:
-    """Return the weighted loss terms of distillation: ``distillation`` (logits), ``layers`` (hidden states), or both.
+    """Return the weighted loss terms: ``task``, ``distillation`` (logits) and ``layers`` (hidden states) if asked for.
 
     Args:
         settings: the weights of the terms.
         kind: what the task head predicts.
-        logits: the net's logits [copies * b, ..., classes], one copy of the batch after the other.
-        target: the teacher's logits [b, ..., classes].
-        counted: bool [b, ...], which distributions are compared; None for all.
+        losses: ``task`` and, with a weight for the teacher's logits, ``distillation``, as
+            :func:`~lit_compress.numerics.losses.logits_losses` returns them.
         passes: the net's hidden states [b, length, width], per copy, stack (encoder, decoder) and layer; None to leave
             them out.
         hidden: the teacher's hidden states, per stack and layer.
         masks: [b, length] per stack, 0 at padding.
         layer_loss: distance between the hidden states of net and teacher in one stack (Stage.layer_loss).
     """
-    terms = {}
+    terms = {"task": settings.label_weight * losses["task"]}
     if settings.alpha > 0:
-        copies = len(logits) // len(target)
-        target, counted = torch.cat([target] * copies), None if counted is None else torch.cat([counted] * copies)
-        loss = distillation_loss(logits, target, kind, settings.temperature, counted)
-        terms["distillation"] = settings.logits_weight(kind) * loss
+        terms["distillation"] = settings.logits_weight(kind) * losses["distillation"]
     if passes is not None:
-        losses = [
+        distances = [
             layer_loss(states, target_states, mask if settings.mask_padding else None, settings)
             for stacks in passes
             for states, target_states, mask in zip(stacks, hidden, masks, strict=False)
         ]
-        terms["layers"] = settings.alpha_layers / len(passes) * torch.stack(losses).sum()
+        terms["layers"] = settings.alpha_layers / len(passes) * torch.stack(distances).sum()
     return terms

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lit_compress.tasks.output_layer import run_to_output_layer
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from torchmetrics import MetricCollection
@@ -57,6 +59,7 @@ class TaskType:
         cuts_ends: True if inputs that are too long lose their end, as the file of a tokenizer alone can say.
         one_text: True if the rows of a split are one text, divided into examples; else every row is an example.
         reads_labels: True if the outputs need the labels without a loss too: as inputs, or to see which tokens count.
+        over_vocabulary: True if the classes are the tokens of a vocabulary; their logits are then computed in chunks.
         length, max_length: usual and largest length of inputs in tokens, for the user's own task.
     """
 
@@ -80,6 +83,7 @@ class TaskType:
     cuts_ends = True
     one_text = False
     reads_labels = False
+    over_vocabulary = False
     length = 32
     max_length = 128
 
@@ -178,8 +182,22 @@ class TaskType:
         """Return the inputs with which ``net`` computes the logits for ``batch``."""
         return inputs_of(batch)
 
-    def logits(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
-        """Return the logits, [b, ..., classes] or [b, 1], in a net's ``output``, which fit ``batch['labels']``."""
+    def run(self, net: PreTrainedModel, batch: dict[str, Tensor], **options: Any) -> Any:
+        """Return the output of ``net`` for ``batch``.
+
+        Logits over a vocabulary are :class:`~lit_compress.numerics.chunked_logits.ChunkedLogits`; nothing is computed
+        for logits that nobody needs.
+
+        Args:
+            net: as for an ordinary forward.
+            batch: its examples.
+            options: further arguments of the forward.
+        """
+        inputs = self.inputs(net, batch)
+        return run_to_output_layer(net, inputs, **options) if self.over_vocabulary else net(**inputs, **options)
+
+    def logits(self, output: Any, batch: dict[str, Tensor]) -> Any:
+        """Return the logits, [b, ..., classes] or [b, 1], in the output of :meth:`run`, for ``batch['labels']``."""
         return output.logits
 
     def counted(self, batch: dict[str, Tensor]) -> Tensor | None:
@@ -194,7 +212,7 @@ class TaskType:
 
     def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
         """Return the outputs [b, ...] from which metrics and predictions are computed."""
-        return self.logits(net(**self.inputs(net, batch)), batch).float()
+        return self.logits(self.run(net, batch), batch).float()
 
     def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
         """Update the metrics with a batch."""

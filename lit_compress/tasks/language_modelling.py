@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.nn import functional as F
 
-from lit_compress.tasks.base import IGNORED, Columns, TaskType, inputs_of
+from lit_compress.numerics.losses import token_losses
+from lit_compress.tasks.base import IGNORED, Columns, TaskType
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class LanguageModelling(TaskType):
     suffix = ("ForCausalLM", "LMHeadModel")  # GPT-2's name is older
     pipeline = "text-generation"
     label = "text"
-    one_text = reads_labels = True
+    one_text = reads_labels = over_vocabulary = True
     cuts_ends = False
     length = max_length = 512
 
@@ -78,8 +78,7 @@ class LanguageModelling(TaskType):
 
     def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
         """Return the negative log-likelihood of every next token, [b, tokens], in nats."""
-        logits = self.logits(net(**inputs_of(batch)), batch).float()
-        return F.cross_entropy(logits.mT, batch["labels"], reduction="none", ignore_index=IGNORED)
+        return token_losses(self.logits(self.run(net, batch), batch), batch["labels"])
 
     def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
         """Update the metrics with the likelihoods."""

@@ -45,7 +45,7 @@ class Summarization(TaskType):
     columns = ("document",)
     label = "summary"
     length = max_length = 256
-    reads_labels = True
+    reads_labels = over_vocabulary = True
     cuts_ends = False
 
     def label_type(self) -> pa.DataType:

@@ -15,6 +15,7 @@ from tiny import WORDS, make_net, write_backbone
 
 from lit_compress.__main__ import main
 from lit_compress.methods.base import send_from_first
+from lit_compress.numerics import chunked_logits
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import from_first
 
@@ -91,6 +92,43 @@ def test_two_processes_make_the_steps_of_one(case, texts, tmp_path, monkeypatch)
                     assert gates.keys() == expected.keys()
                     assert all(torch.allclose(gates[n], expected[n], atol=2e-3) for n in gates)
         check_budget(case[0], tmp_path / strategy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_a_language_model_on_two_processes(family, tmp_path, monkeypatch):
+    """Its output layer runs chunk by chunk outside the wrapped forward, and again in the backward."""
+    monkeypatch.setattr("lit_compress.cli.fitting._report", lambda *_: None)
+    monkeypatch.setattr(chunked_logits, "POSITIONS", 25)
+    task, rng = {"llama": "plain_text", "t5": "xsum"}[family], random.Random(0)
+    tied = {"dropout": 0.0, "tie_word_embeddings": True}
+    folder = write_backbone(tmp_path / "teacher", family, task)
+    make_net(family, task, **tied, vocab_size=4 + len(WORDS)).save_pretrained(folder)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for split, rows in (("train", 64), ("validation", 12)):
+        words = [" ".join(rng.choices(WORDS, k=15)) for _ in range(rows)]
+        lines = [{"text": text} if family == "llama" else {"document": text, "summary": text} for text in words]
+        (texts / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    own = [
+        "fit", "--model", "LPAF", "--model.density", "0.5", "--model.distillation.alpha_layers", "1", *CASES["LPAF"],
+        "--model.backbone", str(folder), "--model.teacher", str(folder), "--model.prune.learning_rate", "1e-2",
+        "--data.task", task, "--data.path", str(texts), "--data.max_length", "15", "--trainer.accelerator", "cpu",
+        "--trainer.enable_progress_bar", "false", "--trainer.callbacks+=processes.KeepSteps",
+        "--trainer.callbacks+=processes.SmallChunks",
+        *(["--data.target_length", "16", "--data.num_beams", "1"] if family == "t5" else []),
+    ]  # fmt: skip
+    main([*own, "--data.batch_size", "16", "--run_dir", str(tmp_path / "one")])
+    for strategy in ("ddp", "fsdp2"):
+        more = ["--trainer.strategy", strategy, "--trainer.devices", "2", "--run_dir", str(tmp_path / strategy)]
+        processes.fork_ranks([*own, "--data.batch_size", "8", *more], tmp_path / "errors")
+        for stage in ("prune", "retrain"):
+            one, other = (
+                torch.load(tmp_path / run / stage / "steps0.pt", weights_only=True) for run in ("one", strategy)
+            )
+            losses = [loss for loss, _ in one]
+            assert len(losses) > 3 and losses[-1] != pytest.approx(losses[0], rel=1e-3)
+            assert [loss for loss, _ in other] == pytest.approx(losses, rel=1e-4)
 
 
 @pytest.mark.slow

@@ -214,7 +214,7 @@ class ProjectedStage(GatedStage):
         net.to(trainer.strategy.root_device)
         grams = collect_grams(
             net, batches, settings.tokens, settings.calibration_seed, settings.group,
-            lambda batch: method.kind.inputs(net, batch), method.kind.masks,
+            method.kind.run, method.kind.masks,
             reduce=torch.distributed.all_reduce if shared else None,
             show=lambda found: track(found, "calibrate", len(found)),
         )  # fmt: skip

@@ -227,20 +227,21 @@ def test_where_the_gates_begin(tmp_path, log_alpha):
 
 def test_regression_hears_the_teacher():
     """KL of one logit is 0; the program left the classifier without a gradient."""
+    from lit_compress.numerics.losses import logits_losses
     from lit_compress.stages.distillation import distillation_terms
 
     target = torch.tensor([[1.0], [2.0]])
     student = torch.tensor([[0.5], [2.0]], requires_grad=True)
     settings = SP3Distillation()
-    terms = distillation_terms(settings, "regression", student, target, None, None, [], [], ProjectedStage.layer_loss)
+    losses = logits_losses(student, target, "regression", teacher=target)
+    terms = distillation_terms(settings, "regression", losses, None, [], [], ProjectedStage.layer_loss)
     assert float(terms["distillation"]) == pytest.approx(0.3 * 0.125)
     terms["distillation"].backward()
     assert student.grad.abs().sum() > 0
     student = torch.tensor([[0.5, 1.0]])
     target = torch.tensor([[2.0, -1.0]])
-    terms = distillation_terms(
-        settings, "classification", student, target, None, None, [], [], ProjectedStage.layer_loss
-    )
+    losses = logits_losses(student, torch.tensor([0]), teacher=target)
+    terms = distillation_terms(settings, "classification", losses, None, [], [], ProjectedStage.layer_loss)
     p, q = (x / 2 for x in (target, student))
     divergence = (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum()
     assert float(terms["distillation"]) == pytest.approx(0.3 * float(divergence))

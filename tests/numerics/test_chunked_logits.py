@@ -1,0 +1,179 @@
+"""Losses of logits in chunks equal those of whole logits, with their gradients, and make no tensor of that size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from largest import largest_tensor
+from torch import nn
+
+from lit_compress.numerics import chunked_logits
+from lit_compress.numerics.chunked_logits import ChunkedLogits, joined, position_losses
+from lit_compress.numerics.losses import (
+    consistency_loss,
+    distillation_loss,
+    example_losses,
+    logits_losses,
+    task_loss,
+    token_divergences,
+)
+from lit_compress.numerics.sampled_labels import draw_labels, fisher_losses
+
+VOCABULARY, WIDTH, TOKENS = 40, 6, 7
+NAMES = ("task", "distillation", "consistency")
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of a few positions, the last one shorter."""
+    monkeypatch.setattr(chunked_logits, "ELEMENTS", 6 * VOCABULARY)
+
+
+def layer(seed, dtype=torch.float64):
+    torch.manual_seed(seed)
+    return nn.Linear(WIDTH, VOCABULARY, dtype=dtype)
+
+
+def states(seed, batch=3, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, TOKENS, WIDTH, dtype=dtype, generator=generator).requires_grad_()
+
+
+def labels_of(batch=3):
+    found = torch.randint(VOCABULARY, (batch, TOKENS), generator=torch.Generator().manual_seed(5))
+    found[1, 3:] = -100
+    found[2, ::2] = -100
+    return found
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_losses_and_gradients_of_a_training_step(copies, dtype, small_chunks):
+    """Labels, a teacher at a temperature, and the consistency of two forwards."""
+    own, other, labels = layer(0, dtype), layer(1, dtype), labels_of()
+    x, y = states(2, 3 * copies, dtype), states(3, dtype=dtype).detach()
+    weights = torch.tensor([0.3, 0.7, 2.0], dtype=dtype)
+    options = {"temperature": 3.0, "counted": labels != -100, "copies": copies, "consistency": copies == 2}
+    found = logits_losses(
+        ChunkedLogits(x, own, VOCABULARY), labels, teacher=ChunkedLogits(y, other, VOCABULARY), **options
+    )
+    wanted = logits_losses(own(x), labels, teacher=other(y), **options)
+    assert list(found) == list(wanted) == list(NAMES[: 1 + copies])
+    for name, value in wanted.items():
+        assert value > 0.01
+        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7)
+    parameters = (x, *own.parameters())
+    gradients = [
+        torch.autograd.grad(sum(w * loss for w, loss in zip(weights, terms.values(), strict=False)), parameters)
+        for terms in (found, wanted)
+    ]
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6 if dtype == torch.float32 else 1e-12)
+
+
+def test_the_parts_of_a_step_are_the_single_losses():
+    """For ordinary logits; so those in chunks are compared with what every other kind of task has."""
+    logits, teacher, labels = torch.randn(6, TOKENS, 5), torch.randn(3, TOKENS, 5), labels_of() % 5
+    labels[0, 2], counted = -100, torch.rand(3, TOKENS) < 0.5
+    found = logits_losses(logits, labels, teacher=teacher, counted=counted, copies=2, consistency=True)
+    twice = [torch.cat([each, each]) for each in (labels, teacher, counted)]
+    assert torch.equal(found["task"], task_loss(logits, twice[0], "classification"))
+    expected = distillation_loss(logits, twice[1], "classification", 2.0, twice[2])
+    assert torch.equal(found["distillation"], expected)
+    assert torch.equal(found["consistency"], consistency_loss(*logits.chunk(2), "classification", counted))
+
+
+def test_losses_of_examples_and_divergences(small_chunks):
+    own, other, labels = layer(0), layer(1), labels_of()
+    x, y = states(2), states(3)
+    ours, theirs = ChunkedLogits(x, own, VOCABULARY), ChunkedLogits(y, other, VOCABULARY)
+    expected = example_losses(own(x), labels, "classification")
+    torch.testing.assert_close(example_losses(ours, labels, "classification"), expected)
+    torch.testing.assert_close(task_loss(ours, labels, "classification"), task_loss(own(x), labels, "classification"))
+    counted = labels != -100
+    p, q = other(y).log_softmax(-1), own(x).log_softmax(-1)
+    expected = ((p.exp() * (p - q)).sum(-1)).where(counted, 0.0)
+    torch.testing.assert_close(token_divergences(ours, theirs, counted), expected)
+    both = joined(ours, ChunkedLogits(y, own, VOCABULARY))
+    assert len(both) == 6 and torch.equal(both.chunk(2)[1].states, y)
+    assert torch.equal(joined(x, y), torch.cat([x, y]))
+
+
+def test_nothing_counts(small_chunks):
+    """An example whose labels are all padding has no loss, and no gradient but 0."""
+    x, own = states(2), layer(0)
+    losses = example_losses(ChunkedLogits(x, own, VOCABULARY), torch.full((3, TOKENS), -100), "classification")
+    losses.sum().backward()
+    assert not losses.any() and not x.grad.any() and not own.weight.grad.any()
+
+
+@pytest.mark.parametrize("length", [TOKENS, 150])
+def test_the_same_draws(length, small_chunks):
+    """Of chunks as of whole logits, at once or by the definition: the class at a quantile of the distribution."""
+    own, index = layer(0, torch.float32), torch.tensor([7, 2, 30])
+    x = 2 * torch.randn(3, length, WIDTH, generator=torch.Generator().manual_seed(9))
+    drawn = draw_labels(own(x), index, seed=4)
+    for row, number in enumerate(index.tolist()):
+        generator = torch.Generator().manual_seed(4 * 1_000_003 + number)
+        uniform = torch.rand(length, 1, generator=generator, dtype=torch.float64)
+        below = own(x)[row].double().softmax(-1).cumsum(-1) <= uniform
+        assert torch.equal(drawn[row], below.sum(-1).clamp_max(VOCABULARY - 1))
+    assert torch.equal(draw_labels(ChunkedLogits(x, own, VOCABULARY), index, seed=4), drawn)
+    order = torch.tensor([2, 0])
+    assert torch.equal(draw_labels(ChunkedLogits(x[order], own, VOCABULARY), index[order], seed=4), drawn[order])
+
+
+@pytest.mark.parametrize("choice", ["drawn", "true"])
+def test_fisher_losses(choice, small_chunks):
+    own, x, labels, index = layer(0), states(2), labels_of(), torch.tensor([4, 0, 9])
+    options = {"labels": labels.clamp_min(0), "counted": labels != -100, "index": index, "seed": 3}
+    (found,) = fisher_losses(ChunkedLogits(x, own, VOCABULARY), "classification", choice, **options)
+    (wanted,) = fisher_losses(own(x), "classification", choice, **options)
+    torch.testing.assert_close(found, wanted)
+    for one, two in zip(*(torch.autograd.grad(loss, (x,)) for loss in (found, wanted)), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_the_gradient_of_the_layer_under_autocast(small_chunks):
+    """It is summed over the chunks in float32: not worse than that of all positions at once."""
+    own, x, labels = layer(0, torch.float32), states(2, dtype=torch.float32).detach(), labels_of()
+    exact = torch.autograd.grad(task_loss(own(x), labels, "classification"), own.weight)[0]
+    errors = []
+    for chunked in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = ChunkedLogits(x, own, VOCABULARY) if chunked else own(x)
+            loss = task_loss(logits, labels, "classification")
+        assert loss.dtype == torch.float32
+        errors.append(float((torch.autograd.grad(loss, own.weight)[0] - exact).norm() / exact.norm()))
+    assert errors[0] > 1e-4 and errors[1] < 1.2 * errors[0]
+
+
+def test_no_tensor_is_as_large_as_the_logits(monkeypatch):
+    """Forward and backward, with a teacher, and draws."""
+    monkeypatch.setattr(chunked_logits, "ELEMENTS", 5 * 2000)
+    own = nn.Linear(WIDTH, 2000)
+    x = torch.randn(2, 300, WIDTH, requires_grad=True)
+    logits, labels = ChunkedLogits(x, own, 2000), torch.randint(2000, (2, 300))
+    with largest_tensor() as largest:
+        sum(logits_losses(logits, labels, teacher=logits).values()).backward()
+    assert 2 * 2000 <= largest() <= 12000  # the layer's own gradient
+    with largest_tensor() as largest:
+        draw_labels(logits, torch.arange(2))
+    assert largest() == 64 * 2000
+    with largest_tensor() as largest:
+        task_loss(own(x), labels, "classification").backward()
+    assert largest() == 600 * 2000
+
+
+def test_counted_positions_alone_are_computed():
+    """On a CPU; others are 0, whatever the layer would give there."""
+    seen = []
+
+    def give(x):
+        seen.append(len(x))
+        return x
+
+    x, counted = torch.ones(2, 5, 3), torch.zeros(2, 5, dtype=torch.bool)
+    counted[1, 3:] = True
+    (found,) = position_losses(lambda y: [y.sum(-1)], [ChunkedLogits(x, give, 3)], [], counted)
+    assert seen == [2] and torch.equal(found, 3.0 * counted)
