@@ -22,6 +22,7 @@ from lit_compress.cli.options import parameters_of
 from lit_compress.cli.targets import Target, find_target, open_target
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
 from lit_compress.methods import Method
+from lit_compress.models.backbones import set_padding
 from lit_compress.models.checks import check_head
 from lit_compress.run.comparison import words_of
 from lit_compress.run.folder import Run, bring_up_to_date
@@ -196,6 +197,7 @@ def evaluate(
             return _plain(evaluate_net(target.load(parts.data.record), parts.data, command, sure=True), command)
         check_head(target.what, model.config, parts.data.record)
         with _as_it_was(model):
+            set_padding(model.config, str(target.folder), parts.data.record, "model")
             task_type(parts.data.record).configure(model, parts.data.record)
             return _plain(evaluate_net(model, parts.data, command, sure=True), command)
 
@@ -363,10 +365,11 @@ def _target(model: Any, tokenizer: Any, brought: Path, command: str) -> Target:
 
 
 class _as_it_was:
-    """Put a net back on its device, into its mode, with its settings of generation."""
+    """Put a net back on its device, into its mode, with its padding token and its settings of generation."""
 
     def __init__(self, net: Any) -> None:
         self.net, self.device, self.training = net, next(net.parameters()).device, net.training
+        self.padding = getattr(net.config, "pad_token_id", None)
         self.generation = copy.deepcopy(getattr(net, "generation_config", None))
 
     def __enter__(self) -> None:
@@ -375,6 +378,7 @@ class _as_it_was:
     def __exit__(self, *_: object) -> None:
         self.net.to(self.device).train(self.training)
         self.net.generation_config = self.generation
+        self.net.config.pad_token_id = self.padding
 
 
 def _plain(values: dict[str, float], command: str) -> dict[str, float]:

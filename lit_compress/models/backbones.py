@@ -22,6 +22,7 @@ from lit_compress.models.checks import (
     refuse_compressed,
 )
 from lit_compress.models.foreign import check_form
+from lit_compress.models.padding import finds_last, names_padding, set_pad_token
 from lit_compress.models.pattern import set_pattern
 from lit_compress.models.transposed import as_linears
 from lit_compress.tasks import TaskType, task_type, task_type_of_net
@@ -78,34 +79,30 @@ def _one_line(what: str, name: str, option: str = "model.backbone") -> Iterator[
 
 
 def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") -> PreTrainedTokenizerBase:
-    """Load the fast tokenizer of ``backbone``; if it has no padding token, its end token pads.
+    """Load the fast tokenizer of ``backbone``, with a token that can pad (models/padding.py).
 
     Raises:
         UserError: the folder is missing or broken, or the hub cannot be reached; it has no tokenizer, one with more
-            tokens than embeddings, or one with neither token.
+            tokens than embeddings, or one without a token that can pad.
     """
     from transformers import AutoConfig, AutoTokenizer
 
     name = resolve(backbone, task, option)
     with _one_line("tokenizer", name, option):
         check_counts(f"{option}: '{backbone}'", Path(name))
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        check_tokenizer(f"{option}: '{backbone}'", tokenizer, AutoConfig.from_pretrained(name))
+        tokenizer, config = AutoTokenizer.from_pretrained(name), AutoConfig.from_pretrained(name)
+        check_tokenizer(f"{option}: '{backbone}'", tokenizer, config)
     tokenizer.init_kwargs.pop("auto_map", None)  # names code of others, which no export may ask its users to run
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise UserError(f"{option}: the tokenizer of '{backbone}' has no padding token and no end token; add one")
-        tokenizer.pad_token = tokenizer.eos_token
+    set_pad_token(f"{option}: '{backbone}'", tokenizer, config, task)
     return tokenizer
 
 
-def _set_padding(config: PreTrainedConfig, backbone: str, task: Task, option: str) -> None:
-    """Let a configuration without a padding token name the tokenizer's, where a head looks for the last token.
+def set_padding(config: PreTrainedConfig, backbone: str, task: Task, option: str) -> None:
+    """Let a configuration that names no padding token name the tokenizer's, where a head looks for the last token.
 
     Elsewhere it stays as it is: the embedding of a padding token gets no gradient, and the token may be the end.
     """
-    reads_last = task_type(task).auto_class == "AutoModelForSequenceClassification"
-    if reads_last and getattr(config, "pad_token_id", None) is None:
+    if finds_last(config, task) and not names_padding(config):
         config.pad_token_id = load_tokenizer(backbone, task, option).pad_token_id
 
 
@@ -135,7 +132,7 @@ def load_config(
     if kind.problem and config.problem_type is not None:
         config.problem_type = kind.problem
     set_pattern(config, sites)
-    _set_padding(config, backbone, task, option)
+    set_padding(config, backbone, task, option)
     return config
 
 
@@ -240,7 +237,7 @@ def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(folder)
         check_head(what, config, task)
         check_size(what, Path(folder), lambda: _auto_class(kind).from_config(config))
-    _set_padding(config, name, task, option)
+    set_padding(config, name, task, option)
     return config
 
 

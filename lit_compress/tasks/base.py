@@ -179,8 +179,15 @@ class TaskType:
         """Set what else depends on the task in a net that was just loaded, e.g. how it generates text."""
 
     def inputs(self, net: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the inputs with which ``net`` computes the logits for ``batch``."""
-        return inputs_of(batch)
+        """Return the inputs with which ``net`` computes the logits for ``batch``.
+
+        Padding is the token that its own configuration names, by which the head of a decoder finds the last token: a
+        teacher may name another one than the tokenizer of the data.
+        """
+        inputs, pads = inputs_of(batch), getattr(net.config, "pad_token_id", None)
+        if pads is not None and pads >= 0:
+            inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, pads)
+        return inputs
 
     def run(self, net: PreTrainedModel, batch: dict[str, Tensor], **options: Any) -> Any:
         """Return the output of ``net`` for ``batch``.

@@ -1,0 +1,93 @@
+"""The token that pads, for heads that look for the last token of a text by its id.
+
+The classifiers of decoders read the last token that is not ``pad_token_id``. A text that ends with this token is read
+one token too early, and one that is padded with another token is read in its padding. The attention mask does not help.
+So the tokenizer and the configuration must agree, and an end token that stands behind every text must not pad, unless
+the configuration says that it always did.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lit_compress.tasks import task_type
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from lit_compress.tasks.records import Task
+
+
+def finds_last(config: PreTrainedConfig, task: Task) -> bool:
+    """Say whether nets of ``config`` for ``task`` read the last token that is no padding: a decoder's classifier."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    if task_type(task).auto_class != "AutoModelForSequenceClassification":
+        return False
+    writes, fills = (type(config) in kind._model_mapping for kind in (AutoModelForCausalLM, AutoModelForMaskedLM))
+    return writes and not fills and not config.is_encoder_decoder
+
+
+def names_padding(config: PreTrainedConfig) -> bool:
+    """Say whether a configuration names a row of the embeddings as padding; some have None or -1."""
+    number = getattr(config, "pad_token_id", None)
+    return number is not None and 0 <= number < config.vocab_size
+
+
+def set_pad_token(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, task: Task) -> None:
+    """Set the token that pads where a tokenizer has none, or one that a head would misread.
+
+    If a head looks for the last token, the configuration's padding token pads. If it names none, the tokenizer's does,
+    then the end token, unless it stands behind every text: then another special token does.
+
+    Args:
+        what: option and value, the begin of the message.
+        tokenizer: of the net.
+        config: of the net, as it is stored.
+        task: of the net.
+
+    Raises:
+        UserError: there is no token that can pad.
+    """
+    own, end = tokenizer.pad_token, tokenizer.eos_token
+    if own is None and end is None:
+        raise UserError(f"{what}: its tokenizer has no padding token and no end token; add one")
+    if not finds_last(config, task):
+        tokenizer.pad_token = own or end
+        return
+    special, last, name = _special(tokenizer), _last(tokenizer), what.partition(": ")[2]
+    named = tokenizer.convert_ids_to_tokens(config.pad_token_id) if names_padding(config) else None
+    if named in special:
+        if named == last:
+            note(
+                f"{name}: '{named}' pads and stands behind every text, so the head reads the token before it; if it "
+                "was trained to read the end, take pad_token_id out of its config.json"
+            )
+        if own not in (None, named):
+            note(
+                f"{name}: '{named}' pads, as its config.json says, and not '{own}', as its tokenizer says; a head that "
+                f"was trained on texts padded with '{own}' reads another token now"
+            )
+        tokenizer.pad_token = named
+        return
+    free = [token for token in (own, end, tokenizer.unk_token, *special) if token not in (None, last)]
+    if not free:
+        raise UserError(f"{what}: its tokenizer has no padding token, and '{last}' stands behind every text; add one")
+    if last == (own or end):
+        note(f"{name}: '{free[0]}' pads, as '{last}' stands behind every text and the head reads it")
+    tokenizer.pad_token = free[0]
+
+
+def _special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the special tokens, which texts do not have."""
+    added = [str(token) for _, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special]
+    return list(dict.fromkeys([*tokenizer.all_special_tokens, *added]))
+
+
+def _last(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the special token that a tokenizer puts behind every text; None if it puts none there."""
+    found = tokenizer("a", return_special_tokens_mask=True)
+    ids, special = found["input_ids"], found["special_tokens_mask"]
+    return tokenizer.convert_ids_to_tokens(ids[-1]) if ids and special[-1] else None
