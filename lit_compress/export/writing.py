@@ -122,7 +122,7 @@ class _Decode(nn.Module):
 
     def __init__(self, net: PreTrainedModel) -> None:
         super().__init__()
-        self.net, self.places = net, "position_ids" in inspect.signature(net.forward).parameters
+        self.net, self.takes = net, inspect.signature(net.forward).parameters
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor], read: list[Tensor] | None = None
@@ -141,10 +141,11 @@ class _Decode(nn.Module):
         own = _cache(past)
         if read is None:
             places = (attention_mask.cumsum(-1) - 1).clamp_min(0)[:, attention_mask.shape[1] - input_ids.shape[1] :]
-            more = {"position_ids": places} if self.places else {}
+            more = {"position_ids": places, "logits_to_keep": 1}  # logits of the last token alone
             output = self.net(
-                input_ids=input_ids, attention_mask=attention_mask, past_key_values=own, use_cache=True, **more
-            )
+                input_ids=input_ids, attention_mask=attention_mask, past_key_values=own, use_cache=True,
+                **{name: value for name, value in more.items() if name in self.takes},
+            )  # fmt: skip
         else:
             both = EncoderDecoderCache(own, _cache(read))
             # what the encoder found is in the cache; of its output only the number of texts and tokens is read

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from test_generation import cut, make_writer
-from tiny import make_batch
+from tiny import DECODERS, make_batch
 
 from lit_compress.export import writing
 from lit_compress.export.writing import write_writing
@@ -73,3 +73,14 @@ def test_other_tokens_are_seen(tmp_path, monkeypatch):
         Other.more = more
         count, off = writing._compare(net, tmp_path, texts)
         assert count and (off < 1e-6) == same
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_prompt_has_the_logits_of_its_last_token_alone(family):
+    """The output layer over the vocabulary is by far the largest of its matrices."""
+    net, rows = make_writer(family).eval(), []
+    net.get_output_embeddings().register_forward_hook(lambda _, args, output: rows.append(output.shape[:-1].numel()))
+    module, inputs, _ = writing._parts(net)["decode"]
+    rows.clear()
+    module(**inputs)
+    assert rows == [3]
