@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of text
 HELD_OUT = "held_out"  # the split that data.hold_out makes
+LOGITS = 1 << 29  # over a vocabulary, that an evaluation batch has at most; its other tensors are smaller
 VALIDATION_SEED = 0  # of drawn validation examples: runs with different seeds are compared on the same ones
 
 
@@ -63,7 +64,8 @@ class DataModule(LightningDataModule):
         path: folder with the files train and validation (and test) as .parquet, .jsonl, .json, .csv, .tsv or, plain
             text, .txt; or a single file; without it the data comes from the Hugging Face hub.
         batch_size: training examples per device and batch.
-        eval_batch_size: examples per device and batch in validation, test and predict.
+        eval_batch_size: examples per device and batch in validation, test and predict; fewer if long texts and a
+            large vocabulary give a batch more than 500 million logits.
         max_length: longest input in tokens, longer ones are truncated; without it the task's, or the
             backbone's limit if that is shorter.
         train_examples: number of training examples to draw (by seed); without it all.
@@ -171,6 +173,12 @@ class DataModule(LightningDataModule):
             )
         return self._asked_length
 
+    @property
+    def eval_rows(self) -> int:
+        """Examples per device and batch without training: ``eval_batch_size``, or as many as have :data:`LOGITS`."""
+        logits = task_type(self.record).predicted_tokens(self.record, self.max_length) * len(self.tokenizer)
+        return max(1, min(self.eval_batch_size, LOGITS // logits)) if logits else self.eval_batch_size
+
     # ------------------------------------------------------------------------------------- preparing
 
     def prepare_data(self) -> None:
@@ -276,17 +284,17 @@ class DataModule(LightningDataModule):
     def val_dataloader(self) -> list[ResumableLoader]:
         """Return a loader for each validation split that exists; the first decides which epoch is best."""
         splits = self._validation()
-        return [self._loader(split, self.eval_batch_size, shuffle=False) for split in splits]
+        return [self._loader(split, self.eval_rows, shuffle=False) for split in splits]
 
     def test_dataloader(self) -> ResumableLoader:
         """Return the batches of the test split, which must have labels."""
         self.setup("test")
-        return self._loader(self._split("test"), self.eval_batch_size, shuffle=False)
+        return self._loader(self._split("test"), self.eval_rows, shuffle=False)
 
     def predict_dataloader(self) -> ResumableLoader:
         """Return the batches of the test split if there is one, else of the first validation split."""
         self.setup("predict")
-        return self._loader(self._split(self._predicted, labelled=False), self.eval_batch_size, shuffle=False)
+        return self._loader(self._split(self._predicted, labelled=False), self.eval_rows, shuffle=False)
 
     def calibration_dataloader(
         self, examples: int | None = None, seed: int | None = None, option: str = "fisher_examples"

@@ -63,7 +63,7 @@ def _pieces(net: PreTrainedModel, data: DataModule, rows: int) -> list[list[Any]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     net = net.to(device).eval()
     found: list[list[Any]] = [[] for _ in range(rows)]
-    parts = [numbers[i : i + data.eval_batch_size] for i in range(0, len(numbers), data.eval_batch_size)]
+    parts = [numbers[i : i + data.eval_rows] for i in range(0, len(numbers), data.eval_rows)]
     for part in track(parts, "answers", len(parts)):
         batch = batches[part]
         outputs = kind.outputs(net, {name: c.to(device) for name, c in batch.items()}, data.tokenizer).cpu()

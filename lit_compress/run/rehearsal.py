@@ -82,7 +82,7 @@ def stage_seconds(parts: Components, plan: Plan, pace: Pace) -> Iterator[float]:
     All steps are taken to be as long as those of the dense net; factorizations and calibrations do not count.
     """
     method, data = parts.method, parts.data
-    share = data.eval_batch_size / data.batch_size
+    share = data.eval_rows / data.batch_size
     validation = sum(len(loader) for loader in data.val_dataloader()) * share * pace.forward
     accumulate = parts.trainer.get("accumulate_grad_batches") or 1
     for stage, planned in zip(method.stages(), plan.stages, strict=True):

@@ -169,6 +169,10 @@ class TaskType:
         """Say whether a tensor of the net has no part in the outputs: it is not trained, and a file may lack it."""
         return False
 
+    def predicted_tokens(self, task: Task, max_length: int) -> int:
+        """Return the largest number of tokens of an example that have logits over a vocabulary; 0 without one."""
+        return 0
+
     def freeze(self, net: PreTrainedModel) -> None:
         """Train nothing that is :meth:`unused`: DDP refuses parameters without gradients."""
         for name, parameter in net.named_parameters():

@@ -72,6 +72,10 @@ class LanguageModelling(TaskType):
         """Return {}: the head is the backbone's own, for every task."""
         return {}
 
+    def predicted_tokens(self, task: Task, max_length: int) -> int:
+        """Return the length of a block."""
+        return max_length
+
     def counted(self, batch: dict[str, Tensor]) -> Tensor:
         """Return which tokens have a next token."""
         return batch["labels"] != IGNORED

@@ -98,6 +98,10 @@ class Summarization(TaskType):
             max_length=None, min_length=0, min_new_tokens=None,
         )  # fmt: skip
 
+    def predicted_tokens(self, task: Task, max_length: int) -> int:
+        """Return the length of a reference text."""
+        return task.writing.target_length
+
     def inputs(self, net: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add the inputs of the decoder: the labels, one step later."""
         config = net.config

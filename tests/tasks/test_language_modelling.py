@@ -11,6 +11,7 @@ import torch
 from tiny import WORDS, write_backbone
 
 from lit_compress.__main__ import main
+from lit_compress.data import datamodule
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.models.backbones import load_net
@@ -66,6 +67,29 @@ def test_perplexity_is_that_of_the_whole_text(backbone, texts):
     for size in (1, 2, 100):
         data = DataModule("plain_text", backbone, str(texts), max_length=64, eval_batch_size=size)
         assert evaluate(net, data) == {"val/perplexity": pytest.approx(expected, rel=1e-5)}
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "option"), [("llama", "plain_text", "max_length"), ("bart", "xsum", "target_length")]
+)
+def test_evaluation_batches_are_bounded_by_their_logits(family, task, option, texts, tmp_path, monkeypatch):
+    """Tokens x vocabulary, so that batches stay as they are where texts are short or the vocabulary is small."""
+    backbone = str(write_backbone(tmp_path, family, task))
+    data = DataModule(task, backbone, str(texts), **{option: 10})
+    assert data.eval_rows == 64
+    monkeypatch.setattr(datamodule, "LOGITS", 10 * len(data.tokenizer) * 3 + 1)
+    assert data.eval_rows == 3
+    if task == "plain_text":
+        assert [len(batch["index"]) for batch in data.val_dataloader()[0]][:-1].count(3) >= 2
+    data.eval_batch_size = 2
+    assert data.eval_rows == 2
+    monkeypatch.setattr(datamodule, "LOGITS", 1)
+    assert data.eval_rows == 1
+
+
+def test_other_kinds_have_no_logits_over_a_vocabulary(tiny_backbone, texts, monkeypatch):
+    monkeypatch.setattr(datamodule, "LOGITS", 1)
+    assert DataModule("sst2", tiny_backbone, str(texts)).eval_rows == 64
 
 
 def test_examples_are_blocks_of_the_whole_text(backbone, texts):
