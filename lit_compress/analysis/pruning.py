@@ -19,7 +19,7 @@ from lit_compress.analysis.truncation import Rows, as_matrix
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.importance import row_sensitivity
 from lit_compress.numerics.losses import task_loss
-from lit_compress.tasks import KINDS
+from lit_compress.tasks import TaskType, task_type
 from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 CELL = 4  # weights along a side of a cell of a pattern
 
 
-def calibrated_sensitivity(net: PreTrainedModel, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, Tensor]:
+def calibrated_sensitivity(
+    net: PreTrainedModel, batches: Iterable[dict[str, Tensor]], kind: TaskType | str
+) -> dict[str, Tensor]:
     """Return {site: mean over the batches of the row means of |w dL/dw|}, float32 [out] (LoSparse Eqs. 2 and 4).
 
     Args:
@@ -38,10 +40,10 @@ def calibrated_sensitivity(net: PreTrainedModel, batches: Iterable[dict[str, Ten
     """
     weights = {site.name: net.get_submodule(site.name).weight for site in find_sites(net)}
     total = [torch.zeros(len(weight)) for weight in weights.values()]
-    count = 0
+    count, task = 0, task_type(kind)
     for batch in batches:
-        logits = KINDS[kind].logits(KINDS[kind].run(net, batch), batch)
-        loss = task_loss(logits, batch["labels"], KINDS[kind].loss)
+        logits = task.logits(task.run(net, batch), batch)
+        loss = task_loss(logits, batch["labels"], task.loss)
         grads = torch.autograd.grad(loss, list(weights.values()))
         total = [a + b for a, b in zip(total, row_sensitivity(list(weights.values()), grads), strict=True)]
         count += 1

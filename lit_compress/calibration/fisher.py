@@ -29,7 +29,7 @@ from lit_compress.numerics.decompose import Axis, Importance
 from lit_compress.numerics.losses import example_losses
 from lit_compress.numerics.ranks import break_even_rank
 from lit_compress.numerics.sampled_labels import fisher_losses
-from lit_compress.tasks import KINDS
+from lit_compress.tasks import TaskType, task_type
 from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Fisher:
 def estimate_fisher(
     net: PreTrainedModel,
     batches: Iterable[dict[str, Tensor]],
-    kind: str,
+    kind: TaskType | str,
     sites: Sequence[str],
     *,
     estimator: Estimator = "per_example",
@@ -92,7 +92,7 @@ def estimate_fisher(
         net: a fine-tuned net with its task's head.
         batches: as :class:`lit_compress.data.datamodule.PaddedBatches` makes them, with labels. Rows whose ``index`` is
             -1 are left out. Ranks may have different numbers of batches; an example should be on one rank only.
-        kind: type of the task, a key of :data:`lit_compress.tasks.KINDS`.
+        kind: of the task; or its name, for the usual one.
         sites: names of Linears.
         estimator: ``per_example`` squares each example's gradient (Eq. 3). ``batch`` squares the mean gradient of each
             batch and averages over batches, as re-implementations do: mu^2 + var / batch instead of mu^2 + var.
@@ -120,7 +120,7 @@ def estimate_fisher(
     }
     with _frozen(net), torch.enable_grad(), torch.autocast(net.device.type, enabled=False):
         for batch in batches:
-            rows = _rows(batch, net.device, KINDS[kind].loss == "vectors")
+            rows = _rows(batch, net.device, task_type(kind).loss == "vectors")
             groups = len(rows["input_ids"]) if estimator == "per_example" else min(1, len(rows["input_ids"]))
             if groups == 0:
                 continue
@@ -222,7 +222,7 @@ def _frozen(net: nn.Module) -> Iterator[None]:
 def _collect(
     net: PreTrainedModel,
     rows: dict[str, Tensor],
-    kind: str,
+    kind: TaskType | str,
     watched: dict[str, nn.Linear],
     groups: int,
     sums: dict[str, Squares],
@@ -243,7 +243,7 @@ def _collect(
         The Linears that were left out because some of their inputs belong to no single row (DeBERTa projects its
         relative positions to queries and keys once for the whole batch).
     """
-    task = KINDS[kind]
+    task = task_type(kind)
     inputs = task.inputs(net, rows)
     texts, length = inputs["input_ids"].shape
     uses: dict[str, list[Pair]] = {name: [] for name in watched}

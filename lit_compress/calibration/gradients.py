@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_compress.calibration.fisher import _frozen, _rows
 from lit_compress.numerics.losses import example_losses
-from lit_compress.tasks import KINDS
+from lit_compress.tasks import TaskType, task_type
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class MeanGradient:
 def mean_gradients(
     net: PreTrainedModel,
     batches: Iterable[dict[str, Tensor]],
-    kind: str,
+    kind: TaskType | str,
     sites: Sequence[str],
     *,
     squares: bool = False,
@@ -48,7 +48,7 @@ def mean_gradients(
     Args:
         net: with its task's head.
         batches: with labels and ``index``; rows whose index is -1 are left out.
-        kind: type of the task, a key of :data:`lit_compress.tasks.KINDS`.
+        kind: of the task; or its name, for the usual one.
         sites: names of Linears.
         squares: whether to return them, too.
         reduce: in-place all-reduce (SUM) over ranks with other examples.
@@ -59,7 +59,7 @@ def mean_gradients(
     weights = [net.get_parameter(f"{name}.weight") for name in sites]
     sums, seconds = ([torch.zeros_like(w) for w in weights] if wanted else [] for wanted in (True, squares))
     count = torch.zeros(1, dtype=torch.float64, device=net.device)
-    task = KINDS[kind]
+    task = task_type(kind)
     with _frozen(net), torch.enable_grad(), torch.autocast(net.device.type, enabled=False):
         for weight in weights:
             weight.requires_grad_(True)

@@ -30,7 +30,7 @@ from lit_compress.calibration.fisher import _frozen
 from lit_compress.calibration.grams import Counts, Gram
 from lit_compress.models.sites import Site, find_sites, shared_inputs
 from lit_compress.numerics.sampled_labels import Labels, fisher_losses
-from lit_compress.tasks import KINDS, TaskType
+from lit_compress.tasks import TaskType, task_type
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.progress import note
 
@@ -95,7 +95,7 @@ class KroneckerFactors:
 def collect_kronecker(
     net: PreTrainedModel,
     batches: Iterable[Rows],
-    kind: str,
+    kind: TaskType | str,
     sites: Sequence[str] | None = None,
     *,
     labels: Labels | None = "drawn",
@@ -114,7 +114,7 @@ def collect_kronecker(
         net: a fine-tuned net with its task's head.
         batches: as :class:`lit_compress.data.datamodule.PaddedBatches` makes them, ``index`` included; rows whose index
             is -1 are left out. Ranks may have different numbers of batches; an example should be on one rank only.
-        kind: of the task, an entry of :data:`lit_compress.tasks.KINDS`.
+        kind: of the task; or its name, for the usual one.
         sites: their names; None for all. Calls for a part of them each, one after the other, need less memory.
         labels: ``drawn`` from the net, one for every distribution; ``exact``, the expectation over the classes, for one
             distribution per example, in classes - 1 backward passes; ``true``, those of the data, which only these
@@ -134,7 +134,7 @@ def collect_kronecker(
     chosen = _named(net, sites)
     assert net.dtype in (torch.float32, torch.float64), net.dtype
     sums = _Sums(net, chosen, dtype or net.dtype, device, labels is not None, table)
-    task, loose = KINDS[kind], None
+    task, loose = task_type(kind), None
     with _frozen(net), torch.set_grad_enabled(labels is not None), torch.autocast(net.device.type, enabled=False):
         for rows in (part for batch in batches for part in _parts(task, _real_rows(task, batch, net.device, labels))):
             loose = _loose_uses(net, task, rows, chosen) if loose is None else loose

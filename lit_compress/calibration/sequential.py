@@ -23,7 +23,7 @@ from lit_compress.layers import LowRankLinear, StackedLowRankLinear
 from lit_compress.models.sites import Site, find_sites, shared_inputs
 from lit_compress.numerics.kronecker import corrected_bias
 from lit_compress.numerics.refit import REFIT_DAMPING, refit_left
-from lit_compress.tasks import KINDS, TaskType
+from lit_compress.tasks import TaskType, task_type
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def refit_net(
     dense: PreTrainedModel,
     net: PreTrainedModel,
     batches: Callable[[], Iterable[Rows]],
-    kind: str,
+    kind: TaskType | str,
     *,
     centred: frozenset[str] = frozenset(),
     damping: float = REFIT_DAMPING,
@@ -79,7 +79,7 @@ def refit_net(
         dense: the net that was factorized; both nets are on the device of the passes.
         net: ``dense`` with some of its Linears replaced by low-rank layers.
         batches: function that returns the calibration batches anew; called once per block.
-        kind: of the task, an entry of :data:`lit_compress.tasks.KINDS`.
+        kind: of the task; or its name, for the usual one.
         centred: sites whose bias takes over the means of the inputs.
         damping: share of the mean of the diagonal of R A' R^T, which draws to the factor as it is.
         reduce: in-place all-reduce (SUM) over ranks with other examples.
@@ -95,7 +95,7 @@ def refit_net(
     for sites, end in todo:
         low = {s.name: s for s in sites if isinstance(net.get_submodule(s.name), LowRankLinear | StackedLowRankLinear)}
         if low:
-            found = _moments(dense, net, batches(), KINDS[kind], low, end)
+            found = _moments(dense, net, batches(), task_type(kind), low, end)
             for names, pairs in found.values():
                 moments = pairs.moments(reduce)
                 for name in names:

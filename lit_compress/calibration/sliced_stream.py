@@ -18,7 +18,7 @@ from lit_compress.calibration.grams import Gram
 from lit_compress.calibration.kronecker import Rows, _real_rows, _tokens
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.numerics.pca import centred_axes, principal_axes
-from lit_compress.tasks import KINDS, TaskType
+from lit_compress.tasks import TaskType, task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note, track
 
@@ -35,7 +35,7 @@ def sliced_axes(
     stream: ResidualStream,
     widths: Sequence[int],
     batches: Callable[[], Iterable[Rows]],
-    kind: str,
+    kind: TaskType | str,
     *,
     centred: bool,
     reduce: Callable[[Tensor], object] | None = None,
@@ -51,7 +51,7 @@ def sliced_axes(
         stream: of ``net``, whose sub-layers have a basis each.
         widths: k of every site.
         batches: function that returns the calibration batches anew; called once per site.
-        kind: of the task, a key of :data:`lit_compress.tasks.KINDS`.
+        kind: of the task; or its name, for the usual one.
         centred: whether the norms take a mean away: then the axes are those of states without it.
         reduce: in-place all-reduce (SUM) over ranks with other examples.
         agree: function that returns on every rank what its argument returns on the first.
@@ -66,7 +66,7 @@ def sliced_axes(
     try:
         with _frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
             for i, place in track(list(enumerate(stream.sites)), "principal axes", len(stream.sites)):
-                gram, tokens = _gram(net, place.norms, stacks.index(place.stack), batches(), KINDS[kind], reduce)
+                gram, tokens = _gram(net, place.norms, stacks.index(place.stack), batches(), task_type(kind), reduce)
                 note_few_tokens(tokens, gram.size)
                 axes.append(agree(lambda gram=gram: find(gram.whole())[0]))  # type: ignore[misc]
                 handles += _slice(net, stream, i, axes[i][:, : widths[i]])

@@ -233,7 +233,7 @@ def _several(kind: str, models: Sequence[str], method: OneShot, data: DataModule
         net = load_net(folder) if scores[label] else load_model(name, method)
         if not scores[label]:
             batches = data.calibration_dataloader(method.retrain.fisher_examples)
-            scores[label] = pruning.calibrated_sensitivity(net, batches, method.task.kind)
+            scores[label] = pruning.calibrated_sensitivity(net, batches, method.kind)
     return pruning.neurons(scores, net)
 
 

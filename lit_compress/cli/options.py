@@ -139,6 +139,7 @@ class CommandLine(LightningCLI):
         parser.add_class_arguments(Choices, "export")
         parser.link_arguments("data.record", "model.init_args.task", task_name, apply_on="instantiate")
         parser.link_arguments("model.init_args.backbone", "data.backbone")
+        parser.link_arguments("model.init_args.teacher", "data.teacher")
         parser.link_arguments("seed_everything", "data.seed")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -276,7 +277,7 @@ def _check_groups(config: dict[str, Any]) -> None:
 
 
 _SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget stands
-_LINKED = {"model.task", "data.backbone", "data.seed"}  # follow from other options, cannot be given
+_LINKED = {"model.task", "data.backbone", "data.teacher", "data.seed"}  # follow from other options, cannot be given
 
 
 def _keys(method: type[Method] | None = None) -> list[str]:

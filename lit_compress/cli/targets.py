@@ -134,8 +134,8 @@ def parse_stored(config: dict[str, Any], rest: list[str], command: str) -> Comma
     """Parse a stored config with further options; what is linked is computed, and classes of the trainer left out."""
     init, data = dict(config["model"]["init_args"]), dict(config["data"])
     trainer = {name: value for name, value in config["trainer"].items() if name not in _CLASSES}
-    for name, values in (("task", init), ("backbone", data), ("seed", data)):
-        values.pop(name)
+    for name, values in (("task", init), ("backbone", data), ("teacher", data), ("seed", data)):
+        values.pop(name, None)
     model = {**config["model"], "init_args": init}
     if command == "predict":
         data.pop("validation_examples", None)  # it limited what fit and validate take; here it is given anew
@@ -152,7 +152,7 @@ def open_target(target: Target, rest: list[str], command: str) -> Components:
         UserError: as :meth:`Target.parse`.
     """
     parts = target.parse(rest, command).build()
-    parts.data.backbone = str(target.folder)
+    parts.data.read_as(str(target.folder))
     parts.data.whole_file = _is_another_file(target.trained_on, parts.data.path)
     return parts
 

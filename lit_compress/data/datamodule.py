@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,8 @@ from lit_compress.data.sources import ALL, CUSTOM, has_split, load_split_files
 from lit_compress.data.targets import add_targets, pooling_of, vectors_of, with_vectors
 from lit_compress.models.backbones import load_config, load_tokenizer
 from lit_compress.tasks import task_type
-from lit_compress.tasks.records import Custom, Pooled, Task, get_task
+from lit_compress.tasks.records import Custom, Task, get_task
+from lit_compress.tasks.sentences import Pooling, read_pooling
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
+LONGEST = 512  # tokens of a sentence model that reads more; in training memory grows with them
 SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of text
 HELD_OUT = "held_out"  # the split that data.hold_out makes
 LOGITS = 1 << 29  # over a vocabulary, that an evaluation batch has at most; its other tensors are smaller
@@ -84,9 +87,11 @@ class DataModule(LightningDataModule):
         num_beams: number of beams in beam search (summarization); without it 8.
         length_penalty: the log-likelihood of a generated text is divided by its length to this power (summarization);
             without it 1.
-        pooling: how a text's vector is made of the states of its tokens (embedding): their mean, or cls, that of the
-            first one; without it what a model of sentence-transformers says of itself, else mean.
+        pooling: how a text's vector is made of the states of its tokens (embedding): mean, cls (the first one),
+            lasttoken, max, weightedmean or mean_sqrt_len_tokens, or several joined by +; without it what the teacher's
+            or the backbone's folder of sentence-transformers says, else mean.
         normalize: whether predictions and exports divide vectors by their length (embedding); without it the same.
+        teacher: folder or name of the net whose vectors are learned (embedding); follows model.teacher.
     """
 
     def __init__(
@@ -109,8 +114,9 @@ class DataModule(LightningDataModule):
         target_length: int | None = None,
         num_beams: int | None = None,
         length_penalty: float | None = None,
-        pooling: Pooled | None = None,
+        pooling: str | None = None,
         normalize: bool | None = None,
+        teacher: str | None = None,
     ) -> None:
         super().__init__()
         self.record: Task = custom_task(custom, path, seed, encoding) if task == CUSTOM else get_task(task)
@@ -118,10 +124,9 @@ class DataModule(LightningDataModule):
         writing = _asked(
             self.record.writing, target_length=target_length, num_beams=num_beams, length_penalty=length_penalty
         )
-        pooled = self.record.pooling
-        if self.record.kind == "embedding":
-            pooled = _asked(pooling_of(backbone), tokens=pooling, normalize=normalize)
-        self.record = replace(self.record, spans=spans, writing=writing, pooling=pooled)
+        self.record = replace(self.record, spans=spans, writing=writing)
+        self._asked_pooling = {"tokens": pooling, "normalize": normalize}
+        self._pool_as(pooling_of(backbone, teacher) if self.record.kind == "embedding" else None)
         for name, value, smallest in (
             ("batch_size", batch_size, 1),
             ("eval_batch_size", eval_batch_size, 1),
@@ -138,7 +143,7 @@ class DataModule(LightningDataModule):
                 raise UserError(f"data.{name}: {value} is too small; the smallest is {smallest}")
         self.task = task
         self.backbone = backbone
-        self.teacher: str | None = backbone  # None: texts that want its vectors get them by :meth:`label_by`
+        self.teacher: str | None = teacher or backbone  # None: texts that want its vectors get them by :meth:`label_by`
         self.path = path
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
@@ -155,18 +160,34 @@ class DataModule(LightningDataModule):
         self._splits: dict[tuple[str, bool], Split | None] = {}
         self._predicted = ""  # name of the split for predict
 
+    def read_as(self, folder: str) -> None:
+        """Read with the tokenizer of the net in ``folder``, and make vectors as it does, if its files say how."""
+        self.backbone = folder
+        if self.record.kind == "embedding":
+            self._pool_as(read_pooling(Path(folder), "data"))
+
+    def _pool_as(self, pooling: Pooling | None) -> None:
+        if pooling is not None:
+            self.record = replace(self.record, pooling=_asked(pooling, **self._asked_pooling))
+
     @functools.cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The backbone's tokenizer."""
         return load_tokenizer(self.backbone, self.record)
 
-    @functools.cached_property
+    @property
     def max_length(self) -> int:
         """Longest input in tokens; longer ones are truncated."""
+        usual = self.record.max_length if self.record.pooling.max_length is None else LONGEST
+        return min(self.deployed_length, self._asked_length or usual)
+
+    @functools.cached_property
+    def deployed_length(self) -> int:
+        """Longest input of the export in tokens; a sentence model keeps its own limit unless another was asked for."""
         positions = getattr(load_config(self.backbone, self.record), "max_position_embeddings", None)
         limit = min(self.tokenizer.model_max_length, positions or self.tokenizer.model_max_length)
         if self._asked_length is None:
-            return min(self.record.max_length, limit)
+            return min(self.record.pooling.max_length or self.record.max_length, limit)
         if self._asked_length > limit:
             raise UserError(
                 f"data.max_length: {self._asked_length} is more than '{self.backbone}' reads; the largest is {limit}"

@@ -6,8 +6,8 @@ So they are computed once for all epochs, stages and processes, and the dev metr
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,10 @@ from lit_compress.models.backbones import load_finetuned, load_tokenizer
 from lit_compress.models.checks import is_compressed
 from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type
-from lit_compress.tasks.records import Pooling, Task
+from lit_compress.tasks.records import Task
+from lit_compress.tasks.sentences import Pooling, read_dense, read_pooling
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
-from lit_compress.utils.progress import track
+from lit_compress.utils.progress import note, track
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -30,17 +31,23 @@ if TYPE_CHECKING:
 FORMAT = 1  # to be raised when the vectors are computed in another way, so that old caches are not read
 
 
-def pooling_of(backbone: str) -> Pooling:
-    """Return how the model in a folder pools: as its files of sentence-transformers say, else by the mean."""
-    folder = Path(backbone).expanduser()
-    try:
-        modules = json.loads((folder / "modules.json").read_text())
-        types = {item["type"].rpartition(".")[2]: item["path"] for item in modules}
-        first = json.loads((folder / types["Pooling"] / "config.json").read_text())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Pooling()
-    is_first = first.get("pooling_mode_cls_token") or first.get("pooling_mode") == "cls"
-    return Pooling("cls" if is_first else "mean", "Normalize" in types)
+def pooling_of(backbone: str, teacher: str | None = None) -> Pooling:
+    """Return how the vectors of a run are made: as those of its teacher, the net that is compressed.
+
+    Args:
+        backbone: folder of the backbone, or its name.
+        teacher: folder of the net whose vectors are learned; None, or a folder that does not say how: the backbone.
+
+    Raises:
+        UserError: the folder makes vectors in a way that no export can keep.
+    """
+    own = read_pooling(Path(backbone).expanduser(), "model.backbone")
+    if teacher is None or teacher == backbone:
+        return own or Pooling()
+    theirs = read_pooling(Path(teacher).expanduser(), "model.teacher")
+    if own and theirs and replace(own, dense=()) != replace(theirs, dense=()):
+        note(f"vectors are made as model.teacher '{teacher}' makes them, not as model.backbone '{backbone}' does")
+    return theirs or own or Pooling()
 
 
 def add_targets(
@@ -66,7 +73,7 @@ def add_targets(
     net = load_net(name) if is_compressed(name) else load_finetuned(teacher, task, "model.teacher")
     tokenizer = load_tokenizer(teacher, task, "model.teacher")
     read = encode(rows, tokenizer, task, max_length)
-    key = short_hash(FORMAT, key, encoding_key(rows, tokenizer, task, max_length), _digest(net))
+    key = short_hash(FORMAT, key, encoding_key(rows, tokenizer, task, max_length), _digest(net), *_dense(task))
 
     def fill(folder: Path) -> None:
         batches, lengths = PaddedBatches(read, int(tokenizer.pad_token_id)), list(read["length"])
@@ -85,6 +92,12 @@ def with_vectors(encoded: Dataset, vectors: torch.Tensor, key: str) -> Dataset:
         lambda _, numbers: {"labels": vectors[numbers].tolist()},
         batched=True, with_indices=True, keep_in_memory=True, new_fingerprint=key, desc="Vectors",
     )  # fmt: skip
+
+
+def _dense(task: Task) -> list[str]:
+    """Return a hash of every Dense module after the net."""
+    found = map(read_dense, map(Path, task.pooling.dense))
+    return [short_hash(dense.weight.tolist(), None if dense.bias is None else dense.bias.tolist()) for dense in found]
 
 
 def _digest(net: PreTrainedModel) -> str:

@@ -178,7 +178,7 @@ def write_tokenizer(data: DataModule, folder: Path, config: PreTrainedConfig) ->
     """
     tokenizer = copy.deepcopy(data.tokenizer)
     if task_type(data.record).cuts_ends:
-        tokenizer.backend_tokenizer.enable_truncation(data.max_length, direction=tokenizer.truncation_side)
+        tokenizer.backend_tokenizer.enable_truncation(data.deployed_length, direction=tokenizer.truncation_side)
     tokenizer.save_pretrained(folder)
     if data.record.kind == "embedding":
-        write_sentence_files(folder, config.hidden_size, data.max_length, data.record.pooling)
+        write_sentence_files(folder, config.hidden_size, data.deployed_length, data.record.pooling)

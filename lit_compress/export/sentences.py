@@ -1,17 +1,16 @@
-"""The files by which sentence-transformers knows how an export makes vectors: modules, pooling, lengths."""
+"""The files by which sentence-transformers knows how an export makes vectors: modules, pooling, lengths, prompts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lit_compress.numerics.pooling import POOLINGS
+from lit_compress.tasks.sentences import LEGACY_KEYS, SETTINGS, read_dense
 from lit_compress.utils.files import write_json
 
 if TYPE_CHECKING:
-    from lit_compress.tasks.records import Pooling
-
-_MODES = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
-_ALL = (*_MODES.values(), "pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens")
+    from lit_compress.tasks.sentences import Pooling
 
 
 def write_sentence_files(folder: Path, width: int, max_length: int, pooling: Pooling) -> None:
@@ -19,20 +18,50 @@ def write_sentence_files(folder: Path, width: int, max_length: int, pooling: Poo
 
     Args:
         folder: of the export.
-        width: of the vectors.
+        width: of the net's states.
         max_length: longest text in tokens; longer ones are cut.
         pooling: how vectors are made.
     """
-    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
-    modules = modules if pooling.normalize else modules[:2]
+    names = ["Transformer", "Pooling", *["Dense"] * len(pooling.dense), *["Normalize"] * pooling.normalize]
+    paths = ["", *(f"{i}_{name}" for i, name in enumerate(names) if i)]
     entries = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
-        for i, (name, path) in enumerate(modules)
+        for i, (name, path) in enumerate(zip(names, paths, strict=True))
     ]
     write_json(folder / "modules.json", entries)
-    (folder / "1_Pooling").mkdir()
-    modes = {name: name == _MODES[pooling.tokens] for name in _ALL}
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
-    settings = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
-    write_json(folder / "config_sentence_transformers.json", settings)
+    (folder / paths[1]).mkdir(exist_ok=True)
+    modes = pooling.tokens.split("+")
+    kept = [name for name in POOLINGS if name in modes]  # the order in which keys of older versions join vectors
+    said = {key: name in modes for key, name in zip(LEGACY_KEYS, POOLINGS, strict=True)}
+    write_json(
+        folder / paths[1] / "config.json",
+        {"word_embedding_dimension": width, **(said if kept == modes else {"pooling_mode": modes})},
+    )
+    for source, path in zip(pooling.dense, paths[2:], strict=False):
+        _write_dense(Path(source), folder / path)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": pooling.lower})
+    settings = {
+        "prompts": dict(pooling.prompts), "default_prompt_name": pooling.default_prompt,
+        "similarity_fn_name": pooling.similarity,
+    }  # fmt: skip
+    if pooling.dim is not None:
+        settings["truncate_dim"] = pooling.dim
+    write_json(folder / SETTINGS, settings)
+
+
+def _write_dense(source: Path, folder: Path) -> None:
+    """Write a Dense module again."""
+    from safetensors.torch import save_file
+
+    dense = read_dense(source)
+    out, width = dense.weight.shape
+    folder.mkdir(exist_ok=True)
+    write_json(
+        folder / "config.json",
+        {
+            "in_features": width, "out_features": out, "bias": dense.bias is not None,
+            "activation_function": dense.activation,
+        },
+    )  # fmt: skip
+    tensors = {"linear.weight": dense.weight} | ({} if dense.bias is None else {"linear.bias": dense.bias})
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")

@@ -52,6 +52,7 @@ from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.by_block import Changes, stored_tensors
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
+from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import track
@@ -281,7 +282,7 @@ class CoupledStage(Stage):
         """
         settings, counts, parts, batches = self.settings, self.counts(net), self.parts(net), self.examples(data)
         gradients = mean_gradients(
-            net.to(device), track(batches, "importance", len(batches)), task.kind,  # type: ignore[arg-type]
+            net.to(device), track(batches, "importance", len(batches)), task_type(task),  # type: ignore[arg-type]
             [name for part in parts for name in part.sites.values()],
             squares=settings.importance == "element2",
             reduce=torch.distributed.all_reduce if shared else None,

@@ -59,6 +59,7 @@ from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.by_block import Kept, stored_tensors
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
+from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import note
@@ -219,7 +220,7 @@ class SlicingStage(Stage):
         axes = sliced_axes(
             hooked.to(device), residual_stream(hooked), widths,  # type: ignore[arg-type]
             lambda: self.examples(data),
-            task.kind,
+            task_type(task),
             centred=not get_architecture(net).rms,
             reduce=torch.distributed.all_reduce if shared else None,
             agree=from_first,

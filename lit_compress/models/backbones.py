@@ -94,7 +94,19 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
         check_tokenizer(f"{option}: '{backbone}'", tokenizer, config)
     tokenizer.init_kwargs.pop("auto_map", None)  # names code of others, which no export may ask its users to run
     set_pad_token(f"{option}: '{backbone}'", tokenizer, config, task)
+    if task.pooling.lower:
+        _lower_case(tokenizer)
     return tokenizer
+
+
+def _lower_case(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let a tokenizer read every text in lower case, as sentence-transformers does for ``do_lower_case``."""
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    backend = tokenizer.backend_tokenizer
+    own = backend.normalizer
+    if own is None or own.normalize_str("A") != "a":
+        backend.normalizer = Sequence([Lowercase(), *([] if own is None else [own])])
 
 
 def set_padding(config: PreTrainedConfig, backbone: str, task: Task, option: str) -> None:
@@ -122,6 +134,7 @@ def load_config(
     with _one_line("configuration", name, option):
         check_counts(f"{option}: '{backbone}'", Path(name))
         config = AutoConfig.from_pretrained(name, **kind.head(task))
+        kind.adopt(config, Path(name), option)
     classes = _auto_class(kind)._model_mapping
     if type(config) not in classes or not kind.fits(config):
         raise UserError(
@@ -217,6 +230,7 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
             raise UserError(f"{what} is not fine-tuned, it has no '{missing}'; give a fine-tuned model")
         check_tensors(what, net, info, new_head=False)
     kind.configure(net, task)
+    kind.adopt(net.config, Path(folder), option)
     set_pattern(net.config, sites)
     net.config.pad_token_id = getattr(config, "pad_token_id", None)
     return as_linears(net).eval()
@@ -235,6 +249,7 @@ def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
     with _one_line("model", folder, option):
         check_counts(what, Path(folder))
         config = AutoConfig.from_pretrained(folder)
+        kind.adopt(config, Path(folder), option)
         check_head(what, config, task)
         check_size(what, Path(folder), lambda: _auto_class(kind).from_config(config))
     set_padding(config, name, task, option)

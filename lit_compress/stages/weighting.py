@@ -29,6 +29,7 @@ from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Decomposer, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
+from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import note, track
 
@@ -163,7 +164,7 @@ def fisher_of(
     return estimate_fisher(
         net,
         track(batches, "Fisher information", len(batches)),
-        task.kind,
+        task_type(task),
         [site.name for site in find_sites(net)],
         estimator=asked[0].estimator,
         elements=any(s.axis == "element" for s in asked),
@@ -222,7 +223,7 @@ def refit(
         dense,
         net,
         lambda: calibration_batches(settings, data),
-        task.kind,
+        task_type(task),
         centred=biased_sites(dense) if settings.centred else frozenset(),
         reduce=torch.distributed.all_reduce if shared else None,
     )
@@ -264,7 +265,7 @@ def kronecker_of(
         found = collect_kronecker(
             net,
             track(batches, "Kronecker factors", len(batches)),
-            task.kind,
+            task_type(task),
             [name for name in names if name != table],
             labels=first.labels if any(s.weighting == "kfac" for s in asked) else None,
             seed=seed_of(first, data),

@@ -33,9 +33,11 @@ _ALL = (
 KINDS: dict[str, TaskType] = {kind.name: kind for kind in _ALL}
 
 
-def task_type(task: Task) -> TaskType:
-    """Return the type of ``task``."""
-    return KINDS[task.kind]
+def task_type(task: Task | TaskType | str) -> TaskType:
+    """Return the type of a task; of a name of ``KINDS`` the usual one; a type itself as it is."""
+    if isinstance(task, TaskType):
+        return task
+    return KINDS[task] if isinstance(task, str) else KINDS[task.kind].of(task)
 
 
 def task_type_of_net(config: PreTrainedConfig) -> TaskType:

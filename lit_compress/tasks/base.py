@@ -17,6 +17,8 @@ from torch import Tensor
 from lit_compress.tasks.output_layer import run_to_output_layer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
     from torchmetrics import MetricCollection
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -86,6 +88,10 @@ class TaskType:
     over_vocabulary = False
     length = 32
     max_length = 128
+
+    def of(self, task: Task) -> TaskType:
+        """Return the type with what ``task`` settles about the net's output, e.g. how vectors are made."""
+        return self
 
     # ------------------------------------------------------------------------------ rows and token ids
 
@@ -178,6 +184,9 @@ class TaskType:
         for name, parameter in net.named_parameters():
             if self.unused(name):
                 parameter.requires_grad_(False)
+
+    def adopt(self, config: PreTrainedConfig, folder: Path, option: str) -> None:
+        """Write into ``config`` what other files of the net's folder say about it; messages begin with ``option``."""
 
     def configure(self, net: PreTrainedModel, task: Task) -> None:
         """Set what else depends on the task in a net that was just loaded, e.g. how it generates text."""

@@ -1,7 +1,7 @@
 """Embedding: a vector for a text, from an encoder without a head, as sentence-transformers use it.
 
-The states of a text's last layer are pooled, by their mean over its tokens or at the first one, and divided by their
-length: only directions are trained and compared. A row is one text, two, or three:
+The states of a text's last layer become one vector as the model's own record says (sentences.py), and the vector is
+divided by its length: only directions are trained and compared. A row is one text, two, or three:
 
     text                        is to get the vector that a teacher gives it, its label (data/targets.py)
     two texts and a score       their cosine is to have the order of the scores
@@ -12,6 +12,7 @@ The texts of a row go through the net as rows of one batch: the first row's, the
 
 from __future__ import annotations
 
+from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 
 from lit_compress.tasks.base import Columns, TaskType, token_columns
 from lit_compress.tasks.regression import Regression
+from lit_compress.tasks.sentences import Pooling, VectorMaker
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,11 +36,16 @@ if TYPE_CHECKING:
 _ENDS = ("", "_2", "_3")  # of the columns of a row's texts
 
 
+_USUAL = Pooling()
+
+
 class Embedding(TaskType):
     """Embedding: logits [b, texts, width] of length 1; labels as :func:`lit_compress.numerics.vectors.vectors_loss`.
 
-    Further columns: ``input_ids_2``, ``attention_mask_2``, ... of further texts; ``pooled`` [b, tokens], 1 at the
-    tokens whose states the vector is the mean of, ``pooled_2``, ...
+    Further columns: ``input_ids_2``, ``attention_mask_2``, ... of further texts.
+
+    Args:
+        pooling: how vectors are made.
     """
 
     name = "embedding"
@@ -50,6 +57,19 @@ class Embedding(TaskType):
     results = ("last_hidden_state",)
     label = ""  # scores of pairs, if they are named
     texts = (1, 3)
+
+    def __init__(self, pooling: Pooling = _USUAL) -> None:
+        self.pooling = pooling
+
+    def of(self, task: Task) -> Embedding:
+        """Return the type with the task's way of making vectors."""
+        return Embedding(task.pooling)
+
+    @cached_property
+    def make(self) -> VectorMaker:
+        """What makes the vectors."""
+        with torch.inference_mode(False):  # its weights also serve where gradients are needed
+            return VectorMaker(self.pooling)
 
     def label_type(self) -> pa.DataType:
         """Return the type of scores."""
@@ -83,10 +103,9 @@ class Embedding(TaskType):
         """Tokenise every text by itself."""
         columns: Columns = {}
         for name, end in zip(task.text, _ENDS, strict=False):
-            found = token_columns(tokenizer(batch[name], truncation=True, max_length=max_length))
-            first = task.pooling.tokens == "cls"
+            texts = [task.pooling.prompt + text for text in batch[name]]
+            found = token_columns(tokenizer(texts, truncation=True, max_length=max_length))
             columns[f"input_ids{end}"] = found["input_ids"]
-            columns[f"pooled{end}"] = [[1, *[int(not first)] * (n - 1)] for n in found["length"]]
             if end:
                 columns[f"attention_mask{end}"] = [[1] * n for n in found["length"]]
                 columns["truncated"] = [a or b for a, b in zip(columns["truncated"], found["truncated"], strict=True)]
@@ -126,18 +145,16 @@ class Embedding(TaskType):
 
     def logits(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
         """Return the vectors of the texts, of length 1."""
-        return F.normalize(self._pooled(output, batch), dim=-1)
+        return F.normalize(self._vectors(output, batch), dim=-1)
 
-    def _pooled(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
-        """Return the means [b, texts, width] of the states at the tokens that count; of several forwards in a row."""
-        states, weights = output.last_hidden_state, _joined(batch, "pooled")
-        weights = weights.to(states.dtype).repeat(len(states) // len(weights), 1)
-        means = (states * weights[..., None]).sum(1) / weights.sum(1, keepdim=True).clamp_min(1)
-        return means.unflatten(0, (-1, _texts(batch)))
+    def _vectors(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
+        """Return the vectors [b, texts, width] as the model makes them; of several forwards in a row."""
+        states, mask = output.last_hidden_state, _joined(batch, "attention_mask")
+        return self.make(states, mask.repeat(len(states) // len(mask), 1)).unflatten(0, (-1, _texts(batch)))
 
     def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
-        """Return the vectors as they are pooled, [b, texts, width]."""
-        return self._pooled(net(**self.inputs(net, batch)), batch).float()
+        """Return the vectors as the model makes them, [b, texts, width]."""
+        return self._vectors(net(**self.inputs(net, batch)), batch).float()
 
     def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
         """Update the metrics with vectors, cosines of pairs, or queries and documents."""
@@ -149,30 +166,29 @@ class Embedding(TaskType):
 
     def answer(self, task: Task, row: dict[str, Any], pieces: list[Tensor]) -> dict[str, Any]:
         """Return ``vector``; of several texts ``similarity``, the cosine of the first two, and ``vectors``."""
-        directions = F.normalize(pieces[0], dim=-1)
-        vectors = directions if task.pooling.normalize else pieces[0]
+        vectors = pieces[0]
         if len(vectors) == 1:
             return {"vector": vectors[0].tolist()}
-        return {"similarity": float(directions[0] @ directions[1]), "vectors": vectors.tolist()}
+        return {"similarity": float(F.cosine_similarity(vectors[0], vectors[1], dim=0)), "vectors": vectors.tolist()}
 
     def example(self, task: Task) -> str:
         """Return one text."""
         return '"a text"'
 
     def meaning(self, task: Task) -> str:
-        """Return how a vector is made of the states."""
-        pooled = "output.last_hidden_state[:, 0]"
-        if task.pooling.tokens == "mean":
-            pooled = "(output.last_hidden_state * weights).sum(1) / weights.sum(1)"
-        lines = [
-            "States of the last layer. In sentence-transformers, `SentenceTransformer(folder).encode(texts)` gives the",
-            "vectors; by hand:\n\n```python",
-            *(['weights = inputs["attention_mask"][..., None]'] if task.pooling.tokens == "mean" else []),
-            f"vector = {pooled}",
-            *(["vector = vector / vector.norm(dim=-1, keepdim=True)"] if task.pooling.normalize else []),
-            "```",
-        ]
-        return "\n".join(lines)
+        """Return how a vector is made of the states; by hand, where that is short."""
+        given = "States of the last layer. In sentence-transformers, `SentenceTransformer(folder).encode(texts)` gives"
+        by_hand = {
+            "mean": [
+                'weights = inputs["attention_mask"][..., None]',
+                "vector = (output.last_hidden_state * weights).sum(1) / weights.sum(1)",
+            ],
+            "cls": ["vector = output.last_hidden_state[:, 0]"],
+        }.get(task.pooling.tokens)
+        if by_hand is None or task.pooling.dense or task.pooling.dim or task.pooling.prompt:
+            return f"{given}\nthe vectors."
+        last = ["vector = vector / vector.norm(dim=-1, keepdim=True)"] if task.pooling.normalize else []
+        return "\n".join([given, "the vectors; by hand:\n\n```python", *by_hand, *last, "```"])
 
 
 def number_of(text: str) -> int:

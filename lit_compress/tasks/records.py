@@ -9,13 +9,13 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from lit_compress.tasks.sentences import Pooling
 from lit_compress.utils.errors import UserError, nearest
 
 KindName = Literal[
     "classification", "regression", "tagging", "span_qa", "summarization", "language_modelling", "embedding",
     "reranking", "multi_label",
 ]  # fmt: skip
-Pooled = Literal["mean", "cls"]
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,6 @@ class Writing:
     target_length: int = 128
     num_beams: int = 8
     length_penalty: float = 1.0
-
-
-@dataclass(frozen=True)
-class Pooling:
-    """How a text's vector is made of the states of its tokens.
-
-    Attributes:
-        tokens: ``mean`` of all states, or that of the first token (``cls``).
-        normalize: whether predictions and exports divide vectors by their length; losses and metrics always do.
-    """
-
-    tokens: Pooled = "mean"
-    normalize: bool = True
 
 
 @dataclass(frozen=True)

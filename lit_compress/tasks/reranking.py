@@ -17,11 +17,14 @@ from torch import Tensor
 from lit_compress.tasks.base import Columns
 from lit_compress.tasks.embedding import number_of
 from lit_compress.tasks.regression import Regression
+from lit_compress.tasks.sentences import SETTINGS, read_modules, read_object
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torchmetrics import MetricCollection
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from lit_compress.numerics.losses import LossKind
     from lit_compress.tasks.records import Task
@@ -59,6 +62,22 @@ class Reranking(Regression):
     def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
         """Update the metrics with logits, relevances, queries and the rows' numbers."""
         metrics.update(outputs, batch["labels"], batch["query"], index=batch["index"])
+
+    def adopt(self, config: PreTrainedConfig, folder: Path, option: str) -> None:
+        """Write the activation of a cross-encoder into ``config``, where all versions of sentence-transformers read it.
+
+        Raises:
+            UserError: the cross-encoder does more than a net with a head.
+        """
+        what = f"{option}: '{folder}'"
+        modules = [name for name, _ in read_modules(folder, option) or ()]
+        if modules not in ([], ["Transformer"]):
+            raise UserError(f"{what} scores by {', '.join(modules)} (modules.json); only the net itself can be kept")
+        settings = read_object(folder / SETTINGS, what, {})
+        if settings.get("default_prompt_name") is not None:
+            raise UserError(f"{what} has a default prompt, which is not kept; write it into the texts")
+        if settings.get("activation_fn") is not None:
+            config.sentence_transformers = {"activation_fn": settings["activation_fn"]}
 
     def constants(self, task: Task) -> list[Tensor]:
         """Return []: a constant leaves documents in no order."""

@@ -18,6 +18,7 @@ from lit_compress.data.targets import pooling_of
 from lit_compress.data.tokens import changed_inputs, token_counts
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.metrics import build_metrics
+from lit_compress.export.sentences import write_sentence_files
 from lit_compress.methods import SecondOrder
 from lit_compress.models.backbones import load_config, load_finetuned
 from lit_compress.models.backbones import load_net as load_backbone
@@ -26,7 +27,9 @@ from lit_compress.numerics.losses import consistency_loss, distillation_loss, ta
 from lit_compress.numerics.sampled_labels import draw_noise, fisher_losses
 from lit_compress.stages.weighting import Weighted
 from lit_compress.tasks import KINDS
-from lit_compress.tasks.records import Custom, Pooling, get_task
+from lit_compress.tasks.embedding import Embedding
+from lit_compress.tasks.records import Custom, get_task
+from lit_compress.tasks.sentences import Pooling
 from lit_compress.utils.errors import UserError
 
 KIND = KINDS["embedding"]
@@ -129,7 +132,7 @@ def test_retrieval_is_that_of_loops_however_rows_are_batched(tmp_path):
 # ------------------------------------------------------------------------------------------------ nets and data
 
 
-def _batch(first, second=None, pooled="mean"):
+def _batch(first, second=None):
     """Return the batch of lists of token ids."""
     batch = {"index": torch.arange(len(first))}
     for end, rows in (("", first), ("_2", second)):
@@ -138,23 +141,30 @@ def _batch(first, second=None, pooled="mean"):
         longest = max(map(len, rows))
         column = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-        weights = mask.clone()
-        if pooled == "cls":
-            weights[:, 1:] = 0
-        batch |= {f"input_ids{end}": column, f"attention_mask{end}": mask, f"pooled{end}": weights}
+        batch |= {f"input_ids{end}": column, f"attention_mask{end}": mask}
     return batch
 
 
-@pytest.mark.parametrize("pooled", ["mean", "cls"])
+OF_STATES = {  # of a text's states [tokens, width]
+    "mean": lambda states: states.mean(0),
+    "cls": lambda states: states[0],
+    "lasttoken": lambda states: states[-1],
+    "max+cls": lambda states: torch.cat([states.max(0).values, states[0]]),
+    "weightedmean": lambda states: sum((i + 1) * state for i, state in enumerate(states)),
+    "mean_sqrt_len_tokens+max": lambda states: torch.cat([states.sum(0) / len(states) ** 0.5, states.max(0).values]),
+}
+
+
+@pytest.mark.parametrize("pooled", OF_STATES)
 def test_vectors_of_pairs_are_those_of_single_texts(pooled):
     net = make_net("bert", "stsb_embedding", dropout=0.0).double().eval()
     first, second = [[5, 6, 7, 8], [9, 10]], [[11], [12, 13, 14, 15, 16]]
-    batch = _batch(first, second, pooled)
-    found = KIND.logits(net(**KIND.inputs(net, batch)), batch)
+    batch, kind = _batch(first, second), Embedding(Pooling(pooled))
+    found = kind.logits(net(**kind.inputs(net, batch)), batch)
     for row in range(2):
         for text, ids in enumerate((first[row], second[row])):
             states = net(torch.tensor([ids])).last_hidden_state[0]
-            vector = states.mean(0) if pooled == "mean" else states[0]
+            vector = OF_STATES[pooled](states)
             assert torch.allclose(found[row, text], vector / vector.norm(), atol=1e-12)
 
 
@@ -280,7 +290,7 @@ def test_an_export_says_how_vectors_are_made(export, place, capsys):
     modules = json.loads((export / "modules.json").read_text())
     assert [item["path"] for item in modules] == ["", "1_Pooling", "2_Normalize"]
     assert json.loads((export / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"] is True
-    assert pooling_of(str(export)) == Pooling()
+    assert pooling_of(str(export)) == Pooling(max_length=64)
     main(["predict", str(export), "--output", str(place / "predictions.jsonl")])
     lines = [json.loads(line) for line in (place / "predictions.jsonl").read_text().splitlines()]
     net = AutoModel.from_pretrained(export, trust_remote_code=True).eval()
@@ -292,7 +302,8 @@ def test_an_export_says_how_vectors_are_made(export, place, capsys):
 
 
 def test_sentence_transformers_gives_the_same_vectors(export, place):
-    library = pytest.importorskip("sentence_transformers")
+    import sentence_transformers as library
+
     lines = [json.loads(line) for line in (place / "texts" / "validation.jsonl").read_text().splitlines()]
     found = library.SentenceTransformer(str(export), trust_remote_code=True, device="cpu").encode(
         [line["text"] for line in lines]
@@ -304,14 +315,11 @@ def test_sentence_transformers_gives_the_same_vectors(export, place):
 
 
 def test_a_model_of_sentence_transformers_says_how_it_pools(tmp_path, place):
-    (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
-    entries = [{"path": "", "type": "x.Transformer"}, {"path": "1_Pooling", "type": "sentence_transformers.x.Pooling"}]
-    (tmp_path / "modules.json").write_text(json.dumps(entries))
-    assert pooling_of(str(tmp_path)) == Pooling("cls", normalize=False)
+    write_sentence_files(tmp_path, 32, 20, Pooling("cls", normalize=False))
+    assert pooling_of(str(tmp_path)) == Pooling("cls", normalize=False, max_length=20)
     for asked, found in ((None, "cls"), ("mean", "mean")):
         data = DataModule("stsb_embedding", str(tmp_path), pooling=asked)
-        assert data.record.pooling == Pooling(found, normalize=False)
+        assert data.record.pooling == Pooling(found, normalize=False, max_length=20)
     method = SecondOrder(task="stsb_embedding", backbone=str(place / "model"))
     assert not method.retrain.reads_labels(method.kind)
 

@@ -16,9 +16,11 @@ from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.intervals import intervals
 from lit_compress.evaluation.metrics import build_metrics
+from lit_compress.models.backbones import load_config
 from lit_compress.numerics.losses import consistency_loss, distillation_loss, example_losses, task_loss
 from lit_compress.numerics.sampled_labels import fisher_losses
 from lit_compress.tasks.records import Custom, get_task
+from lit_compress.utils.errors import UserError
 
 ASKED = ["--data.task", "custom", "--data.custom.kind", "reranking"]
 
@@ -87,10 +89,13 @@ def _write(folder, splits):
 
 @pytest.fixture(scope="module")
 def place(tiny_backbone, tmp_path_factory):
-    """A cross-encoder; pairs of which only the dev rows have labels."""
+    """A cross-encoder with an activation of its own; pairs of which only the dev rows have labels."""
+    from sentence_transformers import CrossEncoder
+
     folder, rng = tmp_path_factory.mktemp("reranking"), random.Random(0)
     model = shutil.copytree(tiny_backbone, folder / "model")
     make_net("bert", "wiki_qa", dropout=0.0, initializer_range=0.3).save_pretrained(model)
+    CrossEncoder(str(model), activation_fn=torch.nn.Tanh(), device="cpu").save(str(model))
 
     def row(number):
         return {"query": WORDS[number // 6], "document": " ".join(rng.choices(WORDS, k=rng.randint(2, 9)))}
@@ -129,13 +134,29 @@ def test_an_export_puts_documents_in_order(export, place):
 
 
 def test_sentence_transformers_gives_the_same_order(export, place):
-    library = pytest.importorskip("sentence_transformers")
+    import sentence_transformers as library
+
     rows = [json.loads(line) for line in (place / "pairs" / "validation.jsonl").read_text().splitlines()][:6]
     net = library.CrossEncoder(str(export), trust_remote_code=True, device="cpu")
     found = net.predict([(row["query"], row["document"]) for row in rows], activation_fn=torch.nn.Identity())
     main(["predict", str(export), "--output", str(place / "same.jsonl")])
     expected = [json.loads(line)["score"] for line in (place / "same.jsonl").read_text().splitlines()][:6]
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
+    scores = net.predict([(row["query"], row["document"]) for row in rows])
+    assert scores.tolist() == pytest.approx([math.tanh(logit) for logit in expected], abs=1e-5)
+
+
+def test_a_cross_encoder_that_does_more_is_refused(place, tmp_path):
+    for name, values, line in (
+        ("modules.json", [{"type": "x.Transformer", "path": ""}, {"type": "x.LogitScore", "path": "1"}],
+         "scores by Transformer, LogitScore"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "q", "prompts": {"q": "find: "}},
+         "has a default prompt"),
+    ):  # fmt: skip
+        model = shutil.copytree(place / "model", tmp_path / name)
+        (model / name).write_text(json.dumps(values))
+        with pytest.raises(UserError, match=f"model.backbone: '.*{line}"):
+            load_config(str(model), get_task("wiki_qa"))
 
 
 @pytest.fixture

@@ -1,0 +1,232 @@
+"""How a sentence model makes a vector of the states of its tokens: one record, read from the model's folder.
+
+The folder is one of sentence-transformers: ``modules.json`` names the steps after the net, each with a folder of its
+own. These can be represented: Pooling, any number of Dense, Normalize. Others are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lit_compress.numerics.pooling import POOLINGS, pool
+from lit_compress.utils.errors import UserError, nearest
+
+STATES = "last_hidden_state"
+SETTINGS = "config_sentence_transformers.json"
+_CAN = "Pooling, Dense and Normalize, in this order, can be kept"
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How a text's vector is made of the states of its tokens.
+
+    Attributes:
+        tokens: one of ``POOLINGS``, or several joined by ``+``, whose vectors are joined in this order.
+        normalize: whether predictions and exports divide vectors by their length; losses and metrics always do.
+        dense: folders of the Dense modules through which the pooled vector goes.
+        dim: number of first components that are kept of the finished vector; None: all.
+        prompt: is put before every text.
+        lower: whether texts are read in lower case, whatever the tokenizer does.
+        max_length: longest text in tokens that the model reads; None: nothing says it.
+        similarity: how sentence-transformers compares vectors of the model; exports keep it.
+        prompts: (name, text) of all prompts of the model; exports keep them.
+        default_prompt: name of ``prompt`` among them.
+    """
+
+    tokens: str = "mean"
+    normalize: bool = True
+    dense: tuple[str, ...] = ()
+    dim: int | None = None
+    prompt: str = ""
+    lower: bool = False
+    max_length: int | None = None
+    similarity: str = "cosine"
+    prompts: tuple[tuple[str, str], ...] = ()
+    default_prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dense", tuple(self.dense))
+        object.__setattr__(self, "prompts", tuple((name, text) for name, text in self.prompts))
+        for name in self.tokens.split("+"):
+            if name not in POOLINGS:
+                raise UserError(f"data.pooling: unknown '{name}'; {nearest(name, POOLINGS)}")
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A Dense module: ``activation(x @ weight.T + bias)``.
+
+    Attributes:
+        weight: [out, in].
+        bias: [out], or None.
+        activation: full name of a class of ``torch.nn``.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: str
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Return the module's output [..., out] for vectors [..., in]."""
+        bias = None if self.bias is None else self.bias.to(vectors)
+        kind = getattr(nn, self.activation.rpartition(".")[2])
+        return kind()(F.linear(vectors, self.weight.to(vectors), bias))
+
+
+class VectorMaker:
+    """Makes vectors of states as a :class:`Pooling` says.
+
+    Raises:
+        UserError: a Dense module cannot be read, or reads vectors of another width.
+    """
+
+    def __init__(self, pooling: Pooling) -> None:
+        self.pooling = pooling
+        self.dense = [read_dense(Path(folder)) for folder in pooling.dense]
+
+    def __call__(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Return the vectors [rows, width], of length 1 if the model normalizes them before it cuts them.
+
+        Args:
+            states: [rows, tokens, hidden size], of the last layer.
+            mask: [rows, tokens], 1 at tokens of texts.
+        """
+        vectors = torch.cat([pool(states, mask, name) for name in self.pooling.tokens.split("+")], -1)
+        for dense in self.dense:
+            if vectors.shape[-1] != dense.weight.shape[1]:
+                raise UserError(
+                    f"data.pooling: '{self.pooling.tokens}' makes {vectors.shape[-1]} numbers, the Dense module after "
+                    f"it reads {dense.weight.shape[1]}; leave --data.pooling out"
+                )
+            vectors = dense(vectors)
+        vectors = F.normalize(vectors, dim=-1) if self.pooling.normalize else vectors
+        return vectors[..., : self.pooling.dim]
+
+
+def read_pooling(folder: Path, option: str) -> Pooling | None:
+    """Return how the sentence model in a folder makes vectors; None if the folder does not say it.
+
+    Args:
+        folder: of the model, as sentence-transformers wrote it, or any other.
+        option: that named the folder, the begin of messages.
+
+    Raises:
+        UserError: its files are broken, or name something that :class:`Pooling` cannot represent.
+    """
+    modules = read_modules(folder, option)
+    if modules is None:
+        return None
+    what = f"{option}: '{folder}'"
+    names = [name for name, _ in modules]
+    usual = ["Transformer", "Pooling", *["Dense"] * names.count("Dense"), *["Normalize"] * ("Normalize" in names)]
+    if names != usual:
+        raise UserError(f"{what} makes vectors by {', '.join(names)} (modules.json); {_CAN}")
+    if modules[0][1]:
+        raise UserError(f"{what} has its net in '{modules[0][1]}'; save it anew with sentence-transformers 6")
+    first = read_object(folder / modules[1][1] / "config.json", what)
+    tokens = (
+        first.get("pooling_mode")
+        or [name for name, key in zip(POOLINGS, LEGACY_KEYS, strict=True) if first.get(key)]
+        or "mean"
+    )
+    if not first.get("include_prompt", True):
+        raise UserError(f"{what} leaves the prompt out of the pooling (include_prompt), which no export can; {_CAN}")
+    dense = tuple(str((folder / path).resolve()) for name, path in modules if name == "Dense")
+    for path in dense:
+        _check_dense(read_object(Path(path) / "config.json", what), what)
+    settings = read_object(folder / SETTINGS, what, {})
+    own = [read_object(path, what) for path in sorted(folder.glob("sentence_*_config.json"))]
+    read = own[0] if own else {}
+    try:
+        method = ((read.get("modality_config") or {}).get("text") or {}).get("method_output_name", STATES)
+        if method != STATES:
+            raise UserError(f"pools '{method}' of its net; nearest: {STATES}")
+        prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+        if default is not None and default not in prompts:
+            raise UserError(f"default_prompt_name '{default}' is none of its prompts; {nearest(default, prompts)}")
+        return Pooling(
+            tokens if isinstance(tokens, str) else "+".join(tokens), "Normalize" in names, dense,
+            settings.get("truncate_dim"), prompts.get(default) or "", bool(read.get("do_lower_case")),
+            read.get("max_seq_length") or _token_limit(folder, what), settings.get("similarity_fn_name") or "cosine",
+            tuple((name, text or "") for name, text in prompts.items()), default,
+        )  # fmt: skip
+    except UserError as error:  # a pooling that is not known
+        raise UserError(f"{what}: {str(error).removeprefix('data.pooling: ')}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{what}: a file of sentence-transformers in it is broken ({error})") from error
+
+
+LEGACY_KEYS = (
+    "pooling_mode_cls_token", "pooling_mode_max_tokens", "pooling_mode_mean_tokens",
+    "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken",
+)  # fmt: skip
+
+
+def read_modules(folder: Path, option: str) -> list[tuple[str, str]] | None:
+    """Return (class, folder) of the steps that ``modules.json`` names; None if there is no such file.
+
+    Raises:
+        UserError: the file is broken.
+    """
+    path = folder / "modules.json"
+    if not path.is_file():
+        return None
+    try:
+        return [(item["type"].rpartition(".")[2], item["path"]) for item in json.loads(path.read_text())]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{option}: '{folder}': its modules.json is broken") from error
+
+
+def read_object(path: Path, what: str, usual: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the content of a JSON file; ``usual`` if it is not there."""
+    if usual is not None and not path.is_file():
+        return usual
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{what}: {path.name} of '{path.parent.name}' is missing or broken")
+    return found
+
+
+def _token_limit(folder: Path, what: str) -> int | None:
+    """Return the longest text that the tokenizer's files allow; None if they do not say it."""
+    found = read_object(folder / "tokenizer_config.json", what, {}).get("model_max_length")
+    return found if isinstance(found, int) and found < 1_000_000 else None
+
+
+def _check_dense(config: dict[str, Any], what: str) -> None:
+    """Refuse a Dense module that does more than :class:`Dense`."""
+    activation = str(config.get("activation_function", "torch.nn.Tanh"))
+    kind = getattr(nn, activation.rpartition(".")[2], None)
+    if not (activation.startswith("torch.nn.") and isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise UserError(f"{what}: its Dense module has the activation '{activation}'; one of torch.nn can be kept")
+    inputs = {config.get(f"module_{end}_name") or "sentence_embedding" for end in ("input", "output")}
+    if inputs != {"sentence_embedding"} or config.get("use_residual"):
+        raise UserError(f"{what}: its Dense module does more than activation(Wx + b) to the vector, which is not kept")
+
+
+def read_dense(folder: Path) -> Dense:
+    """Return the Dense module in a folder.
+
+    Raises:
+        UserError: its files are missing or broken.
+    """
+    from safetensors.torch import load_file
+
+    what, path = f"Dense module '{folder}'", folder / "model.safetensors"
+    activation = str(read_object(folder / "config.json", what).get("activation_function", "torch.nn.Tanh"))
+    try:
+        tensors = load_file(path) if path.is_file() else torch.load(folder / "pytorch_model.bin", weights_only=True)
+        return Dense(tensors["linear.weight"], tensors.get("linear.bias"), activation)
+    except Exception as error:  # safetensors and torch raise many classes
+        reason = str(error).strip().split("\n")[0][:160]
+        raise UserError(f"{what} cannot be read ({type(error).__name__}: {reason})") from error

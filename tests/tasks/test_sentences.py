@@ -1,0 +1,146 @@
+"""Vectors of all sentence models are those of sentence-transformers, also after its files were written anew."""
+
+import json
+import random
+import shutil
+
+import pytest
+import torch
+from tiny import WORDS, make_net
+
+from lit_compress.data.datamodule import DataModule
+from lit_compress.export.sentences import write_sentence_files
+from lit_compress.models.backbones import load_finetuned
+from lit_compress.tasks import task_type
+from lit_compress.tasks.records import Custom
+from lit_compress.tasks.sentences import read_pooling
+from lit_compress.utils.errors import UserError
+
+TEXTS = Custom(kind="embedding")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A BERT, a Qwen3 that pads at the left and puts an end after every text, and texts."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import BertTokenizerFast
+
+    folder, rng = tmp_path_factory.mktemp("sentences"), random.Random(0)
+    for name, side in (("bert", "right"), ("qwen3", "left")):
+        model = folder / name
+        make_net(name, "stsb_embedding", dropout=0.0, initializer_range=0.3).save_pretrained(model)
+        (model / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+        tokenizer = BertTokenizerFast(str(model / "vocab.txt"), padding_side=side, do_lower_case=False)
+        if name == "qwen3":
+            tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+                single="$A [SEP]", special_tokens=[("[SEP]", 3)]
+            )
+        tokenizer.save_pretrained(model)
+    texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 12))) for _ in range(24)]
+    texts[3] = texts[3].upper()
+    (folder / "texts").mkdir()
+    for split, some in (("train", texts[:16]), ("validation", texts[16:] + texts[3:4])):
+        (folder / "texts" / f"{split}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in some))
+    return folder
+
+
+def _save(folder, net, mode="mean", modules=(), settings=None, own=None, **options):
+    """Save a sentence model with the library itself; what it cannot save any more is written beside it."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import models as library
+
+    torch.manual_seed(0)
+    made = [library.Transformer(str(net), max_seq_length=16), library.Pooling(32, pooling_mode=mode)]
+    SentenceTransformer(modules=made + [module(library) for module in modules], device="cpu", **options).save(
+        str(folder)
+    )
+    for name, values in (("sentence_bert_config.json", own), ("1_Pooling/config.json", settings)):
+        if values:
+            path = folder / name
+            path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder
+
+
+def _dense(width, out, kind=torch.nn.Tanh, bias=True, **more):
+    return lambda library: library.Dense(width, out, bias=bias, activation_function=kind(), **more)
+
+
+def _normalize(library):
+    return library.Normalize()
+
+
+MODELS = {
+    "mean": {},
+    "cls": {"mode": "cls", "modules": [_normalize]},
+    "max": {"mode": "max"},
+    "sqrt": {"mode": "mean_sqrt_len_tokens"},
+    "weighted": {"mode": "weightedmean", "modules": [_normalize]},
+    "last": {"mode": "lasttoken", "modules": [_normalize]},
+    "joined": {"mode": ("mean", "cls", "max")},
+    "dense": {"modules": [_dense(32, 12), _normalize]},
+    "two dense": {"modules": [_dense(32, 48, torch.nn.Identity, bias=False), _dense(48, 8, torch.nn.GELU)]},
+    "prompt": {"prompts": {"query": "a film ", "document": ""}, "default_prompt_name": "query"},
+    "cut": {"modules": [_normalize], "truncate_dim": 10, "similarity_fn_name": "dot"},
+    "lower": {"own": {"do_lower_case": True}},
+    "short": {"own": {"max_seq_length": 5}},
+}  # fmt: skip
+
+
+def _theirs(folder, texts):
+    from sentence_transformers import SentenceTransformer
+
+    return torch.tensor(SentenceTransformer(str(folder), device="cpu").encode(texts))
+
+
+LEFT = ("cls", "max", "weighted", "last", "joined")  # where the side of the padding could matter
+
+
+@pytest.mark.parametrize("base, name", [*(("bert", name) for name in MODELS), *(("qwen3", name) for name in LEFT)])
+def test_vectors_are_those_of_sentence_transformers(place, tmp_path, base, name):
+    """Read from the folder of the library, and read by the library from files that an export has."""
+    model = _save(tmp_path / "model", place / base, **MODELS[name])
+    data = DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
+    texts = [json.loads(line)["text"] for line in (place / "texts" / "validation.jsonl").read_text().splitlines()]
+    expected = _theirs(model, texts)
+    net, kind = load_finetuned(str(model), data.record), task_type(data.record)
+    [batch] = list(data.predict_dataloader())
+    with torch.no_grad():
+        found = kind.outputs(net, batch, data.tokenizer)
+    assert torch.allclose(found[:, 0], expected[batch["index"]], atol=1e-5)
+    answer = kind.answer(data.record, {}, [found[0]])
+    assert answer["vector"] == pytest.approx(expected[batch["index"][0]].tolist(), abs=1e-5)
+    written = shutil.copytree(place / base, tmp_path / "written")
+    write_sentence_files(written, 32, data.deployed_length, data.record.pooling)
+    assert torch.allclose(_theirs(written, texts), expected, atol=1e-6)
+    again, own = read_pooling(written, "model"), data.record.pooling
+    assert [again.similarity, again.prompts, again.dim] == [own.similarity, own.prompts, own.dim]
+
+
+@pytest.mark.parametrize(
+    "made, line",
+    [
+        ({"modules": [lambda library: library.LayerNorm(32)]}, "by Transformer, Pooling, LayerNorm .modules.json."),
+        ({"modules": [_normalize, _dense(32, 8)]}, "Pooling, Dense and Normalize, in this order, can be kept"),
+        ({"settings": {"include_prompt": False}}, "leaves the prompt out of the pooling"),
+        ({"modules": [_dense(32, 8, use_residual=True)]}, "does more than activation.Wx . b."),
+        ({"settings": {"pooling_mode": "attention"}}, "unknown 'attention'; valid: cls"),
+        ({"own": {"modality_config": {"text": {"method_output_name": "pooler_output"}}}}, "pools 'pooler_output'"),
+    ],
+)  # fmt: skip
+def test_other_ways_to_make_vectors_are_refused(place, tmp_path, made, line):
+    model = _save(tmp_path / "model", place / "bert", **made)
+    with pytest.raises(UserError, match=f"^model.backbone: '.*{line}"):
+        DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
+
+
+def test_broken_files_are_named(place, tmp_path):
+    model = _save(tmp_path / "model", place / "bert", modules=[_dense(32, 12)])
+    (model / "2_Dense" / "model.safetensors").write_text("no tensors")
+    data = DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
+    with pytest.raises(UserError, match=r"Dense module '.*2_Dense' cannot be read"):
+        data.setup("fit")
+    (model / "modules.json").write_text("[{}]")
+    with pytest.raises(UserError, match=r"model.backbone: '.*': its modules.json is broken"):
+        DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
+    with pytest.raises(UserError, match=r"data.pooling: unknown 'clss'; did you mean 'cls'"):
+        DataModule("custom", str(place / "bert"), str(place / "texts"), custom=TEXTS, pooling="mean+clss")
