@@ -18,6 +18,7 @@ from lit_compress.data.facts import DataFacts, data_facts
 from lit_compress.data.sources import ALL, CUSTOM, has_split, load_split_files
 from lit_compress.data.targets import add_targets, pooling_of, vectors_of, with_vectors
 from lit_compress.models.backbones import load_config, load_tokenizer
+from lit_compress.models.positions import usable_positions
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Custom, Task, get_task
 from lit_compress.tasks.sentences import Pooling, read_pooling
@@ -175,6 +176,12 @@ class DataModule(LightningDataModule):
         """The backbone's tokenizer."""
         return load_tokenizer(self.backbone, self.record)
 
+    @functools.cached_property
+    def limit(self) -> int:
+        """Number of tokens that the backbone can read, or its tokenizer gives; 1e30 if nothing limits it."""
+        positions = usable_positions(load_config(self.backbone, self.record))
+        return min(self.tokenizer.model_max_length, positions or self.tokenizer.model_max_length)
+
     @property
     def max_length(self) -> int:
         """Longest input in tokens; longer ones are truncated."""
@@ -184,8 +191,7 @@ class DataModule(LightningDataModule):
     @functools.cached_property
     def deployed_length(self) -> int:
         """Longest input of the export in tokens; a sentence model keeps its own limit unless another was asked for."""
-        positions = getattr(load_config(self.backbone, self.record), "max_position_embeddings", None)
-        limit = min(self.tokenizer.model_max_length, positions or self.tokenizer.model_max_length)
+        limit = self.limit
         if self._asked_length is None:
             return min(self.record.pooling.max_length or self.record.max_length, limit)
         if self._asked_length > limit:

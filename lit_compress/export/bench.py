@@ -24,6 +24,7 @@ from lit_compress.export.modelling import MODULE, is_own_code
 from lit_compress.export.program import example_inputs, write_program
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import NEEDED, ONNX, ONNX_INT8, RUNTIMES, Inputs, Run, Runtime, Setting
+from lit_compress.models.positions import usable_positions
 from lit_compress.models.shards import tensor_files
 from lit_compress.models.storage import load_net
 from lit_compress.tasks import task_type_of_net
@@ -103,8 +104,7 @@ class Source:
     @property
     def longest(self) -> int:
         """How many tokens the net reads."""
-        positions = getattr(self.net.config, "max_position_embeddings", None)
-        return positions - 4 if positions else sys.maxsize
+        return usable_positions(self.net.config) or sys.maxsize
 
     @cached_property
     def quantized(self) -> bool:

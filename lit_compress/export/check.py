@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lit_compress.models.accounting import random_inputs
+from lit_compress.models.positions import usable_positions
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 
@@ -44,7 +45,7 @@ def check_export(net: PreTrainedModel, folder: Path) -> float:
     """
     from safetensors.torch import load_file, save_file
 
-    length = min(37, getattr(net.config, "max_position_embeddings", 41) - 4)
+    length = min(37, usable_positions(net.config) or 37)
     probe = random_inputs(net, 4, length, seed=1)
     probe["attention_mask"][1, length // 2 :] = 0
     kind = task_type_of_net(net.config)

@@ -177,6 +177,7 @@ def write_tokenizer(data: DataModule, folder: Path, config: PreTrainedConfig) ->
     Programs that read the tokenizer's file alone end longer texts where the data ends them, if the end is what goes.
     """
     tokenizer = copy.deepcopy(data.tokenizer)
+    tokenizer.model_max_length = data.limit  # some say nothing, and truncation=True would cut nothing
     if task_type(data.record).cuts_ends:
         tokenizer.backend_tokenizer.enable_truncation(data.deployed_length, direction=tokenizer.truncation_side)
     tokenizer.save_pretrained(folder)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.models.accounting import random_inputs
+from lit_compress.models.positions import usable_positions
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 
@@ -106,9 +107,7 @@ class _Logits(nn.Module):
 
 def example_inputs(net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: int, length: int) -> Inputs:
     """Return random inputs [batch, length] for the net, padding in the second text, with token types if it has them."""
-    inputs = random_inputs(
-        net, batch, min(length, getattr(net.config, "max_position_embeddings", length + 4) - 4), length
-    )
+    inputs = random_inputs(net, batch, min(length, usable_positions(net.config) or length), length)
     if batch > 1:
         inputs["attention_mask"][1, inputs["input_ids"].shape[1] // 2 :] = 0
     if "token_type_ids" in tokenizer("a") and "token_type_ids" in inspect.signature(net.forward).parameters:

@@ -21,6 +21,7 @@ from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.models.accounting import dense_site_params, forward_times, measure
 from lit_compress.models.budget import budget_line, verdict
 from lit_compress.models.budget import shown as shown_value
+from lit_compress.models.positions import usable_positions
 from lit_compress.models.shards import net_bytes
 from lit_compress.utils.progress import track
 from lit_compress.utils.timing import STEADY, Speedup, processor, speedup, spread, summary
@@ -111,7 +112,7 @@ class Measured:
 
 def reading_length(net: PreTrainedModel, task: Task) -> int:
     """Return the number of tokens at which ``net`` is measured: the task's, or less if it has fewer positions."""
-    return min(task.length, getattr(net.config, "max_position_embeddings", task.length + 4) - 4)
+    return min(task.length, usable_positions(net.config) or task.length)
 
 
 def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task: Task) -> dict[str, Any]:

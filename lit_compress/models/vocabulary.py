@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.models.accounting import random_inputs
+from lit_compress.models.positions import usable_positions
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
@@ -117,7 +118,7 @@ def _renumbered(value: int | list[int], new: dict[int, int]) -> int | list[int]:
 
 def _difference(net: PreTrainedModel, small: PreTrainedModel, rows: Tensor) -> float:
     """Return the largest difference of the logits, relative above 1, on a random batch of kept tokens."""
-    length = min(23, getattr(net.config, "max_position_embeddings", 41) - 4)
+    length = min(23, usable_positions(net.config) or 23)
     inputs = random_inputs(small, 3, length, seed=2)
     inputs["attention_mask"][1, length // 2 :] = 0
     if (padding := small.config.pad_token_id) is not None:

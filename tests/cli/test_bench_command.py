@@ -53,7 +53,7 @@ def test_lengths_are_those_of_the_task(run, tmp_path, capsys):
     assert {s["length"] for s in result["shapes"]} == {32, *result["own_lengths"].values()}
     assert [left["what"] for left in result["left_out"]] == ["length 128", "length 384"]  # of 64 positions
     said = capsys.readouterr()
-    assert "left out: length 384: the net reads 60 tokens" in said.out
+    assert "left out: length 384: the net reads 64 tokens" in said.out
     assert "is not compared with anything; --baseline DENSE" in said.err
     rows = [{"sentence": " ".join(["film"] * n)} for n in (1, 2, 3, 4, 17)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -101,7 +101,7 @@ def test_mistakes_are_one_line(run, tmp_path, capsys):
         ([run, "--lenght", "8"], "unknown option 'lenght'; did you mean 'length'?"),
         ([run, "--baseline", "/nowhere"], "--baseline: no folder '/nowhere'"),
         ([run, "--output", tmp_path / "file"], "is a file; give a new or empty folder"),
-        ([run, "--length", "4000"], "length: 4000 is more than the net reads; the largest is 60"),
+        ([run, "--length", "4000"], "length: 4000 is more than the net reads; the largest is 64"),
         ([run / "retrain" / "net"], "is the net of a stage, which loads in this package only; give the run"),
         ([run / "dense" / "net", "--data.pth", "x"], "unknown option 'data.pth'; did you mean 'data.path'?"),
     ]:

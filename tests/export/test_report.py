@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from transformers import BertConfig
 
 from lit_compress.evaluation.intervals import standard_error, wilson
 from lit_compress.export.report import add_intervals, generation_lines, markdown, print_table, score_line, speed_lines
@@ -90,7 +91,7 @@ def timed(monkeypatch, dense, small):
     monkeypatch.setattr(module, "forward_times", lambda nets, length: [dense, small])
     made = report()
     made["ratios"] = {}
-    net, task = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=512)), SimpleNamespace(length=23)
+    net, task = SimpleNamespace(config=BertConfig()), SimpleNamespace(length=23)
     made["timing"] = module.add_latency([made["dense"], made["compressed"]], [net, net], task)
     return made
 
