@@ -27,10 +27,10 @@ MILLISECONDS = (0.4, 0.3)  # of the time of the matrices
 WHOLE = (0.5, 0.3, 0.2)  # of all weights of the model
 STRUCTURED = (0.5, 0.34, 0.25, 0.16)
 TARGETS = {"structures": STRUCTURED, "whole": WHOLE, "milliseconds": MILLISECONDS}
-KFAC = ["--weighting", "kfac"]
+KFAC = ["--weighting", "kfac", "--labels", "drawn"]  # the default for two classes when the study was run
 CELLS: dict[str, list[str]] = {
     "kfac": KFAC,
-    "kfac-exact": [*KFAC, "--labels", "exact"],
+    "kfac-exact": ["--weighting", "kfac", "--labels", "exact"],
     "both": [*KFAC, "--removes", "both"],
     "structures": [*KFAC, "--removes", "structures"],
     "whole": [*KFAC, "--scope", "all"],
@@ -43,7 +43,7 @@ CELLS: dict[str, list[str]] = {
     "kfac-separate": [*KFAC, "--stacked", "false"],
     "kfac-separate-uniform": [*KFAC, "--stacked", "false", "--allocation", "uniform"],
     "kfac-not-centred": [*KFAC, "--centred", "false"],
-    "kfac-true": [*KFAC, "--labels", "true"],
+    "kfac-true": ["--weighting", "kfac", "--labels", "true"],
     "kfac-refit": [*KFAC, "--refit", "true"],
     "kfac-pivot": [*KFAC, "--pivot"],
     "kfac-damping-0.001": [*KFAC, "--gradient_damping", "0.001"],

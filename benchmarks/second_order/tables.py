@@ -79,7 +79,7 @@ One teacher per task, of 3 to 5 epochs, of QNLI on 3,000, of CoNLL-2003 on 5,000
 """
 
 NAMES = {
-    "kfac": "K-FAC (default)",
+    "kfac": "K-FAC",
     "kfac-exact": "K-FAC, exact labels",
     "kfac-separate": "K-FAC, not stacked",
     "both": "K-FAC, components and structures",
@@ -93,7 +93,7 @@ NAMES = {
 REMOVED = {"kfac": "components", "both": "components, heads, neurons", "structures": "heads, neurons",
            "whole": "components, embeddings", "milliseconds": "components, by milliseconds"}  # fmt: skip
 ABLATIONS = {
-    "kfac": "default",
+    "kfac": "drawn labels",
     "kfac-exact": "exact labels",
     "kfac-true": "true labels",
     "kfac-separate": "not stacked",

@@ -238,7 +238,7 @@ def _weighted(method: OneShot, dense: PreTrainedModel, data: DataModule, folder:
         return _Plan(kept)
     # as in memory: calibration/fisher.py draws for vectors only, with seed 0
     true: Labels = "drawn" if method.kind.loss == "vectors" else "true"
-    labels: dict[str, Labels] = {"kfac": settings.labels, "fisher": true}
+    labels: dict[str, Labels] = {"kfac": settings.labels_of(data.record), "fisher": true}
     return _Plan(
         kept, of_weighting(settings, data), labels.get(settings.weighting), 0 if fisher else seed_of(settings, data),
         "fisher" if fisher else "moments", calibration,

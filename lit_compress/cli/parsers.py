@@ -44,7 +44,11 @@ SHORT = {
         "kfac (default of factorize: Fisher information, Kronecker-factored), inputs (second moments of the inputs), "
         "fisher (diagonal), none (SVD), or importance: scores of a pruning stage",
     ),
-    "labels": ("model.retrain.labels", "kfac: drawn from the model (default), exact, or true"),
+    "labels": (
+        "model.retrain.labels",
+        "kfac: exact, the expectation over the classes (default for two), drawn from the model (default otherwise), or "
+        "true",
+    ),
     "centred": ("model.retrain.centred", "inputs, kfac: biases take over the mean of the inputs (default true)"),
     "input_damping": ("model.retrain.input_damping", "inputs, kfac: share of the mean second moment (default 0.001)"),
     "gradient_damping": ("model.retrain.gradient_damping", "kfac: the same for gradients (default 0.01)"),

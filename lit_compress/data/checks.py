@@ -77,7 +77,8 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
         if task.label not in names:
             missing = f"no column '{task.label}' ({nearest(task.label, names)})"
         raise UserError(
-            f"{source.where} has {missing}; only predict, and factorize with drawn labels, read rows without labels"
+            f"{source.where} has {missing}; only predict, and factorize with drawn or exact labels, read rows without "
+            "labels"
         )
     return rows
 

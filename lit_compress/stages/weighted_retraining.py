@@ -139,7 +139,7 @@ def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[st
     gradients = settings.weighting == "kfac"
     return {
         "weighting": settings.weighting,
-        "labels": settings.labels if gradients else None,
+        "labels": settings.labels_of(data.record) if gradients else None,
         "examples": settings.examples(data.train_size()),
         "centred": settings.centred,
         "damping": {"inputs": settings.input_damping, "gradients": settings.gradient_damping},

@@ -62,7 +62,7 @@ class Weighted(Retraining):
         estimator: ``per_example`` squares every example's gradient (Eq. 3), ``batch`` that of every batch.
         fisher_examples: number of training examples for the Fisher information; None = all.
         labels: whose gradients ``kfac`` takes: ``drawn`` from the net's distribution, ``exact`` = the expectation over
-            few classes, ``true`` = those of the data.
+            few classes, ``true`` = those of the data; None = exact for two classes, where it costs no more, else drawn.
         centred: ``inputs`` and ``kfac``: the bias takes over the mean of the inputs, which then needs no rank.
         input_damping: ``inputs`` and ``kfac``: share of the mean of a diagonal added to the inputs' second moments.
         gradient_damping: ``kfac``: the same for the gradients.
@@ -83,7 +83,7 @@ class Weighted(Retraining):
     power: float = 0.5
     estimator: Estimator = "per_example"
     fisher_examples: int | None = None
-    labels: Labels = "drawn"
+    labels: Labels | None = None
     centred: bool = True
     input_damping: float = INPUT_DAMPING
     gradient_damping: float = GRADIENT_DAMPING
@@ -120,15 +120,21 @@ class Weighted(Retraining):
         Raises:
             UserError: as said.
         """
-        if self.weighting == "kfac" and kind.loss == "vectors" and self.labels != "drawn":
+        if self.weighting == "kfac" and kind.loss == "vectors" and self.labels not in (None, "drawn"):
             raise UserError(f"retrain.labels: '{self.labels}' is not for vectors, which have no labels; nearest: drawn")
         if self.weighting == "kfac" and self.labels == "exact" and not kind.one_label:
             raise UserError(
                 f"retrain.labels: 'exact' needs one distribution per example, {kind.name} has more; nearest: drawn"
             )
 
+    def labels_of(self, task: Task) -> Labels:
+        """Return whose gradients ``kfac`` takes on a task."""
+        kind = task_type(task)
+        two = kind.loss == "classification" and kind.one_label and task.num_labels == 2
+        return self.labels or ("exact" if two else "drawn")
+
     def reads_labels(self, kind: TaskType) -> bool:
-        """Say whether the calibration needs the labels of the data: not if they are drawn from the net."""
+        """Say whether the calibration needs the labels of the data: not if they follow the net's distribution."""
         drawn = self.weighting in ("none", "importance", "inputs") or (
             kind.loss == "vectors" or (self.weighting == "kfac" and self.labels != "true")
         )
@@ -267,7 +273,7 @@ def kronecker_of(
             track(batches, "Kronecker factors", len(batches)),
             task_type(task),
             [name for name in names if name != table],
-            labels=first.labels if any(s.weighting == "kfac" for s in asked) else None,
+            labels=first.labels_of(task) if any(s.weighting == "kfac" for s in asked) else None,
             seed=seed_of(first, data),
             table=table if table in names else None,
             reduce=torch.distributed.all_reduce if shared else None,

@@ -136,7 +136,7 @@ def test_predict_prefers_test_and_needs_no_labels(make, sst2):
         "the film",
         "good",
     ]
-    with pytest.raises(UserError, match="only predict, and factorize with drawn labels, read rows without labels"):
+    with pytest.raises(UserError, match="only predict, and factorize with drawn or exact labels, read rows"):
         dm.test_dataloader()
 
 
