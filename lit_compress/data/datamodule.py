@@ -28,6 +28,7 @@ from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 LONGEST = 512  # tokens of a sentence model that reads more; in training memory grows with them
@@ -345,6 +346,11 @@ class DataModule(LightningDataModule):
             split = replace(split, encoded=encoded)
         return self._loader(split, self.batch_size, shuffle=False)
 
+    def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
+        """Note whether ``batch`` has padding, in ``padded``: once it is on the device, the host waits for the answer."""
+        self.padded = not all(bool(mask.all()) for mask in task_type(self.record).masks(batch))
+        return batch
+
     def _loader(self, split: Split, batch_size: int, shuffle: bool) -> ResumableLoader:
         overfit = getattr(self.trainer, "overfit_batches", 0)
         if overfit > 0:
@@ -359,6 +365,7 @@ class DataModule(LightningDataModule):
             "num_workers": self.num_workers,
             # a loader draws a seed for its workers; not from the global generator, which dropout uses
             "generator": torch.Generator(),
+            "pin_memory": self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         }
         return ResumableLoader(PaddedBatches(split.encoded, int(self.tokenizer.pad_token_id)), **options)
 

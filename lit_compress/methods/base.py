@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lit_compress import __version__
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
+from lit_compress.models.attention_masks import padding_known
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
@@ -101,6 +102,7 @@ class Method(pl.LightningModule):
         self._hidden: list[list[tuple[Tensor, ...]]] | None = None  # of this step's forwards; None: off
         self.val_metrics = nn.ModuleList([build_metrics(self.task) for _ in self.task.validation])
         self.initial: dict[str, float] = {}
+        self._padded: bool | None = None  # this batch; None: not known
         self.skips = False  # this optimizer step; its gradients are gone, as some were not finite
 
     def stages(self) -> list[Stage]:
@@ -246,13 +248,15 @@ class Method(pl.LightningModule):
         assert self.stage is not None
         self.micro_seed = crc32(f"{self._seed} {self.stage.name} {self.current_epoch} {batch_idx}".encode())
         torch.manual_seed(self.micro_seed + self.global_rank)
+        self._padded = getattr(self.trainer.datamodule, "padded", None)  # type: ignore[attr-defined]
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return the sum of the stage's loss terms; log the sum and each term."""
         assert self.stage is not None and self.net is not None
         listens = self._teacher and self.stage.distil and self.distillation.alpha_layers > 0
         self._hidden = [] if listens else None
-        terms = self.stage.losses(self, batch)
+        with padding_known(self._padded):
+            terms = self.stage.losses(self, batch)
         self._hidden = None  # off in validation and in recomputation by checkpointing
         loss = torch.stack(list(terms.values())).sum()
         self.log("train/loss", loss.detach(), prog_bar=True)

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lit_compress.numerics.foreach import joined, largest, together, zero_unless_
 from lit_compress.utils.sharding import local
 
 FirstOrderForm = Literal["absolute", "signed"]
@@ -61,13 +62,13 @@ def accumulate_first_order_(
         if grad is not None
     ]
     finite = _all_finite([grad for _, _, grad in here], device=local(scores[0]).device, reduce=reduce)
-    for score, weight, grad in here:
-        term = torch.mul(grad.float(), weight)  # float32 also where weight is bfloat16
-        if form == "absolute":
-            term.abs_()
-        else:
-            term.neg_()
-        score.add_(term.masked_fill_(~finite, 0.0))  # selects: 0 * inf would be NaN
+    change = torch._foreach_abs_ if form == "absolute" else torch._foreach_neg_
+    for part in together([score for score, _, _ in here]):
+        some, those, slopes = zip(*here[part], strict=True)
+        terms = torch._foreach_mul([slope.float() for slope in slopes], those)  # float32 also for bfloat16 weights
+        change(terms)
+        zero_unless_(terms, finite)
+        torch._foreach_add_(some, terms)
     return finite
 
 
@@ -97,10 +98,19 @@ def accumulate_sensitivity_(
     here = [local(grad) for grad in grads if grad is not None]
     finite = _all_finite(here, device=local(means[0]).device, reduce=reduce)
     steps += finite
-    share = finite / steps.clamp_min(1)  # of this step in the mean; 0 if it is left out
-    for mean, weight, grad in zip(means, weights, grads, strict=True):
-        term = torch.zeros_like(local(mean)) if grad is None else torch.mul(local(grad).float(), local(weight)).abs_()
-        local(mean).lerp_(term.masked_fill_(~finite, 0.0), share)  # selects: 0 * inf would be NaN
+    share = (finite / steps.clamp_min(1)).squeeze(0)  # of this step in the mean; 0 if it is left out
+    averages = [local(mean) for mean in means]
+    for part in together(averages):
+        slopes = [
+            torch.zeros_like(mean) if grad is None else local(grad).float()
+            for mean, grad in zip(averages[part], grads[part], strict=True)
+        ]
+        terms = torch._foreach_mul(slopes, [local(weight) for weight in weights[part]])
+        torch._foreach_abs_(terms)
+        zero_unless_(terms, finite)
+        torch._foreach_sub_(terms, averages[part])
+        torch._foreach_mul_(terms, share)
+        torch._foreach_add_(averages[part], terms)
     return finite
 
 
@@ -145,13 +155,13 @@ def fold_sensitivity_(
 
 def _all_finite(grads: Sequence[Tensor], device: torch.device, reduce: Callable[[Tensor], object] | None) -> Tensor:
     """Return, 0-dim bool, whether all elements on all ranks are finite; one read-only pass, no host sync."""
-    # Both ends of the range show an inf or a NaN, and vectorise 20 times better than isfinite().all().
-    ends = [end.float() for grad in grads if grad.numel() for end in torch.aminmax(grad)]
+    here = [grad for grad in grads if grad.numel()]
+    if reduce is None:
+        return largest(here).isfinite() if here else torch.ones((), dtype=torch.bool, device=device)
     broken = torch.zeros(1, dtype=torch.int64, device=device)
-    if ends:
-        broken += (~torch.stack(ends).isfinite()).sum()
-    if reduce is not None:
-        reduce(broken)
+    if here:
+        broken += ~largest(here).isfinite()
+    reduce(broken)
     return (broken == 0).squeeze(0)
 
 
@@ -215,12 +225,19 @@ def row_sensitivity(weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -
     Returns:
         float32 [rows of this rank] per weight; not finite where a gradient is not.
     """
-    return [
-        torch.mul(local(grad).float(), local(weight)).abs_().mean(1)
-        if grad is not None
-        else torch.zeros_like(local(weight)[:, 0], dtype=torch.float32)
-        for weight, grad in zip(weights, grads, strict=True)
-    ]
+    found = [torch.zeros_like(local(weight)[:, 0], dtype=torch.float32) for weight in weights]
+    known = [i for i, grad in enumerate(grads) if grad is not None]
+    slopes = [local(grad).float() for grad in grads if grad is not None]
+    for part in together(slopes):
+        terms = torch._foreach_mul(slopes[part], [local(weights[i]) for i in known[part]])
+        torch._foreach_abs_(terms)
+        for width in dict.fromkeys(term.shape[1] for term in terms):  # matrices of one width in one call
+            same = [(i, term) for i, term in zip(known[part], terms, strict=True) if term.shape[1] == width]
+            rows = joined([term for _, term in same]).view(-1, width)
+            means = rows.mean(1).split([len(term) for _, term in same])
+            for (i, _), mean in zip(same, means, strict=True):
+                found[i] = mean
+    return found
 
 
 @torch.no_grad()
@@ -255,14 +272,16 @@ def update_row_average_(
     Returns:
         0-dim bool tensor on the averages' device: True if the update was applied.
     """
-    here = [(local(a), local(w), t) for a, w, t in zip(averages, windows, terms, strict=True)]
-    finite = _all_finite(terms, device=here[0][0].device, reduce=reduce)
-    place = step % interval
-    for average, window, term in here:
-        if place == 0:
-            average.copy_(torch.where(finite, average.lerp(window, 1 - beta), average))
-        mean = term if place == 0 else window.lerp(term, 1 / (place + 1))
-        window.copy_(torch.where(finite, mean, window))
+    here, place = [local(window) for window in windows], step % interval
+    sizes = [len(window) for window in here]
+    term, window = joined(terms), joined(here)  # one number per row: a copy is small
+    finite = _all_finite([term], device=window.device, reduce=reduce)
+    if place == 0:
+        average = joined([local(average) for average in averages])
+        ended = torch.where(finite, average.lerp(window, 1 - beta), average)
+        torch._foreach_copy_([local(average) for average in averages], ended.split(sizes))
+    mean = term if place == 0 else window.lerp(term, 1 / (place + 1))
+    torch._foreach_copy_(here, torch.where(finite, mean, window).split(sizes))
     return finite
 
 

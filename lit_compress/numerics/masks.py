@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lit_compress.numerics.foreach import joined, together
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import local
 
@@ -214,9 +216,17 @@ def apply_threshold_(weights: Sequence[Tensor], scores: Sequence[Tensor], thresh
         scores: float32, same shapes and sharding.
         threshold: 0-dim float32, or one per tensor (scope ``matrix``).
     """
-    thresholds = [threshold] * len(weights) if isinstance(threshold, Tensor) else threshold
-    for weight, score, limit in zip(weights, scores, thresholds, strict=True):
-        local(weight).mul_(local(score) >= limit)
+    shards = [local(score) for score in scores]
+    for part in together(shards):
+        those, sizes = [local(weight) for weight in weights[part]], [score.numel() for score in shards[part]]
+        limit = threshold
+        if not isinstance(threshold, Tensor):
+            limit = joined([one.expand(size) for one, size in zip(threshold[part], sizes, strict=True)])
+        keep = joined(shards[part]) >= limit
+        if len(those) > 1:  # in one call only if both lists have one dtype
+            keep = keep.to(those[0].dtype)
+        masks = [mask.view_as(weight) for mask, weight in zip(keep.split(sizes), those, strict=True)]
+        torch._foreach_mul_(those, masks)
 
 
 @torch.no_grad()
@@ -245,25 +255,41 @@ def select_rows(
     """
     shards, (rank, ranks) = [local(score) for score in scores], shard
     assert all(score.dtype == torch.float32 and score.ndim == 1 for score in shards)
-    device = shards[0].device
     sizes = torch.zeros(len(shards), ranks, dtype=torch.int64)
     sizes[:, rank] = torch.tensor([len(score) for score in shards])
+    everything, own = joined(shards), slice(None)
     if reduce is not None:
-        sizes = sizes.to(device)
+        sizes = sizes.to(everything.device)
         reduce(sizes)
-    starts = (sizes.flatten().cumsum(0).view_as(sizes) - sizes)[:, rank].tolist()
-    places = [slice(start, start + len(score)) for start, score in zip(starts, shards, strict=True)]
-
-    everything = torch.zeros(int(sizes.sum()), device=device)
-    for place, score in zip(places, shards, strict=True):
-        everything[place] = score
-    if reduce is not None:
+        sizes = sizes.cpu()
+        starts = (sizes.flatten().cumsum(0).view_as(sizes) - sizes)[:, rank].tolist()
+        own = torch.cat([torch.arange(start, start + len(score)) for start, score in zip(starts, shards, strict=True)])
+        own = own.to(everything.device)
+        everything = everything.new_zeros(int(sizes.sum())).index_copy_(0, own, everything)
         reduce(everything)
-    cost = torch.tensor(costs, device=device).repeat_interleave(sizes.sum(1).to(device))
+    cost = _row_costs(tuple(costs), tuple(sizes.sum(1).tolist()), everything.device)
     order = everything.argsort(descending=True, stable=True)
     keep = torch.empty_like(everything, dtype=torch.bool)
     keep[order] = cost[order].cumsum(0) <= budget
-    return [keep[place] for place in places]
+    return list(keep[own].split([len(score) for score in shards]))
+
+
+@lru_cache(maxsize=8)
+def _row_costs(costs: tuple[int, ...], rows: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the cost of every row of all matrices, int64; kept, because some methods choose rows in every step."""
+    return torch.tensor(costs).repeat_interleave(torch.tensor(rows)).to(device)
+
+
+@torch.no_grad()
+def keep_rows_(weights: Sequence[Tensor], keep: Sequence[Tensor]) -> None:
+    """Zero the rows of ``weights`` [rows, columns] that are not in ``keep``, bool [rows] each; in place.
+
+    Bits are multiplied, as integers, so that an inf or a NaN becomes 0, too.
+    """
+    here = [local(weight) for weight in weights]
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[here[0].element_size()]
+    masks = joined(keep).to(bits).split([len(weight) for weight in here])
+    torch._foreach_mul_([weight.view(bits) for weight in here], [mask[:, None] for mask in masks])
 
 
 @torch.no_grad()

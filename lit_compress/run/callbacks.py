@@ -6,7 +6,7 @@ They do not change what is computed while loss and gradients are finite.
 from __future__ import annotations
 
 import os
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from tqdm import tqdm
 
+from lit_compress.numerics.foreach import largest
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import Lines
 from lit_compress.utils.sharding import local, sum_over_ranks
@@ -139,11 +140,10 @@ def _finite(optimizer: Optimizer, device: torch.device) -> bool:
     """Say whether the gradients of all ranks are finite."""
     held = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
     grads = [grad for grad in map(local, held) if grad.numel()]  # FSDP2 leaves a rank nothing of a short one
-    broken = torch.zeros((), device=device)
-    for norm in torch._foreach_norm(grads, torch.inf) if grads else ():
-        broken += ~norm.isfinite()
-    sum_over_ranks(broken)
-    return not broken
+    highest = largest(grads) if grads else torch.zeros((), device=device)
+    sum_over_ranks(highest)  # an inf or a NaN stays one
+    return isfinite(highest.item())  # the one wait for the device in a training step
+
 
 
 class EpochLines(Callback):

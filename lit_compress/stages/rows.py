@@ -32,8 +32,9 @@ from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import Factors, Structure, factorize
 from lit_compress.numerics.decompose import decompose
+from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.importance import row_sensitivity, update_row_average_
-from lit_compress.numerics.masks import keep_count, select_rows
+from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows
 from lit_compress.numerics.ranks import break_even_rank, rank_for_density, rounded
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage, StageContext, Training
@@ -263,7 +264,9 @@ class RowSparsePruning(Stage):
     def before_clipping(self, net: PreTrainedModel) -> None:
         """Copy the unclipped gradients: clipping would give steps different weights in the average."""
         if self.settings.score_point == "after":
-            self._whole = [None if weight.grad is None else weight.grad.clone() for weight in self._weights]
+            grads = [weight.grad for weight in self._weights if weight.grad is not None]
+            copies = iter(torch._foreach_mul(grads, 1.0)) if grads else iter(())
+            self._whole = [None if weight.grad is None else next(copies) for weight in self._weights]
 
     def after_step(self, net: PreTrainedModel, step: int) -> None:
         """Add the step's sensitivity to the score (Eqs. 2-4); zero the rows that are not in the top p (Eq. 9)."""
@@ -285,11 +288,10 @@ class RowSparsePruning(Stage):
         budget = round(self.kept_share(step) * self._total)
         costs = [weight.shape[1] for weight in self._weights]
         keep = select_rows(self.scores, costs, budget, self._shards.reduce, self._shards.place)
-        rows = torch.cat(keep)
+        rows = joined(keep)
         self._flips = None if self._rows is None else (rows != self._rows).sum()
         self._rows = rows
-        for weight, rows in zip(self._weights, keep, strict=True):
-            local(weight).masked_fill_(~rows[:, None], 0.0)
+        keep_rows_(self._weights, keep)
 
     @torch.no_grad()
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:

@@ -186,9 +186,8 @@ class UnstructuredPruning(CubicStage):
         arrived = self.total_steps - self._end
         if step % self.settings.interval == 0 or step in (self._start, arrived, self.total_steps):
             self._rank(step)
-        thresholds = self.threshold if len(self.threshold) > 1 else self.threshold.expand(len(self._names))
-        for weight, score, threshold in zip(self._weights, self.scores, thresholds, strict=True):
-            apply_threshold_([weight], [score], threshold)
+        threshold = self.threshold[0] if len(self.threshold) == 1 else self.threshold.unbind()
+        apply_threshold_(self._weights, self.scores, threshold)
 
     def _rank(self, step: int) -> None:
         """Set the threshold so that the kept fraction is v(step), exactly at the end."""

@@ -1,0 +1,51 @@
+"""Element-wise work on many tensors in few operator calls: an accelerator often waits for the next call of the host.
+
+``torch._foreach_*`` takes a list of tensors in one call. On a CPU a call costs little and cache counts for more, so
+there every tensor is a list of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+ELEMENTS = 1 << 26  # most elements of a list on an accelerator, to bound temporary memory
+
+
+def together(tensors: Sequence[Tensor]) -> Iterator[slice]:
+    """Yield the parts of ``tensors`` that are worked on together, in order."""
+    most = 0 if tensors and tensors[0].device.type == "cpu" else ELEMENTS
+    start = number = 0
+    for i, tensor in enumerate(tensors):
+        if i > start and number + tensor.numel() > most:
+            yield slice(start, i)
+            start, number = i, 0
+        number += tensor.numel()
+    if tensors:
+        yield slice(start, len(tensors))
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return all elements in one axis; a single tensor is not copied if it is contiguous."""
+    flat = [tensor.flatten() for tensor in tensors]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def largest(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the largest absolute value of all elements, 0-dim; inf or NaN if an element is. None may be empty."""
+    if tensors[0].device.type == "cpu":  # 20 times faster there than the norm
+        ends = [end.float() for tensor in tensors for end in torch.aminmax(tensor)]
+        return torch.stack(ends).abs().amax()
+    return torch.stack(list(torch._foreach_norm(tensors, torch.inf))).float().amax()
+
+
+def zero_unless_(tensors: Sequence[Tensor], condition: Tensor) -> None:
+    """Set all elements to 0 if ``condition``, 0-dim bool, is false, also those that are inf or NaN; in place.
+
+    Args:
+        tensors: float32. Their bits are multiplied, as integers: 0 times NaN would be NaN.
+        condition: on their device.
+    """
+    torch._foreach_mul_([tensor.view(torch.int32) for tensor in tensors], condition.int())

@@ -1,0 +1,57 @@
+"""Attention masks of transformers when the host says whether there is padding: the same outputs, and nobody looks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import TINY, make_batch, make_net
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+
+from lit_compress.models.attention_masks import padding_known
+
+
+class Reads(TorchDispatchMode):
+    """Counts the tensors whose value the host reads."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("family", TINY)
+def test_the_outputs_are_those_of_transformers(family, padded):
+    net, batch = make_net(family).eval(), make_batch()
+    if not padded:
+        batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        expected = net(**inputs).logits
+        with padding_known(padded):
+            torch.testing.assert_close(net(**inputs).logits, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "distilbert", "llama"])
+def test_nobody_reads_the_mask(family, padded):
+    net, batch = make_net(family, "conll2003" if family == "llama" else "sst2"), make_batch()
+    if not padded:
+        batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    with Reads() as before:
+        net(**inputs)
+    with padding_known(padded), Reads() as reads:
+        net(**inputs)
+    assert before.number > reads.number == 0
+
+
+def test_transformers_is_as_before_afterwards():
+    with padding_known(None):
+        assert ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is sdpa_mask
+    with pytest.raises(ValueError), padding_known(True):
+        assert ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_mask
+        raise ValueError
+    assert ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] is sdpa_mask
