@@ -365,7 +365,6 @@ class DataModule(LightningDataModule):
             "num_workers": self.num_workers,
             # a loader draws a seed for its workers; not from the global generator, which dropout uses
             "generator": torch.Generator(),
-            "pin_memory": self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         }
         return ResumableLoader(PaddedBatches(split.encoded, int(self.tokenizer.pad_token_id)), **options)
 

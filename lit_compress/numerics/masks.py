@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.foreach import joined, together
+from lit_compress.numerics.foreach import ELEMENTS, joined, together
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import local
 
@@ -26,7 +26,7 @@ Scope = Literal["global", "matrix"]
 Reduce = Callable[[Tensor], object]
 
 _BINS = 1 << 16
-_CHUNK, _CHUNK_CPU = 1 << 26, 1 << 18  # elements; on a CPU, those that fit a core's cache
+_CHUNK_CPU = 1 << 18  # elements that fit a core's cache
 
 
 def keep_count(density: float, total: int) -> int:
@@ -63,15 +63,16 @@ def kth_largest(scores: Sequence[Tensor], keep: int, reduce: Reduce | None = Non
 
     upper = torch.zeros(_BINS, dtype=torch.int64, device=device)
     for key in _keys(shards):
-        upper += torch.bincount((key >> 16).add_(_BINS // 2), minlength=_BINS)
+        _count_(upper, (key >> 16).add_(_BINS // 2))
     if reduce is not None:
         reduce(upper)
     high, rest = _find(upper, torch.full((), keep, dtype=torch.int64, device=device))
     high -= _BINS // 2
 
-    lower = torch.zeros(_BINS, dtype=torch.int64, device=device)
+    lower = torch.zeros(_BINS + 1, dtype=torch.int64, device=device)  # the last one: of elements in other bins
     for key in _keys(shards):
-        lower += torch.bincount(key[(key >> 16) == high] & (_BINS - 1), minlength=_BINS)
+        _count_(lower, torch.where((key >> 16) == high, key & (_BINS - 1), _BINS))
+    lower = lower[:_BINS].contiguous()
     if reduce is not None:
         reduce(lower)
     low, _ = _find(lower, rest)
@@ -81,11 +82,19 @@ def kth_largest(scores: Sequence[Tensor], keep: int, reduce: Reduce | None = Non
 
 def _keys(shards: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield int32 chunks whose signed order is the order of the floats; -0.0 and 0.0 are the same."""
-    chunk_size = _CHUNK_CPU if shards[0].device.type == "cpu" else _CHUNK
-    for shard in shards:
-        assert shard.dtype == torch.float32, shard.dtype
-        for chunk in torch.split(shard.reshape(-1), chunk_size):
+    assert all(shard.dtype == torch.float32 for shard in shards)
+    for part in together(shards):
+        flat = joined(shards[part])
+        for chunk in flat.split(_CHUNK_CPU if flat.device.type == "cpu" else ELEMENTS):
             yield _image((chunk + 0.0).view(torch.int32))  # + 0.0: a copy, and -0.0 becomes 0.0
+
+
+def _count_(counts: Tensor, numbers: Tensor) -> None:
+    """Add to ``counts`` how often each number occurs, in place; accelerators wait in ``bincount``."""
+    if counts.device.type == "cpu":
+        counts += torch.bincount(numbers, minlength=len(counts))
+    else:
+        counts.index_add_(0, numbers, counts.new_ones(1).expand(len(numbers)))
 
 
 def _image(bits: Tensor) -> Tensor:
@@ -97,9 +106,9 @@ def _find(counts: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
     """Return the bin of the ``keep``-th element counted from the top, and its place among that bin's elements."""
     from_top = counts.flip(0).cumsum(0)
     keep = torch.minimum(keep, from_top[-1])
-    index = torch.searchsorted(from_top, keep)
-    above = from_top[index] - counts[_BINS - 1 - index]
-    return _BINS - 1 - index, keep - above
+    place = torch.searchsorted(from_top, keep[None])
+    above = from_top.gather(0, place) - counts.gather(0, _BINS - 1 - place)  # a 0-dim index would be read by the host
+    return (_BINS - 1 - place)[0], (keep - above)[0]
 
 
 @torch.no_grad()
@@ -136,10 +145,10 @@ def topk_masks(
     threshold = kth_largest(scores, keep, reduce)
     shards = [local(score) for score in scores]
     quotas, _, _ = _share_ties(shards, threshold, keep, reduce, shard)
-    masks = [score > threshold for score in shards]
-    for score, mask, quota in zip(shards, masks, quotas, strict=True):
-        mask[_ties(score, threshold, slice(quota))] = True
-    return masks
+    return [
+        (score >= threshold) & ~_ties_after(score, threshold, quota)
+        for score, quota in zip(shards, quotas, strict=True)
+    ]
 
 
 @torch.no_grad()
@@ -175,7 +184,7 @@ def break_ties_(
         below = torch.nextafter(threshold, torch.full_like(threshold, -math.inf))
         below = torch.where(below.abs() < tiny, -tiny, below)  # a subnormal may be flushed to zero
         for score, quota in zip(shards, quotas, strict=True):
-            score[_ties(score, threshold, slice(quota, None))] = below
+            score.masked_fill_(_ties_after(score, threshold, quota), below)
     return surplus
 
 
@@ -199,9 +208,10 @@ def _share_ties(
     return quotas[rank::ranks], max(0, -left), total_all
 
 
-def _ties(score: Tensor, threshold: Tensor, part: slice) -> tuple[Tensor, ...]:
-    """Return the indices of a part of the elements equal to the threshold, in index order."""
-    return tuple(index[part] for index in (score == threshold).nonzero(as_tuple=True))
+def _ties_after(score: Tensor, threshold: Tensor, number: int) -> Tensor:
+    """Return which elements equal the threshold but for the first ``number`` in index order; bool, of its shape."""
+    ties = score == threshold
+    return ties & (ties.flatten().cumsum(0).view_as(ties) > number)
 
 
 @torch.no_grad()
