@@ -51,6 +51,7 @@ from lit_compress.models.record import parts_of
 from lit_compress.models.sites import SubLayer, held_part, of_kind, sublayers
 from lit_compress.models.slicing import add_constant
 from lit_compress.models.surgery import Structure, replace
+from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.masks import keep_count, select_rows
 from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.lora import Retraining
@@ -155,7 +156,32 @@ class BlockPruning(MovementStage):
             weights = sum(layer.weight.numel() for layer in layers)
             found.append(Units(layers, weights // len(layers[0].mask), True))
         self._head = _head_cost(net, parts)
+        self._pairs = self._find_pairs(found)
         return found
+
+    def _find_pairs(self, found: Sequence[Units]) -> list[Tensor]:
+        """Return three lists of (block, head), int64 [2, pairs]: blocks with a head's values, readers, and all of it."""
+        values, readers, members = [], [], []
+        first_block = self._heads = 0
+        for part, places in self._parts:
+            for role, i in places.items():
+                layer: Any = found[i].layers[0]
+                ids = layer.grid(torch.arange(first_block, first_block + found[i].count))
+                first_block += found[i].count
+                if role == "o":
+                    ids = ids.T  # its columns belong to heads, of the others the rows
+                lines, copies = len(ids) * self.settings.block, 1 if role == "o" else len(parts_of(role))
+                line = torch.arange(lines)
+                head = self._heads + line % (lines // copies) // (lines // copies // part.heads)
+                pairs = [_pairs(ids, line // self.settings.block, head)]
+                members += pairs
+                if role == "o":
+                    readers += pairs
+                elif role == _values(part):
+                    own = line >= lines - lines // copies
+                    values.append(_pairs(ids, line[own] // self.settings.block, head[own]))
+            self._heads += part.heads
+        return [torch.cat(pairs, 1) for pairs in (values, readers, members)]
 
     def best(self, scores: Sequence[Tensor], budget: int) -> list[Tensor]:
         """Return the masks of the best blocks and neurons; with filling, the blocks make a whole number of heads."""
@@ -163,39 +189,46 @@ class BlockPruning(MovementStage):
         if not self.settings.fill:
             return masks
         number, cost = self._blocks, self.settings.block**2
-        blocks = sum(int(mask.sum()) for mask in masks[:number]) * cost
-        heads = min(max(1, round(blocks / self._head)), budget // self._head) * self._head
+        weights = joined(masks[:number]).sum() * cost  # stays on the device: the host would wait for it
+        whole, rest = weights // self._head, weights % self._head
+        whole = whole + (2 * rest + whole % 2 > self._head)  # rounded, halves to even
+        heads = whole.clamp(1, budget // self._head) * self._head
         return [
             *self._useful(scores[:number], self._costs[:number], heads),
             *select_rows(scores[number:], self._costs[number:], budget - heads),
         ]
 
-    def _useful(self, scores: Sequence[Tensor], costs: Sequence[int], budget: int) -> list[Tensor]:
-        """Return the masks of the best units that are not blocks of heads without values or readers."""
-        scores = list(scores)
+    def _useful(self, scores: Sequence[Tensor], costs: Sequence[int], budget: int | Tensor) -> list[Tensor]:
+        """Return the masks of the best units that are not blocks of heads without values or readers.
+
+        An accelerator makes every round: the host would wait to know whether one was the last. If no useless block is
+        kept, the scores stay as they are, and a round changes nothing.
+        """
+        sizes, everything = [len(score) for score in scores], joined(scores)
         masks = select_rows(scores, costs, budget)
         for _ in range(_ROUNDS):
-            useless = self._useless(masks)
-            if not any((mask & gone).any() for mask, gone in zip(masks, useless, strict=False)):
+            kept = joined(masks[: self._blocks])
+            useless = self._useless(kept)
+            more = (kept & useless).any()
+            if more.device.type == "cpu" and not more:
                 break
-            for i, gone in enumerate(useless):
-                scores[i] = scores[i].masked_fill(gone, -torch.inf)
-            masks = select_rows(scores, costs, budget)
+            blocks, others = everything.tensor_split([len(kept)])
+            blocks = blocks.masked_fill(useless & more, -torch.inf)
+            everything = torch.cat([blocks, others])
+            masks = select_rows(everything.split(sizes), costs, budget)
         return masks
 
-    def _useless(self, masks: Sequence[Tensor]) -> list[Tensor]:
-        """Return the blocks that are in heads without values or readers alone, bool [blocks] per matrix."""
-        size, found = self.settings.block, []
-        for part, places in self._parts:
-            grids = {role: self.units[i].layers[0].grid(masks[i]) for role, i in places.items()}  # type: ignore[union-attr]
-            values, readers = grids[_values(part)].any(1), grids["o"].any(0)
-            rows = values.repeat_interleave(size).chunk(len(parts_of(_values(part))))[-1]
-            open_ = rows.view(part.heads, -1).any(1) & readers.repeat_interleave(size).view(part.heads, -1).any(1)
-            closed = ~open_.repeat_interleave(len(rows) // part.heads)
-            for role, grid in grids.items():
-                gone = closed.repeat(1 if role == "o" else len(parts_of(role))).view(-1, size).all(1)
-                found.append((gone if role == "o" else gone[:, None]).expand_as(grid).flatten())
-        return found
+    def _useless(self, kept: Tensor) -> Tensor:
+        """Return which blocks are in heads without values or readers alone; both bool [blocks of all matrices]."""
+        values, readers, members = (pairs.to(kept.device) for pairs in self._pairs)
+        self._pairs = [values, readers, members]
+
+        def have(pairs: Tensor) -> Tensor:
+            blocks, heads = pairs
+            return kept.new_zeros(self._heads, dtype=torch.int32).index_add_(0, heads, kept[blocks].int()) > 0
+
+        open_, (blocks, heads) = have(values) & have(readers), members
+        return torch.zeros_like(kept, dtype=torch.int32).index_add_(0, blocks, open_[heads].int()) == 0
 
     def deploy(self, net: PreTrainedModel) -> None:
         """Replace the masked layers by Linears with zeros; where nothing is filled later, cut what is empty."""
@@ -204,6 +237,12 @@ class BlockPruning(MovementStage):
                 replace(net, name, module.zeroed())
         if not self.settings.fill and self.density < 1:
             cut_empty(net)
+
+
+def _pairs(ids: Tensor, row: Tensor, head: Tensor) -> Tensor:
+    """Return (block, head) for all blocks of the rows of ``ids``; row ``row[i]`` has to do with head ``head[i]``."""
+    row, head = torch.stack([row, head]).unique(dim=1)
+    return torch.stack([ids[row].flatten(), head.repeat_interleave(ids.shape[1])])
 
 
 class Filling(Stage):

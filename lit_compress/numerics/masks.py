@@ -243,7 +243,7 @@ def apply_threshold_(weights: Sequence[Tensor], scores: Sequence[Tensor], thresh
 def select_rows(
     scores: Sequence[Tensor],
     costs: Sequence[int],
-    budget: int,
+    budget: int | Tensor,
     reduce: Reduce | None = None,
     shard: tuple[int, int] = (0, 1),
 ) -> list[Tensor]:
@@ -256,7 +256,7 @@ def select_rows(
     Args:
         scores: float32 [rows] per matrix; DTensors are read locally.
         costs: parameters of one row of each matrix.
-        budget: parameters to keep over all matrices and ranks; 0 keeps nothing.
+        budget: parameters to keep over all matrices and ranks, also 0-dim on the scores' device; 0 keeps nothing.
         reduce: see the top of the module; here also of float32 [rows of all ranks].
         shard: see :func:`topk_masks`.
 

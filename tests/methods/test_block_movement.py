@@ -92,9 +92,10 @@ def test_the_best_units_have_the_density(fill, tmp_path):
             gone = grid[:, 2 * head : 2 * head + 2] if place == 3 else grid[2 * head : 2 * head + 2]
             assert not gone.any()
     blocks, neurons = sum(kept[:8]), sum(kept[8:])
+    useless = stage._useless(torch.cat(masks[:8])).split([len(mask) for mask in masks[:8]])
     lowest = {}  # naive: every block that is kept, of heads that are of use, is above every one that is not
     for kind, group in (("blocks", range(8)), ("neurons", (8, 9))):
-        useful = [~gone for gone in stage._useless(masks)] if kind == "blocks" else [masks[8] >= 0, masks[9] >= 0]
+        useful = [~gone for gone in useless] if kind == "blocks" else [masks[8] >= 0, masks[9] >= 0]
         on = torch.cat([scores[i][masks[i]] for i in group])
         off = torch.cat([scores[i][~masks[i] & use] for i, use in zip(group, useful, strict=True)])
         lowest[kind] = on.min()
