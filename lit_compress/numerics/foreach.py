@@ -7,6 +7,7 @@ there every tensor is a list of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -31,6 +32,20 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
     """Return all elements in one axis; a single tensor is not copied if it is contiguous."""
     flat = [tensor.flatten() for tensor in tensors]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def on_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of one dtype on the CPU, for which the host waits once."""
+    if tensors[0].device.type == "cpu":
+        return list(tensors)
+    parts = joined(tensors).cpu().split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+@lru_cache(maxsize=32)
+def constant(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return ``numbers`` as an int64 tensor on ``device``, which is copied there once; not to be changed."""
+    return torch.tensor(numbers).to(device)
 
 
 def largest(tensors: Sequence[Tensor]) -> Tensor:

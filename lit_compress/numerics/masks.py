@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.foreach import ELEMENTS, joined, together
+from lit_compress.numerics.foreach import ELEMENTS, constant, joined, together
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import local
 
@@ -277,17 +276,12 @@ def select_rows(
         own = own.to(everything.device)
         everything = everything.new_zeros(int(sizes.sum())).index_copy_(0, own, everything)
         reduce(everything)
-    cost = _row_costs(tuple(costs), tuple(sizes.sum(1).tolist()), everything.device)
+    rows, device = tuple(sizes.sum(1).tolist()), everything.device
+    cost = constant(tuple(costs), device).repeat_interleave(constant(rows, device), output_size=sum(rows))
     order = everything.argsort(descending=True, stable=True)
     keep = torch.empty_like(everything, dtype=torch.bool)
     keep[order] = cost[order].cumsum(0) <= budget
     return list(keep[own].split([len(score) for score in shards]))
-
-
-@lru_cache(maxsize=8)
-def _row_costs(costs: tuple[int, ...], rows: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the cost of every row of all matrices, int64; kept, because some methods choose rows in every step."""
-    return torch.tensor(costs).repeat_interleave(torch.tensor(rows)).to(device)
 
 
 @torch.no_grad()

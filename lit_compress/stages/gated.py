@@ -11,6 +11,7 @@ processes is the step that one process makes with all of their examples.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lit_compress.layers import HardConcrete
+from lit_compress.numerics.foreach import on_cpu
 from lit_compress.numerics.gate_budget import Size, fit_budget
 from lit_compress.numerics.hard_concrete import keep_best, kept_units
 from lit_compress.numerics.losses import lagrangian
@@ -119,6 +121,7 @@ class GatedStage(Stage):
     def make_gates(self, gates: dict[str, HardConcrete], size: Size) -> None:
         """Register the gates, by name, and the function of their sizes; make the multipliers."""
         self.gates, self.size = gates, size
+        self._size = (copy.deepcopy(size),)  # a tuple keeps it on the CPU
         self.held = nn.ModuleDict(gates)
         self.linear = nn.Parameter(torch.zeros(1))
         self.quadratic = nn.Parameter(torch.zeros(1))
@@ -187,7 +190,8 @@ class GatedStage(Stage):
 
     def kept_masks(self, step: int) -> dict[str, Tensor]:
         """Return the units that deterministic gates keep after ``step``: name -> bool [groups, size], on the CPU."""
-        log_alphas = {name: value.detach().cpu() for name, value in self.log_alphas.items()}
+        values = on_cpu([value.detach() for value in self.log_alphas.values()])
+        log_alphas = dict(zip(self.gates, values, strict=True))
         if self.settings.exact_target and step >= self._warmup:
             return self.fit(log_alphas)
         return {name: keep_best(a, kept_units(a, self.gates[name].least)) for name, a in log_alphas.items()}
@@ -200,12 +204,10 @@ class GatedStage(Stage):
             budget: number of weights; None for that of the final density.
         """
         budget = keep_count(self.density, self.size.total) if budget is None else budget
-        least, size = {name: gate.least for name, gate in self.gates.items()}, self.size.cpu()
+        least = {name: gate.least for name, gate in self.gates.items()}
         finest = self.finest if self.finest in log_alphas else None
         steps = dict.fromkeys(self.rounds, self.round_to)
-        masks = fit_budget(log_alphas, size, budget, least, finest, steps)
-        self.size.to(next(iter(self.log_alphas.values())).device)
-        return masks
+        return fit_budget(log_alphas, self._size[0], budget, least, finest, steps)
 
     def deterministic(self, net: PreTrainedModel, step: int) -> dict[str, Tensor]:
         """Give ``net`` the gates' deterministic values and return them by name."""

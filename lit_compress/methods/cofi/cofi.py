@@ -52,6 +52,7 @@ from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers, cut_c
 from lit_compress.models.outline import cut_evenly
 from lit_compress.models.sites import embedding_params, of_kind, stream_width, sublayers
 from lit_compress.models.surgery import Structure
+from lit_compress.numerics.foreach import constant
 from lit_compress.numerics.gate_budget import Size
 from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates
@@ -280,7 +281,7 @@ def open_layers(net: PreTrainedModel, z: dict[str, Tensor]) -> Tensor:
     parts = sublayers(net)
     found = torch.zeros(1 + parts[-1].layer, dtype=torch.bool, device=next(iter(z.values())).device)
     for kind, (gate, _) in SUBLAYER_GATES.items():
-        layers = torch.tensor([part.layer for part in of_kind(parts, kind)], device=found.device)
+        layers = constant(tuple(part.layer for part in of_kind(parts, kind)), found.device)
         found[layers] |= (z[gate] > 0).flatten() if gate in z else True
     return found
 

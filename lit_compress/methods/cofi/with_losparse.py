@@ -19,7 +19,7 @@ Choices where the paper is silent:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -36,12 +36,13 @@ from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.record import join_parts, parts_of
 from lit_compress.models.sites import find_sites, of_kind, sublayers
 from lit_compress.models.surgery import Structure
-from lit_compress.numerics.masks import keep_count, select_rows
+from lit_compress.numerics.foreach import joined, on_cpu
+from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import StageContext
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
 from lit_compress.utils.errors import UserError, require
-from lit_compress.utils.sharding import local
+from lit_compress.utils.sharding import whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -140,6 +141,7 @@ class OpenRows(RowSparsePruning):
         self.register_buffer("columns", torch.tensor([size[1] for size in self._sizes]))
         for i, (rows, _) in enumerate(self._sizes):
             self.register_buffer(f"open_{i}", torch.ones(rows, dtype=torch.bool))
+        self._read: tuple[list[Tensor], list[int]] | None = None  # open rows and columns as the host knows them
 
     @property
     def open(self) -> list[Tensor]:
@@ -149,37 +151,42 @@ class OpenRows(RowSparsePruning):
     @torch.no_grad()
     def refresh(self, step: int) -> None:
         """Read from the gates which rows and columns are open."""
-        gates = self.ask(step)
+        gates, open_, columns = self.ask(step), [*self._sizes], [size[1] for size in self._sizes]
         for kind, parts in self._parts.items():
             for group, part in enumerate(parts):
                 for role, name in part.sites.items():
                     i = self._sites.index(name)
-                    rows, columns = self._sizes[i]
-                    layer = SUBLAYER_GATES[kind][0]
-                    open_ = torch.full((rows,), bool(gates[layer][group]) if layer in gates else True)
+                    rows, layer = self._sizes[i][0], SUBLAYER_GATES[kind][0]
+                    open_[i] = torch.full((rows,), bool(gates[layer][group]) if layer in gates else True)
                     if kind == "attention" and "heads" in gates:
                         units = gates["heads"][group]
                         if role == "o":
-                            columns = int(units.sum()) * (columns // len(units))
+                            columns[i] = int(units.sum()) * (columns[i] // len(units))
                         else:
                             copies = len(parts_of(role))
                             width = rows // len(units) // copies
-                            open_ &= join_parts(role, [units.repeat_interleave(width)] * copies, width)
-                    self.open[i].copy_(open_)
-                    self.columns[i] = columns
+                            open_[i] &= join_parts(role, [units.repeat_interleave(width)] * copies, width)
+        sent = joined(open_).to(self.columns.device)
+        torch._foreach_copy_(self.open, sent.split([rows for rows, _ in self._sizes]))
+        self.columns.copy_(torch.tensor(columns))
         self.known.fill_(True)
+        self._read = open_, columns
 
     @torch.no_grad()
     def _zero(self, step: int) -> None:
-        if (step - 1) % self.settings.interval == 0 or not self.known:
+        if (step - 1) % self.settings.interval == 0 or not (self._read or self.known):
             self.refresh(step)
         self.prune(step)
 
     @torch.no_grad()
     def prune(self, step: int) -> None:
-        """Zero the open rows with the lowest scores, as many as the schedule says."""
-        open_, costs = self.open, self.columns.tolist()
-        counts = torch.stack([rows.sum() for rows in open_]).tolist()
+        """Zero the open rows with the lowest scores, as many as the schedule says; chosen on the CPU, in one wait."""
+        if self._read is None:  # the stage goes on from a checkpoint
+            self._read = on_cpu(self.open), self.columns.tolist()
+        open_, costs = self._read
+        scores = on_cpu([whole(score) for score in self.scores])
+        scores = [score.masked_fill(~rows, -torch.inf) for score, rows in zip(scores, open_, strict=True)]
+        counts = _count(open_, open_)
         dense = [rows * columns for rows, columns in zip(counts, costs, strict=True)]
         ranks = [self.ranks[name] for name in self._sites]
         factors = [
@@ -188,38 +195,30 @@ class OpenRows(RowSparsePruning):
         goal = keep_count(self.whole, self._total) if self.arrived(step) else round(self.density * sum(dense))
         left = cubic(step, self.total_steps, self._start, self._end, 0.0)
         budget = round(left * sum(dense) + (1 - left) * max(0, goal - sum(factors)))
-        keep = tried = self._select(budget, costs, open_)
+        keep = tried = select_rows(scores, costs, budget)
         most = 0
         for _ in range(8 if left == 0 else 0):  # a matrix is stored whole where that is less than factors and rows
-            rows_kept = self._count(tried, open_)
+            rows_kept = _count(tried, open_)
             stored = sum(min(f + k * c, d) for f, k, c, d in zip(factors, rows_kept, costs, dense, strict=True))
             if most < stored <= goal:
                 keep, most = tried, stored
             if 0 <= goal - stored < max(costs) or rows_kept == counts:
                 break
             budget += goal - stored
-            tried = self._select(budget, costs, open_)
-        for weight, kept, rows in zip(self._weights, keep, open_, strict=True):
-            local(weight).masked_fill_((~kept & self._mine(rows))[:, None], 0.0)
-
-    def _select(self, budget: int, costs: list[int], open_: list[Tensor]) -> list[Tensor]:
-        scores = [
-            local(score).masked_fill(~self._mine(rows), -torch.inf)
-            for score, rows in zip(self.scores, open_, strict=True)
-        ]
-        return select_rows(scores, costs, budget, self._shards.reduce, self._shards.place)
-
-    def _count(self, keep: list[Tensor], open_: list[Tensor]) -> list[int]:
-        counts = torch.stack([(kept & self._mine(rows)).sum() for kept, rows in zip(keep, open_, strict=True)])
-        if self._shards.reduce:
-            self._shards.reduce(counts)
-        return counts.tolist()
+            tried = select_rows(scores, costs, budget)
+        stays = joined([kept | ~rows for kept, rows in zip(keep, open_, strict=True)]).to(self.columns.device)
+        keep_rows_(self._weights, [self._mine(rows) for rows in stays.split([rows for rows, _ in self._sizes])])
 
     def _mine(self, rows: Tensor) -> Tensor:
         """Return the part of ``rows`` [out] that this rank holds: FSDP2 splits dim 0 as torch.chunk does."""
         rank, ranks = self._shards.place
         size = -(-len(rows) // ranks)
         return rows[rank * size : (rank + 1) * size]
+
+
+def _count(keep: Sequence[Tensor], open_: Sequence[Tensor]) -> list[int]:
+    """Return how many of the open rows of every site are kept."""
+    return [int((kept & rows).sum()) for kept, rows in zip(keep, open_, strict=True)]
 
 
 class RowsAndGates(GatedPruning):
