@@ -160,7 +160,7 @@ class BlockPruning(MovementStage):
         return found
 
     def _find_pairs(self, found: Sequence[Units]) -> list[Tensor]:
-        """Return three lists of (block, head), int64 [2, pairs]: blocks with a head's values, readers, and all of it."""
+        """Return three lists of (block, head), int64 [2, pairs]: of the values, the readers, all blocks of a head."""
         values, readers, members = [], [], []
         first_block = self._heads = 0
         for part, places in self._parts:

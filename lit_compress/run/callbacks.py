@@ -145,7 +145,6 @@ def _finite(optimizer: Optimizer, device: torch.device) -> bool:
     return isfinite(highest.item())  # the one wait for the device in a training step
 
 
-
 class EpochLines(Callback):
     """Print one line for every finished epoch, which stays in the terminal and in a log.
 
