@@ -347,7 +347,7 @@ class DataModule(LightningDataModule):
         return self._loader(split, self.batch_size, shuffle=False)
 
     def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
-        """Note whether ``batch`` has padding, in ``padded``: once it is on the device, the host waits for the answer."""
+        """Note in ``padded`` whether the batch has padding: on the device, the host would wait for the answer."""
         self.padded = not all(bool(mask.all()) for mask in task_type(self.record).masks(batch))
         return batch
 

@@ -151,13 +151,15 @@ class OpenRows(RowSparsePruning):
     @torch.no_grad()
     def refresh(self, step: int) -> None:
         """Read from the gates which rows and columns are open."""
-        gates, open_, columns = self.ask(step), [*self._sizes], [size[1] for size in self._sizes]
+        gates, columns = self.ask(step), [size[1] for size in self._sizes]
+        open_ = [torch.ones(rows, dtype=torch.bool) for rows, _ in self._sizes]
         for kind, parts in self._parts.items():
             for group, part in enumerate(parts):
                 for role, name in part.sites.items():
                     i = self._sites.index(name)
                     rows, layer = self._sizes[i][0], SUBLAYER_GATES[kind][0]
-                    open_[i] = torch.full((rows,), bool(gates[layer][group]) if layer in gates else True)
+                    if layer in gates:
+                        open_[i] &= gates[layer][group]
                     if kind == "attention" and "heads" in gates:
                         units = gates["heads"][group]
                         if role == "o":
