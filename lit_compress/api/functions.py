@@ -19,7 +19,7 @@ from lit_compress.api.session import undisturbed
 from lit_compress.cli.compare import OWN, plan_of, run_plan
 from lit_compress.cli.fitting import run_factorize, run_fit, warn_missed
 from lit_compress.cli.options import parameters_of
-from lit_compress.cli.targets import Target, find_target, open_target
+from lit_compress.cli.targets import Target, find_target, load_checked, open_target
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
 from lit_compress.methods import Method
 from lit_compress.models.backbones import set_padding
@@ -194,7 +194,7 @@ def evaluate(
             given = inputs.data
         parts = open_target(target, _words(given | options), command)
         if isinstance(model, str | Path):
-            return _plain(evaluate_net(target.load(parts.data.record), parts.data, command, sure=True), command)
+            return _plain(evaluate_net(load_checked(target, parts, command), parts.data, command, sure=True), command)
         check_head(target.what, model.config, parts.data.record)
         with _as_it_was(model):
             set_padding(model.config, str(target.folder), parts.data.record, "model")

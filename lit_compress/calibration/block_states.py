@@ -23,6 +23,7 @@ Shape = tuple[int, ...]
 @contextmanager
 def written(path: Path, dtype: torch.dtype) -> Iterator[Callable[[Tensor], None]]:
     """Yield a function that adds a tensor to the file ``path``, which is there when the context ends without error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary, temporary.open("wb") as file:
 
         def add(tensor: Tensor) -> None:

@@ -64,7 +64,7 @@ class Sweeps:
         net: whose blocks run.
         task: gives inputs and logits.
         parts: of the examples, as many as go through a block at once.
-        folder: for the files; made if it is not there.
+        folder: for the files; made with the first one.
         dtype: of the files.
     """
 
@@ -72,7 +72,6 @@ class Sweeps:
         self.net, self.task, self.parts, self.folder, self.dtype = net, task, parts, folder, dtype
         width = int(net.net.config.hidden_size)
         self.shapes: list[Shape] = [(*self.inputs(rows)["input_ids"].shape, width) for rows in parts]
-        folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, what: str, number: int) -> Path:
         """Return the file of the ``states`` that block ``number`` reads, or of the ``gradients`` by them."""

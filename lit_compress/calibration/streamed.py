@@ -64,12 +64,22 @@ def parts_within(net: PreTrainedModel, limit: float, table: str | None = None) -
     parts: list[list[str]] = [[table] if table else []]
     left, bytes_each = limit, next(net.parameters()).element_size()
     for group in shared_inputs(net):
-        modules: list[Any] = [net.get_submodule(name) for name in group]
-        sizes = [modules[0].in_features, *(module.out_features for module in modules)]
-        needs = bytes_each * sum(sum(Gram.numbers(size)) for size in sizes)
+        needs = bytes_each * _numbers(net, group)
         if needs > left and any(name != table for name in parts[-1]):
             parts.append([])
             left = limit
         parts[-1] += group
         left -= needs
     return parts
+
+
+def sums_bytes(net: PreTrainedModel, gradients: bool = True) -> int:
+    """Return how many bytes the sums of all sites of ``net`` take in its dtype, with those of gradients or without."""
+    return next(net.parameters()).element_size() * sum(_numbers(net, group, gradients) for group in shared_inputs(net))
+
+
+def _numbers(net: PreTrainedModel, group: Sequence[str], gradients: bool = True) -> int:
+    """Return how many numbers the sums of sites have that read the same input."""
+    modules: list[Any] = [net.get_submodule(name) for name in group]
+    sizes = [modules[0].in_features, *(module.out_features for module in modules if gradients)]
+    return sum(sum(Gram.numbers(size)) for size in sizes)

@@ -36,6 +36,7 @@ from lit_compress.models.sites import blocks
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe
 from lit_compress.numerics.sampled_labels import Labels
+from lit_compress.run.expected_memory import check_memory_by_block
 from lit_compress.stages.by_block import BlockFactors, Changes, Kept, check_weighting
 from lit_compress.stages.units_by_block import BlockUnits
 from lit_compress.stages.weighted_retraining import calibration_of, check_removal
@@ -45,6 +46,7 @@ from lit_compress.utils.cache import short_hash
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json, remove, write_json
 from lit_compress.utils.memory import return_freed_memory
+from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -138,12 +140,16 @@ def factorize_by_block(
     tensors = LazyTensors(folder, f"model: '{folder}'")
     files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.glob("*.safetensors"))
     net = BlockNet(made, tensors, unused=kind.unused, device=device)
-    work = _Work(own_folder, short_hash(config, files, precision, data.fingerprint() if reads else None))
+    settings = short_hash(config, files, precision, data.fingerprint() if reads else None)
     dev = [batch for loader in data.val_dataloader() for batch in loader]
-    before = Sweeps(net, kind, dev, work.folder / "dense", dtype)
+    before = Sweeps(net, kind, dev, own_folder / "dense", dtype)
     parts = calibration_parts(kind, plan.examples, plan.labels) if reads else []
-    sweeps = Sweeps(net, kind, parts, work.folder / "calibration", dtype)
+    sweeps = Sweeps(net, kind, parts, own_folder / "calibration", dtype)
     moments = plan.collector(sweeps, dense)
+    sums = moments.bytes() if reads else 0
+    memory = {"outside": _bytes(net.net), "block": max(map(_bytes, net.blocks)), "statistics": sums}
+    note(check_memory_by_block(**memory))
+    work = _Work(own_folder, settings)
     check_disk(work.folder, _disk(before, sweeps, kept, plan.labels is not None))
 
     before.reach(len(net), keep=False, what="evaluate")
@@ -168,8 +174,6 @@ def factorize_by_block(
         else:
             form = write_shards(net, form, partial(kept.change, chosen), *files)
         work.ended("export")
-        sums = moments.bytes() if reads else 0
-        memory = {"outside": _bytes(net.net), "block": max(map(_bytes, net.blocks)), "statistics": sums}
         del net, sweeps, moments
         own = BlockNet(
             config_of(temporary), LazyTensors(temporary, "export"), describe(form), dtype=None, device=device

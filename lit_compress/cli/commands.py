@@ -17,7 +17,7 @@ from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import one_line, parse_one_shot, silence_libraries
 from lit_compress.cli.reporting import list_command, report_command, verify_command
-from lit_compress.cli.targets import find_target, open_target, parse_stored
+from lit_compress.cli.targets import find_target, load_checked, open_target, parse_stored
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.evaluation.predict import write_predictions
 from lit_compress.export.choices import Choices
@@ -26,6 +26,7 @@ from lit_compress.export.hub import check_repository, push
 from lit_compress.export.report import print_table
 from lit_compress.run.changes import changed_line
 from lit_compress.run.clean import clean as remove_leftovers
+from lit_compress.run.expected_memory import check_fit
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run
 from lit_compress.run.loggers import where_curves_are
@@ -37,7 +38,7 @@ from lit_compress.run.plan import (
     stages_table,
 )
 from lit_compress.run.rehearsal import measure_pace, stage_seconds
-from lit_compress.run.runner import check_stages, outline_of
+from lit_compress.run.runner import check_stages, outline_of, shapes_of
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_file
 
@@ -76,6 +77,7 @@ def plan(args: list[str]) -> None:
     for line in layer_notes(found):
         print(line)
     console.print(sizes_table(found))
+    print(check_fit(parts, shapes_of(parts.method)))
     console.print(stages_table(made, list(stage_seconds(parts, made, measure_pace(parts)))))
 
 
@@ -230,7 +232,7 @@ def _evaluate_command(args: list[str], command: str) -> None:
     parts = open_target(target, rest, command)
     if command == "predict" and path.exists() and path.samefile(Path(parts.data.path or "/").expanduser()):
         raise UserError(f"--output: '{path}' is the file that is read; give another")
-    net = target.load(parts.data.record)
+    net = load_checked(target, parts, command)
     if command == "predict":
         print(f"{write_predictions(net, parts.data, path)} predictions: {path}")
     else:

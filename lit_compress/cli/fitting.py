@@ -25,11 +25,12 @@ from lit_compress.models.backbones import finetuned_on
 from lit_compress.models.budget import budget_line
 from lit_compress.run.changes import go_on
 from lit_compress.run.details import keep_details
+from lit_compress.run.expected_memory import check_fit
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run
 from lit_compress.run.loggers import log_report
 from lit_compress.run.plan import show_plan
-from lit_compress.run.runner import Components, check_stages, run_stages
+from lit_compress.run.runner import Components, check_stages, run_stages, shapes_of
 from lit_compress.run.settle import density_of_first, failure_told, settle_storage, solve_budget
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
@@ -177,6 +178,7 @@ def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[
         parts = cli.build()
         plan, facts = check_stages(parts), parts.data.facts()
         show_plan(parts.data.record.name, facts, plan)
+        print(check_fit(parts, shapes_of(parts.method)))
         budget = parts.method.budget and {"asked": parts.method.budget.asked, "density": parts.method.density}
         return partial(run.begin, config, facts.as_dict(), budget)
     changed = run.check_same(config, cli.config.allow_changed)

@@ -23,11 +23,13 @@ from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.methods.llm_pruner import LLMPruner
 from lit_compress.methods.second_order import SecondOrder
 from lit_compress.methods.slicegpt import SliceGPT
-from lit_compress.models.backbones import finetuned_config, load_finetuned
+from lit_compress.models.backbones import empty_net, finetuned_config, load_finetuned
 from lit_compress.models.checks import is_compressed
+from lit_compress.models.shapes import without_values
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import Axis
+from lit_compress.run.expected_memory import check_factorize
 from lit_compress.run.folder import Run
 from lit_compress.run.solve import check_choices
 from lit_compress.stages.low_rank import Decomposer
@@ -36,6 +38,7 @@ from lit_compress.stages.weighting import KRONECKER, Weighted, fisher_of, kronec
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json
 from lit_compress.utils.memory import trim
+from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -108,7 +111,10 @@ def factorize_model(
         data.reads_labels = method.kind.reads_labels
     elif not prunes:
         data.reads_labels = method.retrain.reads_labels(method.kind)
-    choices.say_dtype(finetuned_config(method.backbone, method.task, "model").dtype)
+    shapes = finetuned_config(method.backbone, method.task, "model")
+    choices.say_dtype(shapes.dtype)
+    stage = method.pruning() if prunes else method.stages()[-1]
+    note(check_factorize(method, stage, without_values(lambda: empty_net(shapes)), data))
     dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)
     net, made = (pruned(method, dense, data), None) if prunes else factorized(method, dense, data)

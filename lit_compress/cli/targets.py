@@ -18,8 +18,11 @@ from lit_compress.data.sources import CUSTOM
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import check_head
 from lit_compress.models.foreign import check_form
+from lit_compress.models.shards import net_bytes, tensor_files
 from lit_compress.models.storage import load_net
+from lit_compress.run.expected_memory import check_evaluation, check_loading
 from lit_compress.run.folder import Run, checked_config
+from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json
 from lit_compress.utils.progress import note
@@ -155,6 +158,23 @@ def open_target(target: Target, rest: list[str], command: str) -> Components:
     parts.data.read_as(str(target.folder))
     parts.data.whole_file = _is_another_file(target.trained_on, parts.data.path)
     return parts
+
+
+def load_checked(target: Target, parts: Components, command: str) -> PreTrainedModel:
+    """Load the net of ``target`` for ``command``, if its memory suffices; a note says what is expected.
+
+    Raises:
+        UserError: as :meth:`Target.load`, or the machine has too little memory.
+    """
+    if all(path.is_file() for path in tensor_files(target.folder)):
+        check_loading(net_bytes(target.folder))
+    net, data = target.load(parts.data.record), parts.data
+    if command == "validate":
+        loaders = data.val_dataloader()
+    else:
+        loaders = [data.test_dataloader() if command == "test" else data.predict_dataloader()]
+    note(check_evaluation(net, task_type(data.record), loaders))
+    return net
 
 
 def _is_another_file(known: str | None, given: str | None) -> bool:

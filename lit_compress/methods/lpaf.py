@@ -141,6 +141,7 @@ class MixedRankRetraining(LowRankRetraining):
 
     settings: MixedRank
     layer = MixedRankLinear
+    shrinks_first = False  # the layer has the matrix, too
 
     def __init__(self, settings: MixedRank, ranks: RankRule) -> None:
         super().__init__(settings, ranks)

@@ -14,6 +14,7 @@ from torch import nn
 from lit_compress.models.shapes import with_zeros, without_values
 from lit_compress.models.sites import Site, embedding_params, find_sites
 from lit_compress.models.transposed import as_linears
+from lit_compress.utils.progress import Bar
 from lit_compress.utils.timing import in_turns, pinned, summary
 
 if TYPE_CHECKING:
@@ -183,8 +184,8 @@ def forward_times(
     nets: Sequence[PreTrainedModel], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
 ) -> list[list[float]]:
     """Return the milliseconds of ``repeats`` forwards of each net; the nets take turns."""
-    with pinned(threads):
-        return in_turns(forwards(nets, length, batch), repeats)
+    with pinned(threads), Bar("time forwards", repeats) as bar:
+        return in_turns(forwards(nets, length, batch), repeats, after_round=lambda: bar.advance(1))
 
 
 def latency(

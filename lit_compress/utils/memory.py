@@ -1,9 +1,10 @@
-"""Memory of the process."""
+"""Memory of the process, and what the machine has left."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from pathlib import Path
 
 _MMAP_THRESHOLD, _BYTES = -3, 1 << 20  # number of the option in glibc's mallopt; a tensor of this size or more
 
@@ -29,3 +30,60 @@ def trim() -> None:
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(0)
+
+
+def resident() -> int:
+    """Return the bytes that this process has in memory; 0 where the system does not say."""
+    return _kilobytes(Path("/proc/self/status")).get("VmRSS", 0)
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes that new work of this process can have; None where the system does not say.
+
+    These are the machine's available memory and free swap, or less if a limit of a container (a cgroup, version 1 or 2)
+    is nearer.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    found = _kilobytes(root / "proc/meminfo")
+    if "MemAvailable" not in found:
+        return None
+    return min([found["MemAvailable"] + found.get("SwapFree", 0), *_left_in_cgroups(root)])
+
+
+def _left_in_cgroups(root: Path) -> list[int]:
+    """Return what every limit above this process leaves; files that can be given back do not count as used."""
+    left = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        names = ("memory.max", "memory.current", "inactive_file")
+        top = root / "sys/fs/cgroup"
+        if controllers:
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            top = top / "memory"
+        folder = top / path.lstrip("/")
+        for there in (folder, *folder.parents):
+            limit, used = (_text(there / name).strip() for name in names[:2])
+            if limit.isdigit() and used.isdigit():
+                files = next((int(w[1]) for w in map(str.split, _text(there / "memory.stat").splitlines())
+                              if w[0] == names[2]), 0)  # fmt: skip
+                left.append(max(0, int(limit) - int(used) + files))
+            if there == top:
+                break
+    return left
+
+
+def _kilobytes(path: Path) -> dict[str, int]:
+    """Return the entries of a file with lines such as ``MemFree: 12 kB``, in bytes."""
+    rows = (line.split() for line in _text(path).splitlines())
+    return {row[0].rstrip(":"): 1024 * int(row[1]) for row in rows if row[2:] == ["kB"]}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -30,16 +30,9 @@ def phases(monkeypatch, capsys):
 def test_factorize(phases, run, tiny_data, tmp_path):
     data = ["--data.task", "sst2", "--data.path", tiny_data, "--data.batch_size", 8]
     found = phases("factorize", run / "dense" / "net", tmp_path / "out", *data, "--density", 0.5)
-    in_order = [
-        "Kronecker factors",
-        "decompose",
-        "factorize",
-        "compare",
-        "evaluate",
-        "check the export in another process",
-    ]
-    assert [name for name in dict.fromkeys(found) if name in in_order] == in_order
-    assert "measure" in found
+    check = "check the export in another process"
+    work = {"Kronecker factors", "decompose", "factorize", "compare", "evaluate", check, "measure", "time forwards"}
+    assert work <= set(found)
 
 
 def test_validate(phases, run):

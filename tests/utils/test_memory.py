@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from lit_compress.utils.memory import free_memory, resident
+
 _CODE = """
 import sys
 import torch
@@ -40,3 +42,51 @@ def test_freed_tensors_go_back():
 
     assert left("back") < 20
     assert left("stay") > 100  # else there is nothing to be mended
+
+
+def made(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MACHINE = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 8000 kB\nSwapFree: 500 kB\nHugePages_Free: 0\n"}
+
+
+def test_free_memory_is_what_the_machine_has_available(tmp_path):
+    assert free_memory(made(tmp_path, MACHINE)) == 8500 * 1024
+
+
+def test_a_system_that_does_not_say(tmp_path):
+    assert free_memory(tmp_path) is None
+
+
+@pytest.mark.parametrize("path", ["/", "/a/b", "/of/the/host"])
+def test_limits_of_containers_count(tmp_path, path):
+    """Of version 2, whose group may be named from outside, and of every group above."""
+    mounted = "" if path == "/of/the/host" else path.strip("/").split("/")[0] + "/"
+    files = {
+        "proc/self/cgroup": f"0::{path}\n",
+        f"sys/fs/cgroup/{mounted}memory.max": "4000000\n",
+        f"sys/fs/cgroup/{mounted}memory.current": "3000000\n",
+        f"sys/fs/cgroup/{mounted}memory.stat": "anon 5\ninactive_file 700000\n",
+        "sys/fs/cgroup/a/b/memory.max": "max\n",
+    }
+    assert free_memory(made(tmp_path, MACHINE | files)) == 1_700_000
+
+
+def test_limits_of_version_1(tmp_path):
+    files = {
+        "proc/self/cgroup": "4:cpu:/x\n3:memory:/x\n",
+        "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "2000000\n",
+        "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "1500000\n",
+    }
+    assert free_memory(made(tmp_path, MACHINE | files)) == 500_000
+
+
+def test_what_this_process_has():
+    before = resident()
+    held = bytearray(b"x" * 50_000_000)
+    assert resident() - before > 40_000_000 or not before
+    del held

@@ -1,0 +1,358 @@
+"""The memory that a command is expected to take at its peak, by formulas, and its check against the machine's.
+
+A command prints the expectation before its work. If it is more than the machine has, the command ends there and names
+the option that needs less. docs/scaling.md has the formulas, and how far measured peaks were off.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, prod
+from typing import TYPE_CHECKING
+
+import torch
+
+from lit_compress.calibration.kronecker import TOKENS
+from lit_compress.calibration.streamed import sums_bytes
+from lit_compress.models.accounting import counted_weights
+from lit_compress.models.activations import forward_bytes
+from lit_compress.numerics.chunked_logits import chunk_size
+from lit_compress.run.trainer import make_trainer
+from lit_compress.stages.base import Stage
+from lit_compress.stages.lora import Retraining
+from lit_compress.stages.low_rank import LowRankRetraining
+from lit_compress.stages.unstructured import UnstructuredPruning
+from lit_compress.stages.weighting import KRONECKER, MOST_BYTES, Weighted
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.memory import free_memory, resident
+from lit_compress.utils.progress import note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.batching import ResumableLoader
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.methods.base import Method
+    from lit_compress.run.runner import Components
+    from lit_compress.tasks.base import TaskType
+
+LIBRARIES = 620 * 2**20  # bytes of a command whose net is tiny, on a CPU
+EXPORTED = 2  # times that a compressed net is in memory while its export is measured
+EVALUATION = "evaluation"
+MARGIN = 0.15  # share by which a measured peak was at most below its expectation; less than that is only warned of
+TENSORS = {False: 3, True: 5}  # as large as a chunk of logits, that a loss over a vocabulary makes; with a backward
+
+
+@dataclass(frozen=True)
+class Need:
+    """The expected peak of a phase.
+
+    Attributes:
+        phase: its name, e.g. of a stage.
+        parts: bytes by what they are for.
+        sure: False if something is not known, e.g. what a method of another package keeps.
+    """
+
+    phase: str
+    parts: Mapping[str, float]
+    sure: bool = True
+
+    def times(self, copies: int) -> Need:
+        """Return the need of so many processes."""
+        return replace(self, parts={name: copies * value for name, value in self.parts.items()})
+
+    @property
+    def total(self) -> float:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+    def line(self) -> str:
+        """Return the line for the user."""
+        parts = ", ".join(f"{name} {shown(value)}" for name, value in self.parts.items() if value >= 0.05e9)
+        return f"memory: about {shown(self.total)} at the peak, in {self.phase} ({parts})"
+
+
+def shown(size: float) -> str:
+    """Return a size as text.
+
+    >>> shown(3.14e9), shown(2.1e11)
+    ('3.1 GB', '210 GB')
+    """
+    return f"{size / 1e9:.1f} GB" if size < 1e11 else f"{size / 1e9:.0f} GB"
+
+
+def check_need(need: Need, less: Callable[[], str], device: torch.device | None = None) -> None:
+    """Refuse work that needs more memory than there is; only warn if the expectation could be too high.
+
+    Args:
+        need: of the work.
+        less: function that returns which option needs less.
+        device: of the work; None for the CPU.
+
+    Raises:
+        UserError: as said.
+    """
+    if _fits(need, device):
+        return
+    size, free = _wanted(need, device)
+    text = f"memory: {need.phase} needs about {shown(size)} more, and {shown(free)} are free; {less()}"
+    if need.sure and size * (1 - MARGIN) > free:
+        raise UserError(text)
+    note(text)
+
+
+def _fits(need: Need, device: torch.device | None) -> bool:
+    size, free = _wanted(need, device)
+    return size <= free
+
+
+def _wanted(need: Need, device: torch.device | None) -> tuple[float, float]:
+    """Return the bytes that are wanted beside those that this process has, and those that the device has left."""
+    if device is None or device.type == "cpu":
+        free = free_memory()
+        return need.total - resident(), inf if free is None else free
+    size = need.total - need.parts.get("libraries", 0)
+    return size, torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else inf
+
+
+# ------------------------------------------------------------------------------------------------- fit
+
+
+def check_fit(parts: Components, dense: PreTrainedModel, finished: Collection[str] = ()) -> str:
+    """Return the line on the expected memory of the stages that are left.
+
+    Args:
+        parts: checked.
+        dense: the dense net, without values.
+        finished: names of finished stages.
+
+    Raises:
+        UserError: the machine has less.
+    """
+    made = make_trainer(**parts.trainer | {"logger": False, "enable_checkpointing": False})
+    device, texts = made.strategy.root_device, parts.data.batch_size
+    copies = made.num_devices if device.type == "cpu" else 1
+    need = _largest_of(fit_needs(parts, dense, finished, texts, copies))
+
+    def less() -> str:
+        for fewer in _halves(texts):
+            smaller = _largest_of(fit_needs(parts, dense, finished, fewer, copies))
+            if _fits(smaller, device):
+                steps = (made.accumulate_grad_batches or 1) * -(-texts // fewer)
+                return (
+                    f"--data.batch_size {fewer} --trainer.accumulate_grad_batches {steps} makes the same steps with "
+                    f"about {shown(smaller.total)}"
+                )
+        if any(stage.name == need.phase and isinstance(stage.settings, Retraining) for stage in parts.method.stages()):
+            return f"--model.{need.phase}.parameters lora needs less"
+        return "give a smaller model" + (", or --model.distillation.alpha 0" if need.parts.get("teacher") else "")
+
+    check_need(need, less, device)
+    return need.line()
+
+
+def fit_needs(
+    parts: Components, dense: PreTrainedModel, finished: Collection[str], texts: int, copies: int = 1
+) -> Iterator[Need]:
+    """Yield the expected peaks of the stages of ``fit``, of all processes of this machine together.
+
+    Args:
+        parts: checked.
+        dense: the dense net, without values.
+        finished: names of finished stages.
+        texts: of a training batch.
+        copies: processes.
+    """
+    method, net = parts.method, copy.deepcopy(dense)
+    rows, length = _largest(parts.data.train_dataloader())
+    half = "16" in str(parts.trainer.get("precision") or "")
+    for stage in method.stages():
+        after = stage.outline(copy.deepcopy(net))
+        if stage.name not in finished:
+            settings = stage.settings
+            if isinstance(settings, Weighted) and settings.weighting in KRONECKER:
+                yield _calibration(method, net, settings, length, stage.name).times(copies)
+            shape = (min(texts, rows), length)
+            yield _training(method, stage, after if stage.shrinks_first else net, dense, shape, half).times(copies)
+        net = after
+
+
+def _training(
+    method: Method, stage: Stage, net: PreTrainedModel, dense: PreTrainedModel, shape: tuple[int, int], half: bool
+) -> Need:
+    """Return the need of the steps of a stage that trains ``net`` with batches of ``shape`` [texts, tokens]."""
+    taught = stage.distil and method.distillation.on and stage.name != "dense"
+    size, own = _bytes(net), 0
+    kept = forward_bytes(net, *shape, "parameters", half)
+    teacher = forward_bytes(dense, *shape, "none", half) if taught else 0
+    if isinstance(stage, UnstructuredPruning):
+        stage.attach(net)
+        own = sum(value.numel() * value.element_size() for value in stage.buffers())
+    known = type(stage) is Stage or stage.shrinks_first or isinstance(stage, LowRankRetraining | UnstructuredPruning)
+    trains_all = getattr(stage.settings, "parameters", "all") == "all"
+    return Need(
+        stage.name,
+        {
+            "model": size + own, "teacher": _bytes(dense) if taught else 0,
+            "gradients and moments": 3 * size if trains_all else 0,
+            "activations": stage.forwards * (kept or 0) + (teacher or 0),
+            "logits": _logits(method.kind, [net] * stage.forwards + [dense] * taught, prod(shape), graph=True),
+            "libraries": LIBRARIES,
+        },
+        known and kept is not None and teacher is not None,
+    )  # fmt: skip
+
+
+def _calibration(
+    method: Method, net: PreTrainedModel, settings: Weighted, length: int, phase: str, most: float = inf
+) -> Need:
+    """Return the need of second moments and of the factors made of them.
+
+    Args:
+        method: has the task.
+        net: dense, without values.
+        settings: of the weighting.
+        length: tokens of the longest text; a batch has at most :data:`TOKENS`, but one text.
+        phase: what to call it.
+        most: bytes of sums that are there at once.
+    """
+    gradients = settings.weighting == "kfac"
+    texts = max(1, TOKENS // length)
+    kept = forward_bytes(net, texts, length, "sites" if gradients else "none")
+    sums = min(most, sums_bytes(net, gradients))
+    factors = 4 * sum(weight.numel() for weight in counted_weights(net))
+    logits = _logits(method.kind, [net], texts * length, graph=True, trained=False) if gradients else 0
+    return Need(
+        f"the calibration of {phase}",
+        {
+            "model": _bytes(net), "second moments and factors": max(sums, factors), "activations": kept or 0,
+            "logits": logits, "libraries": LIBRARIES,
+        },
+        kept is not None,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- without training
+
+
+def check_factorize(method: Method, stage: Stage, dense: PreTrainedModel, data: DataModule) -> str:
+    """Return the line on the expected memory of ``factorize``.
+
+    Args:
+        method: has the task.
+        stage: of it, which is done without training.
+        dense: the dense net, without values.
+        data: gives the batches.
+
+    Raises:
+        UserError: the machine has less.
+    """
+    net = stage.outline(copy.deepcopy(dense))
+    models = {"model": _bytes(dense), "compressed": EXPORTED * _bytes(net)}
+    needs = [evaluation_need([dense, net], method.kind, loader, models) for loader in data.val_dataloader()]
+    settings = stage.settings
+    if isinstance(settings, Weighted) and settings.weighting in KRONECKER:
+        _, length = _largest(data.calibration_dataloader())
+        needs.append(_calibration(method, dense, settings, length, "factorize", MOST_BYTES))
+    return _check_evaluation(needs, "--by_block float32 has one block in memory")
+
+
+def check_memory_by_block(outside: int, block: int, statistics: int) -> str:
+    """Return the line on the expected memory of ``factorize --by_block``.
+
+    Args:
+        outside: bytes of what is outside the blocks.
+        block: bytes of the largest block.
+        statistics: bytes of what is summed for a block.
+
+    Raises:
+        UserError: the machine has less.
+    """
+    parts = {"outside the blocks": outside, "two blocks": 2 * block, "second moments": statistics}
+    need = Need("factorize --by_block", {**parts, "libraries": LIBRARIES})
+    check_need(need, lambda: "--weighting none sums nothing" if statistics else "give a machine with more")
+    return need.line()
+
+
+def check_loading(size: int) -> None:
+    """Refuse to load a net of so many bytes for an evaluation, if they are more than the machine has.
+
+    Raises:
+        UserError: as said.
+    """
+    check_need(Need(EVALUATION, {"model": size}), lambda: "give a smaller model, or a machine with more")
+
+
+def check_evaluation(net: PreTrainedModel, kind: TaskType, loaders: Sequence[ResumableLoader]) -> str:
+    """Return the line on the expected memory of an evaluation.
+
+    Args:
+        net: as it is loaded.
+        kind: of the task.
+        loaders: of the batches.
+
+    Raises:
+        UserError: the machine has less.
+    """
+    needs = [evaluation_need([net], kind, loader, {"model": _bytes(net)}) for loader in loaders]
+    return _check_evaluation(needs, "give a machine with more")
+
+
+def _check_evaluation(needs: Sequence[Need], otherwise: str) -> str:
+    need = _largest_of(needs)
+    few = need.parts["activations"] < need.total / 4
+
+    def less() -> str:
+        return otherwise if few or need.phase != EVALUATION else "--data.eval_batch_size 1, or a few more, needs less"
+
+    check_need(need, less)
+    return need.line()
+
+
+def evaluation_need(
+    nets: Sequence[PreTrainedModel], kind: TaskType, loader: ResumableLoader, models: Mapping[str, float]
+) -> Need:
+    """Return the need of forwards without a graph.
+
+    Args:
+        nets: without values; the logits of all are compared.
+        kind: of the task.
+        loader: of the batches.
+        models: bytes of what is in memory.
+    """
+    texts, length = _largest(loader)
+    kept = forward_bytes(nets[0], texts, length, "none")
+    logits = _logits(kind, nets, texts * length, graph=False)
+    parts = {**models, "activations": kept or 0, "logits": logits, "libraries": LIBRARIES}
+    return Need(EVALUATION, parts, kept is not None)
+
+
+def _largest_of(needs: Iterable[Need]) -> Need:
+    return max(needs, key=lambda need: need.total)
+
+
+def _halves(number: int) -> Iterator[int]:
+    while number > 1:
+        number //= 2
+        yield number
+
+
+def _bytes(net: PreTrainedModel) -> int:
+    return sum(value.numel() * value.element_size() for value in net.parameters())
+
+
+def _largest(loader: ResumableLoader) -> tuple[int, int]:
+    """Return the texts of a batch, and the tokens of the longest text."""
+    lengths = loader.order.lengths
+    return min(loader.order.settings["batch_size"], len(lengths)), max(lengths, default=1)
+
+
+def _logits(kind: TaskType, nets: Sequence[PreTrainedModel], tokens: int, graph: bool, trained: bool = True) -> int:
+    """Return the bytes that a loss over a vocabulary makes of a chunk, and of the gradient of a trained layer."""
+    if not kind.over_vocabulary:
+        return 0
+    sizes = [net.config.vocab_size for net in nets]
+    gradient = sizes[0] * nets[0].config.hidden_size if graph and trained else 0
+    return 4 * (TENSORS[graph] * min(tokens, chunk_size(sizes)) * sum(sizes) + gradient)
