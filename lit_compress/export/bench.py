@@ -128,10 +128,14 @@ class Source:
 
     def inputs(self, batch: int, length: int, padded: bool = False) -> Inputs:
         """Return arrays of random tokens; ``padded``: half of the second text is padding."""
-        found = example_inputs(self.net, self.tokenizer, batch, length)
-        if not padded:
-            found["attention_mask"].fill_(1)
+        found = example_inputs(self.net, self.tokenizer, batch, length, padded)
         return {name: value.numpy() for name, value in found.items()}
+
+    def at_tokens(self, results: Sequence[Any], inputs: Inputs) -> np.ndarray:
+        """Return the results as one array, without those of padding."""
+        whole = torch.stack([torch.as_tensor(value).cpu() for value in results])
+        mask = {"attention_mask": torch.from_numpy(inputs["attention_mask"])}
+        return task_type_of_net(self.net.config).at_tokens(whole, mask).numpy()
 
     def file(self, name: str | None) -> Path:
         """Return what a runtime reads: the folder, or a program, which is written first if it is not there."""
@@ -246,14 +250,14 @@ def _opened(sources: Sequence[Source], settings: Settings, left_out: list[dict[s
     for source in sources:
         probes = [source.inputs(*shape, padded=True) for shape in PROBES]
         eager = RUNTIMES["eager"].load(source.folder, source.setting)
-        expected = [_whole(eager(probe)) for probe in probes]
+        expected = [source.at_tokens(eager(probe), probe) for probe in probes]
         for name in track(settings.runtimes, f"load {source.label}", len(settings.runtimes)):
             runtime = RUNTIMES[name]
             try:
                 _check_installed(runtime)
                 path = source.file(runtime.reads)
                 run = eager if name == "eager" else runtime.load(path, source.setting)
-                difference = max(map(_difference, (_whole(run(probe)) for probe in probes), expected))
+                difference = max(map(_difference, (source.at_tokens(run(probe), probe) for probe in probes), expected))
                 if not difference <= runtime.tolerance:
                     raise LookupError(
                         f"its results differ from PyTorch's by {difference:.1e}, more than {runtime.tolerance:.0e}"
@@ -275,11 +279,6 @@ def _check_installed(runtime: Runtime) -> None:
     missing = [package for package in runtime.packages if find_spec(package) is None]
     if missing:
         raise ModuleNotFoundError(f"not installed; pip install {' '.join(missing)}")
-
-
-def _whole(results: Sequence[Any]) -> np.ndarray:
-    """Return the results as one array."""
-    return np.stack([value.cpu().numpy() if isinstance(value, torch.Tensor) else value for value in results])
 
 
 def _difference(found: np.ndarray, expected: np.ndarray) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lit_compress.models.accounting import random_inputs
+from lit_compress.models.accounting import padded_inputs
 from lit_compress.models.positions import usable_positions
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
@@ -46,12 +46,10 @@ def check_export(net: PreTrainedModel, folder: Path) -> float:
     from safetensors.torch import load_file, save_file
 
     length = min(37, usable_positions(net.config) or 37)
-    probe = random_inputs(net, 4, length, seed=1)
-    probe["attention_mask"][1, length // 2 :] = 0
-    kind = task_type_of_net(net.config)
+    probe, kind = padded_inputs(net, 4, length, seed=1), task_type_of_net(net.config)
     with torch.inference_mode():
         output = net.eval()(**probe)
-        expected = torch.stack([output[name] for name in kind.results])
+        expected = kind.at_tokens(torch.stack([output[name] for name in kind.results]), probe)
     with tempfile.TemporaryDirectory() as work:
         save_file({name: value.contiguous() for name, value in probe.items()}, Path(work) / "probe.safetensors")
         environment = os.environ | {
@@ -67,7 +65,7 @@ def check_export(net: PreTrainedModel, folder: Path) -> float:
         if done.returncode:
             raise UserError(f"export: '{folder}' does not load by itself: {done.stderr.strip().splitlines()[-1]}")
         tensors = load_file(Path(work) / "result.safetensors")
-        found = torch.stack([tensors[name] for name in kind.results])
+        found = kind.at_tokens(torch.stack([tensors[name] for name in kind.results]), probe)
     difference = float((found - expected).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
         raise UserError(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_compress.models.accounting import random_inputs
+from lit_compress.models.accounting import padded_inputs, random_inputs
 from lit_compress.models.positions import usable_positions
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
@@ -105,11 +105,15 @@ class _Logits(nn.Module):
         return {name: output[name] for name in self.results}
 
 
-def example_inputs(net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: int, length: int) -> Inputs:
-    """Return random inputs [batch, length] for the net, padding in the second text, with token types if it has them."""
-    inputs = random_inputs(net, batch, min(length, usable_positions(net.config) or length), length)
-    if batch > 1:
-        inputs["attention_mask"][1, inputs["input_ids"].shape[1] // 2 :] = 0
+def example_inputs(
+    net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: int, length: int, padded: bool = True
+) -> Inputs:
+    """Return random inputs [batch, length] for the net, with token types if it has them.
+
+    ``padded``: the second half of the second text is padding.
+    """
+    make = padded_inputs if padded else random_inputs
+    inputs = make(net, batch, min(length, usable_positions(net.config) or length), length)
     if "token_type_ids" in tokenizer("a") and "token_type_ids" in inspect.signature(net.forward).parameters:
         types = getattr(net.config, "type_vocab_size", 0)
         inputs["token_type_ids"] = (inputs["input_ids"] % max(types, 1)).sort(dim=1).values
@@ -117,10 +121,12 @@ def example_inputs(net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, bat
 
 
 def _difference(module: _Logits, run: Callable[[Inputs], Inputs], inputs: Inputs) -> Tensor:
-    """Return the largest difference between the results of ``run`` and ``module``, relative above 1."""
+    """Return the largest difference between the results of ``run`` and ``module`` at tokens, relative above 1."""
+    kind = task_type_of_net(module.net.config)
     with torch.inference_mode():
         found, expected = (
-            torch.stack([output[name] for name in module.results]) for output in (run(inputs), module(**inputs))
+            kind.at_tokens(torch.stack([output[name] for name in module.results]), inputs)
+            for output in (run(inputs), module(**inputs))
         )
     return (found - expected).abs().max() / expected.abs().max().clamp_min(1)
 

@@ -169,6 +169,18 @@ def random_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) 
     return inputs
 
 
+def padded_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return :func:`random_inputs` in which the second half of the second text is padding, as a tokenizer would pad."""
+    inputs, end = random_inputs(net, batch, length, seed), length // 2
+    if batch > 1:
+        inputs["attention_mask"][1, end:] = 0
+        if (pads := getattr(net.config, "pad_token_id", None)) is not None and pads >= 0:
+            inputs["input_ids"][1, end:] = pads
+        if net.config.is_encoder_decoder:  # one end in every text
+            inputs["input_ids"][1, end - 1] = net.config.eos_token_id
+    return inputs
+
+
 def forwards(nets: Sequence[PreTrainedModel], length: int, batch: int = 1) -> list[Callable[[], None]]:
     """Return a function for each net that makes one forward of it on ``batch`` x ``length`` random tokens."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.models.accounting import random_inputs
+from lit_compress.models.accounting import padded_inputs
 from lit_compress.models.positions import usable_positions
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.tasks import task_type_of_net
@@ -119,12 +119,7 @@ def _renumbered(value: int | list[int], new: dict[int, int]) -> int | list[int]:
 def _difference(net: PreTrainedModel, small: PreTrainedModel, rows: Tensor) -> float:
     """Return the largest difference of the logits, relative above 1, on a random batch of kept tokens."""
     length = min(23, usable_positions(net.config) or 23)
-    inputs = random_inputs(small, 3, length, seed=2)
-    inputs["attention_mask"][1, length // 2 :] = 0
-    if (padding := small.config.pad_token_id) is not None:
-        inputs["input_ids"][1, length // 2 :] = padding
-    if small.config.is_encoder_decoder:  # one end in every text
-        inputs["input_ids"][1, length // 2 - 1] = inputs["input_ids"][0, -1]
+    inputs = padded_inputs(small, 3, length, seed=2)
     before = {name: rows[value] if name.endswith("input_ids") else value for name, value in inputs.items()}
     names = task_type_of_net(small.config).results
     with torch.inference_mode():

@@ -50,6 +50,7 @@ class TaskType:
             for logits [b, 1] and numbers from 0 to 1, ``vectors``.
         words: True if the text columns are lists of words.
         results: fields of the net's output from which :meth:`logits` is computed.
+        per_token: True if the results have a place for every token that is read.
         extras: further columns that are read if they exist; ``id`` must be different in every row.
         needs_rows: True if the metrics need the rows of the split.
         columns, label: default names of the columns, for the user's own task.
@@ -73,6 +74,7 @@ class TaskType:
     loss: LossKind = "classification"
     words = False
     results: tuple[str, ...] = ("logits",)
+    per_token = False
     extras: tuple[str, ...] = ()
     needs_rows = False
     columns: tuple[str, ...] = ("text",)
@@ -223,6 +225,13 @@ class TaskType:
     def counted(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Return which of the distributions in the logits count: bool [b, ...]; None for all of them."""
         return None
+
+    def at_tokens(self, results: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        """Return stacked ``results`` [n, b, ...] of a net without the places of padding, whose values mean nothing.
+
+        A place whose whole attention window is padding is whatever a runtime makes of an empty softmax.
+        """
+        return results[:, inputs["attention_mask"].bool()] if self.per_token else results
 
     def masks(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return two masks [b, length], not 0 at real tokens: of the first stack, and of a decoder after it."""

@@ -55,6 +55,7 @@ class Embedding(TaskType):
     library = "sentence-transformers"
     loss: LossKind = "vectors"
     results = ("last_hidden_state",)
+    per_token = True
     label = ""  # scores of pairs, if they are named
     texts = (1, 3)
 

@@ -45,6 +45,7 @@ class SpanQA(TaskType):
     suffix = "ForQuestionAnswering"
     pipeline = "question-answering"
     results = ("start_logits", "end_logits")
+    per_token = True
     extras = ("id", "answer_start")
     needs_rows = True
     cuts_ends = False

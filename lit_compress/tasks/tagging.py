@@ -36,6 +36,7 @@ class Tagging(TaskType):
     suffix = "ForTokenClassification"
     pipeline = "token-classification"
     words = True
+    per_token = True
     columns = ("tokens",)
     label = "tags"
     classes = True

@@ -14,7 +14,7 @@ from lit_compress.data.tokens import with_tokenizer
 from lit_compress.export.certificate import Certificate, answers
 from lit_compress.models.backbones import load_net
 from lit_compress.models.vocabulary import keep_tokens
-from lit_compress.tasks.records import get_task
+from lit_compress.tasks.records import Custom, get_task
 from lit_compress.utils.errors import UserError
 
 FOLDER = {"file": "model.safetensors", "format": "hf"}
@@ -53,6 +53,24 @@ def test_another_is_refused_unless_it_was_asked_for(value, net, data):
     entry = certificate.compare(FOLDER, net, data, other, same=False)
     assert entry["allowed"] is None and entry["verdict"] == "changed as asked"
     assert entry["difference"] != entry["difference"] or entry["difference"] == pytest.approx(0.01, rel=1e-3)
+
+
+def test_places_of_padding_are_not_compared(tmp_path):
+    """A vector of ModernBERT is made of tokens; states at padding are what a runtime makes of an empty window."""
+    texts = [" ".join(WORDS[:number]) for number in range(2, 22)]
+    (tmp_path / "texts.csv").write_text("\n".join(["text", *texts]))
+    folder = str(write_backbone(tmp_path / "net", "modernbert", "stsb_embedding"))
+    data = DataModule("custom", folder, str(tmp_path / "texts.csv"), custom=Custom("embedding"))
+    net = load_net(folder, data.record).eval()
+    certificate = Certificate(net, data, "train")
+
+    def run(inputs, at=0):
+        states = net(**inputs).last_hidden_state.detach()
+        return {"last_hidden_state": states.masked_fill((inputs["attention_mask"] == at)[..., None], torch.nan)}
+
+    assert certificate.compare(FOLDER, net, data, run)["difference"] == 0
+    with pytest.raises(UserError, match="by nan"):
+        certificate.compare(FOLDER, net, data, partial(run, at=1))
 
 
 @pytest.mark.parametrize(("family", "task"), [("opt", "plain_text"), ("bart", "xsum")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -29,6 +30,8 @@ from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import decompose
+from lit_compress.tasks import task_type
+from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
 
@@ -196,6 +199,57 @@ def test_the_probe_has_padding_and_two_parts():
     assert [row.sum() for row in inputs["attention_mask"]] == [11, 5, 11]
     assert inputs["token_type_ids"].unique().tolist() == [0, 1] and not inputs["input_ids"].lt(0).any()
     assert "token_type_ids" not in program.example_inputs(make_net("distilbert"), PAIRS, 1, 11)
+
+
+WINDOWS = [
+    ("gemma3_text", "sst2"),
+    ("modernbert", "conll2003"),
+    ("modernbert", "squad"),
+    ("modernbert", "stsb_embedding"),
+]
+
+
+def saved_net(family, task):
+    """A net whose configuration names its class, as that of a saved one does."""
+    net = net_of(family, torch.float32, task=task).eval()
+    net.config.architectures = [type(net).__name__]
+    return net
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "task"), WINDOWS)
+def test_results_are_compared_where_there_are_tokens(family, task, tmp_path):
+    """Padding whose whole window is padding has a state that every runtime computes otherwise."""
+    pytest.importorskip("onnxruntime")
+    assert write_program(saved_net(family, task), Tokenizer(), tmp_path, "onnx")["difference"] <= 1e-4
+
+
+@pytest.mark.parametrize(("family", "task"), [*WINDOWS, ("llama", "wikitext2")])
+def test_only_what_is_at_padding_may_differ(family, task, tmp_path, monkeypatch):
+    net, kind = saved_net(family, task), task_type(get_task(task))
+
+    def run(given, at=0):
+        output = net(**given)
+        if not kind.per_token:
+            return {name: output[name] for name in kind.results}
+        places = (given["attention_mask"] == at)[(...,) + (None,) * (output[kind.results[0]].ndim - 2)]
+        return {name: output[name].masked_fill(places, torch.nan) for name in kind.results}
+
+    monkeypatch.setattr(program, "_write_torch", lambda module, inputs, path: None)
+    monkeypatch.setattr(program, "read_program", lambda path, results: run)
+    assert write_program(net, Tokenizer(), tmp_path, "torch")["difference"] == 0
+    monkeypatch.setattr(program, "read_program", lambda path, results: partial(run, at=1))
+    if kind.per_token:
+        with pytest.raises(UserError, match="differ by nan"):
+            write_program(net, Tokenizer(), tmp_path, "torch")
+
+
+def test_the_probe_is_padded_as_a_tokenizer_would(tmp_path):
+    """The head of a decoder reads the last token that is no padding, of masked ones, too."""
+    inputs = program.example_inputs(make_net("gemma3_text"), Tokenizer(), 3, 11)
+    assert ((inputs["input_ids"] == 1) == (inputs["attention_mask"] == 0)).all()
+    inputs = program.example_inputs(make_net("bart"), Tokenizer(), 3, 11)
+    assert ((inputs["input_ids"] == 2).sum(dim=1) == 1).all()  # one end in every text, as BART's head needs
 
 
 def test_missing_packages_are_one_line(monkeypatch):
