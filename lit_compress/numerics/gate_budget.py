@@ -89,8 +89,12 @@ class Size(nn.Module):
         return self({name: probability(log_alphas[name]).sum(1) for name in self.shapes}) / self.total
 
     def count(self, kept: Mapping[str, Tensor]) -> int:
-        """Return the number of weights left with ``kept`` units, or True entries of masks [groups, size]."""
-        return int(self({name: kept[name].sum(1) if kept[name].ndim == 2 else kept[name] for name in self.shapes}))
+        """Return the number of weights left with ``kept`` units, or True entries of masks [groups, size].
+
+        They may be on another device than the buffers: masks are chosen on the CPU.
+        """
+        units = {name: kept[name].sum(1) if kept[name].ndim == 2 else kept[name] for name in self.shapes}
+        return int(self({name: count.to(self.index.device) for name, count in units.items()}))
 
 
 @torch.no_grad()

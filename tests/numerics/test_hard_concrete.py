@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import processes
 import pytest
 import torch
 from torch import Tensor
@@ -94,6 +95,18 @@ def test_size_counts() -> None:
     assert size.count({name: torch.tensor(value) for name, value in kept.items()}) == naive_size(kept)
     masks = {name: keep_best(draw(*SHAPES[name]), torch.tensor(value)) for name, value in kept.items()}
     assert size.count(masks) == naive_size(kept)
+
+
+def count_on_device() -> None:
+    """Masks are chosen on the CPU, expected sizes are computed on the device."""
+    size, masks = Size(PARTS, SHAPES), {name: draw(*shape) > 0 for name, shape in SHAPES.items()}
+    expected = size.count(masks)
+    for place in ("cpu", "second"):
+        assert size.to("second").count({name: mask.to(place) for name, mask in masks.items()}) == expected
+
+
+def test_counts_masks_of_the_cpu_on_a_device() -> None:
+    processes.on_second_device(count_on_device)
 
 
 def test_expected_size_is_enumeration() -> None:

@@ -58,11 +58,12 @@ class MatchedLayers(nn.Module):
         exists: bool [student layers], which student layers may be matched; None for all.
     """
 
-    exists: Tensor | None = None
+    exists: Tensor | None
 
     def __init__(self, width: int, width_teacher: int) -> None:
         super().__init__()
         self.projection = nn.Linear(width, width_teacher)
+        self.register_buffer("exists", None, persistent=False)  # lies where the hidden states do
         with torch.no_grad():
             self.projection.weight.copy_(torch.eye(width_teacher, width))
             self.projection.bias.zero_()

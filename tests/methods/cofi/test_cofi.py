@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from math import inf
 
+import processes
 import pytest
 import torch
 from tiny import make_batch, make_net
@@ -73,6 +74,24 @@ def test_matched_layers_are_the_formula(masked):
     assert layers.projection.weight.grad.abs().sum() > 0
     layers.exists = torch.zeros(6, dtype=torch.bool)
     assert layers(student, teacher, None).item() == 0 and layers.chosen.tolist() == [-1] * 4
+
+
+def match_on_device():
+    """Return the loss and the choice of each form of ``exists``: noted before and after the net is moved."""
+    found = []
+    student, teacher = [draw(3, 5, 8, seed=i) for i in range(3)], [draw(3, 5, 8, seed=9 + i) for i in range(5)]
+    for place in ("cpu", "second"):
+        layers = MatchedLayers(8, 8)
+        layers.exists = torch.tensor([True, False])
+        loss = layers.to(place)(*([h.to(place) for h in states] for states in (student, teacher)), None)
+        found.append((loss.item(), layers.chosen.tolist(), layers.exists.device.type))
+    return found
+
+
+def test_matches_layers_where_the_states_are():
+    cpu, second = processes.on_second_device(match_on_device)
+    assert second == (pytest.approx(cpu[0]), cpu[1], "second")
+    assert "exists" not in MatchedLayers(8, 8).state_dict()
 
 
 def test_projection_follows_the_cut():
