@@ -30,6 +30,7 @@ from lit_compress.numerics.losses import example_losses
 from lit_compress.numerics.ranks import break_even_rank
 from lit_compress.numerics.sampled_labels import fisher_losses
 from lit_compress.tasks import TaskType, task_type
+from lit_compress.utils.devices import place_of_sums
 from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def estimate_fisher(
     assert net.dtype in (torch.float32, torch.float64), net.dtype
     watched = {name: linears[name] for name in sites}
     sizes = [m.weight.numel() if elements else sum(m.weight.shape) for m in watched.values()]
-    totals = torch.zeros(1 + sum(sizes), dtype=torch.float64, device=net.device)
+    totals = torch.zeros(1 + sum(sizes), dtype=torch.float64, device=place_of_sums(net.device))
     count, parts = totals[:1], totals[1:].split(sizes)  # views of one vector, so that one reduction serves all
     sums = {
         name: Squares(part, module.weight.shape, elements)
@@ -164,15 +165,15 @@ class Squares:
         for start in range(0, groups, step):
             x, delta = (_joined([pair[side][start : start + step] for pair in uses]) for side in (0, 1))
             if gram:
-                self.columns += ((delta @ delta.mT) @ x).mul_(x).sum((0, 1))
-                self.rows += ((x @ x.mT) @ delta).mul_(delta).sum((0, 1))
+                _add(self.columns, ((delta @ delta.mT) @ x).mul_(x).sum((0, 1)))
+                _add(self.rows, ((x @ x.mT) @ delta).mul_(delta).sum((0, 1)))
                 continue
             squares = (delta.mT @ x).square_().sum(0)
             if self.elements is not None:
-                self.elements += squares
+                _add(self.elements, squares)
             else:
-                self.rows += squares.sum(1)
-                self.columns += squares.sum(0)
+                _add(self.rows, squares.sum(1))
+                _add(self.columns, squares.sum(0))
 
     def mean(self, name: str, count: float) -> Fisher:
         """Divide by the number of groups."""
@@ -186,6 +187,11 @@ class Squares:
         if not (rows.isfinite().all() and columns.isfinite().all()):
             raise UserError(f"fisher: gradients at '{name}' are inf or NaN; give a net with a finite loss on this data")
         return Fisher(rows, columns, elements)
+
+
+def _add(total: Tensor, part: Tensor) -> None:
+    """Add ``part`` to ``total``, which is on the CPU if the device has no float64."""
+    total += part.to(total.device)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -58,7 +58,7 @@ def mean_gradients(
     """
     weights = [net.get_parameter(f"{name}.weight") for name in sites]
     sums, seconds = ([torch.zeros_like(w) for w in weights] if wanted else [] for wanted in (True, squares))
-    count = torch.zeros(1, dtype=torch.float64, device=net.device)
+    count = torch.zeros(1, dtype=torch.int64, device=net.device)
     task = task_type(kind)
     with _frozen(net), torch.enable_grad(), torch.autocast(net.device.type, enabled=False):
         for weight in weights:

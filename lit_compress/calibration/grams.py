@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lit_compress.utils.devices import place_of_sums
+
 UNSEEN = 0.1  # occurrences of a token that does not occur
 BLOCK = 512  # rows of a block of the lower triangle; smaller ones save more products, larger ones are faster each
 
@@ -38,7 +40,7 @@ class Gram:
         """Return the sum times ``scale``, symmetric float64 [n, n] on the CPU."""
         matrix = torch.zeros(self.size, self.size, dtype=torch.float64)
         for strip, end in zip(self.strips, self.ends, strict=True):
-            start, wide = end - len(strip), strip.to(matrix)
+            start, wide = end - len(strip), strip.cpu().to(matrix)
             matrix[start:end, :start], matrix[:start, start:end] = wide[:, :start], wide[:, :start].T
             matrix[start:end, start:end] = (wide[:, start:] + wide[:, start:].T) / 2
         return matrix.mul_(scale)
@@ -53,11 +55,11 @@ class Counts:
     """
 
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
-        self.size, self.flat = size, torch.zeros(size, dtype=torch.float64, device=device)
+        self.size, self.flat = size, torch.zeros(size, dtype=torch.float64, device=place_of_sums(device))
 
     def add(self, rows: Tensor) -> None:
         """Count the tokens ``rows``, int [tokens, 1]."""
-        self.flat += torch.bincount(rows.flatten(), minlength=self.size).to(self.flat)
+        self.flat += torch.bincount(rows.flatten(), minlength=self.size).to(self.flat.device)
 
     def whole(self, scale: float = 1.0) -> Tensor:
         """Return the diagonal of the moment, float64 [n] on the CPU: the counts, of all a little more, times ``scale``.

@@ -31,6 +31,7 @@ from lit_compress.calibration.grams import Counts, Gram
 from lit_compress.models.sites import Site, find_sites, shared_inputs
 from lit_compress.numerics.sampled_labels import Labels, fisher_losses
 from lit_compress.tasks import TaskType, task_type
+from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.progress import note
 
@@ -201,6 +202,7 @@ class _Sums:
         table: str | None = None,
     ) -> None:
         self.sites, self.table, self.examples = sites, table, 0
+        place = place_of_sums(device)
         self.grams: dict[str, Gram | Counts] = {}
         self.outer: dict[str, Gram] = {}
         self.leader = {name: name for name in sites}  # the site whose A a site shares
@@ -212,13 +214,13 @@ class _Sums:
             module: Any = net.get_submodule(name)
             if self.leader[name] == name:
                 self.grams[name] = Gram(module.in_features, dtype, device)
-                self.means[name] = torch.zeros(module.in_features + 1, dtype=torch.float64)
+                self.means[name] = torch.zeros(module.in_features + 1, dtype=torch.float64, device=place)
             if gradients:
                 self.outer[name] = Gram(module.out_features, dtype, device)
         if table:
             module = net.get_submodule(table)
             self.leader[table], self.grams[table] = table, Counts(module.num_embeddings, device)
-            self.means[table] = torch.zeros(1, dtype=torch.float64)  # only the number of tokens
+            self.means[table] = torch.zeros(1, dtype=torch.float64, device=place)  # only the number of tokens
             if gradients:
                 self.outer[table] = Gram(module.embedding_dim, dtype, device)
         self.device = net.device
@@ -228,7 +230,7 @@ class _Sums:
         if self.leader[name] == name:
             self.grams[name].add(x)
             if name != self.table:
-                self.means[name][:-1] += x.double().sum(0).cpu()
+                self.means[name][:-1] += double(x).sum(0).to(self.means[name].device)
             self.means[name][-1] += len(x)
 
     def reduce(self, reduce: Callable[[Tensor], object]) -> None:
@@ -248,7 +250,7 @@ class _Sums:
         for name, leader in self.leader.items():
             tokens = int(self.means[leader][-1])
             found[name] = KroneckerFactors(
-                self.means[leader][:-1] / tokens, tokens, self.examples, self.grams[leader], self.outer.get(name)
+                self.means[leader][:-1].cpu() / tokens, tokens, self.examples, self.grams[leader], self.outer.get(name)
             )
             self._check(name, found[name])
         return found

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from lit_compress.models.residual_stream import StreamSubLayer, has_head_projections, residual_stream
 from lit_compress.models.sites import head_width
 from lit_compress.tasks.base import inputs_of
+from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class _Sums:
         self.stacks = list(dict.fromkeys(place.stack for place in self.stream.sites))
         heads, d, wide = net.config.num_attention_heads, net.config.hidden_size, head_width(net, "encoder")
         self.attentions = self.stream.attentions if has_head_projections(net) else []
-        options: dict[str, Any] = {"dtype": torch.float64, "device": net.device}
+        options: dict[str, Any] = {"dtype": torch.float64, "device": place_of_sums(net.device)}
         self.sites = torch.zeros(len(self.stream.rotatable), d, d, **options)
         self.heads = torch.zeros(len(self.attentions), 3, heads, wide, wide, **options)
 
@@ -161,7 +162,7 @@ class _Sums:
         self.seen: set[tuple[int, int]] = set()
 
     def _site(self, i: int, x: Tensor) -> None:
-        taken = x.flatten(0, -2)[self.chosen[self.stream.sites[i].stack]].double()
+        taken = double(x.flatten(0, -2)[self.chosen[self.stream.sites[i].stack]])
         self.sites[i] += taken.mT @ taken
 
     def _heads(self, i: int, sublayer: StreamSubLayer, role: str, y: Tensor) -> None:
@@ -170,7 +171,7 @@ class _Sums:
             return  # DeBERTa projects its relative positions afterwards
         self.seen.add((i, kind))
         stack = self.stream.sites[sublayer.roles[role]].stack
-        taken = y.flatten(0, -2)[self.chosen[stack]].double()
+        taken = double(y.flatten(0, -2)[self.chosen[stack]])
         heads = taken.unflatten(1, (self.heads.shape[2], -1)).transpose(0, 1)
         self.heads[i, kind] += heads.mT @ heads
 

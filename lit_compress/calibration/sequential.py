@@ -24,6 +24,7 @@ from lit_compress.models.sites import Site, find_sites, shared_inputs
 from lit_compress.numerics.kronecker import corrected_bias
 from lit_compress.numerics.refit import REFIT_DAMPING, refit_left
 from lit_compress.tasks import TaskType, task_type
+from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -44,14 +45,14 @@ class _Pairs:
 
     def __init__(self, size: int, like: Tensor) -> None:
         self.gram, self.cross = like.new_zeros(size, size), like.new_zeros(size, size)
-        self.sums = like.new_zeros(2, size, dtype=torch.float64)
-        self.tokens = like.new_zeros(1, dtype=torch.float64)
+        self.sums = torch.zeros(2, size, dtype=torch.float64, device=place_of_sums(like.device))
+        self.tokens = like.new_zeros(1, dtype=torch.int64)
 
     def add(self, x: Tensor, new: Tensor) -> None:
         """Add x and x' [tokens, in]."""
         self.gram += new.mT @ new
         self.cross += x.mT @ new
-        self.sums += torch.stack([x.double().sum(0), new.double().sum(0)])
+        self.sums += torch.stack([double(x).sum(0), double(new).sum(0)])
         self.tokens += len(x)
 
     def moments(self, reduce: Callable[[Tensor], object] | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -59,7 +60,7 @@ class _Pairs:
         totals = (self.gram, self.cross, self.sums, self.tokens)
         for total in totals if reduce is not None else ():
             reduce(total)  # type: ignore[misc]
-        gram, cross, sums = (total.double().cpu() / float(self.tokens) for total in totals[:3])
+        gram, cross, sums = (total.cpu().double() / int(self.tokens) for total in totals[:3])
         return gram, cross, sums[0], sums[1]
 
 

@@ -22,6 +22,7 @@ from lit_compress.calibration.sliced_stream import note_few_tokens
 from lit_compress.layers import StreamBlock
 from lit_compress.models.residual_stream import StreamSubLayer, residual_stream
 from lit_compress.numerics.pca import centred_axes, principal_axes
+from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.progress import track
 
 Axes = dict[int, Tensor]  # by number of the site
@@ -111,12 +112,12 @@ class BlockAxes:
     def _gram(self, number: int, block: nn.Module, sublayer: StreamSubLayer) -> tuple[Gram, int]:
         """Return the sum of x x^T over the tokens that reach the norms of a sub-layer's site, and their number."""
         sweeps = self.sweeps
-        gram, count, mask = Gram(self.size, torch.float64, sweeps.net.device), 0, torch.zeros(0)
+        gram, count, mask = Gram(self.size, torch.float64, place_of_sums(sweeps.net.device)), 0, torch.zeros(0)
         ends = len(self.stream.sites[sublayer.reads].norms) > 1  # the last norm of the net reads what the block gives
 
         def read(x: Tensor) -> None:
             nonlocal count
-            taken = _tokens(x, mask).double()
+            taken = double(_tokens(x, mask))
             gram.add(taken)
             count += len(taken)
 

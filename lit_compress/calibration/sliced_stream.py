@@ -19,6 +19,7 @@ from lit_compress.calibration.kronecker import Rows, _real_rows, _tokens
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.numerics.pca import centred_axes, principal_axes
 from lit_compress.tasks import TaskType, task_type
+from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note, track
 
@@ -94,12 +95,12 @@ def _gram(
     reduce: Callable[[Tensor], object] | None,
 ) -> tuple[Gram, int]:
     """Return the sum of x x^T over the tokens that reach ``norms``, and their number."""
-    gram = Gram(net.config.hidden_size, torch.float64, net.device)
-    count = torch.zeros(1, dtype=torch.float64, device=net.device)
+    gram = Gram(net.config.hidden_size, torch.float64, place_of_sums(net.device))
+    count = torch.zeros(1, dtype=torch.int64, device=net.device)
     mask = torch.zeros(0)
 
     def read(x: Tensor, last: bool) -> None:
-        taken = _tokens(x, mask).double()
+        taken = double(_tokens(x, mask))
         gram.add(taken)
         count.add_(len(taken))
         if last:

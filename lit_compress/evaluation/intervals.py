@@ -105,7 +105,7 @@ def intervals(metrics: MetricCollection, values: Mapping[str, float], rows: int)
 def _drawn(name: str, metric: Metric) -> dict[str, Interval]:
     """Return the intervals of one metric that are drawn."""
     if isinstance(metric, Correlation):
-        predictions, labels = (dim_zero_cat(v).double().cpu() for v in (metric.predictions, metric.labels))
+        predictions, labels = (dim_zero_cat(v).cpu().double() for v in (metric.predictions, metric.labels))
         return {name: bootstrap(lambda i: float(metric.score(predictions[i], labels[i])), len(labels))}
     if isinstance(metric, Rouge):
         scores = dim_zero_cat(metric.scores).cpu()

@@ -91,7 +91,7 @@ class Correlation(Metric):
             return torch.zeros((), device=self.device)
         predictions, labels = dim_zero_cat(self.predictions), dim_zero_cat(self.labels)
         # float64 on the CPU (not every accelerator has it): predictions may differ in the last digits only
-        return self.score(predictions.double().cpu(), labels.double().cpu()).float().to(labels.device)
+        return self.score(predictions.cpu().double(), labels.cpu().double()).float().to(labels.device)
 
     def score(self, predictions: Tensor, labels: Tensor) -> Tensor:
         """Return the mean of the coefficients of some values [rows]; 0 where one side is constant."""

@@ -45,7 +45,7 @@ class Rouge(Metric):
     def compute(self) -> dict[str, Tensor]:
         """Return rouge1, rouge2, rougeL and rougeLsum of all texts of all ranks."""
         scores = dim_zero_cat(self.scores) if len(self.scores) else torch.zeros(0, len(ROUGE))
-        means = scores.double().cpu().sum(0) / max(1, len(scores))
+        means = scores.cpu().double().sum(0) / max(1, len(scores))
         return dict(zip(ROUGE, means.float().to(self.device), strict=True))
 
 
@@ -69,5 +69,5 @@ class Perplexity(Metric):
         """Return the perplexity of all batches of all ranks."""
         if not len(self.sums):
             return torch.tensor(torch.inf, device=self.device)
-        loss, count = dim_zero_cat(self.sums).double().cpu().sum(0)
+        loss, count = dim_zero_cat(self.sums).cpu().double().sum(0)
         return (loss / count).exp().float().to(self.device) if count else torch.tensor(torch.inf, device=self.device)

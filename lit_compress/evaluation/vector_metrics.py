@@ -25,7 +25,7 @@ class TeacherCosine(Metric):
 
     def values(self) -> Tensor:
         """Return the cosines of all rows of all ranks."""
-        return dim_zero_cat(self.cosines).double().cpu() if len(self.cosines) else torch.zeros(0)
+        return dim_zero_cat(self.cosines).cpu().double() if len(self.cosines) else torch.zeros(0)
 
     def compute(self) -> Tensor:
         """Return their mean; 0 without any."""

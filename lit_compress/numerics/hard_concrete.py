@@ -18,6 +18,8 @@ import math
 import torch
 from torch import Tensor
 
+from lit_compress.utils.devices import double
+
 LOWER, UPPER, TEMPERATURE, EPS = -0.1, 1.1, 2 / 3, 1e-6
 SHIFT = -TEMPERATURE * math.log(-LOWER / UPPER)  # P(z > 0) = sigmoid(a + SHIFT)
 
@@ -55,8 +57,8 @@ def kept_units(log_alpha: Tensor, least: int = 0, offset: float = 0.0) -> Tensor
     Returns:
         int64 [groups].
     """
-    expected = (log_alpha.double() + (offset + SHIFT)).sigmoid().sum(1)
-    return (expected + 0.5).floor().long().clamp(least, log_alpha.shape[1])
+    expected = (double(log_alpha) + (offset + SHIFT)).sigmoid().sum(1)
+    return (expected + 0.5).floor().long().clamp(least, log_alpha.shape[1]).to(log_alpha.device)
 
 
 def keep_best(log_alpha: Tensor, kept: Tensor) -> Tensor:

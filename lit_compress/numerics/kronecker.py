@@ -314,7 +314,7 @@ def estimated_loss(
         mean: m [in], if the bias was corrected by (W - X) m.
     """
     error = (weight.double() - approx.double()).cpu()
-    inputs, gradients = (None if x is None else x.double().cpu() for x in (centred(inputs, mean), gradients))
+    inputs, gradients = (None if x is None else x.cpu().double() for x in (centred(inputs, mean), gradients))
     right = error if inputs is None else error * inputs if inputs.ndim == 1 else error @ inputs
     left = error if gradients is None else gradients[:, None] * error if gradients.ndim == 1 else gradients @ error
     return float((left * right).sum())
@@ -335,7 +335,7 @@ def corrected_bias(
     Returns:
         [out], in the bias' dtype, on its device.
     """
-    m = mean.double().cpu()
-    new = m if new_mean is None else new_mean.double().cpu()
-    shift = weight.double().cpu() @ m - approx.double().cpu() @ new
-    return (bias.double().cpu() + shift).to(bias.device, bias.dtype)
+    m = mean.cpu().double()
+    new = m if new_mean is None else new_mean.cpu().double()
+    shift = weight.cpu().double() @ m - approx.cpu().double() @ new
+    return (bias.cpu().double() + shift).to(bias.device, bias.dtype)

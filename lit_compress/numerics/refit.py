@@ -44,8 +44,8 @@ def refit_left(
     Raises:
         UserError: the moments are not finite, or singular after the damping.
     """
-    wide, r = weight.double().cpu(), right.double().cpu()
-    a, b = moment.double().cpu(), cross.double().cpu()
+    wide, r = weight.cpu().double(), right.cpu().double()
+    a, b = moment.cpu().double(), cross.cpu().double()
     return _solved(wide @ (b @ r.T), r @ a @ r.T, left, damping, name)
 
 
@@ -73,8 +73,8 @@ def refit_columns(
     Raises:
         UserError: the moments are not finite, or singular after the damping.
     """
-    wide, kept = weight.double().cpu(), kept.cpu()
-    a, b = moment.double().cpu(), cross.double().cpu()
+    wide, kept = weight.cpu().double(), kept.cpu()
+    a, b = moment.cpu().double(), cross.cpu().double()
     return _solved(wide @ b[:, kept], a[kept][:, kept], columns, damping, name)
 
 
@@ -82,6 +82,6 @@ def _solved(target: Tensor, gram: Tensor, start: Tensor, damping: float, name: s
     """Return start + (target - start @ gram) (gram + added I)^-1, in the dtype and on the device of ``start``."""
     root = damped_root((gram + gram.T) / 2, damping, name, "inputs")
     assert root.factor is not None
-    wide = start.double().cpu()
+    wide = start.cpu().double()
     step = torch.cholesky_solve((target - wide @ gram).T, root.factor).T
     return (wide + step).to(start.device, start.dtype).contiguous()

@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits
 from lit_compress.numerics.losses import NUMBERS, LossKind, example_losses, token_losses
+from lit_compress.utils.devices import double
 from lit_compress.utils.errors import UserError, nearest
 
 Labels = Literal["true", "drawn", "exact"]
@@ -136,9 +137,9 @@ def draw_labels(logits: Logits, index: Tensor, seed: int = 0) -> Tensor:
 
 def _drawn(logits: Tensor, uniform: Tensor) -> Tensor:
     """Return the class [n] at the quantile ``uniform`` [n, 1], float64, of every softmax of ``logits`` [n, classes]."""
-    summed = logits.double().softmax(-1).cumsum(-1)
+    summed = double(logits).softmax(-1).cumsum(-1)
     chosen = torch.searchsorted(summed, uniform.to(summed.device) * summed[:, -1:], right=True)
-    return chosen[:, 0].clamp_max(logits.shape[-1] - 1)
+    return chosen[:, 0].clamp_max(logits.shape[-1] - 1).to(logits.device)
 
 
 @torch.no_grad()
@@ -166,11 +167,11 @@ def softmax_fisher_root(probabilities: Tensor) -> Tensor:
     Args:
         probabilities: p [b, classes], each row sums to 1.
     """
-    p = probabilities.double()
+    p = double(probabilities)
     tails = p.flip(-1).cumsum(-1).flip(-1)  # s_{j-1}, the sum from j on
     tiny = torch.finfo(torch.float64).tiny
     before, after = tails[:, :-1].clamp_min(tiny), tails[:, 1:].clamp_min(tiny)
     below = -p[:, :, None] * (p[:, :-1] / before / after).sqrt()[:, None]
     root = below.tril(-1)
     root.diagonal(dim1=1, dim2=2).copy_((p[:, :-1] * after / before).sqrt())
-    return root.to(probabilities.dtype)
+    return root.to(probabilities)

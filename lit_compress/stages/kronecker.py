@@ -40,7 +40,7 @@ def biased_sites(net: PreTrainedModel, stacks: Mapping[str, tuple[str, ...]] | N
 
 def change_of_bias(weight: Tensor, approx: Tensor, mean: Tensor) -> Tensor:
     """Return (W - X) m [out], which keeps the mean of the outputs, in the weight's dtype."""
-    return ((weight.double() - approx.double()) @ mean.to(weight.device)).to(weight)
+    return ((weight.cpu().double() - approx.cpu().double()) @ mean.cpu()).to(weight)
 
 
 @dataclass(frozen=True)

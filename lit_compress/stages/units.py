@@ -274,7 +274,7 @@ def _update(
     """Set the columns ``inputs`` of the weight of ``layer`` to zero, the others and the bias to what is best then."""
     inverse, _ = inverse_moment(centred(moment.inputs(), mean, overwrite=True), damping, name, overwrite=True)  # type: ignore[arg-type]
     before = layer.weight.detach().clone()
-    weight = without_inputs(before.double().cpu(), inverse, inputs)
+    weight = without_inputs(before.cpu().double(), inverse, inputs)
     layer.weight.copy_(weight)
     if mean is not None:
         layer.bias.copy_(corrected_bias(layer.bias, before, weight, mean))
