@@ -64,7 +64,7 @@ def fork(
     """Run the command in a forked process, but for the reload of its export in yet another one.
 
     ``met`` is what happens to it at an event, and the folder whose files count (benchmarks/reliability/events.py).
-    ``SECOND_DEVICE`` in ``environment``, the library of second_device/, gives it that device.
+    ``SECOND_DEVICE`` in ``environment``, the library of second_device/, gives it that device, without float64.
     """
     process = _CONTEXT.Process(target=_run, args=(args, errors, dict(os.environ) | (environment or {}), met))
     process.start()
@@ -83,6 +83,7 @@ def _run(args: list[str], errors: Path, environment: dict[str, str], met: tuple[
         import second_device
 
         second_device.start(environment["SECOND_DEVICE"])
+        torch.ops.second_device.refuse_float64(True)
     from lit_compress.__main__ import main
     from lit_compress.export import folder
 

@@ -51,6 +51,19 @@ def refusals() -> None:
         there.numpy()
 
 
+def views() -> None:
+    """Views of tensors that were made outside inference mode and inside it."""
+    outside = torch.arange(6.0, device="second")
+    with torch.inference_mode():
+        assert not outside[2:].is_inference() and (outside + 1)[2:].is_inference()
+        outside[2:].zero_()
+    assert outside.tolist() == [0, 1, 0, 0, 0, 0]
+
+
+def test_views_in_inference_mode():
+    processes.on_second_device(views)
+
+
 def test_refuses_mixed_devices():
     processes.on_second_device(refusals)
 

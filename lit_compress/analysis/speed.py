@@ -61,7 +61,7 @@ def programs_table(result: Result) -> Table:
     """Return the table of what it costs to load a net in a runtime, in a process of its own."""
     at = f"{result['memory_shape']['batch']} x {result['memory_shape']['length']}"
     header = ["runtime", "net", "MB", "ready after s", "first forward s", f"peak MiB, {at}"]
-    if result["device"] == "cuda":
+    if result["device"] != "cpu":
         header.append("GPU MiB")
     body = []
     for entry in result["programs"]:
@@ -70,7 +70,7 @@ def programs_table(result: Result) -> Table:
         if fresh:
             row += [short(fresh["import_seconds"] + fresh["load_seconds"]), short(fresh["first_seconds"]),
                     f"{fresh['peak_mib']:,.0f}"]  # fmt: skip
-            if result["device"] == "cuda":
+            if result["device"] != "cpu":
                 row.append("" if fresh["gpu_peak_mib"] is None else f"{fresh['gpu_peak_mib']:,.0f}")
         body.append(row)
     return _table(header, body, left=2)
@@ -116,7 +116,7 @@ def speed_figure(result: Result) -> Figure:
     if not compared:
         panels[0].set_yscale("log")
     panels[-1].legend(fontsize=8)
-    threads, device = result["threads"], result["hardware"]["accelerator" if result["device"] == "cuda" else "cpu"]
+    threads, device = result["threads"], result["hardware"]["accelerator" if result["device"] != "cpu" else "cpu"]
     hollow = "too noisy to be named" if compared else "of a busy machine"
     figure.suptitle(f"{device}, {threads} thread{'s' * (threads > 1)}; bars: p10 - p90; hollow: {hollow}", fontsize=9)
     return figure

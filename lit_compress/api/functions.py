@@ -31,6 +31,8 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, write_text
 
 if TYPE_CHECKING:
+    import torch
+
     from lit_compress.api.compressed import Compressed
     from lit_compress.api.inputs import Data, Model, Tokenizer
 
@@ -47,6 +49,7 @@ def factorize(
     kind: str | None = None,
     text: str | Sequence[str] | None = None,
     label: str | None = None,
+    device: str | torch.device | None = None,
     **options: Any,
 ) -> Compressed:
     """Factorize a fine-tuned model at once, without training.
@@ -64,6 +67,7 @@ def factorize(
             span_qa, summarization, language_modelling, embedding, reranking, multi_label.
         text: name of the column of texts, or names of two; None where the names are usual, or there is one.
         label: name of the column of labels; None where it is called so.
+        device: ``cpu``, ``cuda``, ``mps``, ...; None for the accelerator if there is one.
         **options: those of ``factorize`` and ``fit``, e.g. ``weighting="fisher"``, ``**{"data.batch_size": 8}``.
 
     Returns:
@@ -81,7 +85,7 @@ def factorize(
         place = tempfile.TemporaryDirectory(prefix="lit_compress-")
         with tempfile.TemporaryDirectory(prefix="lit_compress-") as brought:
             inputs = Inputs(model, tokenizer, data, columns, Path(brought))
-            own = {"density": density, "rank": rank, "budget": budget} | options
+            own = {"density": density, "rank": rank, "budget": budget, **_placed(device)} | options
             words = [inputs.model, f"{place.name}/export", *_words(inputs.data), *_one_shot(own)]
             _, report = run_factorize(words, factorize.__doc__)
         warn_missed(report)
@@ -100,6 +104,7 @@ def compress(
     kind: str | None = None,
     text: str | Sequence[str] | None = None,
     label: str | None = None,
+    device: str | torch.device | None = None,
     **options: Any,
 ) -> Compressed:
     """Compress a model by a method, with training: a run of ``fit``.
@@ -117,6 +122,7 @@ def compress(
         kind: as :func:`factorize`.
         text: as :func:`factorize`.
         label: as :func:`factorize`.
+        device: as :func:`factorize`.
         **options: those of ``fit``, e.g. ``**{"data.batch_size": 8, "trainer.precision": "bf16-mixed"}``.
 
     Returns:
@@ -134,7 +140,7 @@ def compress(
         inputs = Inputs(model, tokenizer, data, columns, Path(place.name) if place else None, trained=fine_tuned)
         teacher = inputs.model if fine_tuned else None
         run = Run(Path(run_dir).expanduser() if run_dir is not None else f"{place.name}/run")  # type: ignore[union-attr]
-        more = {"model.backbone": inputs.model, "model.teacher": teacher, **inputs.data, **options}
+        more = {"model.backbone": inputs.model, "model.teacher": teacher, **inputs.data, **_placed(device), **options}
         more |= {"run_dir": run.folder, "ckpt_path": "last"}
         _, report = run_fit([*_method_words(method), *_words(more)])
         if report is None:
@@ -153,6 +159,7 @@ def evaluate(
     kind: str | None = None,
     text: str | Sequence[str] | None = None,
     label: str | None = None,
+    device: str | torch.device | None = None,
     **options: Any,
 ) -> dict[str, float]:
     """Score a model on labelled data, with the uncertainty of the score.
@@ -167,6 +174,7 @@ def evaluate(
         kind: as :func:`factorize`.
         text: as :func:`factorize`.
         label: as :func:`factorize`.
+        device: as :func:`factorize`.
         **options: those of ``validate``, e.g. ``**{"data.eval_batch_size": 8}``.
 
     Returns:
@@ -192,7 +200,7 @@ def evaluate(
             columns = Columns(stored) if settled else columns
             inputs = Inputs(str(target.folder), None, data, columns, Path(brought), split, settled=settled)
             given = inputs.data
-        parts = open_target(target, _words(given | options), command)
+        parts = open_target(target, _words(given | _placed(device) | options), command)
         if isinstance(model, str | Path):
             return _plain(evaluate_net(load_checked(target, parts, command), parts.data, command, sure=True), command)
         check_head(target.what, model.config, parts.data.record)
@@ -214,6 +222,7 @@ def compare(
     kind: str | None = None,
     text: str | Sequence[str] | None = None,
     label: str | None = None,
+    device: str | torch.device | None = None,
     **options: Any,
 ) -> Compared:
     """Run several methods, budgets and seeds from the same teachers with as many updates, and compare them.
@@ -229,6 +238,7 @@ def compare(
         kind: as :func:`factorize`.
         text: as :func:`factorize`.
         label: as :func:`factorize`.
+        device: as :func:`factorize`.
         **options: keys of the config and options of ``fit`` for all runs, e.g. ``seeds=[1, 2]``.
 
     Returns:
@@ -262,7 +272,7 @@ def compare(
         words = [f"--{name}={value}" for name, value in own.items() if not isinstance(value, list | tuple)]
         for name, value in own.items():
             words += [f"--{name}", *map(str, value)] if isinstance(value, list | tuple) else []
-        words += _words(given | options)
+        words += _words(given | _placed(device) | options)
         words += [
             "--config",
             str(config),
@@ -292,6 +302,11 @@ def _words(options: Mapping[str, Any]) -> list[str]:
     """Return options as words of a command; those that are None are left out."""
     values = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     return words_of({name: value for name, value in values.items() if value is not None})
+
+
+def _placed(device: str | torch.device | None) -> dict[str, str]:
+    """Return the option that names the device; none without one."""
+    return {} if device is None else {"trainer.accelerator": str(getattr(device, "type", device))}
 
 
 def _one_shot(options: Mapping[str, Any]) -> list[str]:

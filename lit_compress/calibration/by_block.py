@@ -47,6 +47,7 @@ from lit_compress.models.sites import Site, find_sites, shared_inputs
 from lit_compress.numerics.losses import example_losses
 from lit_compress.numerics.sampled_labels import Labels, fisher_losses
 from lit_compress.tasks import TaskType
+from lit_compress.utils.devices import place_within
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
@@ -138,8 +139,10 @@ class _SumsOfBlock(Protocol):
 class _Moments:
     """Kronecker factors of a block; with ``gradients``, or of its inputs only."""
 
-    def __init__(self, shapes: Any, sites: dict[str, Site], examples: int, gradients: bool) -> None:
-        self.sums, self.gradients = _Sums(shapes, sites, torch.float32, "cpu", gradients), gradients
+    def __init__(
+        self, shapes: Any, sites: dict[str, Site], examples: int, gradients: bool, device: torch.device
+    ) -> None:
+        self.sums, self.gradients = _Sums(shapes, sites, torch.float32, device, gradients), gradients
         self.sums.examples = examples
 
     def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor, rows: int) -> None:
@@ -328,7 +331,10 @@ class BlockMoments:
             return _Squares(self.shapes, self.sites[number], self.examples)
         if self.what != "moments":
             return _Gradients(self.shapes, self.sites[number], self.examples, self.what == "squares")
-        return _Moments(self.shapes, self.sites[number], self.examples, self.labels is not None)
+        gradients, sites = self.labels is not None, self.sites[number]
+        size = 4 * sum(_numbers(self.shapes, sites, gradients))
+        device = place_within(self.sweeps.net.device, size, "calibration: sums of a block")
+        return _Moments(self.shapes, sites, self.examples, gradients, device)
 
     def _watched(self, number: int, block: nn.Module, rows: Rows, sums: _SumsOfBlock | None) -> Any:
         """Let every use of a block's sites add to ``sums``, as in the net in memory."""

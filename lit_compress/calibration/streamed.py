@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.calibration.grams import Gram
@@ -73,9 +73,13 @@ def parts_within(net: PreTrainedModel, limit: float, table: str | None = None) -
     return parts
 
 
-def sums_bytes(net: PreTrainedModel, gradients: bool = True) -> int:
-    """Return how many bytes the sums of all sites of ``net`` take in its dtype, with those of gradients or without."""
-    return next(net.parameters()).element_size() * sum(_numbers(net, group, gradients) for group in shared_inputs(net))
+def sums_bytes(net: PreTrainedModel, gradients: bool = True, names: Collection[str] | None = None) -> int:
+    """Return how many bytes the sums of the sites ``names`` of ``net`` take in its dtype, all without names.
+
+    ``gradients``: count those of gradients, too.
+    """
+    groups = [[name for name in group if names is None or name in names] for group in shared_inputs(net)]
+    return next(net.parameters()).element_size() * sum(_numbers(net, some, gradients) for some in groups if some)
 
 
 def _numbers(net: PreTrainedModel, group: Sequence[str], gradients: bool = True) -> int:

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from rich.console import Console
 
 from lit_compress.analysis.speed import BUSY, is_busy, programs_table, speed_figure, times_table
@@ -18,6 +17,7 @@ from lit_compress.cli.targets import Target, find_target
 from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings, bench
 from lit_compress.export.modelling import MODULE
 from lit_compress.export.runtimes import RUNTIMES
+from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json, write_json
 from lit_compress.utils.progress import note
@@ -45,7 +45,7 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
         help=f"forwards of every net at every shape, in turns ({ROUNDS})")  # fmt: skip
     add("--seconds", type=float, default=SECONDS, metavar="S",
         help=f"no further round of a shape begins after these, five are made in any case ({SECONDS:g})")  # fmt: skip
-    add("--device", choices=("cpu", "cuda"), help="default cuda if there is a GPU")
+    add("--device", default="auto", metavar="NAME", help="cpu, cuda, ... (default the accelerator if there is one)")
     add("--trust_remote_code", action="store_true", help="run the code of a folder that another version exported")
     add("--output", type=Path, metavar="DIR", help=f"folder of {FILE} and bench.png (default OUT)")
     parser.epilog = "Options of the data, e.g. --data.path FILE, add the median and the longest length of its texts."
@@ -69,8 +69,7 @@ def bench_command(args: list[str], about: str | None) -> None:
     for name in given.runtimes:
         if name not in RUNTIMES:
             raise UserError(f"--runtimes: unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
-    if given.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device: 'cuda' is not here; cpu is")
+    device = find_device(given.device, "--device")
     target = find_target(given.out, "bench")
     nets = {"compressed": _loadable(target.folder, given.out)}
     if baseline := _baseline(given.baseline, target, given.out):
@@ -80,7 +79,7 @@ def bench_command(args: list[str], about: str | None) -> None:
     own = () if given.length and not rest else _own_lengths(target, rest)
     settings = Settings(
         tuple(given.batch), tuple(given.length or LENGTHS), own, tuple(dict.fromkeys(given.runtimes)), given.threads,
-        given.rounds, given.seconds, given.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        given.rounds, given.seconds, device.type,
         given.trust_remote_code,
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
@@ -139,7 +138,7 @@ def _show(result: dict[str, Any], output: Path) -> None:
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=160)
     hardware, threads = result["hardware"], result["threads"]
-    machine = hardware["accelerator"] if result["device"] == "cuda" else hardware["cpu"]
+    machine = hardware["accelerator"] if result["device"] != "cpu" else hardware["cpu"]
     print(f"{machine}, {threads} thread{'s' * (threads > 1)}, {hardware['cores']} cores")
     if result["programs"]:
         console.print(programs_table(result))

@@ -43,6 +43,7 @@ from lit_compress.stages.weighted_retraining import calibration_of, check_remova
 from lit_compress.stages.weighting import of_weighting, seed_of
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
+from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json, remove, write_json
 from lit_compress.utils.memory import return_freed_memory
@@ -121,7 +122,7 @@ def factorize_by_block(
     check_choices_by_block(choices)
     if not folder.is_dir():
         raise UserError(f"--by_block: '{folder}' is no folder; give the folder of a downloaded model")
-    kind, dtype, device = task_type(task), getattr(torch, precision), "cuda" if torch.cuda.is_available() else "cpu"
+    kind, dtype, device = task_type(task), getattr(torch, precision), current_device()
     made = finetuned_config(method.backbone, task, "model")
     choices.say_dtype(made.dtype)
     made.dtype = torch.float32

@@ -247,7 +247,7 @@ def _target(args: list[str], command: str) -> tuple[str, Path | None, list[str]]
         "target",
         metavar="TARGET",
         help="folder of a finished run, of an export, of a net of a run, or of any fine-tuned model (with --data.task);"
-        " then any option of fit, e.g. --data.path DIR",
+        " then any option of fit, e.g. --data.path DIR, --device cpu",
     )
     if command == "predict":
         parser.add_argument(

@@ -37,7 +37,8 @@ def fit_help(parser: ArgumentParser, command: str, method: str | None, methods: 
     lines += [line for group in ours for line in (*group, "")]
     if trainer:
         return "\n".join([*lines, *groups[_TRAINER]])
-    used = "  --trainer.OPTION, e.g. accelerator, devices, strategy, precision, accumulate_grad_batches, max_steps"
+    used = "  --device NAME is --trainer.accelerator NAME: cpu, cuda, mps, ... (default the accelerator, if any)"
+    used += "\n  --trainer.OPTION, e.g. devices, strategy, precision, accumulate_grad_batches, max_steps"
     return "\n".join([*lines, "Lightning's Trainer:", used, "  all of them: --help trainer"])
 
 

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import torch
-
 from lit_compress.analysis import pruning, truncation
 from lit_compress.analysis.plots import write_rows
 from lit_compress.analysis.truncation import Rows
@@ -35,6 +33,7 @@ from lit_compress.run.solve import check_choices
 from lit_compress.stages.low_rank import Decomposer
 from lit_compress.stages.weighted_retraining import add_estimate, calibration_of, check_removal, remove_structures
 from lit_compress.stages.weighting import KRONECKER, Weighted, fisher_of, kronecker_of, refit, weigh
+from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json
 from lit_compress.utils.memory import trim
@@ -69,7 +68,7 @@ def decomposers(
     Raises:
         UserError: there are no scores, or no usable gradients.
     """
-    net.to(_device())
+    net.to(current_device())
     fisher = {}
     if any(s.weighting == "fisher" for s in settings):
         batches = data.calibration_dataloader(method.retrain.fisher_examples)
@@ -80,10 +79,6 @@ def decomposers(
     trim()
     folder = Path(method.backbone).expanduser()
     return [weigh(s, net, fisher, moments, folder, s.rule(method.ranks).stacks(net), alone) for s in settings]
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def factorize_model(
@@ -137,7 +132,7 @@ def factorized(
     """Return ``dense`` with factors, or fewer heads and neurons, and what the report says of the calibration."""
     check_removal(method.retrain, method.ranks, dense)
     whole = method.retrain.removes == "components"  # then nothing changes before all matrices are decomposed
-    net = dense if whole else copy.deepcopy(dense).to(_device())
+    net = dense if whole else copy.deepcopy(dense).to(current_device())
     rule, loss = remove_structures(method.retrain, method.ranks, net, method.task, data)
     made = calibration_of(method.retrain, data, loss)
     if not rule.keeps_all:
@@ -158,7 +153,7 @@ def pruned(method: Pruner, dense: PreTrainedModel, data: DataModule) -> PreTrain
     net, stage = copy.deepcopy(dense), method.pruning()
     stage.check(net)
     stage.check_data(data.train_size())
-    stage.prune(net, method.task, data, torch.device(_device()))
+    stage.prune(net, method.task, data, current_device())
     return net
 
 

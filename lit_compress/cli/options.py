@@ -35,6 +35,7 @@ from lit_compress.run.solve import Storage
 from lit_compress.run.strategies import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
 from lit_compress.stages.base import Training
 from lit_compress.tasks.records import task_name
+from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, nearest
 
 
@@ -144,7 +145,7 @@ class CommandLine(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse ``args``; configs are found by path or among the shipped recipes."""
-        args = with_default_method(list(args))
+        args = with_default_method([re.sub(r"^--device(=|$)", r"--trainer.accelerator\1", arg) for arg in args])
         given, resolved = {arg.partition("=")[0] for arg in args}, resolve_configs(args)
         _Parser.method = chosen_method(resolved)
         if _Parser.method and "--model.budget" in given:  # it takes the place of what a config says of the size
@@ -170,6 +171,8 @@ class CommandLine(LightningCLI):
         if self.config.model.class_path.endswith(".Method"):  # options of every method were given, and no method
             raise UserError(_no_method())
         self._check_budget()
+        accelerator = self.config.trainer.accelerator
+        use_device(accelerator if isinstance(accelerator, str) else "auto")
 
     def _check_budget(self) -> None:
         """Refuse a budget beside a density, a rank or a number of parameters."""

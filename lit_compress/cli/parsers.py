@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from lit_compress.cli.exporting import typed_choices
 from lit_compress.cli.options import CommandLine
+from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
 
 # short option of `factorize` and `analyze`: option of fit, help
@@ -77,6 +78,9 @@ def parse_one_shot(
     """Parse the arguments of ``parser``, the short options and those of fit, for a method on MODEL."""
     for short, (_, meaning) in SHORT.items():
         parser.add_argument(f"--{short}", help=meaning, metavar="")
+    parser.add_argument(
+        "--device", help="cpu, cuda, mps, xpu, ... (default the accelerator if there is one)", metavar="NAME"
+    )
     parser.add_argument("--data.task", dest="task", required=True, help="task of the fine-tuned model, e.g. sst2")
     parser.epilog = "Further options are those of fit, e.g. --data.path DIR, --data.batch_size 16."
     parser.error = one_line  # type: ignore[method-assign]
@@ -88,7 +92,10 @@ def parse_one_shot(
     method = _method_of(given, rest) if command == "factorize" else "FWSVD"
     shared = ["--model", method, f"--model.backbone={model}", f"--data.task={given.task}"]
     short += [f"--export.{name}={value}" for name, value in typed_choices(given).items() if name not in SHORT]
-    return given, CommandLine([*shared, *short, *rest], command, (name for name in vars(given) if name in typed))
+    short += [f"--device={given.device}"] if given.device else []
+    cli = CommandLine([*shared, *short, *rest], command, (name for name in vars(given) if name in typed))
+    current_device()  # refuses one that is not here before anything is loaded
+    return given, cli
 
 
 def _method_of(given: argparse.Namespace, rest: list[str]) -> str:

@@ -23,6 +23,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.run.expected_memory import check_evaluation, check_loading
 from lit_compress.run.folder import Run, checked_config
 from lit_compress.tasks import task_type
+from lit_compress.utils.devices import current_device, find_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json
 from lit_compress.utils.progress import note
@@ -137,6 +138,10 @@ def parse_stored(config: dict[str, Any], rest: list[str], command: str) -> Comma
     """Parse a stored config with further options; what is linked is computed, and classes of the trainer left out."""
     init, data = dict(config["model"]["init_args"]), dict(config["data"])
     trainer = {name: value for name, value in config["trainer"].items() if name not in _CLASSES}
+    try:
+        find_device(str(trainer.get("accelerator")))
+    except UserError:  # it was made on another machine
+        trainer["accelerator"] = "auto"
     for name, values in (("task", init), ("backbone", data), ("teacher", data), ("seed", data)):
         values.pop(name, None)
     model = {**config["model"], "init_args": init}
@@ -155,6 +160,7 @@ def open_target(target: Target, rest: list[str], command: str) -> Components:
         UserError: as :meth:`Target.parse`.
     """
     parts = target.parse(rest, command).build()
+    current_device()  # refuses one that is not here before anything is loaded
     parts.data.read_as(str(target.folder))
     parts.data.whole_file = _is_another_file(target.trained_on, parts.data.path)
     return parts

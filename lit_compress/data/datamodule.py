@@ -23,6 +23,7 @@ from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Custom, Task, get_task
 from lit_compress.tasks.sentences import Pooling, read_pooling
 from lit_compress.utils.cache import short_hash
+from lit_compress.utils.devices import pins_memory
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
 
@@ -363,6 +364,7 @@ class DataModule(LightningDataModule):
             "sampler": BatchOrder(lengths, batch_size, self.seed, rank, world_size, shuffle),
             "batch_size": None,  # the sampler gives whole batches
             "num_workers": self.num_workers,
+            "pin_memory": pins_memory(),
             # a loader draws a seed for its workers; not from the global generator, which dropout uses
             "generator": torch.Generator(),
         }

@@ -22,6 +22,7 @@ from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.sentences import Pooling, read_dense, read_pooling
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
+from lit_compress.utils.devices import current_device, to_device
 from lit_compress.utils.progress import note, track
 
 if TYPE_CHECKING:
@@ -118,10 +119,10 @@ def vectors_of(net: Any, batches: Iterable[dict[str, torch.Tensor]], task: Task)
         batches: of all texts, each once.
         task: of kind embedding.
     """
-    device, kind = torch.device("cuda" if torch.cuda.is_available() else "cpu"), task_type(task)
+    device, kind = current_device(), task_type(task)
     net, found, rows = net.to(device).eval(), [], []
     for batch in batches:
-        moved = {name: column.to(device) for name, column in batch.items()}
+        moved = to_device(batch, device)
         found.append(kind.logits(net(**kind.inputs(net, moved)), moved)[:, 0].float().cpu())
         rows.append(batch["index"])
     return torch.cat(found)[torch.cat(rows).argsort()]

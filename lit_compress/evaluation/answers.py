@@ -11,6 +11,7 @@ import torch
 from lit_compress.data.datamodule import PaddedBatches
 from lit_compress.evaluation.chance import sign_test
 from lit_compress.tasks import KINDS, task_type
+from lit_compress.utils.devices import current_device, to_device
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -60,13 +61,13 @@ def _pieces(net: PreTrainedModel, data: DataModule, rows: int) -> list[list[Any]
     """Return for every row the pieces of its answer; the inputs are read from the shortest to the longest."""
     task, kind, loader = data.record, task_type(data.record), data.val_dataloader()[0]
     batches, numbers = _inputs(loader.dataset, rows)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = current_device()
     net = net.to(device).eval()
     found: list[list[Any]] = [[] for _ in range(rows)]
     parts = [numbers[i : i + data.eval_rows] for i in range(0, len(numbers), data.eval_rows)]
     for part in track(parts, "answers", len(parts)):
         batch = batches[part]
-        outputs = kind.outputs(net, {name: c.to(device) for name, c in batch.items()}, data.tokenizer).cpu()
+        outputs = kind.outputs(net, to_device(batch, device), data.tokenizer).cpu()
         for number, piece in kind.pieces(task, outputs, batch):
             found[number].append(piece)
     net.to("cpu")

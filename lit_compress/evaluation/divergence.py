@@ -9,6 +9,7 @@ import torch
 from lit_compress.numerics.chunked_logits import ChunkedLogits
 from lit_compress.numerics.losses import distillation_loss, token_divergences
 from lit_compress.tasks import task_type
+from lit_compress.utils.devices import current_device, to_device
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ def divergence(net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, r
         data: its first validation split is read.
         rows: at most so many examples, the first ones.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = current_device()
     net, dense = net.to(device).eval(), dense.to(device).eval()
     kind, total, seen = task_type(data.record), 0.0, 0
     loader = data.val_dataloader()[0]
     for batch in track(loader, "compare", min(len(loader), -(-rows // (loader.batch_size or 1)))):
-        batch = {name: column[: rows - seen].to(device) for name, column in batch.items()}
+        batch = to_device({name: column[: rows - seen] for name, column in batch.items()}, device)
         with torch.inference_mode():
             ours, theirs = (kind.logits(kind.run(n, batch), batch) for n in (net, dense))
             if isinstance(ours, ChunkedLogits):

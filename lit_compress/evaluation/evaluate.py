@@ -10,6 +10,7 @@ import torch
 from lit_compress.evaluation.intervals import Interval, intervals
 from lit_compress.evaluation.metrics import bind, build_metrics
 from lit_compress.tasks import task_type
+from lit_compress.utils.devices import current_device, to_device
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def evaluate(
         sure: also return, per split, ``<split>/rows`` and the ends of every score's interval (evaluation/intervals.py),
             ``<split>/<metric>_low95`` and ``..._high95``.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = current_device()
     net = net.to(device).eval()
     if stage == "test":
         splits, rows = [("test", data.test_dataloader())], [data.test_rows]
@@ -47,7 +48,7 @@ def evaluate(
             metric.distributed_available_fn = lambda: False  # this process evaluates all rows, alone
         for batch in track(loader, "evaluate", len(loader)):
             with torch.inference_mode():
-                moved = {name: column.to(device) for name, column in batch.items()}
+                moved = to_device(batch, device)
                 outputs = kind.outputs(net, moved, data.tokenizer)
                 kind.observe(metrics, outputs.cpu(), batch)
         found = {name: float(value) for name, value in metrics.compute().items()}

@@ -10,6 +10,7 @@ import torch
 
 from lit_compress.data.checks import KEPT
 from lit_compress.tasks import task_type
+from lit_compress.utils.devices import current_device, to_device
 from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import track
 
@@ -28,14 +29,14 @@ def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int
     Returns:
         The number of lines written to ``path``, which appears only when complete.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = current_device()
     net = net.to(device).eval()
     loader = data.predict_dataloader()
     task, kind, texts = data.record, task_type(data.record), data.prediction_texts
     found: dict[int, list[Any]] = {number: [] for number in range(len(texts))}
     for batch in track(loader, "predict", len(loader)):
         with torch.inference_mode():
-            moved = {name: column.to(device) for name, column in batch.items()}
+            moved = to_device(batch, device)
             outputs = kind.outputs(net, moved, data.tokenizer).cpu()
         for number, piece in kind.pieces(task, outputs, batch):
             found[number].append(piece)

@@ -23,6 +23,7 @@ from lit_compress.models.budget import budget_line, verdict
 from lit_compress.models.budget import shown as shown_value
 from lit_compress.models.positions import usable_positions
 from lit_compress.models.shards import net_bytes
+from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.progress import track
 from lit_compress.utils.timing import STEADY, Speedup, processor, speedup, spread, summary
 
@@ -52,7 +53,7 @@ def hardware() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gib": memory and round(memory, 1),
-        "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "accelerator": accelerator_name(),
     }
 
 

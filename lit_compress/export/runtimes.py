@@ -31,7 +31,7 @@ class Setting:
         auto_class: the class of transformers that loads it.
         results: names of its outputs.
         threads: of the runtime.
-        device: ``cpu`` or ``cuda``.
+        device: ``cpu``, ``cuda``, or another type of PyTorch's.
         trust: whether the code of the folder is run.
     """
 
@@ -76,8 +76,8 @@ def _eager(folder: Path, setting: Setting, change: Callable[[Any], Any] = lambda
     def run(inputs: Inputs) -> list[Any]:
         with torch.inference_mode():
             output = called(**{name: torch.from_numpy(value).to(setting.device) for name, value in inputs.items()})
-        if setting.device == "cuda":
-            torch.cuda.synchronize()
+        if setting.device != "cpu":
+            torch.accelerator.synchronize()
         return [output[name] for name in setting.results]
 
     return run
@@ -95,7 +95,7 @@ def _compiled(folder: Path, setting: Setting) -> Run:
 def _onnx(file: Path, setting: Setting) -> Run:
     import onnxruntime
 
-    provider = PROVIDERS[setting.device]
+    provider = PROVIDERS.get(setting.device, f"provider for {setting.device}")
     if provider not in onnxruntime.get_available_providers():
         raise LookupError(f"this onnxruntime has no {provider}")
     options = onnxruntime.SessionOptions()
@@ -187,8 +187,9 @@ def start_fresh(runtime: Runtime, path: Path, setting: Setting, inputs: Path) ->
     first = time.perf_counter() - start
     run(given)
     gpu = None
-    if setting.device == "cuda" and "torch" in sys.modules:
-        gpu = sys.modules["torch"].cuda.max_memory_allocated() / 2**20
+    peak = getattr(sys.modules["torch"].accelerator, "max_memory_allocated", None) if "torch" in sys.modules else None
+    if setting.device not in ("cpu", "mps") and peak:  # MPS does not say
+        gpu = peak() / 2**20
     return Fresh(imported - begin, loaded - imported, first, libraries, peak_mib(), gpu)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from lit_compress.models.shapes import with_zeros, without_values
 from lit_compress.models.sites import Site, embedding_params, find_sites
 from lit_compress.models.transposed import as_linears
+from lit_compress.utils.devices import synchronize
 from lit_compress.utils.progress import Bar
 from lit_compress.utils.timing import in_turns, pinned, summary
 
@@ -186,8 +187,7 @@ def forwards(nets: Sequence[PreTrainedModel], length: int, batch: int = 1) -> li
 
     def forward(net: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> None:
         net(**inputs)
-        if net.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(net.device)
 
     return [partial(forward, net, random_inputs(net, batch, length)) for net in nets]
 

@@ -17,6 +17,7 @@ from lit_compress.numerics.losses import task_loss
 from lit_compress.run.runner import Components, make_trainer
 from lit_compress.run.threads import use_threads
 from lit_compress.tasks import task_type
+from lit_compress.utils.devices import synchronize, to_device
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def measure_pace(parts: Components) -> Pace:
 
     steps, forwards, start = [], [], time.perf_counter()
     for found in track(islice(data.train_dataloader(), BATCHES), "measure steps", BATCHES):
-        batch = {name: value.to(device) for name, value in found.items()}
+        batch = to_device(found, device)
         steps.append(_seconds(step, device))
         with torch.no_grad():
             forwards.append(_seconds(forward, device))
@@ -71,8 +72,7 @@ def measure_pace(parts: Components) -> Pace:
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
     start = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    synchronize(device)
     return time.perf_counter() - start
 
 

@@ -43,6 +43,7 @@ from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import merge_updates
 from lit_compress.stages.mark import check_mark
 from lit_compress.stages.rank_rule import RankRule
+from lit_compress.utils.devices import current_device, peak_bytes
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder
 
@@ -336,8 +337,9 @@ def _finish_stage(
 
 
 def _memory() -> dict[str, float]:
-    """Return the most memory that this process has had so far, in MiB; where there is a GPU, also PyTorch's on it."""
-    gpu = {"gpu_peak_mib": round(torch.cuda.max_memory_allocated() / 2**20, 1)} if torch.cuda.is_available() else {}
+    """Return the most memory that this process has had so far, in MiB; on an accelerator also PyTorch's there."""
+    peak = None if current_device().type == "cpu" else peak_bytes()
+    gpu = {} if peak is None else {"gpu_peak_mib": round(peak / 2**20, 1)}
     return {"peak_mib": round(peak_mib(), 1), **gpu}
 
 

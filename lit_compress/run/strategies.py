@@ -1,7 +1,11 @@
-"""The strategy ``fsdp2`` for ``--trainer.strategy``; ``ddp`` and others are Lightning's own."""
+"""The strategy ``fsdp2`` for ``--trainer.strategy``, and accelerators that Lightning does not know."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 
 
@@ -23,3 +27,45 @@ class FSDP2Strategy(ModelParallelStrategy):
 
 
 StrategyRegistry.register("fsdp2", FSDP2Strategy, description="FSDP2 over all processes")
+
+
+class OtherAccelerator(Accelerator):
+    """PyTorch's accelerator where Lightning has no class for it, e.g. XPU or NPU: its current device."""
+
+    @staticmethod
+    def parse_devices(devices: Any) -> int:
+        """Return the number of devices."""
+        return 1
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> list[torch.device]:
+        """Return the device."""
+        found = torch.accelerator.current_accelerator()
+        assert found is not None
+        return [torch.device(found.type, torch.accelerator.current_device_index())]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        """Return 1."""
+        return 1
+
+    @staticmethod
+    def is_available() -> bool:
+        """Return True: PyTorch has said so."""
+        return True
+
+    @staticmethod
+    def name() -> str:
+        """Return a name, which no option needs."""
+        return "other"
+
+    def setup_device(self, device: torch.device) -> None:
+        """Do nothing: it is the current device."""
+
+    def get_device_stats(self, device: Any) -> dict[str, Any]:
+        """Return no statistics."""
+        return {}
+
+    def teardown(self) -> None:
+        """Free what PyTorch keeps for later tensors."""
+        torch.accelerator.empty_cache()

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lit_compress.run.strategies import OtherAccelerator
 from lit_compress.stages.base import Stage, count_steps
+from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,24 +61,29 @@ def make_trainer(**arguments: Any) -> Trainer:
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(PlainFiles())
     try:
-        return Trainer(**arguments | {"plugins": plugins, "strategy": _strategy(arguments)})
+        return Trainer(**arguments | {"plugins": plugins} | _on_accelerator(arguments))
     except (TypeError, ValueError, MisconfigurationException) as error:
         named = next((name for name in arguments if f"`{name}`" in str(error)), None)
         option = f"trainer.{named}: '{arguments[named]}'" if named else "trainer"
         raise UserError(f"{option}: {error}") from error
 
 
-def _strategy(arguments: Mapping[str, Any]) -> Any:
-    """Return the user's strategy; for one device that Lightning's "auto" does not know, the one for that device.
+def _on_accelerator(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what puts the Trainer on an accelerator that Lightning does not know; nothing for CPU, CUDA and MPS.
 
-    "auto" trains on the CPU with every accelerator but CUDA, MPS and TPU, e.g. one that a package registered for XPU.
+    Raises:
+        UserError: the accelerator is not on this machine, or several of such devices are asked for.
     """
-    asked, name = arguments.get("strategy") or "auto", arguments.get("accelerator")
-    if asked != "auto" or name not in set(AcceleratorRegistry) - {"cpu", "cuda", "mps", "tpu"}:
-        return asked
-    accelerator = AcceleratorRegistry.get(name)
-    devices = accelerator.get_parallel_devices(accelerator.parse_devices(arguments.get("devices", "auto")))
-    return SingleDeviceStrategy(device=devices[0]) if len(devices) == 1 else asked
+    name = arguments.get("accelerator") or "auto"
+    if not isinstance(name, str) or (device := find_device(name)).type in ("cpu", "cuda", "mps"):
+        return {}
+    if (arguments.get("devices") or "auto") not in ("auto", 1, "1", -1, "-1"):
+        raise UserError(f"trainer.devices: {arguments['devices']} of type '{device.type}' cannot be used; valid: 1")
+    if (arguments.get("strategy") or "auto") != "auto":
+        raise UserError(f"trainer.strategy: '{arguments['strategy']}' does not work on '{device.type}'; valid: auto")
+    (device,) = OtherAccelerator.get_parallel_devices(1)
+    strategy = SingleDeviceStrategy(device=device, accelerator=OtherAccelerator())
+    return {"accelerator": "auto", "devices": "auto", "strategy": strategy}
 
 
 def processes(arguments: Mapping[str, Any]) -> int:

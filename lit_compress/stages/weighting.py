@@ -18,7 +18,7 @@ import torch
 from lit_compress.calibration.fisher import Estimator, Fisher, estimate_fisher
 from lit_compress.calibration.kronecker import KroneckerFactors, collect_kronecker
 from lit_compress.calibration.sequential import refit_net
-from lit_compress.calibration.streamed import StreamedFactors, parts_within
+from lit_compress.calibration.streamed import StreamedFactors, parts_within, sums_bytes
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_row_importance
 from lit_compress.numerics.decompose import Axis
@@ -30,6 +30,7 @@ from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import Decomposer, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks import task_type
+from lit_compress.utils.devices import place_within
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import note, track
 
@@ -268,6 +269,7 @@ def kronecker_of(
     def collect(names: Sequence[str]) -> dict[str, KroneckerFactors]:
         there = net.device
         net.to(device)  # type: ignore[arg-type]
+        size = sums_bytes(net, any(s.weighting == "kfac" for s in asked), names)
         found = collect_kronecker(
             net,
             track(batches, "Kronecker factors", len(batches)),
@@ -275,6 +277,7 @@ def kronecker_of(
             [name for name in names if name != table],
             labels=first.labels_of(task) if any(s.weighting == "kfac" for s in asked) else None,
             seed=seed_of(first, data),
+            device=place_within(device, size, "calibration: sums of all matrices"),
             table=table if table in names else None,
             reduce=torch.distributed.all_reduce if shared else None,
         )

@@ -7,47 +7,49 @@ from typing import Any
 import torch
 
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note
 
 _ENOUGH = 0.8  # share of the free memory that one user of it may take
-_chosen: torch.device | None = None
+_asked = ("auto", "trainer.accelerator")  # name and option
 
 
-def device() -> torch.device:
-    """Return the device that nets and batches of this process belong on."""
-    return _chosen or find_device("auto")
+def use_device(name: str, option: str = "trainer.accelerator") -> None:
+    """Make the device of ``name`` the one of this process; :func:`current_device` checks it.
+
+    Args:
+        name: as users type it: ``auto``, ``cpu``, ``gpu``, ``cuda``, ``mps``, ``xpu``, ...
+        option: that it was given to.
+    """
+    global _asked
+    _asked = (name, option)
+
+
+def current_device() -> torch.device:
+    """Return the device that nets and batches of this process belong on: the one asked for, else the accelerator.
+
+    Raises:
+        UserError: this machine has no device as :func:`use_device` was told.
+    """
+    return find_device(*_asked)
 
 
 def find_device(name: str, option: str = "trainer.accelerator") -> torch.device:
-    """Return the device of a name: ``auto`` (the accelerator if there is one), ``cpu``, ``gpu``, ``cuda``, ``mps``, ...
+    """Return the device of a name; ``auto`` is the accelerator, or the CPU without one, ``gpu`` the accelerator.
 
     Args:
-        name: as a user types it; ``gpu`` is the accelerator, of whatever maker.
-        option: that the user gave it to.
+        name: as for :func:`use_device`.
+        option: that it was given to.
 
     Raises:
         UserError: this machine, or this build of PyTorch, has no such device.
     """
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if name == "auto":
-        return found or torch.device("cpu")
-    if name == "cpu":
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if name == "cpu" or (name == "auto" and accelerator is None):
         return torch.device("cpu")
-    if found is not None and name in ("gpu", found.type):
-        return found
-    here = "cpu" if found is None else f"cpu, {found.type}"
-    raise UserError(f"{option}: '{name}' is not on this machine, or this PyTorch was built without it; valid: {here}")
-
-
-def use_device(name: str, option: str = "trainer.accelerator") -> torch.device:
-    """Make the device of ``name`` the one that :func:`device` returns from now on.
-
-    Raises:
-        UserError: as :func:`find_device`.
-    """
-    global _chosen
-    found = find_device(name, option)
-    _chosen = None if name == "auto" else found
-    return found
+    if accelerator is not None and name in ("auto", "gpu", accelerator.type):
+        return accelerator
+    here = "cpu" if accelerator is None else f"cpu, {accelerator.type}"
+    raise UserError(f"{option}: '{name}' is not on this machine, or PyTorch was built without it; valid: auto, {here}")
 
 
 def has_float64(device: torch.device) -> bool:
@@ -83,7 +85,7 @@ def to_device(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str,
 
 def pins_memory() -> bool:
     """Say whether batches are to be pinned: on a device to which a copy from pinned memory needs no wait."""
-    return device().type not in ("cpu", "mps")  # MPS has the host's memory
+    return current_device().type not in ("cpu", "mps")  # MPS has the host's memory
 
 
 def accelerator_name() -> str | None:
@@ -100,15 +102,18 @@ def peak_bytes() -> int | None:
     return _ask("max_memory_allocated")
 
 
-def fits(size: int) -> bool:
-    """Say whether ``size`` bytes may be taken on the device of this process; True on the CPU.
+def place_within(device: torch.device, size: int, what: str) -> torch.device:
+    """Return where ``size`` bytes are kept: on ``device`` while they fit, else on the CPU, which a note says.
 
     Where PyTorch cannot tell how much is free (MPS, and every device before PyTorch 2.10), everything fits.
     """
-    if device().type == "cpu":
-        return True
-    found = _ask("get_memory_info")
-    return found is None or size <= _ENOUGH * found[0]
+    free = None if device.type == "cpu" else _ask("get_memory_info")
+    if free is None or size <= _ENOUGH * free[0]:
+        return device
+    note(
+        f"{what}: {size / 1e9:.3g} GB do not fit on '{device.type}', {free[0] / 1e9:.3g} GB are free; the CPU has them"
+    )
+    return torch.device("cpu")
 
 
 def _ask(question: str) -> Any:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
 
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 
@@ -59,7 +58,7 @@ def build() -> Path:
 
 
 def start(library: str | Path | None = None) -> None:
-    """Make ``torch.device("second")`` this process's accelerator, and ``second`` one of Lightning's.
+    """Make ``torch.device("second")`` this process's accelerator, which ``--device second`` names.
 
     Args:
         library: of :func:`build` in another process; by default this process calls it.
@@ -74,7 +73,6 @@ def start(library: str | Path | None = None) -> None:
     torch.utils.generate_methods_for_privateuse1_backend()
     # CUDA's parameters stay the same objects when they move; this lets these do so
     torch.__future__.set_swap_module_params_on_conversion(True)
-    AcceleratorRegistry.register(NAME, SecondAccelerator, description="the tests' second device")
 
 
 def counts() -> dict[str, int]:
@@ -121,45 +119,6 @@ def with_capacity(size: int) -> Iterator[None]:
         yield
     finally:
         torch.ops.second_device.set_capacity(1 << 34)
-
-
-class SecondAccelerator(Accelerator):
-    """Lightning's view of the device."""
-
-    @staticmethod
-    def parse_devices(devices: Any) -> int:
-        """Return the number of devices."""
-        return 1
-
-    @staticmethod
-    def get_parallel_devices(devices: Any) -> list[torch.device]:
-        """Return the one device."""
-        return [torch.device(NAME, 0)]
-
-    @staticmethod
-    def auto_device_count() -> int:
-        """Return 1."""
-        return 1
-
-    @staticmethod
-    def is_available() -> bool:
-        """Return True: it is registered only where it is."""
-        return True
-
-    @staticmethod
-    def name() -> str:
-        """Return the name for ``--trainer.accelerator``."""
-        return NAME
-
-    def setup_device(self, device: torch.device) -> None:
-        """Do nothing: there is one."""
-
-    def get_device_stats(self, device: Any) -> dict[str, Any]:
-        """Return no statistics."""
-        return {}
-
-    def teardown(self) -> None:
-        """Do nothing."""
 
 
 def _library() -> Path:

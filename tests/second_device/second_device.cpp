@@ -182,12 +182,21 @@ at::DataPtr borrow(void* data, Owner owner, c10::Device device) {
   return {data, new Owner(std::move(owner)), [](void* context) { delete static_cast<Owner*>(context); }, device};
 }
 
-Tensor with_storage(c10::Storage storage, const Tensor& like, c10::DispatchKey key) {
-  auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), like.dtype());
+Tensor with_layout(Tensor made, const Tensor& like) {
   made.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   if (like.is_conj()) made._set_conj(true);
   if (like.is_neg()) made._set_neg(true);
   return made;
+}
+
+Tensor with_storage(c10::Storage storage, const Tensor& like, c10::DispatchKey key) {
+  return with_layout(at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), like.dtype()), like);
+}
+
+// A view of ``base``, which is an inference tensor only if that is one.
+Tensor view_of(const Tensor& base, const Tensor& like) {
+  c10::Storage storage = base.storage();
+  return with_layout(at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage), base.key_set(), like.dtype()), like);
 }
 
 // A CPU tensor on the memory of a device tensor.
@@ -271,7 +280,7 @@ struct Arguments {
       if (alias.cpu.is_same(t)) return alias.original;
     for (const auto& alias : aliases)
       if (alias.cpu.storage().is_alias_of(t.storage()))
-        return with_storage(alias.original.storage(), t, c10::DispatchKey::PrivateUse1);
+        return view_of(alias.original, t);
     return as_device(t);
   }
 };
