@@ -254,6 +254,44 @@ def test_export_loads_without_the_package(run, tmp_path):
     assert "import lit_compress" not in source and "from lit_compress" not in source
 
 
+def on_second_device(args: list[str], errors: Path, killed_at: Path | None = None) -> None:
+    """Run ``fit`` on the second device, which has no float64; once it is killed when a file is there."""
+    device = {"SECOND_DEVICE": processes.second_device_library()}
+    args = ["fit", *args, *LEAN, "--device", "second", "--ckpt_path", "last"]
+    if killed_at:
+        processes.kill_when(processes.fork(args, errors, device), errors, killed_at)
+    processes.finish(processes.fork(args, errors, device), errors)
+
+
+def difference(first: Path, second: Path) -> float:
+    """Return the largest difference of two exports' tensors, which must have the same names and shapes."""
+    one, other = (load_file(folder / "export" / "model.safetensors") for folder in (first, second))
+    assert {k: v.shape for k, v in one.items()} == {k: v.shape for k, v in other.items()}
+    return max(float((one[k].float() - other[k].float()).abs().max()) for k in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", [case for case in CASES if not case.values[0][1]], indirect=True)
+def test_second_device_equals_the_cpu(run, short_run, tmp_path):
+    """All stages, the export and the report, on a device that refuses CPU tensors and float64; SP3 after a kill, too.
+
+    A teacher takes the place of the dense stage except in one method.
+    """
+    method, straight = run
+    args = options(method, short_run)
+    if method != WHOLE:
+        args += ["--model.teacher", str(straight / "dense" / "net")]
+    folder, killed = tmp_path / "run", tmp_path / "killed"
+    on_second_device([*args, *STEPS, "--run_dir", str(folder)], tmp_path / "errors")
+    assert difference(straight, folder) <= 1e-5
+    records = [json.loads((f / "stages.json").read_text()) for f in (straight, folder)]
+    assert [r["metric"] for r in records[0]] == [r["metric"] for r in records[1]]
+    assert records[1][-1]["gpu_peak_mib"] > 0  # it was there
+    if method == "SP3":
+        on_second_device([*args, *STEPS, "--run_dir", str(killed)], tmp_path / "errors", killed / "prune" / "last.ckpt")
+        assert difference(folder, killed) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [case for case in CASES if not case.values[0][1]], indirect=True)
 def test_killed_and_continued_equals_uninterrupted(run, short_run, tmp_path):

@@ -1,0 +1,191 @@
+"""Commands and functions on the second device: they use it, and say what they say on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+import torch
+from mistakes import fails
+from tiny import make_batch
+
+from lit_compress.__main__ import main
+from lit_compress.models.storage import load_net
+from lit_compress.utils.devices import current_device, find_device, place_within, use_device
+
+KFAC = ["--calibration_examples", "30", "--density", "0.5"]
+LINES = {
+    "kfac": [*KFAC, "--refit", "true"],
+    "exact": [*KFAC, "--labels", "exact", "--removes", "both"],
+    "inputs": ["--weighting", "inputs", *KFAC],
+    "fisher": ["--weighting", "fisher", "--axis", "both", "--fisher_examples", "20"],
+    "element": ["--weighting", "fisher", "--axis", "element", "--fisher_examples", "20"],
+    "none": ["--weighting", "none"],
+    "structures": [*KFAC, "--removes", "structures"],
+    "LLMPruner": ["--method", "LLMPruner", "--density", "0.5"],
+    "SliceGPT": ["--method", "SliceGPT", "--density", "0.7", "--model.prune.examples", "30"],
+    "block-kfac": [*KFAC, "--by_block", "float32"],
+    "block-fisher": ["--weighting", "fisher", "--fisher_examples", "20", "--by_block", "float32"],
+    "block-LLMPruner": ["--method", "LLMPruner", "--density", "0.5", "--by_block", "float32"],
+}
+
+
+def said(*args: str) -> str:
+    """Return what a command prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main([str(arg) for arg in args])
+    return out.getvalue()
+
+
+def inputs() -> dict[str, torch.Tensor]:
+    return {k: v % 20 if k == "input_ids" else v for k, v in make_batch().items() if k.startswith(("input", "att"))}
+
+
+def factorize_on_both(line: list[str], model: str, data: list[str], out: Path) -> dict[str, Any]:
+    """Factorize on each device; return the logits of the exports, and the work that the second device did."""
+    import second_device
+
+    from lit_compress.export import folder
+
+    folder.check_export = lambda net, path: 0.0
+    found = {}
+    for device in ("cpu", "second"):
+        second_device.reset()
+        with second_device.without_float64():
+            said("factorize", model, out / device, *data, *line, "--device", device)
+        report = json.loads((out / device / "report.json").read_text())
+        found[device] = {
+            "logits": load_net(out / device)(**inputs()).logits.detach(),
+            "loss": (report["calibration"] or {"measured_loss": 0})["measured_loss"],
+            "metric": report["compressed"]["metric"],
+            "calls": second_device.counts()["calls"],
+        }
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(tiny_backbone, tiny_data, tmp_path_factory):
+    """A fine-tuned model and what names its data."""
+    folder = tmp_path_factory.mktemp("model") / "run"
+    data = ["--data.task", "sst2", "--data.path", str(tiny_data), "--data.batch_size", "8"]
+    main(["fit", "--model", "SVD", "--model.backbone", str(tiny_backbone), *data, "--model.dense.epochs", "2",
+          "--model.dense.learning_rate", "3e-3", "--model.retrain.epochs", "0", "--run_dir", str(folder),
+          "--device", "cpu", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"])  # fmt: skip
+    return folder, data
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_factorize(line, model, tmp_path):
+    cpu, second = processes.on_second_device(
+        factorize_on_both, line, str(model[0] / "dense" / "net"), model[1], tmp_path
+    ).values()
+    assert torch.allclose(cpu["logits"], second["logits"], atol=1e-5)
+    assert cpu["metric"] == second["metric"] and second["loss"] == pytest.approx(cpu["loss"], abs=1e-6)
+    assert second["calls"] > 1000 > cpu["calls"] == 0
+
+
+def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str, Any]]:
+    """Return what commands and functions say on each device, and whether the device worked."""
+    import second_device
+    from transformers import AutoTokenizer
+
+    import lit_compress as lc
+
+    found: dict[str, dict[str, Any]] = {}
+    for device in ("cpu", "second"):
+        answers = found[device] = {}
+
+        def ask(name: str, answer: Any) -> None:
+            worked = second_device.counts()["calls"] > 0
+            answers[name] = answer if worked == (device == "second") else f"{device} did not work alone"  # noqa: B023
+            second_device.reset()
+
+        second_device.reset()
+        with second_device.without_float64():
+            ask("validate", said("validate", run, "--device", device))
+            said("predict", run, "--output", out / f"{device}.jsonl", "--device", device)
+            lines = [json.loads(line) for line in (out / f"{device}.jsonl").read_text().splitlines()]
+            ask("predict", [(line["label"], round(line["probability"], 4)) for line in lines])
+            rows = said("analyze", "sweep", f"{run}/dense/net", out / f"sweep-{device}", *data, "--fisher_examples",
+                        "20", "--ratios", "0.5", "--device", device)  # fmt: skip
+            ask("analyze", rows.partition(":")[0])
+            said("bench", run, "--batch", "1", "--length", "8", "--runtimes", "eager", "--seconds", "0.1",
+                 "--output", out / f"bench-{device}", "--device", device)  # fmt: skip
+            bench = json.loads((out / f"bench-{device}" / "bench.json").read_text())
+            ask("bench", (bench["device"] == device, len(bench["shapes"]), bench["left_out"]))
+            net, tokenizer = lc.load(run), AutoTokenizer.from_pretrained(f"{run}/export")
+            ask("lc.evaluate", {k: round(v, 5) for k, v in lc.evaluate(net, device=device).items()})
+            small = lc.factorize(
+                f"{run}/dense/net", data=data[3], task="sst2", density=0.5, device=device, calibration_examples=30
+            )
+            texts = tokenizer(["a warm film", "dull"], padding=True, return_tensors="pt")
+            ask("lc.factorize", [round(x, 4) for x in small(**texts).logits.flatten().tolist()])
+            tuned = lc.compress(
+                f"{run}/dense/net", data=data[3], task="sst2", method="SVD", density=0.5, device=device,
+                run_dir=out / f"run-{device}", **{
+                    "model.retrain.parameters": "lora", "model.retrain.lora.rank": 2, "trainer.logger": False,
+                    "trainer.enable_progress_bar": False,
+                    "model.retrain.epochs": 1, "data.batch_size": 8,
+                },
+            )  # fmt: skip
+            ask("lc.compress", [round(x, 4) for x in tuned(**texts).logits.flatten().tolist()])
+    return found
+
+
+def test_commands_and_functions(model, tmp_path):
+    folder, data = model
+    cpu, second = processes.on_second_device(commands_on_both, str(folder), data, tmp_path).values()
+    assert cpu == second
+
+
+def test_a_run_of_another_machine_is_read_on_this_one(model, tmp_path):
+    """The accelerator in a run's config is no order: it is used if it is here."""
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(model[0], run)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("accelerator: cpu", "accelerator: cuda"))
+    assert (run / "config.yaml").read_text() != config
+    assert said("validate", run) == said("validate", model[0])
+
+
+@pytest.mark.parametrize("command", ["fit", "factorize", "validate", "analyze", "bench"])
+def test_a_device_that_is_not_here(command, model, tiny_backbone, tmp_path, capsys):
+    run, data = model
+    words = {
+        "fit": ["--model", "SVD", "--model.backbone", tiny_backbone, *data, "--run_dir", tmp_path / "out"],
+        "factorize": [run / "dense" / "net", tmp_path / "out", *data],
+        "validate": [run],
+        "analyze": ["spectra", run / "dense" / "net", tmp_path / "out", *data],
+        "bench": [run],
+    }
+    option = "--device" if command == "bench" else "trainer.accelerator"
+    line = f"{option}: 'cuda' is not on this machine, or PyTorch was built without it; valid: auto, cpu"
+    assert line in fails(capsys, command, *words[command], "--device", "cuda")
+    assert not (tmp_path / "out").exists()
+
+
+def choices() -> None:
+    """Names, and where sums go."""
+    import second_device
+
+    second = torch.device("second")
+    assert [find_device(name) for name in ("auto", "gpu", "second")] == [second] * 3
+    assert find_device("cpu") == torch.device("cpu")
+    use_device("cpu")
+    assert current_device() == torch.device("cpu")
+    use_device("auto")
+    assert current_device() == second
+    with second_device.with_capacity(torch.accelerator.memory_allocated() + 1000):
+        assert place_within(second, 800, "sums") == second
+        assert place_within(second, 801, "sums") == torch.device("cpu")
+
+
+def test_choices():
+    processes.on_second_device(choices)
