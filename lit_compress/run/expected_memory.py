@@ -25,6 +25,7 @@ from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import LowRankRetraining
 from lit_compress.stages.unstructured import UnstructuredPruning
 from lit_compress.stages.weighting import KRONECKER, MOST_BYTES, Weighted
+from lit_compress.utils.devices import free_bytes
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.memory import free_memory, resident
 from lit_compress.utils.progress import note
@@ -114,7 +115,7 @@ def _wanted(need: Need, device: torch.device | None) -> tuple[float, float]:
         free = free_memory()
         return need.total - resident(), inf if free is None else free
     size = need.total - need.parts.get("libraries", 0)
-    return size, torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else inf
+    return size, free_bytes(device)
 
 
 # ------------------------------------------------------------------------------------------------- fit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import torch
@@ -102,17 +103,20 @@ def peak_bytes() -> int | None:
     return _ask("max_memory_allocated")
 
 
-def place_within(device: torch.device, size: int, what: str) -> torch.device:
-    """Return where ``size`` bytes are kept: on ``device`` while they fit, else on the CPU, which a note says.
+def free_bytes(device: torch.device) -> float:
+    """Return how much memory of the accelerator ``device`` is free; inf if PyTorch cannot tell.
 
-    Where PyTorch cannot tell how much is free (MPS, and every device before PyTorch 2.10), everything fits.
+    It cannot on MPS, and on no device before PyTorch 2.10.
     """
-    free = None if device.type == "cpu" else _ask("get_memory_info")
-    if free is None or size <= _ENOUGH * free[0]:
+    free = _ask("get_memory_info")
+    return inf if free is None else float(free[0])
+
+
+def place_within(device: torch.device, size: int, what: str) -> torch.device:
+    """Return where ``size`` bytes are kept: on ``device`` while they fit, else on the CPU, which a note says."""
+    if device.type == "cpu" or size <= _ENOUGH * (free := free_bytes(device)):
         return device
-    note(
-        f"{what}: {size / 1e9:.3g} GB do not fit on '{device.type}', {free[0] / 1e9:.3g} GB are free; the CPU has them"
-    )
+    note(f"{what}: {size / 1e9:.3g} GB do not fit on '{device.type}' ({free / 1e9:.3g} GB free), the CPU has them")
     return torch.device("cpu")
 
 
