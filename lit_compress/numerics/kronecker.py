@@ -6,6 +6,8 @@ token and d the gradient of the example's loss at that token's output y = W x (s
     2 dL / T = tr(G (W - X) A (W - X)^T),    A = E[x x^T] [in, in],    G = E[d d^T] [out, out]                  (M)
 
 The factorization F ~ T (G kron A) of the Fisher information is that of K-FAC (Martens & Grosse 2015, arXiv 1503.05671).
+It ignores that x and d of the same token depend on each other, terms between two tokens, and terms between two
+matrices. The first and the last make the estimate too small; those between tokens hardly change it.
 Every moment is whole [n, n], its diagonal [n], or None for the identity. G = I and A diagonal is FWSVD (arXiv
 2207.00112), G = I and A whole is DRONE (Chen et al., NeurIPS 2021) and SVD-LLM (arXiv 2403.07378), both whole is GFWSVD
 (arXiv 2505.17974). With the Cholesky factors A = L L^T, G = K K^T and K^T W L = U S V^T, the best X of rank k is
