@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Estimator = Literal["per_example", "batch"]
 Pair = tuple[Tensor, Tensor]  # inputs [groups, tokens, in] and gradients [groups, tokens, out] of one use of a Linear
 
+TOKENS = 512  # of one forward of a language model, padding included; the graph of more takes gigabytes
 _CHUNK, _CHUNK_CPU = 1 << 26, 1 << 20  # most elements of a temporary tensor; on a CPU, those that fit a core's cache
 
 
@@ -120,16 +121,19 @@ def estimate_fisher(
         for (name, module), part in zip(watched.items(), parts, strict=True)
     }
     with _frozen(net), torch.enable_grad(), torch.autocast(net.device.type, enabled=False):
+        task = task_type(kind)
+        long = task.over_vocabulary and estimator == "per_example"
         for batch in batches:
-            rows = _rows(batch, net.device, task_type(kind).loss == "vectors")
-            groups = len(rows["input_ids"]) if estimator == "per_example" else min(1, len(rows["input_ids"]))
-            if groups == 0:
-                continue
-            count += groups
-            mixed = _collect(net, rows, kind, watched, groups, sums)
-            for i in range(groups) if mixed else ():
-                row = {name: column[i : i + 1] for name, column in rows.items()}
-                _collect(net, row, kind, mixed, 1, sums)
+            rows = _rows(batch, net.device, task.loss == "vectors")
+            for part in row_parts(task, rows, TOKENS) if long else [rows]:
+                groups = len(part["input_ids"]) if estimator == "per_example" else min(1, len(part["input_ids"]))
+                if groups == 0:
+                    continue
+                count += groups
+                mixed = _collect(net, part, kind, watched, groups, sums)
+                for i in range(groups) if mixed else ():
+                    row = {name: column[i : i + 1] for name, column in part.items()}
+                    _collect(net, row, kind, mixed, 1, sums)
     if reduce is not None:
         reduce(totals)
     if not count:
@@ -192,6 +196,14 @@ class Squares:
 def _add(total: Tensor, part: Tensor) -> None:
     """Add ``part`` to ``total``, which is on the CPU if the device has no float64."""
     total += part.to(total.device)
+
+
+def row_parts(task: TaskType, rows: dict[str, Tensor], tokens: int) -> Iterator[dict[str, Tensor]]:
+    """Yield ``rows`` in parts of at most ``tokens`` tokens, padding and a decoder's included; one example at least."""
+    examples = len(next(iter(rows.values())))
+    count = max(1, tokens // sum(mask.shape[1] for mask in task.masks(rows))) if examples else 1
+    for start in range(0, examples, count):
+        yield {name: column[start : start + count] for name, column in rows.items()}
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.calibration.fisher import _frozen
+from lit_compress.calibration.fisher import _frozen, row_parts
 from lit_compress.calibration.grams import Counts, Gram
 from lit_compress.models.sites import Site, find_sites, shared_inputs
 from lit_compress.numerics.sampled_labels import Labels, fisher_losses
@@ -172,12 +172,8 @@ def _real_rows(task: TaskType, batch: Rows, device: torch.device, labels: Labels
 
 
 def _parts(task: TaskType, rows: Rows) -> Iterator[Rows]:
-    """Yield ``rows`` in parts of at most :data:`TOKENS` tokens, padding and a decoder's included."""
-    if not len(rows["index"]):
-        return
-    count = max(1, TOKENS // sum(mask.shape[1] for mask in task.masks(rows)))
-    for start in range(0, len(rows["index"]), count):
-        yield {name: column[start : start + count] for name, column in rows.items()}
+    """Yield ``rows`` in parts of at most :data:`TOKENS` tokens."""
+    return row_parts(task, rows, TOKENS)
 
 
 class _Sums:

@@ -6,13 +6,16 @@ import copy
 import math
 from types import SimpleNamespace
 
+import processes
 import pytest
+import second_device
 import torch
 from largest import largest_tensor
 from tiny import DECODERS, make_net
 from torch import nn
 
 from lit_compress.analysis.pruning import calibrated_sensitivity
+from lit_compress.calibration import fisher
 from lit_compress.calibration.fisher import estimate_fisher
 from lit_compress.calibration.gradients import mean_gradients
 from lit_compress.calibration.kronecker import collect_kronecker
@@ -226,6 +229,42 @@ def test_calibration(what, large):
         else:
             calibrated_sensitivity(net, [batch], kind.name)
     assert VOCABULARY < largest() <= max(CHUNK, 64 * VOCABULARY)
+
+
+def test_fisher_information_of_a_part_of_the_batch_at_a_time(monkeypatch):
+    """The graph of a whole batch takes gigabytes; the sum over examples is the same."""
+    net, kind, batch = build("llama"), kind_of("llama"), batch_of("llama", 5)
+    sites, rows = [site.name for site in find_sites(net)], []
+    whole = estimate_fisher(net, [batch], kind.name, sites)
+    net.register_forward_pre_hook(lambda *args: rows.append(len(args[-1]["input_ids"])), with_kwargs=True)
+    monkeypatch.setattr(fisher, "TOKENS", 48)  # 24 of each of two masks
+    found = estimate_fisher(net, [batch], kind.name, sites)
+    assert rows == [2, 2, 1]
+    for name in sites:
+        torch.testing.assert_close(found[name].rows, whole[name].rows, rtol=1e-5, atol=1e-12)
+    estimate_fisher(net, [batch], kind.name, sites, estimator="batch")  # the square of a batch's mean
+    assert rows[3:] == [5]
+
+
+def losses_on(device: str) -> dict[str, float]:
+    """Return the losses of a step, the sum of its gradients, and how often the host waits for both."""
+    nets = [build("llama", seed).to(device) for seed in (0, 1)]
+    nets[1].requires_grad_(False)
+    kind, batch = kind_of("llama"), {name: value.to(device) for name, value in batch_of("llama").items()}
+    for _ in range(2):
+        student, teacher = (kind.logits(kind.run(net, batch), batch) for net in nets)
+        if device != "cpu":
+            second_device.reset()
+        losses = logits_losses(student, batch["labels"], teacher=teacher)
+        sum(losses.values()).backward()
+    waits = 0 if device == "cpu" else second_device.counts()["waits"]
+    total = sum(p.grad.abs().sum() for p in nets[0].parameters())
+    return {**{name: value.item() for name, value in losses.items()}, "gradient": float(total), "waits": waits}
+
+
+def test_a_second_device_gives_the_same_without_waiting():
+    found = processes.on_second_device(losses_on, "second")
+    assert found == pytest.approx(losses_on("cpu"), rel=1e-5)
 
 
 @pytest.mark.parametrize("what", ["inputs", "refit", "grams"])
