@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # sitecustomize.py cuts off the processes that tests start, too
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.dirname(__file__), os.environ.get("PYTHONPATH")]))
 
+import hub as small_hub
 import offline
 import pytest
 import torch
@@ -50,6 +51,13 @@ def _quick() -> Iterator[None]:
         patch.setattr("lit_compress.export.check.subprocess", reloader)
         yield
     reloader.close()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[small_hub.Hub]:
+    """An empty hub on this machine, which this process asks, with an empty cache."""
+    with small_hub.running(tmp_path / "hub_cache") as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

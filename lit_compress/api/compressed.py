@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress.export.folder import check_out
-from lit_compress.export.hub import push
 from lit_compress.export.modelling import write_model
+from lit_compress.export.push import push
 from lit_compress.export.report import markdown
 from lit_compress.models.shards import LazyTensors, net_shapes
 from lit_compress.models.storage import load_net, tied
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json
+from lit_compress.utils.hub import is_name, model_snapshot
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -65,20 +66,21 @@ def load(folder: str | Path) -> Compressed:
     """Load a compressed model: an export, or a finished run.
 
     Args:
-        folder: written by ``export``, ``factorize``, ``fit`` or ``save_pretrained`` of a compressed model.
+        folder: written by ``export``, ``factorize``, ``fit`` or ``save_pretrained`` of a compressed model; or
+            ``OWNER/NAME[@REVISION]`` of one on the hub.
 
     Returns:
         The net on the CPU, in evaluation mode, in the dtype of the file; it needs no code from the folder.
 
     Raises:
-        UserError: there is no such folder, or no compressed model in it.
+        UserError: there is no such folder or name, or no compressed model in it.
 
     Example:
         >>> small = load("runs/lpaf-sst2")  # doctest: +SKIP
         >>> small.report["compressed"]["density"]  # doctest: +SKIP
         0.25
     """
-    given = Path(folder).expanduser()
+    given = (model_snapshot("load", str(folder)).folder if is_name(str(folder)) else Path(folder)).expanduser()
     if not given.is_dir():
         raise UserError(f"load: no folder '{folder}'; give an export or a finished run")
     if (given / "config.yaml").is_file():
@@ -87,7 +89,7 @@ def load(folder: str | Path) -> Compressed:
         given = given / "export"
     if not (given / "structure.json").is_file():
         raise UserError(f"load: '{folder}' is not a compressed model (no structure.json); transformers loads others")
-    return with_export(given.resolve())
+    return with_export(given if is_name(str(folder)) else given.resolve())
 
 
 def with_export(folder: Path, temporary: tempfile.TemporaryDirectory[str] | None = None) -> Compressed:

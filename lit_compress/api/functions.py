@@ -336,7 +336,7 @@ def _method_words(method: Any) -> list[str]:
         return words
     found: dict[str, Any] = {}
     for name, parameter in parameters_of(kind).items():
-        if name not in ("task", "backbone"):
+        if name not in ("task", "backbone", "revision"):
             found |= _changed(f"model.{name}", method.given.get(name, parameter.default), parameter.default)
     return [*words, *words_of(found)]
 

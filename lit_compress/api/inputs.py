@@ -22,6 +22,7 @@ from lit_compress.data.sources import CUSTOM
 from lit_compress.models.foreign import FLOAT, MERGE, quantization_method
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.hub import is_name, model_snapshot
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -225,6 +226,7 @@ def read_config(model: str) -> PreTrainedConfig | None:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(Path(model).expanduser() if Path(model).expanduser().is_dir() else model)
+        folder = model_snapshot("model", model).folder if is_name(model) else Path(model).expanduser()
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception:  # no network, no such folder, a broken file
         return None

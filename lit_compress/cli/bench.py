@@ -33,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(about: str | None) -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m lit_compress bench", description=about, allow_abbrev=False)
     add = parser.add_argument
-    add("out", metavar="OUT", help="an export, a run (its export), or any fine-tuned model folder")
+    add("out", metavar="OUT", help="an export, a run (its export), any fine-tuned model folder, or a name on the hub")
     add("--baseline", metavar="DENSE", help="folder of the net that OUT is compared with (default the run's dense net)")
     add("--batch", nargs="+", type=_positive, default=list(BATCHES), metavar="N", help="texts in a batch (1 8 32 128)")
     add("--length", nargs="+", type=_positive, metavar="N",
@@ -47,7 +47,7 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
         help=f"no further round of a shape begins after these, five are made in any case ({SECONDS:g})")  # fmt: skip
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, ... (default the accelerator if there is one)")
     add("--trust_remote_code", action="store_true", help="run the code of a folder that another version exported")
-    add("--output", type=Path, metavar="DIR", help=f"folder of {FILE} and bench.png (default OUT)")
+    add("--output", type=Path, metavar="DIR", help=f"folder of {FILE} and bench.png (default OUT; for a name this one)")
     parser.epilog = "Options of the data, e.g. --data.path FILE, add the median and the longest length of its texts."
     return parser
 
@@ -74,7 +74,7 @@ def bench_command(args: list[str], about: str | None) -> None:
     nets = {"compressed": _loadable(target.folder, given.out)}
     if baseline := _baseline(given.baseline, target, given.out):
         nets = {"dense": baseline, **nets}
-    output = (given.output or target.folder).expanduser()
+    output = (given.output or target.place).expanduser()
     check_folder("--output", output)
     own = () if given.length and not rest else _own_lengths(target, rest)
     settings = Settings(

@@ -22,6 +22,7 @@ from lit_compress.cli.one_shot import OneShot, Pruner
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.by_block import check_choices_by_block, write_parts, write_report, write_shards
+from lit_compress.export.card import license_of
 from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
 from lit_compress.methods.llm_pruner import BlockPruning, LLMPruner
@@ -193,7 +194,7 @@ def factorize_by_block(
         report = write_report(
             temporary, dense, form, (scores, compressed), net_bytes(folder), type(method).__name__, data, config,
             choices, {
-                "calibration": calibration, **kept.told(chosen),
+                "calibration": calibration, "license": license_of(method.backbone), **kept.told(chosen),
                 "by_block": {"states": precision, "seconds": work.seconds, "memory": memory | {"bound": bound}},
             },
             method.budget and (method.budget, method.density),

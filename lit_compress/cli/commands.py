@@ -17,12 +17,12 @@ from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import one_line, parse_one_shot, silence_libraries
 from lit_compress.cli.reporting import list_command, report_command, verify_command
-from lit_compress.cli.targets import find_target, load_checked, open_target, parse_stored
+from lit_compress.cli.targets import find_target, load_checked, open_run, open_target
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.evaluation.predict import write_predictions
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import check_out
-from lit_compress.export.hub import check_repository, push
+from lit_compress.export.push import check_push, push
 from lit_compress.export.report import print_table
 from lit_compress.run.changes import changed_line
 from lit_compress.run.clean import clean as remove_leftovers
@@ -65,8 +65,8 @@ def plan(args: list[str]) -> None:
     """Print what fit would build, its sizes, and how long the stages would take, without training."""
     silence_libraries()
     cli = CommandLine(args, "plan")
-    first = cli.build()
-    choose_teacher(cli, run_of(cli, first), first.data.record, args)
+    first = cli.ready()
+    choose_teacher(cli, run_of(cli), first.data.record, args)
     parts = settle_budget(cli)
     made, facts = check_stages(parts), parts.data.facts()
     show_plan(parts.data.record.name, facts, made)
@@ -106,18 +106,20 @@ def export(args: list[str]) -> None:
     parser.add_argument("out", metavar="OUT", help="folder to write")
     add_choices(parser)
     parser.add_argument("--push_to_hub", metavar="USER/NAME", help="also upload the folder to the Hugging Face hub")
-    parser.add_argument("--private", action="store_true", help="a new repository of --push_to_hub is private")
+    parser.add_argument(
+        "--private", action="store_true", help="the repository of --push_to_hub is private; a public one is refused"
+    )
     parser.error = one_line  # type: ignore[method-assign]
     given = parser.parse_args(args)
     if given.push_to_hub:
-        check_repository(given.push_to_hub)
+        check_push(given.push_to_hub, given.private)
     silence_libraries()
     run, out = Run(given.run), Path(given.out).expanduser()
     config = run.config()
     choices = replace(Choices(**config["export"]), **typed_choices(given))
     choices.check()
     check_out(out)
-    parts = parse_stored(config, [], "export").build()
+    parts = open_run(run, "export")
     report = export_run(run, out, parts.method, parts.data, choices)
     print(f"exported {given.out}: density {report['compressed']['density']:.4f}")
     print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
@@ -185,7 +187,7 @@ def analyze(args: list[str]) -> None:
     given, cli = parse_one_shot(parser, args, "analyze")
     if given.kind not in KINDS:
         raise UserError(f"analyze: unknown kind '{given.kind}'; {nearest(given.kind, KINDS)}")
-    parts, out = cli.build(), Path(given.out).expanduser()
+    parts, out = cli.ready(), Path(given.out).expanduser()
     rows = analyze_model(
         given.kind, out, given.model, parts.method, parts.data, given.weightings, given.ratios, given.site
     )
@@ -226,7 +228,7 @@ def _evaluate_command(args: list[str], command: str) -> None:
     silence_libraries()
     name, out, rest = _target(args, command)
     target = find_target(name, command)
-    path = out or target.folder / "predictions.jsonl"
+    path = out or target.place / "predictions.jsonl"
     if command == "predict":
         check_file("--output", path)
     parts = open_target(target, rest, command)
@@ -234,7 +236,7 @@ def _evaluate_command(args: list[str], command: str) -> None:
         raise UserError(f"--output: '{path}' is the file that is read; give another")
     net = load_checked(target, parts, command)
     if command == "predict":
-        print(f"{write_predictions(net, parts.data, path)} predictions: {path}")
+        print(f"{write_predictions(net, parts.data, path)} predictions of split {parts.data.predicted}: {path}")
     else:
         for metric, value in evaluate(net, parts.data, command, sure=True).items():
             print(f"{metric} {value}" if isinstance(value, int) else f"{metric} {value:.6f}")
@@ -246,12 +248,15 @@ def _target(args: list[str], command: str) -> tuple[str, Path | None, list[str]]
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="folder of a finished run, of an export, of a net of a run, or of any fine-tuned model (with --data.task);"
+        help="folder of a finished run, of an export, of a net of a run, or of any fine-tuned model (with --data.task),"
+        " or a name on the hub, OWNER/NAME[@REVISION];"
         " then any option of fit, e.g. --data.path DIR, --device cpu",
     )
     if command == "predict":
         parser.add_argument(
-            "--output", metavar="FILE", help="JSON lines to write; default predictions.jsonl beside the net"
+            "--output",
+            metavar="FILE",
+            help="JSON lines to write; default predictions.jsonl beside the net, or here for a name on the hub",
         )
     parser.error = one_line  # type: ignore[method-assign]
     out, rest = _output(args) if command == "predict" else (None, args)

@@ -38,6 +38,7 @@ from lit_compress.run.comparison import (
     teachers,
     words_of,
 )
+from lit_compress.run.folder import Run
 from lit_compress.run.gather import fairness, gather, table, write
 from lit_compress.run.workers import Place, Worker, seconds_left, stopped_by_sigterm
 from lit_compress.stages.base import Training
@@ -200,10 +201,12 @@ def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: 
     made = replace(made, options={**made.options, **options})
     shared = {"data.batch_size": 32, **made.options, "data.hold_out": made.hold_out}
     cli = CommandLine(["--model=SVD", *words_of(shared), f"--seed_everything={made.seeds[0]}"], "fit")
-    parts = cli.build()
+    parts = cli.ready(_recorded(out))
+    made = replace(made, options={**made.options, **cli.revisions()})
     task, devices = parts.data.record, parts.trainer.get("devices")
     if not made.teacher and finetuned_on(parts.method.backbone, task):
-        made = replace(made, teacher=parts.method.backbone)
+        cli.backbone_as_teacher()
+        made = replace(made, teacher=cli.config.model.init_args.teacher)
         note(f"model.backbone: '{made.teacher}' is fine-tuned on these labels: it is the teacher of all seeds as it is")
     methods = [_resolve(entry, task.name) for entry in made.entries()]
     parts.data.setup("fit")
@@ -214,6 +217,11 @@ def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: 
     made = replace(made, epochs=epochs or None)
     found = cells(made, methods, out, epochs, length)
     return Plan(made, Place(out), task.name, teachers(made, out), found, _claims(made, file), command, only)
+
+
+def _recorded(out: Path) -> dict[str, Any] | None:
+    """Return the config of a run that is there already, whose revisions are those of all; None without one."""
+    return next((Run(path.parent).config() for path in sorted(out.glob("*/*/config.yaml"))), None)
 
 
 def _resolve(entry: Entry, task: str) -> Resolved:

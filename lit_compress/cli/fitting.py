@@ -59,8 +59,8 @@ def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
     for name in ("checkpoint_every", "max_skipped"):
         if config[name] < 1:
             raise UserError(f"{name}: {config[name]} is below 1, the smallest valid value")
-    parts = cli.build()
-    run = run_of(cli, parts)
+    run = run_of(cli)
+    parts = cli.ready(_recorded(run))
     with ExitStack() as claim:
         with failure_told(run):
             choose_teacher(cli, run, parts.data.record, args)
@@ -110,17 +110,24 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     given, cli = parse_one_shot(parser, args, "factorize")
     out = Path(given.out).expanduser()
     check_out(out)
+    parts = cli.ready()
     if given.by_block:
-        check_budget(cli.build().method.budget)
+        check_budget(parts.method.budget)
     parts = settle_budget(cli)
     work = (out, parts.method, parts.data, cli.dump(), parts.storage.choices)
     return given.out, factorize_by_block(*work, given.by_block) if given.by_block else factorize_model(*work)
 
 
-def run_of(cli: CommandLine, parts: Components) -> Run:
+def run_of(cli: CommandLine) -> Run:
     """Return the run folder that is asked for, or the usual one."""
-    name = type(parts.method).__name__.lower()
-    return Run(cli.config.run_dir or f"runs/{name}-{parts.data.record.name}")
+    name = cli.config.model.class_path.rpartition(".")[2].lower()
+    return Run(cli.config.run_dir or f"runs/{name}-{cli.config.data.task}")
+
+
+def _recorded(run: Run) -> dict[str, Any] | None:
+    """Return the config of a run that is continued, or that the first process has begun; None for a new one."""
+    begun = rank_zero_only.rank and (run.folder / "config.yaml").is_file()
+    return run.config() if run.started or begun else None
 
 
 def settle_budget(cli: CommandLine, run: Run | None = None) -> Components:
@@ -153,11 +160,12 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> N
         return
     if run.started:
         init.teacher = run.config()["model"]["init_args"].get("teacher")
+        cli.ready(run.config())
         return
     asked = any(arg.startswith(("--model.dense", "--model.teacher")) for arg in args)
-    if asked or not finetuned_on(init.backbone, task):
+    if asked or not finetuned_on(cli.build().method.backbone, task):
         return
-    init.teacher = init.backbone
+    cli.backbone_as_teacher()
     if not task.labels:
         note(f"model.backbone: '{init.backbone}' is the teacher as it is: its vectors are what the net learns")
         return
@@ -196,6 +204,7 @@ def _report(run: Run, cli: CommandLine) -> dict[str, Any]:
     if path.is_file() and (run.folder / "export" / "report.json").is_file():
         return read_json("run_dir", path, dict)
     parts = cli.build()
+    parts.data.backbone = str(run.net("dense"))  # the tokenizer of the run, as a later export reads it
     report = export_run(run, run.folder / "export", parts.method, parts.data, parts.storage.choices)
     keep_details(run, parts.data)
     write_json(path, report)

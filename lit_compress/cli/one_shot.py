@@ -14,6 +14,7 @@ from lit_compress.analysis.plots import write_rows
 from lit_compress.analysis.truncation import Rows
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate, interval_of
+from lit_compress.export.card import license_of
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import write_export
 from lit_compress.export.report import Measured
@@ -36,6 +37,7 @@ from lit_compress.stages.weighting import KRONECKER, Weighted, fisher_of, kronec
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json
+from lit_compress.utils.hub import is_name, model_snapshot
 from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import note
 
@@ -121,7 +123,10 @@ def factorize_model(
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), scores[key], interval=interval_of(scores, key))}
-        budget, more = method.budget and (method.budget, method.density), {"calibration": made}
+        budget, more = (
+            method.budget and (method.budget, method.density),
+            {"calibration": made, "license": license_of(method.backbone)},
+        )
         name = type(method).__name__
         return write_export(out, net, before, name, data, config, choices=choices, more=more, budget=budget)
 
@@ -206,9 +211,11 @@ def _named(models: Sequence[str]) -> dict[str, tuple[str, Path, str]]:
     """Return {label: (name as given, folder, method)}; the label of a net of a run has the run's name."""
     found: dict[str, tuple[str, Path, str]] = {}
     for name in models:
-        folder = Path(name).expanduser()
+        folder = (model_snapshot("model", name).folder if is_name(name) else Path(name)).expanduser()
         run = next((p for p in list(folder.resolve().parents)[:2] if (p / "config.yaml").is_file()), None)
-        label = folder.name if run is None else str(folder.resolve().relative_to(run.parent)).removesuffix("/net")
+        label = Path(name.partition("@")[0]).name
+        if run is not None:
+            label = str(folder.resolve().relative_to(run.parent)).removesuffix("/net")
         method = "" if run is None else Run(run).config()["model"]["class_path"].rpartition(".")[2]
         if label in found:
             label = name

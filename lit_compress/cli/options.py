@@ -9,6 +9,7 @@ from difflib import SequenceMatcher, get_close_matches
 from enum import Enum
 from inspect import Parameter, signature
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
@@ -26,6 +27,7 @@ from lit_compress.cli.arguments import (
 )
 from lit_compress.cli.classes import explain_class, made_classes
 from lit_compress.cli.help import fit_help
+from lit_compress.cli.pins import pin, recall
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.sources import CUSTOM
 from lit_compress.export.choices import Choices
@@ -87,6 +89,8 @@ class CommandLine(LightningCLI):
         self.command = command
         self.density: float | None = None  # that meets the budget, once it is known
         self.tokens: int | None = None  # that the export's vocabulary has, once it is known
+        self.origin: str | None = None  # the backbone of a stored config, in whose place its net stands
+        self._folders: dict[str, str] = {}  # of the models that are names on the hub, by option, once they are known
         _Parser.own = tuple(own)
         super().__init__(
             Method,
@@ -189,9 +193,15 @@ class CommandLine(LightningCLI):
 
     def build(self) -> Components:
         """Build method, data and the Trainer's arguments from the config."""
-        config = self.config
+        config = self.config.clone()
+        if (revision := config.model.init_args.get("revision")) is not None and "@" not in config.data.backbone:
+            config.data.backbone = f"{config.data.backbone}@{revision}"
+        for name, folder in self._folders.items():
+            config.model.init_args[name] = folder
+        if "backbone" in self._folders:
+            config.data.backbone, config.model.init_args.revision = self._folders["backbone"], None
+        config.data.teacher = config.model.init_args.get("teacher")
         if self.density is not None:
-            config = config.clone()
             config.model.init_args.density = self.density
         init = made_classes(self.parser, config)
         given, found = self.config.data, init.data.record  # later commands need what was found
@@ -199,9 +209,38 @@ class CommandLine(LightningCLI):
             given.custom.labels, given.custom.numbered = list(found.labels), found.numbered
         if found.kind == "embedding":
             given.pooling, given.normalize = found.pooling.tokens, found.pooling.normalize
-        init.data.teacher = init.model.teacher or init.model.backbone
+        init.data.teacher = init.model.teacher or self.origin or init.model.backbone
         (storage := Storage(init.export, self.tokens)).tell(init.model)
         return Components(init.model, init.data, dict(init.trainer), self.config.seed_everything, storage)
+
+    def ready(self, recorded: dict[str, Any] | None = None) -> Components:
+        """Resolve the names on the hub, see :mod:`lit_compress.cli.pins`, once all values are known to be valid.
+
+        Commands that make something call it before :meth:`build`, those on what is made read that, and no backbone.
+
+        Args:
+            recorded: config of the run that is continued.
+        """
+        recall(self.config, recorded or {})
+        option = "model" if self.command in ("factorize", "analyze") else "model.backbone"
+        self._folders = pin(self.config, recorded or {}, self.build().data.record, option)
+        return self.build()
+
+    def revisions(self) -> dict[str, str]:
+        """Return the options that say which commits :meth:`ready` has found, for other processes."""
+        init, data = self.config.model.init_args, self.config.data
+        found = {} if init.revision is None else {"model.backbone": init.backbone, "model.revision": init.revision}
+        if data.revision is not None:
+            found |= {"data.revision": data.revision} | ({"data.path": data.path} if data.path else {})
+        return found
+
+    def backbone_as_teacher(self) -> None:
+        """Make the backbone, at its commit, the teacher."""
+        init = self.config.model.init_args
+        init.teacher = init.backbone
+        if "backbone" in self._folders:
+            init.teacher = f"{init.backbone}@{Path(self._folders['backbone']).name}"
+            self._folders["teacher"] = self._folders["backbone"]
 
     def at_density(self, density: float) -> Method:
         """Build the method with a density, which later calls of :meth:`build` keep."""

@@ -11,7 +11,7 @@ from typing import NoReturn
 from lit_compress.cli.exporting import typed_choices
 from lit_compress.cli.options import CommandLine
 from lit_compress.utils.devices import current_device
-from lit_compress.utils.errors import UserError
+from lit_compress.utils.errors import UserError, as_shown
 
 # short option of `factorize` and `analyze`: option of fit, help
 SHORT = {
@@ -121,7 +121,7 @@ def one_line(message: str) -> NoReturn:
 def silence_libraries() -> None:
     """Hide messages of libraries that do not help the user of a command."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # type: ignore[assignment]
+    warnings.formatwarning = lambda message, *_: f"warning: {as_shown(str(message))}\n"  # type: ignore[assignment]
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     for name in ("transformers", "huggingface_hub", "datasets", "torch.export", "torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)

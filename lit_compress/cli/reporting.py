@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lit_compress import methods
 from lit_compress.cli.recipes import method_of, recipes
-from lit_compress.cli.targets import parse_stored
+from lit_compress.cli.targets import open_run
 from lit_compress.run import pages
 from lit_compress.run.folder import Run
 from lit_compress.run.results import read_results
@@ -141,7 +141,7 @@ def verify_command(args: list[str], about: str | None) -> None:
     parser = _Parser(prog="python -m lit_compress verify", description=about, allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", help="folder of a finished run")
     run = Run(Path(parser.parse_args(args).run).expanduser())
-    parts = parse_stored(run.config(), [], "verify").build()
+    parts = open_run(run, "verify")
     differs = False
     for finding in verify_run(run, parts.method, parts.data):
         print(f"{finding.verdict}: {finding.text}", flush=True)

@@ -6,7 +6,7 @@ import filecmp
 import json
 import re
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, find_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json
+from lit_compress.utils.hub import is_name, model_snapshot
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -43,11 +44,18 @@ class Target:
         what: command and folder as the user typed them, the begin of error messages.
         folder: of the net.
         config: of the run that made it; None for a model that no run made.
+        named: it is a name on the hub, and the folder is the hub's cache.
     """
 
     what: str
     folder: Path
     config: dict[str, Any] | None
+    named: bool = False
+
+    @property
+    def place(self) -> Path:
+        """Where files about it go: its folder; the working folder for a name."""
+        return Path() if self.named else self.folder
 
     @property
     def trained_on(self) -> str | None:
@@ -61,7 +69,7 @@ class Target:
             UserError: an option is wrong, or the task of a model that no run made is not named.
         """
         if self.config is not None:
-            return parse_stored(self.config, rest, command)
+            return parse_stored(self.config, rest, command, self.folder)
         if last_value(rest, "--data.task") is None:
             raise UserError(f"{self.what} was not made by a run; name what it was fine-tuned on, e.g. --data.task sst2")
         model = ["--model", "FWSVD", f"--model.backbone={self.folder}"]  # any method; none is run
@@ -101,8 +109,11 @@ def find_target(name: str, command: str) -> Target:
     """Return what ``name`` is.
 
     Raises:
-        UserError: it is no folder, a run without an export, or holds no net, or one in a form that cannot be read.
+        UserError: it is neither a folder nor a model on the hub, a run without an export, or holds no net, or one in a
+            form that cannot be read.
     """
+    if is_name(name):
+        return replace(find_target(str(model_snapshot(command, name).folder), command), named=True)
     given, what = Path(name).expanduser(), f"{command}: '{name}'"
     if not given.is_dir():
         check_form(what, given)
@@ -134,9 +145,16 @@ def own_options(command: str) -> tuple[str, ...]:
 _CLASSES = ("callbacks", "logger", "profiler", "plugins")  # a stored config could name any class that is installed
 
 
-def parse_stored(config: dict[str, Any], rest: list[str], command: str) -> CommandLine:
-    """Parse a stored config with further options; what is linked is computed, and classes of the trainer left out."""
+def parse_stored(config: dict[str, Any], rest: list[str], command: str, net: Path) -> CommandLine:
+    """Parse a stored config with further options; what is linked is computed, and classes of the trainer left out.
+
+    The folder ``net``, whose files are at hand, stands in the place of the backbone that it was made from.
+    """
     init, data = dict(config["model"]["init_args"]), dict(config["data"])
+    origin = init["backbone"] if init.get("revision") is None else f"{init['backbone']}@{init['revision']}"
+    init |= {"backbone": str(net), "revision": None}
+    if last_value(rest, "--data.task") or last_value(rest, "--data.path"):
+        data.pop("revision", None)  # of the data that it was made with
     trainer = {name: value for name, value in config["trainer"].items() if name not in _CLASSES}
     try:
         find_device(str(trainer.get("accelerator")))
@@ -150,7 +168,14 @@ def parse_stored(config: dict[str, Any], rest: list[str], command: str) -> Comma
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump({**config, "model": model, "data": data, "trainer": trainer}, file)
         file.flush()
-        return CommandLine(["--config", file.name, *rest], command, own_options(command))
+        cli = CommandLine(["--config", file.name, *rest], command, own_options(command))
+    cli.origin = origin  # whose vectors may be the labels
+    return cli
+
+
+def open_run(run: Run, command: str) -> Components:
+    """Return method and data of a finished run, with the tokenizer that it keeps."""
+    return parse_stored(run.config(), [], command, run.net("dense")).build()
 
 
 def open_target(target: Target, rest: list[str], command: str) -> Components:

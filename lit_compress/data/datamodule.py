@@ -15,9 +15,10 @@ from lit_compress.data.checks import lists_in
 from lit_compress.data.custom import custom_task
 from lit_compress.data.encode import encode, encoding_key
 from lit_compress.data.facts import DataFacts, data_facts
+from lit_compress.data.repository import located
 from lit_compress.data.sources import ALL, CUSTOM, has_split, load_split_files
 from lit_compress.data.targets import add_targets, pooling_of, vectors_of, with_vectors
-from lit_compress.models.backbones import load_config, load_tokenizer
+from lit_compress.models.backbones import DEFAULT, load_config, load_tokenizer, resolve
 from lit_compress.models.positions import usable_positions
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Custom, Task, get_task
@@ -25,6 +26,7 @@ from lit_compress.tasks.sentences import Pooling, read_pooling
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import pins_memory
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.hub import is_name
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -68,7 +70,9 @@ class DataModule(LightningDataModule):
         task: name of the task, e.g. sst2; docstrings needs no download; custom is the user's own.
         backbone: folder or hub name whose tokenizer is used; follows model.backbone.
         path: folder with the files train and validation (and test) as .parquet, .jsonl, .json, .csv, .tsv or, plain
-            text, .txt; or a single file; without it the data comes from the Hugging Face hub.
+            text, .txt; a single file; a data set on the Hugging Face hub, OWNER/NAME[@REVISION], or the folder of a
+            downloaded one; without it the task's data set on the hub.
+        revision: branch, tag or commit of the data set on the hub; without it main. A run keeps the commit.
         batch_size: training examples per device and batch.
         eval_batch_size: examples per device and batch in validation, test and predict; fewer if long texts and a
             large vocabulary give a batch more than 500 million logits.
@@ -100,8 +104,9 @@ class DataModule(LightningDataModule):
     def __init__(
         self,
         task: str = "sst2",
-        backbone: str = "bert-base-uncased",
+        backbone: str = DEFAULT,
         path: str | None = None,
+        revision: str | None = None,
         batch_size: int = 32,
         eval_batch_size: int = 64,
         max_length: int | None = None,
@@ -122,6 +127,8 @@ class DataModule(LightningDataModule):
         teacher: str | None = None,
     ) -> None:
         super().__init__()
+        if path is not None and (found := located(task, path, revision)) is not None:
+            path, revision = str(found.folder), None
         self.record: Task = custom_task(custom, path, seed, encoding) if task == CUSTOM else get_task(task)
         spans = _asked(self.record.spans, stride=stride, null_threshold=null_threshold)
         writing = _asked(
@@ -129,7 +136,8 @@ class DataModule(LightningDataModule):
         )
         self.record = replace(self.record, spans=spans, writing=writing)
         self._asked_pooling = {"tokens": pooling, "normalize": normalize}
-        self._pool_as(pooling_of(backbone, teacher) if self.record.kind == "embedding" else None)
+        if self.record.kind == "embedding":
+            self._pool_as(pooling_of(self._place_of(backbone), teacher and self._place_of(teacher)))
         for name, value, smallest in (
             ("batch_size", batch_size, 1),
             ("eval_batch_size", eval_batch_size, 1),
@@ -147,7 +155,7 @@ class DataModule(LightningDataModule):
         self.task = task
         self.backbone = backbone
         self.teacher: str | None = teacher or backbone  # None: texts that want its vectors get them by :meth:`label_by`
-        self.path = path
+        self.path, self.revision = path, revision
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.train_examples = train_examples
@@ -161,7 +169,11 @@ class DataModule(LightningDataModule):
         self._asked_length = max_length
         # (name, must have labels) -> split; None: a second validation split that does not exist
         self._splits: dict[tuple[str, bool], Split | None] = {}
-        self._predicted = ""  # name of the split for predict
+        self.predicted = ""  # name of the split for predict
+
+    def _place_of(self, backbone: str) -> str:
+        """Return the folder of a named backbone; the default one, which says nothing of pooling, is not asked for."""
+        return resolve(backbone, self.record) if is_name(backbone) and backbone != DEFAULT else backbone
 
     def read_as(self, folder: str) -> None:
         """Read with the tokenizer of the net in ``folder``, and make vectors as it does, if its files say how."""
@@ -227,13 +239,13 @@ class DataModule(LightningDataModule):
             self._read(validation, labelled=True)
         elif stage == "test":
             self._read(["test"], labelled=True)
-        elif not self._predicted:
+        elif not self.predicted:
             split = next(s for s in (ALL, "test", validation[0]) if s == validation[0] or self._has(s))
             self._read([split], labelled=False)
-            self._predicted = split
+            self.predicted = split
 
     def _has(self, split: str) -> bool:
-        return has_split(self.record, self.path, split)
+        return has_split(self.record, self.path, split, self.revision)
 
     def _read(self, names: list[str], labelled: bool) -> None:
         """Load and encode those of the splits ``names`` that have not been read yet."""
@@ -243,7 +255,15 @@ class DataModule(LightningDataModule):
         max_length = self.max_length  # checked before anything is read
         optional = () if self.reads_labels else ("train",)
         loaded = load_split_files(
-            self.record, self.path, names, labelled, self.seed, self.encoding, self.whole_file, optional
+            self.record,
+            self.path,
+            names,
+            labelled,
+            self.seed,
+            self.encoding,
+            self.whole_file,
+            optional,
+            self.revision,
         )
         for name in names:
             rows = loaded.get(name)
@@ -323,7 +343,7 @@ class DataModule(LightningDataModule):
     def predict_dataloader(self) -> ResumableLoader:
         """Return the batches of the test split if there is one, else of the first validation split."""
         self.setup("predict")
-        return self._loader(self._split(self._predicted, labelled=False), self.eval_rows, shuffle=False)
+        return self._loader(self._split(self.predicted, labelled=False), self.eval_rows, shuffle=False)
 
     def calibration_dataloader(
         self, examples: int | None = None, seed: int | None = None, option: str = "fisher_examples"
@@ -394,7 +414,7 @@ class DataModule(LightningDataModule):
     def prediction_texts(self) -> Dataset:
         """The rows for predict; a batch's ``index`` has their numbers."""
         self.setup("predict")
-        return self._split(self._predicted, labelled=False).rows
+        return self._split(self.predicted, labelled=False).rows
 
     def facts(self) -> DataFacts:
         """Return what is known of the data of fit: rows, classes, lengths, repeated rows."""

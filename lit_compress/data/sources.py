@@ -7,7 +7,6 @@ They are read in chunks and written to the cache folder, so that memory does not
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import partial
@@ -15,14 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_compress.data.checks import Source, checked
-from lit_compress.data.encode import content_key
-from lit_compress.data.lines import UTF8, check_encoding
-from lit_compress.data.readers import READERS, Rows, from_table
+from lit_compress.data.lines import check_encoding
+from lit_compress.data.readers import READERS, Rows
+from lit_compress.data.repository import (
+    Sources,
+    file_source,
+    first_test,
+    is_repository,
+    located,
+    read_repository,
+    refuse_pointer,
+    sources_of,
+)
 from lit_compress.models.embedded import load_texts
 from lit_compress.tasks.records import Task
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.errors import UserError, nearest
-from lit_compress.utils.files import POINTER, is_pointer
+from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -32,9 +40,13 @@ ALL = "all"  # name of a split with every row of a single file
 
 
 def _names(task: Task, split: str) -> list[str]:
-    """Return the file names, without suffix, for ``split``; the first validation split may also be ``validation``."""
+    """Return the file names, without suffix, for ``split``; the first validation split may also be ``validation``.
+
+    The test split of a task with several validation splits may be called like the first: ``test_matched``.
+    """
     plain = ["validation"] if split == task.validation[0] else []
-    names = [split, *plain]
+    own = [first_test(task)] if split == "test" else []
+    names = [split, *plain, *own]
     return list(dict.fromkeys([*names, *(name.replace("validation", "dev") for name in names)]))
 
 
@@ -57,17 +69,17 @@ def find_split(task: Task, path: str, split: str) -> Path | None:
     return found[0] if found else None
 
 
-def has_split(task: Task, path: str | None, split: str) -> bool:
-    """Say whether ``split`` exists.
+def has_split(task: Task, path: str | None, split: str, revision: str | None = None) -> bool:
+    """Say whether ``split`` exists; the rest as :func:`load_split_files`.
 
     Raises:
         UserError: as :func:`load_split_files`, for the folder or the hub.
     """
     if path is not None and (task.name == CUSTOM or _is_whole(path)):
         return split in custom_sources(task, path, [split], 0)
-    if path is not None:
-        return find_split(task, path, split) is not None
-    return split in (_embedded(task) if task.hub is None else _hub(task, *task.hub))
+    if path is not None and find_split(task, path, split) is not None:
+        return True
+    return split in _whole_sources(task, path, revision)
 
 
 def _is_whole(path: str) -> bool:
@@ -89,19 +101,21 @@ def load_split_files(
     encoding: str | None = None,
     whole: bool = False,
     optional: Collection[str] = (),
+    revision: str | None = None,
 ) -> dict[str, Dataset]:
     """Read splits of ``task`` from ``path``; without one from the hub, or from the package.
 
     Args:
         task: names the columns, the labels and the splits.
         path: a folder with ``train`` and ``validation`` (or ``dev``) and ``test`` files, as .parquet, .jsonl, .json,
-            .csv, .tsv or .txt (one text a line, without labels); or a single file.
+            .csv, .tsv or .txt (one text a line, without labels); a downloaded repository; or a single file.
         splits: what to read; None: ``train`` and all of ``task.validation``.
         labelled: the splits must have labels; else a split without them has no label column.
         seed: decides the splits if all rows are in one file.
         encoding: of text files; None: UTF-8.
         whole: every split is all rows of a single file.
         optional: splits that may have no labels although the others must.
+        revision: of the task's data set on the hub; None: the newest.
 
     Returns:
         The splits by name; those of ``task.validation`` after the first only if they exist.
@@ -114,15 +128,16 @@ def load_split_files(
         _check_encoding(encoding, path)
     if path is not None and (task.name == CUSTOM or _is_whole(path)):
         sources = custom_sources(task, path, wanted, seed, encoding, whole)
-    elif path is not None:
+    elif path is not None and not is_repository(Path(path).expanduser()):
         sources = _local(task, path, wanted, encoding)
-    elif task.hub is None:
-        sources = _embedded(task)
     else:
-        sources = _hub(task, *task.hub)
+        sources = _whole_sources(task, path, revision, encoding)
     loaded = {}
     for split in wanted:
         if split in sources:
+            own = first_test(task)
+            if split == "test" != own and f"{own}" in sources[split].where:
+                note(f"{sources[split].where} is read as the test split")
             loaded[split] = checked(task, sources[split], labelled, split in optional)
         elif split not in task.validation[1:]:
             raise UserError(f"data.task: '{task.name}' has no split '{split}'; {nearest(split, sources)}")
@@ -130,9 +145,6 @@ def load_split_files(
 
 
 # ------------------------------------------------------------------------------------------- sources
-
-
-Sources = dict[str, Source]  # by split
 
 
 def _check_encoding(encoding: str, path: str | None) -> None:
@@ -152,7 +164,7 @@ def _local(task: Task, path: str, wanted: list[str], encoding: str | None) -> So
     for split in wanted:
         file = find_split(task, path, split)
         if file is not None:
-            sources[split] = _file_source(task, file, encoding)
+            sources[split] = file_source(task, [file], encoding)
         elif split not in task.validation[1:]:
             names, suffixes = "|".join(_names(task, split)), "|".join(READERS)
             there = sorted(Path(path).expanduser().iterdir())
@@ -192,14 +204,16 @@ def custom_sources(
     if place.is_file():
         if place.suffix.lower() not in READERS:
             raise UserError(f"data.path: '{path}' is no {', '.join(READERS)}; {nearest(place.suffix, READERS)}")
-        found = {"train": _file_source(task, place, encoding)}
+        found = {"train": file_source(task, [place], encoding)}
         if whole or ALL in wanted:
             return dict.fromkeys((split for split in wanted if split not in task.validation[1:]), found["train"])
     elif _is_saved(place):
         found = _saved(task, place)
     else:
         files = {split: find_split(task, path, split) for split in ("train", "validation", "test")}
-        found = {split: _file_source(task, file, encoding) for split, file in files.items() if file is not None}
+        found = {split: file_source(task, [file], encoding) for split, file in files.items() if file is not None}
+        if not found and is_repository(place):
+            found = read_repository(task, place, f"data.path: '{path}'", encoding)
     missing = tuple(split for split in ("validation", "test") if split not in found)
     if missing in _PARTS and "train" in found:
         rows = found["train"]
@@ -214,34 +228,13 @@ def _saved(task: Task, folder: Path) -> Sources:
     import datasets
 
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
-        _refuse_pointer(f"data.path: '{file}'", file)
+        refuse_pointer(file)
     try:
         found = datasets.load_from_disk(str(folder))
     except Exception as error:  # missing or broken files: datasets raises many classes
         raise UserError(f"data.path: '{folder}' is no readable dataset: {str(error).splitlines()[0][:160]}") from error
     splits = found if isinstance(found, datasets.DatasetDict) else {"train": found}
-    sources: Sources = {}
-    for split, rows in splits.items():
-        where = f"data.path: '{folder}' split '{split}'"
-        table = rows.data.table.cast(rows.features.arrow_schema)  # with the names of classes
-        sources[split] = Source(where, partial(content_key, rows), partial(from_table, task, where, table))
-    return sources
-
-
-def _file_source(task: Task, file: Path, encoding: str | None) -> Source:
-    where, encoding, suffix = f"data.path: '{file}'", encoding or UTF8, file.suffix.lower()
-    _refuse_pointer(where, file)
-    return Source(where, partial(_file_key, file, encoding), partial(READERS[suffix], task, where, file, encoding))
-
-
-def _refuse_pointer(where: str, file: Path) -> None:
-    if is_pointer(file):
-        raise UserError(f"{where} is {POINTER}")
-
-
-def _file_key(file: Path, encoding: str) -> str:
-    with file.open("rb") as stream:
-        return f"{file.suffix.lower()} {encoding} {hashlib.file_digest(stream, 'sha256').hexdigest()}"
+    return sources_of(task, f"data.path: '{folder}'", {str(split): rows for split, rows in splits.items()})
 
 
 def _embedded(task: Task) -> Sources:
@@ -256,21 +249,11 @@ def _embedded(task: Task) -> Sources:
     }
 
 
-def _hub(task: Task, repository: str, configuration: str | None) -> Sources:
-    """Return the splits of a hub dataset, from the local hub cache if it was loaded before."""
-    import datasets
-
-    try:
-        dataset = datasets.load_dataset(repository, configuration)
-    except Exception as error:  # no network, a proxy, no such repository: datasets raises dozens of classes
-        reason = str(error).strip().split("\n")[0][:160]
-        raise UserError(
-            f"data.task: cannot load '{task.name}' ({repository}) from the hub ({type(error).__name__}: "
-            f"{reason}); without network give a folder of files with --data.path"
-        ) from error
-    sources: Sources = {}
-    for split in map(str, dataset):
-        where = f"data.task: '{task.name}' split '{split}'"
-        key = partial(content_key, dataset[split])
-        sources[split] = Source(where, key, partial(from_table, task, where, dataset[split].data.table))
-    return sources
+def _whole_sources(task: Task, path: str | None, revision: str | None, encoding: str | None = None) -> Sources:
+    """Return all splits of data that is not a folder of files: a downloaded repository, the hub's, or made here."""
+    if path is not None:
+        folder = Path(path).expanduser()
+        return read_repository(task, folder, f"data.path: '{path}'", encoding) if is_repository(folder) else {}
+    if (found := located(task.name, None, revision)) is None:
+        return _embedded(task)
+    return read_repository(task, found.folder, f"data.task: '{task.name}'")

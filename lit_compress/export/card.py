@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from yaml import YAMLError
 
 from lit_compress.export.modelling import REFUSAL
@@ -18,10 +20,12 @@ from lit_compress.tasks import task_type
 if TYPE_CHECKING:
     from lit_compress.tasks.records import Task
 
+HERE = "."  # as the code of a card calls its folder
+
 _CARD = """
 # {name} on {task}, compressed by {method} to {density:.1%} of its block matrices
 
-{note}Loads without lit_compress; torch and transformers are enough:
+{origin}{note}Loads without lit_compress; torch and transformers are enough:
 
 ```python
 from transformers import {auto_class}, AutoTokenizer
@@ -167,11 +171,20 @@ examples. Its dev {name} is {metric:.4f}{error}. Before it was quantized its out
 """
 
 
+def _is_repository_name(name: str) -> bool:
+    """Say whether a name could be that of a repository: the hub refuses a card whose ``base_model`` could not."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
 def model_name(backbone: str) -> str:
     """Return how others know a backbone: its name on the hub, else that of its folder or of the run that made it."""
     folder = Path(backbone).expanduser()
     if not folder.is_dir():
-        return backbone
+        return backbone.partition("@")[0]
     try:
         given = str(json.loads((folder / "config.json").read_text()).get("_name_or_path") or "")
     except (OSError, ValueError):
@@ -190,6 +203,11 @@ def license_of(backbone: str) -> str:
         return "unknown"
 
 
+def for_repository(text: str, name: str) -> str:
+    """Return a card whose code loads the repository ``name`` in place of its own folder."""
+    return text.replace(f'folder = "{HERE}"', f'folder = "{name}"')
+
+
 def _metadata(report: dict[str, Any], task: Task, name: str, licence: str) -> ModelCardData:
     """Return what the hub reads: origin, licence, data and the dev metric with its number of rows."""
     kind, hub = task_type(task), task.hub or (task.name, None)
@@ -200,7 +218,7 @@ def _metadata(report: dict[str, Any], task: Task, name: str, licence: str) -> Mo
     )  # fmt: skip
     return ModelCardData(
         model_name=f"{name.rpartition('/')[2]}-{task.name}-{report['method'].lower()}",
-        base_model=None if name == EMBEDDED else name,
+        base_model=None if name == EMBEDDED or not _is_repository_name(name) else name,
         license=licence,
         datasets=[hub[0]] if task.hub else None,
         library_name=kind.library,
@@ -241,8 +259,8 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         task: of the export.
         factors: whether matrices were replaced by factors.
     """
-    kind, backbone = task_type(task), report["config"]["model"]["init_args"]["backbone"]
-    name = model_name(backbone)
+    kind, model = task_type(task), report["config"]["model"]["init_args"]
+    name, commit = model_name(model["backbone"]), model.get("revision")
     holds = "the files of `model.safetensors.index.json` hold" if "by_block" in report else "`model.safetensors` holds"
     files = _FILES.format(holds=holds) + (_PIVOT if report.get("pivot") else _FACTORS if factors else "")
     found, merged = report["compressed"], report["merged"]
@@ -276,9 +294,10 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         if made.get("writing"):
             programs = [f"`{name}`" for name in made["writing"]["files"][2:]]
             program += _WRITING.format(programs=" and ".join(programs))
-    metadata = _metadata(report, task, name, license_of(backbone)).to_yaml()
+    metadata = _metadata(report, task, name, report.get("license") or license_of(model["backbone"])).to_yaml()
     return f"---\n{metadata}\n---\n" + _CARD.format(
         checked=_checked(report),
+        origin=f"Made from `{name}` at commit `{commit}`.\n\n" if commit else "",
         note=note,
         program=program,
         trust=", trust_remote_code=True" if report["refuses"] else "",
@@ -286,7 +305,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         files=_ORDINARY if report["ordinary"] else files,
         method=report["method"],
         name=name,
-        here=".",
+        here=HERE,
         rows=counted(report),
         error=_ERROR.format(*found["interval"]) if found["interval"] else "",
         task=task.name,

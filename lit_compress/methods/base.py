@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lit_compress import __version__
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
 from lit_compress.models.attention_masks import padding_known
+from lit_compress.models.backbones import DEFAULT
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
@@ -49,7 +50,9 @@ class Method(pl.LightningModule):
 
     Args:
         task: name of the task; the data is read for the same one.
-        backbone: folder or hub name of the pre-trained model, or ``embedded`` for a small one built here.
+        backbone: folder or hub name of the pre-trained model, or ``embedded`` for a small one built here;
+            NAME@REVISION is a revision of it.
+        revision: branch, tag or commit of a hub name; without it main. A run keeps the commit.
         sites: names of the matrices to compress, where no record knows the backbone's architecture: a regular
             expression, which the end of a module's name must match, e.g. encoder.*.(fc1|fc2).
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.25.
@@ -57,7 +60,8 @@ class Method(pl.LightningModule):
         round_to: ranks and numbers of neurons and dimensions become multiples of it, within the same density.
         shape: ``uniform``: every layer keeps as many heads and as many neurons, so that the export is an ordinary model
             of its family; ``free``: as the method chooses.
-        teacher: folder of a net fine-tuned on the task already, e.g. ``runs/x/dense/net``, in place of the dense stage.
+        teacher: folder or hub name of a net fine-tuned on the task already, e.g. ``runs/x/dense/net``, in place of the
+            dense stage.
         dense: fine-tuning of the backbone; its result is the teacher of the later stages.
         distillation: weights of the loss terms that compare the net with its teacher in the later stages.
 
@@ -76,7 +80,8 @@ class Method(pl.LightningModule):
         self,
         *,
         task: str = "sst2",
-        backbone: str = "bert-base-uncased",
+        backbone: str = DEFAULT,
+        revision: str | None = None,
         sites: str | None = None,
         density: float | None = None,
         budget: str | None = None,
@@ -93,7 +98,8 @@ class Method(pl.LightningModule):
             near = min(max(density, 0.01), 1.0)
             raise UserError(f"model.density: {density} is not in (0, 1]; nearest valid value {near}")
         self.task, self.kind = get_task(task), task_type(get_task(task))
-        self.backbone, self.sites, self.density, self.teacher = backbone, sites, density, teacher
+        self.backbone = backbone if revision is None else f"{backbone}@{revision}"
+        self.sites, self.density, self.teacher = sites, density, teacher
         self.dense, self.distillation, self.round_to, self.shape = dense, distillation, round_to, shape
         self.budget = parse_budget(budget, type(self).__name__ if self.stores_zeros else None)
         self.net: PreTrainedModel | None = None

@@ -1,11 +1,12 @@
 """Loading of backbones: from a folder, by a hub name, or ``embedded`` (built here, without a network).
 
+A name becomes the folder of its snapshot (utils/hub.py) before anything is loaded.
+
 Data needs the tokenizer, methods need the net; both are found here from the same name.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,21 +29,24 @@ from lit_compress.models.transposed import as_linears
 from lit_compress.tasks import TaskType, task_type, task_type_of_net
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.hub import is_name, model_snapshot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED = "embedded"
+DEFAULT = "google-bert/bert-base-uncased"  # on the hub
 
 
 def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
-    """Return the folder or hub name to load; ``embedded`` is built in the cache first.
+    """Return the folder to load: a name's snapshot of the hub; ``embedded`` is built in the cache first.
 
     ``option`` is what the user named it by; messages begin with it.
 
     Raises:
-        UserError: the path is not a folder with a ``config.json``, for a run the message names the net in it; or it
-            has a form that cannot be read, see :func:`~lit_compress.models.foreign.check_form`.
+        UserError: the path is not a folder with a ``config.json``, and the hub does not give a model of this name; for
+            a run the message names the net in it; or it has a form that cannot be read, see
+            :func:`~lit_compress.models.foreign.check_form`.
     """
     if backbone == EMBEDDED:
         return str(embedded.build_backbone(task))
@@ -54,9 +58,11 @@ def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
         if not (path / "config.json").is_file():
             raise UserError(f"{option}: '{backbone}' holds no config.json; give a folder written by save_pretrained")
         return str(path)
-    if path.is_absolute() or backbone.startswith((".", "~")) or backbone.count("/") > 1:
+    if not is_name(backbone):
         raise UserError(f"{option}: no folder '{backbone}'; give a folder with a config.json, or a hub name")
-    return backbone
+    folder = model_snapshot(option, backbone).folder
+    check_form(f"{option}: '{backbone}'", folder)
+    return str(folder)
 
 
 @contextmanager
@@ -70,12 +76,9 @@ def _one_line(what: str, name: str, option: str = "model.backbone") -> Iterator[
         reason = str(error).strip().split("\n")[0][:160]
         if "weights_only" in str(error):  # torch advises to run the file's code
             reason = "its weights are a pickle that holds other things than tensors; save the model as safetensors"
-        if os.path.isdir(name):
-            raise UserError(f"{option}: cannot load the {what} from '{name}': {reason}") from error
-        raise UserError(
-            f"{option}: cannot load the {what} '{name}' from the hub ({type(error).__name__}: {reason}); "
-            "without network give the folder of a downloaded model"
-        ) from error
+        if "trust_remote_code" in str(error):
+            reason = "it has code of its own, which is not run; give a model of a family that transformers knows"
+        raise UserError(f"{option}: cannot load the {what} from '{name}': {reason}") from error
 
 
 def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") -> PreTrainedTokenizerBase:
@@ -90,7 +93,8 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
     name = resolve(backbone, task, option)
     with _one_line("tokenizer", name, option):
         check_counts(f"{option}: '{backbone}'", Path(name))
-        tokenizer, config = AutoTokenizer.from_pretrained(name), AutoConfig.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         check_tokenizer(f"{option}: '{backbone}'", tokenizer, config)
     tokenizer.init_kwargs.pop("auto_map", None)  # names code of others, which no export may ask its users to run
     set_pad_token(f"{option}: '{backbone}'", tokenizer, config, task)
@@ -133,7 +137,7 @@ def load_config(
     name, kind = resolve(backbone, task, option), task_type(task)
     with _one_line("configuration", name, option):
         check_counts(f"{option}: '{backbone}'", Path(name))
-        config = AutoConfig.from_pretrained(name, **kind.head(task))
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **kind.head(task))
         kind.adopt(config, Path(name), option)
     classes = _auto_class(kind)._model_mapping
     if type(config) not in classes or not kind.fits(config):
@@ -248,7 +252,7 @@ def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
     refuse_compressed(what, Path(folder))
     with _one_line("model", folder, option):
         check_counts(what, Path(folder))
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind.adopt(config, Path(folder), option)
         check_head(what, config, task)
         check_size(what, Path(folder), lambda: _auto_class(kind).from_config(config))
@@ -257,7 +261,7 @@ def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
 
 
 def finetuned_on(backbone: str, task: Task) -> bool:
-    """Say whether ``backbone`` is a folder whose head was trained on the classes of ``task``, see :func:`is_finetuned`.
+    """Say whether the head of ``backbone`` was trained on the classes of ``task``, see :func:`is_finetuned`.
 
     Where the labels are a teacher's vectors, the backbone's own, it always is.
 
@@ -268,12 +272,14 @@ def finetuned_on(backbone: str, task: Task) -> bool:
 
     if task.wants_vectors:
         return True
-    folder = Path(backbone).expanduser()
+    if backbone == EMBEDDED:
+        return False
+    folder = Path(resolve(backbone, task) if is_name(backbone) else backbone).expanduser()
     if not (folder / "config.json").is_file():
         return False
     with _one_line("configuration", str(folder)):
         check_counts(f"model.backbone: '{backbone}'", folder)
-        return is_finetuned(AutoConfig.from_pretrained(folder), task)
+        return is_finetuned(AutoConfig.from_pretrained(folder, trust_remote_code=False), task)
 
 
 def empty_net(config: PreTrainedConfig) -> PreTrainedModel:

@@ -10,6 +10,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import POINTER, is_pointer
@@ -122,7 +123,46 @@ def _check_content(what: str, file: Path) -> None:
         return
     with file.open("rb") as stream:
         begin = stream.read(64)
+    from safetensors import SafetensorError, safe_open
+
     if int.from_bytes(begin[:8], "little") + 8 > file.stat().st_size or begin[8:9] != b"{":
         text = begin.decode("ascii", errors="replace") if begin.isascii() else ""
         begins = f"it begins with {text[:40]!r}; " if text.isprintable() and text else ""
         raise UserError(f"{what}: its '{file.name}' is no whole safetensors file; {begins}download it again")
+    try:
+        with safe_open(file, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise UserError(
+            f"{what}: its '{file.name}' is no whole safetensors file ({error}); download it again"
+        ) from error
+
+
+def check_weights(what: str, folder: Path) -> None:
+    """Refuse a model whose weights are missing, or not whole, before anything is made of it.
+
+    Args:
+        what: option and value, the begin of the message.
+        folder: of the model.
+
+    Raises:
+        UserError: they are.
+    """
+    check_form(what, folder)
+    names = {file.name for file in folder.iterdir()}
+    weights = sorted(name for name in names if _WEIGHTS.fullmatch(name))
+    if not weights:
+        raise UserError(f"{what} has no weights (model.safetensors); give the folder of a whole model")
+    suffix = ".safetensors" if any(name.endswith(".safetensors") for name in weights) else ".bin"
+    for index in folder.glob(f"*{suffix}.index.json"):
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{what}: its '{index.name}' is no list of files; download it again") from error
+        if lost := sorted(shards - names):
+            raise UserError(f"{what}: '{lost[0]}' is missing, which '{index.name}' names; download it again")
+    for name in weights if suffix == ".bin" else ():
+        with (folder / name).open("rb") as stream:
+            zipped = stream.read(2) == b"PK"
+        if zipped and not is_zipfile(folder / name):
+            raise UserError(f"{what}: its '{name}' is no whole file of PyTorch; download it again")

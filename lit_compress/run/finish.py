@@ -50,5 +50,6 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     name, facts = type(method).__name__, run.facts()
     more = {"calibration": done[stages[-1]]["calibration"]} if "calibration" in done[stages[-1]] else {}
     more |= {"changed": run.changes()} if run.changes() else {}
+    more |= {"license": done["dense"]["license"]} if "license" in done["dense"] else {}
     budget = method.budget and (method.budget, run.density(method.budget.asked) or method.density)
     return write_export(out, last.net, nets, name, data, run.config(), last.initial, choices, facts, more, budget)

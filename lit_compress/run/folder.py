@@ -27,22 +27,31 @@ import yaml
 
 from lit_compress import methods
 from lit_compress.export.choices import Choices
+from lit_compress.models.backbones import DEFAULT
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import left_behind, read_json, remove, write_json, write_text
 
 Change = dict[str, Any]  # what, was, now; in changed.json also stage
 CHANGED = "changed.json"
 # What no run can go on with: its nets and checkpoints would not fit.
-_NEVER = {"model.class_path", "model.backbone", "model.sites", "model.task", "data.task"}
+_NEVER = {"model.class_path", "model.backbone", "model.revision", "model.sites", "model.task", "data.task"}
 LOCK = ".lock"  # names the process that works on the folder; it stays, since another may wait with the same file open
 # Options that may differ when a run is continued, because they do not change what is computed.
 _FREE = {
-    "run_dir", "ckpt_path", "allow_changed", "checkpoint_every", "max_skipped", "data.path", "data.num_workers",
-    "data.custom.numbered", "data.teacher", "model.init_args.teacher", "trainer.accelerator", "trainer.devices",
-    "trainer.num_nodes", "trainer.enable_progress_bar", "trainer.logger", "trainer.callbacks",
+    "run_dir", "ckpt_path", "allow_changed", "checkpoint_every", "max_skipped", "data.path", "data.revision",
+    "data.num_workers", "data.custom.numbered", "data.teacher", "model.init_args.teacher", "trainer.accelerator",
+    "trainer.devices", "trainer.num_nodes", "trainer.enable_progress_bar", "trainer.logger", "trainer.callbacks",
     "trainer.log_every_n_steps", "trainer.enable_model_summary", "trainer.profiler",
 }  # fmt: skip
 _ADDED = {"model.init_args.shape": "free"}  # options that earlier versions had not -> what they did
+
+
+FORMER = {"bert-base-uncased": DEFAULT}  # names on the hub in earlier configs
+
+
+def name_today(backbone: Any) -> Any:
+    """Return a backbone by the name that it has on the hub today."""
+    return FORMER.get(backbone, backbone)
 
 
 class Run:
@@ -166,9 +175,10 @@ class Run:
         old, new = (_ADDED | flatten(_with_density(found)) for found in (self.config(), config))
         found = []
         for key in sorted({*old, *new} - _FREE):
-            if any(key.startswith(f"{free}.") for free in _FREE) or old.get(key) == new.get(key):
-                continue
             name = key.replace(".init_args", "")
+            was, now = (name_today(c.get(key)) if name.endswith(".backbone") else c.get(key) for c in (old, new))
+            if any(key.startswith(f"{free}.") for free in _FREE) or was == now:
+                continue
             said = f"{name} was {old.get(key)}, now {new.get(key)}"
             if not allowed:
                 raise UserError(

@@ -21,7 +21,7 @@ from lit_compress.utils.errors import UserError
 COMPARISON = "compare.json"
 _BUDGETS = ("budget", "params", "rank", "rank_ratio", "density")  # options that say what may be left, first wins
 # options that make no label: where things are, what a budget has become, the seed
-_OWN = {*_BUDGETS, "task", "backbone", "sites", "teacher", "calibration_seed"}
+_OWN = {*_BUDGETS, "task", "backbone", "revision", "sites", "teacher", "calibration_seed"}
 
 
 @dataclass

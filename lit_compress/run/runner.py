@@ -19,14 +19,16 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 
 from lit_compress import __version__
 from lit_compress.evaluation.evaluate import constant_score, evaluate
+from lit_compress.export.card import license_of
 from lit_compress.export.folder import read_task
 from lit_compress.export.fuse import compact
 from lit_compress.export.report import reading_length
 from lit_compress.export.runtimes import peak_mib
 from lit_compress.methods.base import Method
 from lit_compress.models.accounting import dense_site_params
-from lit_compress.models.backbones import empty_net, load_config, load_finetuned, load_tokenizer
+from lit_compress.models.backbones import empty_net, load_config, load_finetuned, load_tokenizer, resolve
 from lit_compress.models.checks import refuse_compressed
+from lit_compress.models.foreign import check_weights
 from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_net
@@ -44,7 +46,7 @@ from lit_compress.stages.lora import merge_updates
 from lit_compress.stages.mark import check_mark
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.devices import current_device, peak_bytes
-from lit_compress.utils.errors import UserError
+from lit_compress.utils.errors import UserError, as_shown
 from lit_compress.utils.files import atomic_folder
 
 if TYPE_CHECKING:
@@ -128,6 +130,7 @@ def shapes_of(method: Method) -> PreTrainedModel:
         UserError: the backbone is compressed already, or cannot be read.
     """
     refuse_compressed(f"model.backbone: '{method.backbone}'", Path(method.backbone).expanduser())
+    check_weights(f"model.backbone: '{method.backbone}'", Path(resolve(method.backbone, method.task)))
     config = load_config(method.backbone, method.task, sites=method.sites)
     return without_values(lambda: empty_net(config))
 
@@ -145,6 +148,8 @@ def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
         UserError: its tokenizer or width differs from the backbone's.
     """
     refuse_compressed(f"model.teacher: '{method.teacher}'", Path(str(method.teacher)).expanduser())
+    place = resolve(str(method.teacher), method.task, "model.teacher")
+    check_weights(f"model.teacher: '{method.teacher}'", Path(place))
     teacher = load_config(str(method.teacher), method.task, "model.teacher")
     vectors = method.kind.loss == "vectors"
     if (vectors or method.distillation.alpha_layers > 0) and teacher.hidden_size != config.hidden_size:
@@ -330,6 +335,8 @@ def _finish_stage(
         "threads": torch.get_num_threads(), "data": mark["data"], "version": __version__, **_memory(),
         **mark.get("notes", {}),
     }  # fmt: skip
+    if name == "dense":
+        record["license"] = license_of(parts.method.backbone)
     if skipped := sum(callback.skipped for callback in trainer.callbacks if isinstance(callback, FiniteSteps)):  # type: ignore
         record["skipped"] = skipped
     run.finish(record)
@@ -357,8 +364,8 @@ def _adopt_teacher(parts: Components, run: Run) -> None:
     metric = evaluate(net, parts.data)
     run.finish(
         {
-            "name": "dense", "metric": metric, "initial": metric, "steps": 0, "teacher": str(method.teacher),
-            "data": parts.data.fingerprint(),
+            "name": "dense", "metric": metric, "initial": metric, "steps": 0, "teacher": as_shown(str(method.teacher)),
+            "data": parts.data.fingerprint(), "license": license_of(method.backbone),
         }
     )  # fmt: skip
 

@@ -114,7 +114,8 @@ def results_of(report: dict[str, Any]) -> dict[str, float]:
 def write_report(run: Run, report: dict[str, Any], steps: int) -> None:
     """Log the final table, and the settings of the run beside its results (the tab HPARAMS)."""
     logger = RunLogger(run.folder, "report", 0)
-    settings = {key: str(value) for key, value in settings_of(report).items()}
+    numbers = bool | int | float  # which the tab sorts and plots
+    settings = {key: v if isinstance(v, numbers) else str(v) for key, v in settings_of(report).items()}
     logger.log_hyperparams(settings, results_of(report), steps)
     logger.experiment.add_text("report", markdown(report), steps)
     logger.close()

@@ -11,13 +11,21 @@ import math
 from collections.abc import Iterable
 
 LONGEST = 600  # characters of a line
+SHOWN_AS: dict[str, str] = {}  # folder of the hub's cache -> the name by which the user knows it
+
+
+def as_shown(text: str) -> str:
+    """Return ``text`` with names on the hub in place of the folders in which the cache keeps them."""
+    for folder, name in SHOWN_AS.items():
+        text = text.replace(folder, name)
+    return text
 
 
 class UserError(Exception):
     """An error that the user can correct; its message is one complete line, without the middle of a very long value."""
 
     def __init__(self, message: str) -> None:
-        line = " ".join(message.split())
+        line = as_shown(" ".join(message.split()))
         super().__init__(line if len(line) <= LONGEST else f"{line[: LONGEST - 205]} ... {line[-200:]}")
 
 

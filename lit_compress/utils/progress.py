@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from tqdm.auto import tqdm
 
+from lit_compress.utils.errors import as_shown
+
 T = TypeVar("T")
 LONG = 5.0  # seconds; a phase that takes less prints no lines
 _noted: set[str] = set()
@@ -125,6 +127,7 @@ def spoken(seconds: float) -> str:
 
 def note(line: str) -> None:
     """Print a line that a user should know but need not act on, once per process, on the first rank only."""
+    line = as_shown(line)
     if _first() and line not in _noted:
         print(f"note: {line}", file=sys.stderr)
     _noted.add(line)

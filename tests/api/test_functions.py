@@ -214,7 +214,10 @@ def test_adapters_and_quantized_nets_in_memory_are_one_line(net, tokenizer, data
         (lambda net, tok, data: lc.factorize(net, tok, data, text="body"), "text: the data has no column 'body'"),
         (lambda net, tok, data: lc.compress(net, tok, data, method=3), "method: int is no method"),
         (lambda net, tok, data: lc.compress(net, tok, data, method="LPAFF"), "unknown method 'LPAFF'; did you mean"),
-        (lambda net, tok, data: lc.load("nowhere"), "load: no folder 'nowhere'"),
+        (
+            lambda net, tok, data: lc.load("nowhere"),
+            "load: cannot load the model 'nowhere' from the hub",
+        ),
         (lambda net, tok, data: lc.evaluate(net, tok, data, split="dev"), "split: unknown 'dev'"),
         (lambda net, tok, data: lc.compare("compare_none.yaml"), "no file or shipped comparison 'compare_none.yaml'"),
     ],

@@ -151,7 +151,8 @@ def test_config_names_are_found_from_anywhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_every_shipped_config_parses(name):
+def test_every_shipped_config_parses(name, hub, tiny_backbone):
+    hub.add("sentence-transformers/all-MiniLM-L6-v2", tiny_backbone)  # it says itself how it pools
     parts = CommandLine(["--config", name], "fit").build()
     assert parts.method.task.name == parts.data.record.name
     assert (parts.method.stages()[0].name == "dense") == (parts.method.teacher is None)

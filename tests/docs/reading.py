@@ -13,11 +13,13 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import forks
 import pytest
+from hub import running
 from pages import ROOT, Item, lit_compress_words
 
 from lit_compress import methods
@@ -195,6 +197,19 @@ class Reader:
             (target / path.relative_to(self.base)).symlink_to(path)
         return target
 
+    @contextlib.contextmanager
+    def hub(self, cache: Path) -> Iterator[None]:
+        """Let names be those of a small hub with what the pages name, and a token that may write there."""
+        with running(cache) as made, pytest.MonkeyPatch.context() as patch:
+            for name in ("google-bert/bert-base-uncased", "me/net"):
+                made.add(name, self.place / "my_model")
+            made.add("me/net", self.place / "my_model", revision="v1.0")
+            made.add("me/small-model", self.base / "runs" / "lpaf-sst2" / "export", private=True)
+            rows = "".join(f"{text},{label}\n" for text, label in (("a great film", "good"), ("so dull", "bad")) * 10)
+            made.add("me/reviews", {"train.csv": f"review,label\n{rows}".encode()}, kind="datasets")
+            patch.setenv("HF_TOKEN", "hf_me")
+            yield
+
     def run(self, item: Item) -> str:
         """Run one item in the present folder and return what it said."""
         if item.language == "python":
@@ -256,21 +271,10 @@ def run_alone(item: Item) -> str:
     return done.stdout
 
 
-class Hub:
-    """What the upload of an export calls of huggingface_hub, without a network."""
-
-    def create_repo(self, name: str, **_: Any) -> Any:
-        return type("Url", (str,), {"repo_id": name})(f"https://huggingface.co/{name}")
-
-    def upload_folder(self, **_: Any) -> None:
-        return None
-
-
 @contextlib.contextmanager
 def quick():
-    """Leave out reloads in other processes, which take seconds and are tested elsewhere, and the network."""
+    """Leave out reloads in other processes, which take seconds and are tested elsewhere."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_compress.export.hub.HfApi", Hub)
         patch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
         patch.setattr("lit_compress.export.bench._measure_fresh", lambda *_: None)
         patch.setattr("lit_compress.run.workers.start_process", forks.start_process)

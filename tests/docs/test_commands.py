@@ -81,8 +81,8 @@ def reader(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
 @pytest.mark.parametrize("page", [page for page in PAGES if items(page)], ids=lambda page: page.stem)
 def test_every_command_of_a_page_runs(page, reader, tmp_path, monkeypatch):
     monkeypatch.chdir(reader.folder(tmp_path / "here"))
-    for item in items(page):
-        with quick():
+    for number, item in enumerate(items(page)):
+        with quick(), reader.hub(tmp_path / f"cache{number}"):
             reader.check(item)
 
 

@@ -140,3 +140,44 @@ def test_what_is_not_read_may_be_anything(change, folder):
     check_form("model", folder)
     load_net(str(folder), SST2)
     load_tokenizer(str(folder), SST2)
+
+
+def truncated(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def without_a_shard(folder):
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    weights = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(weights))
+
+
+def half_a_pickle(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes((folder / "pytorch_model.bin").read_bytes()[:5000])
+
+
+def no_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (truncated, "'model.safetensors' is no whole safetensors file (Error while deserializing header"),
+        (without_a_shard, "'model-00002-of-00002.safetensors' is missing, which 'model.safetensors.index.json' names"),
+        (half_a_pickle, "'pytorch_model.bin' is no whole file of PyTorch; download it again"),
+        (no_weights, "has no weights (model.safetensors)"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--model.backbone", "--model.teacher"])
+def test_broken_weights_are_noticed_before_the_run_begins(
+    option, change, words, folder, tiny_backbone, tiny_data, capsys, tmp_path
+):
+    change(folder)
+    other = ["--model.backbone", tiny_backbone] if option == "--model.teacher" else []
+    words_of_run = [*other, option, folder, "--data.task", "sst2", "--data.path", tiny_data]
+    line = fails(capsys, "fit", "--model", "SVD", *words_of_run, "--run_dir", tmp_path / "run")
+    assert f"{option[2:]}: '{folder}'" in line and words in line and not (tmp_path / "run").exists()

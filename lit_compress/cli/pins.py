@@ -1,0 +1,99 @@
+"""Names on the hub among the options: each is resolved once, before the work, and the config keeps its commit.
+
+So a run, its report and its card say which revision they are of, and a run that is continued reads the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jsonargparse import Namespace
+
+from lit_compress.data.repository import located
+from lit_compress.models.backbones import EMBEDDED, resolve
+from lit_compress.run.folder import name_today
+from lit_compress.tasks.records import Task
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.hub import is_name, model_snapshot, split_name
+
+_NEWEST = (None, "main")  # revisions that move on
+
+
+def recall(config: Namespace, recorded: Mapping[str, Any]) -> None:
+    """Take ``@REVISION`` out of the names in a config, in place; a run that is continued keeps its commits.
+
+    Args:
+        config: of a command.
+        recorded: config of the run that is continued, whose commits stand whatever ``main`` is by now; {}: of none.
+
+    Raises:
+        UserError: two revisions of one name are given.
+    """
+    init, data = config.model.init_args, config.data
+    before, known = recorded.get("model", {}).get("init_args", {}), recorded.get("data", {})
+    if _is_name(init.backbone):
+        init.backbone, init.revision = split_name("model.backbone", init.backbone, init.get("revision"))
+        data.backbone = init.backbone
+        if init.revision in _NEWEST and name_today(before.get("backbone")) == name_today(init.backbone):
+            init.revision = before.get("revision") or init.revision
+    if init.get("teacher") and _is_name(init.teacher):
+        init.teacher = _teacher(init, before)
+    if data.get("path") is not None and is_name(data.path):
+        data.path, data.revision = split_name("data.path", data.path, data.get("revision"))
+    if data.get("revision") in _NEWEST and (known.get("task"), known.get("path")) == (data.task, data.get("path")):
+        data.revision = known.get("revision") or data.get("revision")
+
+
+def _is_name(text: str) -> bool:
+    return text != EMBEDDED and is_name(text)
+
+
+def _teacher(init: Namespace, before: Mapping[str, Any]) -> str:
+    """Return a named teacher with the commit that the run has of it, or the revision of the backbone of this name."""
+    name, revision = split_name("model.teacher", init.teacher)
+    kept = str(before.get("teacher"))
+    if revision in _NEWEST and kept.startswith(f"{name}@"):
+        return kept
+    if revision is None and init.get("revision") is not None and name == init.backbone:
+        return f"{name}@{init.revision}"
+    return str(init.teacher)
+
+
+def pin(config: Namespace, recorded: Mapping[str, Any], task: Task, option: str = "model.backbone") -> dict[str, str]:
+    """Give the names in a config their commits, in place, and return the folders of the models by option.
+
+    Args:
+        config: after :func:`recall`; ``model.revision`` and ``data.revision`` become commits, a teacher
+            ``NAME@COMMIT``.
+        recorded: as there.
+        task: what they are for.
+        option: what the command calls the backbone.
+
+    Raises:
+        UserError: the hub does not give one of them, a folder is not usable, or a revision of a folder is given.
+    """
+    init, data, folders = config.model.init_args, config.data, {}
+    before, known = recorded.get("model", {}).get("init_args", {}), recorded.get("data", {})
+    if _is_name(init.backbone):
+        found = model_snapshot(option, init.backbone, init.get("revision"))
+        folders["backbone"] = str(found.folder)
+        init.revision = _kept(before, init.revision, found.commit)
+    elif init.get("revision") is not None:
+        raise UserError(
+            f"model.revision: '{init.revision}' is given, but model.backbone '{init.backbone}' is no name on the hub; "
+            "leave it out (null)"
+        )
+    elif init.backbone != EMBEDDED:
+        resolve(init.backbone, task, option)  # is it a model, before data is asked for?
+    if init.get("teacher") and _is_name(init.teacher):
+        found = model_snapshot("model.teacher", init.teacher)
+        init.teacher, folders["teacher"] = found.pinned, str(found.folder)
+    if (rows := located(data.task, data.get("path"), data.get("revision"))) is not None:
+        data.revision = _kept(known, data.get("revision"), rows.commit)
+    return folders
+
+
+def _kept(before: Mapping[str, Any], given: str | None, commit: str) -> str | None:
+    """Return the revision that a config keeps: a run of an earlier version does not know it, and stays that run."""
+    return None if before and before.get("revision") is None and given is None else commit

@@ -1,0 +1,337 @@
+"""Names on the Hugging Face hub: a name is resolved once, to a commit and a local folder; from then on it is a folder.
+
+The folder is the snapshot in the hub's cache (``HF_HOME``), with the files that are needed here. Later loads, later
+stages and later commands with the commit read it and ask nothing. ``HF_HUB_OFFLINE=1`` asks nothing at all.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from lit_compress.utils.errors import SHOWN_AS, UserError
+from lit_compress.utils.hub_errors import is_unreachable, reason_of, refusal
+from lit_compress.utils.progress import note
+
+Kind = Literal["model", "dataset"]
+WAITS = (1, 2)  # seconds between the tries of a request that is not answered
+CONVERTED = "refs/convert/parquet"  # the revision in which the hub keeps parquet files of data sets with a script
+TABLE = re.compile(r".*\.(parquet|arrow|jsonl|json|csv|tsv|txt)(\.gz)?")
+_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.codes", "README.md")  # configurations, tokenizers, the card
+_ELSEWHERE = ("[!0-9]*/*",)  # the same model for other libraries; modules of sentence-transformers begin with a number
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A repository of the hub at a commit, in a local folder."""
+
+    name: str
+    commit: str
+    folder: Path
+
+    @property
+    def pinned(self) -> str:
+        """``NAME@COMMIT``, which stays what it is."""
+        return f"{self.name}@{self.commit}"
+
+
+_resolved: dict[tuple[str, ...], Snapshot] = {}
+
+
+def is_name(text: str) -> bool:
+    """Say whether ``text`` can only be a name on the hub, with or without ``@REVISION``: nothing here is called so."""
+    return _NAME.fullmatch(text) is not None and not text.startswith(".") and not Path(text).expanduser().exists()
+
+
+def split_name(option: str, text: str, revision: str | None = None) -> tuple[str, str | None]:
+    """Return name and revision of ``NAME[@REVISION]``.
+
+    Raises:
+        UserError: ``revision`` is given, too, and is another one.
+    """
+    name, _, own = text.partition("@")
+    if own and revision and own != revision:
+        raise UserError(f"{option}: '{text}' names a revision, and '{revision}' is given as well; give one of them")
+    return name, own or revision
+
+
+def model_snapshot(option: str, text: str, revision: str | None = None) -> Snapshot:
+    """Return a model of the hub as a folder: configuration, tokenizer, card and weights, or all files of an export.
+
+    Args:
+        option: which option names it; the begin of an error message.
+        text: ``NAME`` or ``NAME@REVISION``.
+        revision: a branch, a tag or a commit; None: the newest commit of ``main``.
+
+    Raises:
+        UserError: the hub has no such model, does not give it, or cannot be reached and the cache does not have it.
+    """
+    name, revision = split_name(option, text, revision)
+
+    def fill(repository: _Repository) -> Path:
+        folder = repository.files(_TEXTS, _ELSEWHERE)
+        names = repository.names(folder)
+        if "structure.json" in names:  # of this package
+            return repository.files(None, (".git*",))
+        weights = weights_among(names)
+        if "adapter_config.json" not in names and not ("config.json" in names and weights):
+            lacks = "weights for PyTorch" if "config.json" in names else "config.json"
+            there = ", ".join([n for n in names if not n.startswith(".git") and n != "README.md"][:5])
+            raise UserError(f"{option}: '{name}' has no {lacks} on the hub ({there}); give a model with safetensors")
+        return repository.files(tuple(map(glob.escape, weights)), ()) if weights else folder
+
+    return _once(_Repository(option, "model", name, revision), fill)
+
+
+def weights_among(names: Iterable[str]) -> list[str]:
+    """Return the files of PyTorch weights in a repository and its modules: safetensors, where there are none pickles.
+
+    >>> weights_among(["model.safetensors", "pytorch_model.bin", "onnx/model.onnx", "2_Dense/pytorch_model.bin"])
+    ['model.safetensors', '2_Dense/pytorch_model.bin']
+    """
+    folders: dict[str, dict[str, list[str]]] = {}
+    for name in names:
+        path = PurePosixPath(name)
+        found = re.fullmatch(r"(model|pytorch_model)(-\d+-of-\d+)?(\.safetensors|\.bin)", path.name)
+        if found and re.fullmatch(r"\.|\d+_[^/]*", str(path.parent)):
+            folders.setdefault(str(path.parent), {}).setdefault(found[3], []).append(name)
+    return [name for files in folders.values() for name in files.get(".safetensors") or files[".bin"]]
+
+
+def dataset_snapshot(option: str, text: str, revision: str | None = None, configuration: str | None = None) -> Snapshot:
+    """Return a data set of the hub as a folder: its card and the files of one configuration.
+
+    No script is run: if a repository has one in place of files, the hub's parquet files of it are taken.
+
+    Args:
+        option: which option names it; the begin of an error message.
+        text: ``NAME`` or ``NAME@REVISION``.
+        revision: a branch, a tag or a commit; None: the newest commit of ``main``.
+        configuration: its name; None if there is only one.
+
+    Raises:
+        UserError: as :func:`model_snapshot`; or it has no such configuration, or no tables.
+    """
+    name, revision = split_name(option, text, revision)
+
+    def fill(repository: _Repository) -> Path:
+        folder = repository.files(("README.md", "dataset_infos.json"), ())
+        names = repository.names(folder)
+        tables = tables_among(names, card_configurations(folder), configuration)
+        if not tables and revision is None and any(n.endswith(".py") for n in names):
+            note(f"{option}: '{name}' has a script, which is not run; the hub's parquet files of it are read")
+            repository.go_to(CONVERTED)
+            return fill(repository)
+        if not tables:
+            raise UserError(f"{option}: '{name}' has no tables (.parquet, .csv, .jsonl); give another data set")
+        return repository.files(tuple(map(glob.escape, tables)), ())
+
+    return _once(_Repository(option, "dataset", name, revision), fill, str(configuration))
+
+
+def card_configurations(folder: Path) -> dict[str, list[str]]:
+    """Return the configurations that the card of a downloaded data set names, with their patterns of files."""
+    from huggingface_hub import DatasetCard
+    from yaml import YAMLError
+
+    try:
+        listed = DatasetCard.load(folder / "README.md").data.to_dict().get("configs") or []
+    except (OSError, ValueError, YAMLError):
+        return {}
+    return {str(c.get("config_name")): list(_texts(c.get("data_files"))) for c in listed if isinstance(c, dict)}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the patterns in ``data_files`` of a card: a text, a list, or mappings with ``path``."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts(value["path"] if "path" in value else list(value.values()))
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)
+
+
+def tables_among(names: Iterable[str], known: dict[str, list[str]], configuration: str | None) -> list[str]:
+    """Return the files of a configuration: those that the card names, else those in its folder, else all tables."""
+    tables = [name for name in names if TABLE.fullmatch(name) and name != "dataset_infos.json"]
+    chosen = configuration if configuration in known else next(iter(known)) if len(known) == 1 else None
+    if patterns := known.get(str(chosen)):
+        return [name for name in names if any(fnmatch(name, pattern.removeprefix("./")) for pattern in patterns)]
+    own = [name for name in tables if name.startswith(f"{configuration}/")]
+    return own or tables
+
+
+# ----------------------------------------------------------------------------------------- how it is read
+
+
+def _once(repository: _Repository, fill: Callable[[_Repository], Path], *more: str) -> Snapshot:
+    """Return the snapshot that ``fill`` completes, once per process."""
+    key = (repository.kind, repository.name, str(repository.revision), *more)
+    if key not in _resolved:
+        repository.resolve()
+        folder = fill(repository)
+        SHOWN_AS[str(folder)] = repository.name
+        found = Snapshot(repository.name, repository.commit, folder)
+        _resolved[key] = _resolved[repository.kind, repository.name, repository.commit, *more] = found
+    return _resolved[key]
+
+
+class _Repository:
+    """A repository of the hub at a revision, which is asked for as little as possible."""
+
+    def __init__(self, option: str, kind: Kind, name: str, revision: str | None) -> None:
+        self.option, self.kind, self.name, self.revision = option, kind, name, revision
+        self.commit, self.cached_only = "", False
+
+    def go_to(self, revision: str) -> None:
+        """Go to another revision."""
+        self.revision = revision
+        self.resolve()
+
+    def resolve(self) -> None:
+        """Find the commit: a commit whose list of files is known is not asked for.
+
+        Raises:
+            UserError: as :func:`model_snapshot`.
+        """
+        from huggingface_hub import HfApi
+        from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT, is_offline_mode
+        from huggingface_hub.errors import RevisionResolutionError
+
+        if _COMMIT.fullmatch(self.revision or ""):
+            self.commit = str(self.revision)
+            if self._listed() is not None:
+                return
+        api, trouble = HfApi(), None
+        where: dict[str, Any] = {"repo_id": self.name, "repo_type": self.kind, "revision": self.revision}
+        if not is_offline_mode():
+            try:
+                self.commit = str(_patiently(lambda: api.repo_info(**where, timeout=HF_HUB_ETAG_TIMEOUT).sha))
+                self._keep_commit()
+                return
+            except Exception as error:  # the library raises dozens of classes
+                if not is_unreachable(error):
+                    raise self._refusal(error) from error
+                trouble = error
+        self.cached_only = True
+        try:
+            self.commit = api.resolve_revision(**where, local_files_only=True).resolved
+        except RevisionResolutionError as error:
+            raise self._refusal(trouble or error) from error
+        if trouble is not None:
+            note(
+                f"{self.option}: the hub cannot be reached ({reason_of(trouble)}); '{self.name}' is read from the "
+                f"cache, at commit {self.commit[:7]}"
+            )
+
+    def _keep_commit(self) -> None:
+        """Write down which commit the revision is, as the hub's library does, for times without a network."""
+        from huggingface_hub.constants import HF_HUB_CACHE
+        from huggingface_hub.file_download import repo_folder_name
+
+        refs = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=self.name, repo_type=self.kind) / "refs"
+        path = refs / (self.revision or "main")
+        with suppress(OSError):  # a cache that is read-only
+            if self.commit != self.revision and (not path.is_file() or path.read_text() != self.commit):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(self.commit)
+
+    def _listed(self) -> list[str] | None:
+        """Return the names of all files at the commit, as the cache knows them; None if it does not."""
+        from huggingface_hub import get_cached_repo_tree
+        from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+        try:
+            return [f.path for f in get_cached_repo_tree(self.name, repo_type=self.kind, revision=self.commit)]
+        except CachedRepoTreeNotFoundError:
+            return None
+
+    def names(self, folder: Path) -> list[str]:
+        """Return the names of all files; without a list those that are in the folder."""
+        if (listed := self._listed()) is not None:
+            return listed
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+    def files(self, allow: tuple[str, ...] | None, ignore: tuple[str, ...]) -> Path:
+        """Return the folder of the snapshot, with the files that fit; those that are there are not asked for.
+
+        Raises:
+            UserError: as :func:`model_snapshot`.
+        """
+        from huggingface_hub import snapshot_download
+
+        try:
+            with _retries_told(), _bars_only_in_a_terminal():
+                return Path(
+                    snapshot_download(
+                        self.name, repo_type=self.kind, revision=self.commit, local_files_only=self.cached_only,
+                        allow_patterns=None if allow is None else list(allow), ignore_patterns=list(ignore),
+                    )
+                )  # fmt: skip
+        except Exception as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: Exception) -> UserError:
+        return UserError(f"{self.option}: {refusal(error, self.name, self.kind, self.revision)}")
+
+
+def _patiently(ask: Callable[[], Any]) -> Any:
+    """Return what ``ask`` returns; a hub that does not answer is asked again, and a note says so."""
+    for wait in WAITS:
+        try:
+            return ask()
+        except Exception as error:
+            if not is_unreachable(error) or "Timeout" in type(error).__name__:  # it was waited for already
+                raise
+            note(f"the hub does not answer ({reason_of(error)}); it is asked again in {wait} s")
+            time.sleep(wait)
+    return ask()
+
+
+@contextmanager
+def _retries_told() -> Iterator[None]:
+    """Turn the library's warnings that it tries a download again into notes."""
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            note(f"hub: {record.getMessage()}")
+
+    logger, handler = logging.getLogger("huggingface_hub.utils._http"), Told(logging.WARNING)
+    level, spread = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = spread
+
+
+@contextmanager
+def _bars_only_in_a_terminal() -> Iterator[None]:
+    """Hide the library's bars where nobody would see them move."""
+    import sys
+
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    hide = not sys.stderr.isatty() and not are_progress_bars_disabled()
+    if hide:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if hide:
+            enable_progress_bars()

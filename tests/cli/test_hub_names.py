@@ -1,0 +1,223 @@
+"""Models and data by name: resolved once, to a commit that the run keeps; then nothing is asked, whatever main is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import yaml
+from hub import as_a_new_process, running
+from mistakes import fails
+
+from lit_compress.__main__ import main
+
+CARD = b"---\nlicense: apache-2.0\n---\n# a net\n"
+
+
+def by_name(short_run, *more):
+    """Return the options of a short run with the backbone's name in place of its folder, and one epoch a stage."""
+    words = ["1" if word == "2" else word for word in short_run]
+    words[words.index("--model.backbone") + 1] = "me/net"
+    return ["fit", "--model", "SVD", "--model.density", "0.5", "--trainer.logger", "false", *words, *map(str, more)]
+
+
+def backbone_files(tiny_backbone):
+    files = {path.name: path.read_bytes() for path in tiny_backbone.iterdir()}
+    return files | {"README.md": CARD, "tf_model.h5": b"x", "onnx/model.onnx": b"x", "pytorch_model.bin": b"x"}
+
+
+def other_vocabulary(files):
+    """Return the files with the words of the tokenizer in another order, and another card."""
+    made = json.loads(files["tokenizer.json"])
+    vocabulary = made["model"]["vocab"]
+    words = [word for word in vocabulary if not word.startswith("[")]
+    numbers = [vocabulary[word] for word in words]
+    vocabulary.update(zip(words, reversed(numbers), strict=True))
+    return files | {"tokenizer.json": json.dumps(made).encode(), "vocab.txt": b""}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, tiny_backbone, short_run):
+    """A run of a named backbone; its hub, its folder, the commit, and what was asked."""
+    place = tmp_path_factory.mktemp("named")
+    with running(place / "cache") as hub:
+        commit = hub.add("me/net", backbone_files(tiny_backbone))
+        main(by_name(short_run, "--run_dir", place / "run"))
+        asked = list(hub.asked())
+    return place, commit, asked
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    """A copy of the run."""
+    return shutil.copytree(made[0] / "run", tmp_path / "run")
+
+
+@pytest.fixture
+def again(made, monkeypatch, hub):
+    """The hub with the model's commit, and the cache that the run left."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(made[0] / "cache"))
+    return hub
+
+
+def test_a_name_is_resolved_once_and_only_what_is_needed_comes(made):
+    _, commit, asked = made
+    assert sum("/api/models/me/net" in line and "/tree/" not in line for line in asked) == 1
+    assert not [line for line in asked if "resolve/main" in line]
+    assert not [line for line in asked if "onnx" in line or "tf_model" in line or "pytorch_model" in line]
+    assert sum(line == f"GET /me/net/resolve/{commit}/model.safetensors" for line in asked) == 1
+
+
+def test_the_commit_stands_in_the_run_and_in_the_report(made):
+    place, commit, _ = made
+    config = yaml.safe_load((place / "run" / "config.yaml").read_text())["model"]["init_args"]
+    report = json.loads((place / "run" / "report.json").read_text())["config"]["model"]["init_args"]
+    assert (config["backbone"], config["revision"]) == ("me/net", commit) == (report["backbone"], report["revision"])
+
+
+def test_export_takes_the_tokenizer_of_the_run(made, run, again, tiny_backbone, tmp_path, capsys):
+    """A new commit has the words in another order, or the model is gone: neither matters to a run that is finished."""
+    before = json.loads((run / "report.json").read_text())["compressed"]["metric"]
+    for step in ("other", "gone"):
+        if step == "other":
+            again.add("me/net", backbone_files(tiny_backbone))
+            again.add("me/net", other_vocabulary(backbone_files(tiny_backbone)))
+        else:
+            again.repositories.clear()
+        as_a_new_process()
+        main(["export", str(run), str(tmp_path / step)])
+        assert json.loads((tmp_path / step / "report.json").read_text())["compressed"]["metric"] == before
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            assert (tmp_path / step / name).read_bytes() == (run / "export" / name).read_bytes()
+    assert not again.asked()
+
+
+def test_a_finished_run_is_validated_and_verified_without_a_request(run, again, capsys):
+    for command in ("validate", "predict", "verify"):
+        main([command, str(run)])
+    assert "what its record makes" in capsys.readouterr().out and not again.asked()
+
+
+@pytest.fixture
+def stopped(run):
+    """The run as it stood after its first stage."""
+    shutil.rmtree(run / "export")
+    shutil.rmtree(run / "retrain")
+    (run / "report.json").unlink()
+    (run / "stages.json").write_text(json.dumps(json.loads((run / "stages.json").read_text())[:1]))
+    return run
+
+
+def test_a_run_goes_on_with_its_commit(made, stopped, again, tiny_backbone, short_run):
+    again.add("me/net", other_vocabulary(backbone_files(tiny_backbone)))
+    main(by_name(short_run, "--run_dir", stopped, "--ckpt_path", "last"))
+    first, second = (json.loads((place / "report.json").read_text()) for place in (made[0] / "run", stopped))
+    assert first["compressed"]["metric"] == second["compressed"]["metric"] and not again.asked()
+
+
+def test_another_revision_is_another_run(made, stopped, again, tiny_backbone, short_run, capsys):
+    other = again.add("me/net", other_vocabulary(backbone_files(tiny_backbone)), revision="v2")
+    line = fails(capsys, *by_name(short_run, "--run_dir", stopped, "--ckpt_path", "last", "--model.revision", "v2"))
+    assert f"model.revision was {made[1]}, now {other}" in line
+
+
+def test_a_run_of_an_earlier_version_goes_on_under_the_alias_of_its_name(made, stopped, hub, tiny_backbone, short_run):
+    """It kept no commit, and the default had its short name."""
+    path = stopped / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    del config["model"]["init_args"]["revision"], config["data"]["revision"]
+    config["model"]["init_args"]["backbone"] = config["data"]["backbone"] = "bert-base-uncased"
+    path.write_text(yaml.safe_dump(config))
+    hub.add("google-bert/bert-base-uncased", backbone_files(tiny_backbone))
+    words = [w.replace("me/net", "google-bert/bert-base-uncased") for w in by_name(short_run, "--run_dir", stopped)]
+    main([*words, "--ckpt_path", "last"])
+    assert (stopped / "report.json").is_file()
+
+
+def test_a_revision_of_a_folder_is_refused(short_run, capsys, tmp_path):
+    words = ["fit", "--model", "SVD", *short_run, "--run_dir", str(tmp_path / "run"), "--model.revision", "v1"]
+    assert "is no name on the hub; leave it out" in fails(capsys, *words)
+    assert "is no name on the hub; leave it out" in fails(capsys, *words[:-2], "--data.revision", "v1")
+
+
+# --------------------------------------------------------------------------------- fine-tuned models, exports, data
+
+
+@pytest.fixture
+def named(made, hub, tmp_path, monkeypatch):
+    """A hub with a fine-tuned model, ``me/trained``, and an export, ``me/small``; the working folder is empty."""
+    net = {path.name: path.read_bytes() for path in (made[0] / "run" / "dense" / "net").iterdir()}
+    del net["structure.json"]
+    hub.add("me/trained", net | {"README.md": CARD})
+    hub.add("me/small", made[0] / "run" / "export")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    return hub
+
+
+def test_a_fine_tuned_model_is_the_teacher_as_it_is(named, short_run, tmp_path, capsys):
+    words = [word.replace("me/net", "me/trained") for word in by_name(short_run, "--run_dir", tmp_path / "run")]
+    words = [word for at, word in enumerate(words) if not any("dense" in w for w in words[max(0, at - 1) : at + 1])]
+    main(words)
+    commit = named.model("me/trained").revisions["main"]
+    assert "it is the teacher as it is" in capsys.readouterr().err
+    init = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["init_args"]
+    assert (init["teacher"], init["revision"]) == (f"me/trained@{commit}", commit)
+    stages = json.loads((tmp_path / "run" / "stages.json").read_text())
+    assert stages[0]["steps"] == 0 and stages[0]["teacher"] == "me/trained"
+    card = (tmp_path / "run" / "export" / "README.md").read_text()
+    assert "license: apache-2.0" in card and "base_model: me/trained" in card
+    assert f"Made from `me/trained` at commit `{commit}`" in card
+
+
+def test_commands_take_names(named, tiny_data, made, capsys, tmp_path):
+    data = ["--data.task", "sst2", "--data.path", str(tiny_data)]
+    scores = []
+    run = made[0] / "run"
+    for words in (["me/trained", *data], [str(run / "dense" / "net")], ["me/small"], [str(run)]):
+        capsys.readouterr()
+        main(["validate", *words])
+        scores.append(capsys.readouterr().out.splitlines())
+    assert scores[0] == scores[1] and scores[2] == scores[3]
+    main(["predict", "me/small"])
+    assert len((tmp_path / "here" / "predictions.jsonl").read_text().splitlines()) == 40
+    for more in ([], ["--by_block", "float32"]):
+        main(["factorize", "me/trained", "small", *data, "--density", "0.5", "--weighting", "none", *more])
+        card = (tmp_path / "here" / "small" / "README.md").read_text()
+        assert "license: apache-2.0" in card and "at commit" in card
+
+
+def test_functions_take_names(named, made, tiny_data):
+    import lit_compress as lc
+
+    small = lc.load("me/small")
+    assert small.report["method"] == "SVD"
+    kept = lc.evaluate("me/small")
+    assert kept["accuracy"] == json.loads((made[0] / "run" / "report.json").read_text())["compressed"]["metric"]
+    assert lc.evaluate("me/trained", data=str(tiny_data), task="sst2")["rows"] == 40
+    small.save_pretrained("saved")
+    assert {"report.json", "README.md", "model.safetensors"} <= {path.name for path in Path("saved").iterdir()}
+
+
+def test_an_own_export_as_backbone_is_one_line(named, short_run, capsys, tmp_path):
+    words = [word.replace("me/net", "me/small") for word in by_name(short_run, "--run_dir", tmp_path / "run")]
+    line = fails(capsys, *words)
+    assert "model.backbone: 'me/small' is compressed already" in line and not (tmp_path / "run").exists()
+
+
+def test_code_of_others_is_not_run(named, short_run, capsys, tmp_path):
+    config = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModel": "own.Net"}}
+    code = b"raise SystemExit('code of others was run')"
+    weights = named.model("me/trained").files["model.safetensors"]
+    named.add("me/own", {"config.json": json.dumps(config).encode(), "own.py": code, "model.safetensors": weights})
+    words = [word.replace("me/net", "me/own") for word in by_name(short_run, "--run_dir", tmp_path / "run")]
+    assert "model.backbone: 'me/own'" in fails(capsys, *words) and not (tmp_path / "run").exists()
+    assert "has layers of its own" in fails(capsys, "validate", "me/own", "--data.task", "sst2")
+    del config["auto_map"]["AutoModel"]
+    named.add("me/own", {"config.json": json.dumps(config).encode(), "own.py": code, "model.safetensors": weights})
+    as_a_new_process()
+    assert "code of its own, which is not run" in fails(capsys, *words)

@@ -1,0 +1,131 @@
+"""Data sets of the hub: by name, with a revision, and the folders of downloaded ones."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hub import as_a_new_process
+from mistakes import fails
+
+from lit_compress.data.datamodule import DataModule
+from lit_compress.data.sources import has_split, load_split_files
+from lit_compress.tasks.records import get_task
+from lit_compress.utils.errors import UserError
+
+ROWS = {"sentence": ["good one", "bad one", "so warm", "dull"] * 10, "label": [1, 0, 1, 0] * 10, "idx": list(range(40))}
+CARD = """---
+license: other
+configs:
+- config_name: {name}
+  data_files:
+  - split: train
+    path: {name}/train-*
+  - split: validation
+    path: {name}/validation-*
+- config_name: other
+  data_files: other.csv
+---
+# rows
+"""
+
+
+def parquet(rows):
+    made = pa.BufferOutputStream()
+    pq.write_table(pa.table(rows), made)
+    return made.getvalue().to_pybytes()
+
+
+def glue(rows=ROWS):
+    part = {name: values[:20] for name, values in rows.items()}, {name: values[20:] for name, values in rows.items()}
+    return {
+        "README.md": CARD.format(name="sst2").encode(), "other.csv": b"a,b\n1,2\n",
+        "sst2/train-00000-of-00002.parquet": parquet(part[0]), "sst2/train-00001-of-00002.parquet": parquet(part[1]),
+        "sst2/validation-00000-of-00001.parquet": parquet(part[0]),
+    }  # fmt: skip
+
+
+def test_a_task_reads_its_configuration_of_the_hub(hub, tiny_backbone):
+    commit = hub.add("nyu-mll/glue", glue(), kind="datasets")
+    data = DataModule("sst2", str(tiny_backbone))
+    data.setup("fit")
+    assert data.train_size() == 40 and data.validation_size() == 20
+    assert not hub.asked("other.csv") and hub.asked(f"resolve/{commit}/sst2/train-00000-of-00002.parquet")
+    assert not has_split(get_task("sst2"), None, "test")
+    number = len(hub.asked())
+    again = DataModule("sst2", str(tiny_backbone), revision=commit)
+    assert again.fingerprint() == data.fingerprint() and len(hub.asked()) == number
+    line = "'sst2' split 'train' row 1"
+    hub.add("nyu-mll/glue", glue(ROWS | {"label": [7] * 40}), kind="datasets", revision="broken")
+    with pytest.raises(UserError, match=f"data.task: {line}"):
+        DataModule("sst2", str(tiny_backbone), revision="broken").setup("fit")
+
+
+@pytest.mark.parametrize("given", ["me/rows", "me/rows@main", "folder"])
+def test_a_data_set_of_anybody(given, hub, tmp_path, tiny_backbone):
+    """Its name, or the folder of a download."""
+    files = {"README.md": b"# rows\n", "data/train-00000-of-00001.parquet": parquet(ROWS),
+             "data/test-00000-of-00001.parquet": parquet(ROWS)}  # fmt: skip
+    hub.add("me/rows", files, kind="datasets")
+    if given == "folder":
+        for name, content in files.items():
+            (tmp_path / "rows" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "rows" / name).write_bytes(content)
+        given = str(tmp_path / "rows")
+    named = load_split_files(get_task("sst2"), DataModule("sst2", str(tiny_backbone), given).path, ["train", "test"])
+    assert len(named["train"]) == len(named["test"]) == 40
+    from lit_compress.tasks.records import Custom
+
+    own = DataModule("custom", str(tiny_backbone), given, custom=Custom(text="sentence"))
+    own.setup("fit")
+    assert own.record.labels == ("0", "1") and own.train_size() == 36 and own.validation_size() == 4
+
+
+def test_files_called_by_their_splits_are_read_as_in_any_folder(hub, tiny_backbone):
+    hub.add("me/rows", {"train.csv": b"text,label\n" + b"a,x\nb,y\n" * 20, "README.md": b""}, kind="datasets")
+    data = DataModule("custom", str(tiny_backbone), "me/rows")
+    data.setup("fit")
+    assert data.record.labels == ("x", "y")
+
+
+def test_the_converted_tables_of_a_script(hub, tiny_backbone):
+    hub.add("nyu-mll/glue", {"glue.py": b"", "README.md": b"# x"}, kind="datasets")
+    tables = {"sst2/train/0000.parquet": parquet(ROWS), "sst2/validation/0000.parquet": parquet(ROWS),
+              "cola/train/0000.parquet": parquet({"a": [1]})}  # fmt: skip
+    hub.add("nyu-mll/glue", tables, kind="datasets", revision="refs/convert/parquet")
+    data = DataModule("sst2", str(tiny_backbone))
+    data.setup("fit")
+    assert data.train_size() == 40 and not hub.asked("cola/train")
+
+
+@pytest.mark.parametrize("layout", ["files", "repository"])
+def test_the_test_split_of_mnli(layout, tmp_path, tiny_backbone, capsys):
+    rows = {"premise": ["one"] * 12, "hypothesis": ["good"] * 12, "label": [0, 1, 2] * 4, "idx": list(range(12))}
+    for split in ("train", "validation_matched", "validation_mismatched", "test_matched"):
+        if layout == "files":
+            lines = (json.dumps({name: values[i] for name, values in rows.items()}) for i in range(12))
+            (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+        else:
+            (tmp_path / f"{split}-00000-of-00001.parquet").write_bytes(parquet(rows))
+    data = DataModule("mnli", str(tiny_backbone), str(tmp_path))
+    data.setup("predict")
+    assert data.predicted == "test" and len(data.prediction_texts) == 12
+    assert "test_matched" in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_is_one_line(hub, tiny_backbone, capsys, tmp_path):
+    hub.add("me/pictures", {"a.png": b"x", "README.md": b""}, kind="datasets")
+    hub.add("me/several", glue() | {"README.md": CARD.format(name="a").encode()}, kind="datasets")
+    hub.add("me/broken", {"data/train-00000-of-00001.parquet": b"PAR1"}, kind="datasets")
+    for name, words in (
+        ("me/pictures", "has no tables"), ("me/several", "has several configurations"),
+        ("me/nothing", "no folder and no"), ("me/broken", "is no readable parquet file"),
+    ):  # fmt: skip
+        as_a_new_process()
+        with pytest.raises(UserError, match=f"data.path: .*{words}") as error:
+            DataModule("sst2", str(tiny_backbone), name).setup("fit")
+        assert str(tmp_path) not in str(error.value)
+    words = ["fit", "--model", "SVD", "--model.backbone", str(tiny_backbone), "--data.path", "nowhere/rows.csv"]
+    assert "no such folder or file" in fails(capsys, *words)
