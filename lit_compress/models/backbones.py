@@ -20,6 +20,7 @@ from lit_compress.models.checks import (
     check_tensors,
     check_tokenizer,
     is_finetuned,
+    note_order,
     refuse_compressed,
 )
 from lit_compress.models.foreign import check_form
@@ -279,7 +280,9 @@ def finetuned_on(backbone: str, task: Task) -> bool:
         return False
     with _one_line("configuration", str(folder)):
         check_counts(f"model.backbone: '{backbone}'", folder)
-        return is_finetuned(AutoConfig.from_pretrained(folder, trust_remote_code=False), task)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        note_order(f"model.backbone: '{backbone}'", config, task)
+        return is_finetuned(config, task)
 
 
 def empty_net(config: PreTrainedConfig) -> PreTrainedModel:

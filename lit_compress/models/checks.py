@@ -238,6 +238,17 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
         )
 
 
+def note_order(what: str, config: PreTrainedConfig, task: Task) -> None:
+    """Note a head that has the labels of ``task``, but in another order, so that it cannot be used as it is."""
+    names = [str(name) for _, name in sorted((config.id2label or {}).items())]
+    if _plain(names) != _plain(task.labels) and sorted(_plain(names)) == sorted(_plain(task.labels)):
+        order = f"; --data.custom.labels '{json.dumps(names)}' keeps the model's" if task.name == "custom" else ""
+        note(
+            f"{what} has its labels in another order ({', '.join(names)}) than the data ({', '.join(task.labels)}): "
+            f"its head does not fit and is trained again{order}"
+        )
+
+
 def is_finetuned(config: PreTrainedConfig, task: Task) -> bool:
     """Say whether a model's head was trained on the classes of ``task``: same type, same names, in the same order.
 

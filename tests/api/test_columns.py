@@ -41,6 +41,16 @@ def test_names_of_the_data_are_classes_and_numbers_with_fractions_are_regression
     assert chosen({"text": ["a", "b"], "label": ["x", "y"]}).labels is None  # read with the training rows
 
 
+def test_whole_numbers_with_a_point_are_the_classes_of_a_trained_head():
+    for labels in ([0.0, 1.0, 2.0], [2.0, None, 0.0]):
+        found = chosen({"text": ["a", "b", "c"], "label": labels}, UNNAMED)
+        assert (found.kind, found.labels) == ("classification", ["0", "1", "2"])
+    for labels in ([0.0, 1.5], [1.0, 3.0], [-1.0, 1.0]):
+        assert chosen({"text": ["a", "b"], "label": labels}, UNNAMED).kind == "regression"
+    plain = BertConfig(architectures=["BertModel"])  # its two labels are a default that nobody chose
+    assert chosen({"text": ["a", "b"], "label": [0.0, 1.0]}, plain, trained=False).kind == "regression"
+
+
 @pytest.mark.parametrize(
     ("columns", "given", "line"),
     [

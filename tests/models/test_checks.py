@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import TINY, make_net
 
-from lit_compress.models.backbones import load_finetuned, load_net, load_tokenizer
+from lit_compress.models.backbones import finetuned_on, load_finetuned, load_net, load_tokenizer
 from lit_compress.models.checks import is_compressed
 from lit_compress.models.storage import load_net as load_saved
 from lit_compress.models.storage import save_net
@@ -106,6 +106,23 @@ def test_a_folder_without_a_tokenizer_has_none(folder, tmp_path):
     configure(folder, vocab_size=20)
     with pytest.raises(UserError, match="its tokenizer has ids up to 25, its embeddings 20 rows"):
         load_tokenizer(str(folder), SST2)
+
+
+def test_a_backbone_with_labels_in_another_order_is_named(folder, notes):
+    """Its head is trained again, which otherwise only the number of stages tells."""
+    configure(folder, id2label={0: "positive", 1: "negative"}, label2id={"positive": 0, "negative": 1})
+    assert not finetuned_on(str(folder), SST2)
+    assert "another order (positive, negative) than the data (negative, positive)" in notes()
+    own = replace(SST2, name="custom")
+    assert not finetuned_on(str(folder), own)
+    assert """--data.custom.labels '["positive", "negative"]' keeps""" in notes()
+
+
+@pytest.mark.parametrize("labels", [{0: "negative", 1: "positive"}, {0: "LABEL_0", 1: "LABEL_1"}, {0: "a", 1: "b"}])
+def test_other_backbones_are_not(labels, folder, notes):
+    configure(folder, id2label=labels, label2id={name: i for i, name in labels.items()})
+    finetuned_on(str(folder), SST2)
+    assert "order" not in notes()
 
 
 @pytest.mark.parametrize(
