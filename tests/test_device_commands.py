@@ -16,7 +16,7 @@ from tiny import make_batch
 
 from lit_compress.__main__ import main
 from lit_compress.models.storage import load_net
-from lit_compress.utils.devices import current_device, find_device, place_within, use_device
+from lit_compress.utils.devices import current_device, find_device, place_within, to_device, use_device
 
 KFAC = ["--calibration_examples", "30", "--density", "0.5"]
 LINES = {
@@ -189,3 +189,57 @@ def choices() -> None:
 
 def test_choices():
     processes.on_second_device(choices)
+
+
+def batches(backbone: str, path: str) -> None:
+    """Batches for a device are pinned, and copied without a wait; those for the CPU are not."""
+    import second_device
+
+    from lit_compress.data.datamodule import DataModule
+
+    batch = next(iter(DataModule("sst2", backbone, path, batch_size=8).train_dataloader()))
+    assert all(column.is_pinned() for column in batch.values())
+    second_device.reset()
+    moved = to_device(batch, current_device())
+    counts = second_device.counts()
+    assert (counts["to_device"], counts["pageable"], counts["waits"]) == (len(batch), 0, 0)
+    assert all(torch.equal(moved[name].cpu(), column) for name, column in batch.items())
+    use_device("cpu")
+    batch = next(iter(DataModule("sst2", backbone, path, batch_size=8).train_dataloader()))
+    assert not any(column.is_pinned() for column in batch.values())
+
+
+def test_batches_are_pinned(tiny_backbone, tiny_data):
+    processes.on_second_device(batches, str(tiny_backbone), str(tiny_data))
+
+
+def sums(model: str, data: list[str], out: Path) -> dict[str, Any]:
+    """Return what a calibration copies to the host, and its notes: with room for its sums, and without."""
+    import second_device
+
+    from lit_compress.export import folder
+    from lit_compress.stages import weighting
+    from lit_compress.utils import devices
+
+    folder.check_export = lambda net, path: 0.0
+    found, collect = {}, weighting.collect_kronecker
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        second_device.reset()
+        factors = collect(*args, **kwargs)
+        found[case] = second_device.counts()["to_host_bytes"]
+        return factors
+
+    weighting.collect_kronecker = watched
+    for case, share in (("there", 0.8), ("not", 1e-9)):
+        devices._ENOUGH = share
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            said("factorize", model, out / case, *data, *KFAC, "--device", "second")
+        found[f"{case} said"] = [line for line in err.getvalue().splitlines() if "do not fit" in line]
+    return found
+
+
+def test_sums_of_kfac_are_on_the_device_while_they_fit(model, tmp_path):
+    found = processes.on_second_device(sums, str(model[0] / "dense" / "net"), model[1], tmp_path)
+    assert found["there said"] == [] and len(found["not said"]) == 1
+    assert found["not"] > 10 * found["there"]

@@ -25,7 +25,7 @@ from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import LowRankRetraining
 from lit_compress.stages.unstructured import UnstructuredPruning
 from lit_compress.stages.weighting import KRONECKER, MOST_BYTES, Weighted
-from lit_compress.utils.devices import free_bytes
+from lit_compress.utils.devices import current_device, free_bytes
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.memory import free_memory, resident
 from lit_compress.utils.progress import note
@@ -308,7 +308,7 @@ def _check_evaluation(needs: Sequence[Need], otherwise: str) -> str:
     def less() -> str:
         return otherwise if few or need.phase != EVALUATION else "--data.eval_batch_size 1, or a few more, needs less"
 
-    check_need(need, less)
+    check_need(need, less, current_device())
     return need.line()
 
 
