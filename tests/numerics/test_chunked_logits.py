@@ -134,9 +134,11 @@ def test_fisher_losses(choice, small_chunks):
         torch.testing.assert_close(one, two)
 
 
-def test_the_gradient_of_the_layer_under_autocast(small_chunks):
-    """It is summed over the chunks in float32: not worse than that of all positions at once."""
-    own, x, labels = layer(0, torch.float32), states(2, dtype=torch.float32).detach(), labels_of()
+def test_the_gradient_of_the_layer_under_autocast(monkeypatch):
+    """It is summed over many chunks in float32: not worse than that of all positions at once."""
+    monkeypatch.setattr(chunked_logits, "ELEMENTS", 2 * VOCABULARY)
+    own, labels = layer(0, torch.float32), torch.full((1, 800), 3)
+    x = torch.randn(1, 800, WIDTH, generator=torch.Generator().manual_seed(0))
     exact = torch.autograd.grad(task_loss(own(x), labels, "classification"), own.weight)[0]
     errors = []
     for chunked in (False, True):
@@ -163,6 +165,22 @@ def test_no_tensor_is_as_large_as_the_logits(monkeypatch):
     with largest_tensor() as largest:
         task_loss(own(x), labels, "classification").backward()
     assert largest() == 600 * 2000
+
+
+def test_no_logits_are_kept_for_the_backward(monkeypatch):
+    """What all chunks together keep is of the size of hidden states: the logits are computed again."""
+    monkeypatch.setattr(chunked_logits, "ELEMENTS", 5 * 2000)
+    own, kept = nn.Linear(WIDTH, 2000), []
+    logits = ChunkedLogits(torch.randn(2, 300, WIDTH, requires_grad=True), own, 2000)
+    labels = torch.randint(2000, (2, 300))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        loss = sum(logits_losses(logits, labels, teacher=logits).values())
+        few = sum(kept)
+        kept.clear()
+        task_loss(own(logits.states), labels, "classification")
+    assert few < 600 * 20 and sum(kept) > 600 * 2000
+    loss.backward()
+    assert own.weight.grad.any()
 
 
 def test_counted_positions_alone_are_computed():
