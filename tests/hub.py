@@ -52,6 +52,7 @@ class Hub:
         self.repositories: dict[tuple[str, str], Repository] = {}
         self.requests: list[str] = []
         self.fault: Callable[[str, str], int | str | None] = lambda method, path: None
+        self.open = True
         self.refuses_cards = ""  # the hub's sentence on the metadata of a card
         hub = self
 
@@ -67,6 +68,7 @@ class Hub:
     def close(self) -> None:
         """Refuse connections from now on, and end those that are open."""
         self.fault = lambda method, path: "drop"
+        self.open = False
         self._server.shutdown()
         self._server.server_close()
 
@@ -258,7 +260,8 @@ def running(cache: Path) -> Iterator[Hub]:
         patch.setattr("lit_compress.utils.progress._noted", set())
         patch.setattr("time.sleep", lambda seconds: None)  # between tries
         yield made
-        made.close()
+        if made.open:
+            made.close()
 
 
 def as_a_new_process() -> None:

@@ -109,6 +109,7 @@ class Program(nn.Module):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.session = _session(path)
+        self.config = None  # it says nothing of padding
         self.takes, self.gives = ([item.name for item in items] for items in _ends(self.session))
 
     def forward(self, **inputs: Tensor) -> SimpleNamespace:

@@ -11,6 +11,7 @@ import time
 import forks
 import pytest
 import yaml
+from hub import as_a_new_process
 from mistakes import fails
 
 from lit_compress.__main__ import main
@@ -53,6 +54,28 @@ def test_a_list_has_a_command_per_line_that_fit_takes(command, capsys):
     main(command("a", "--list", "--methods", "SVD"))
     assert capsys.readouterr().out.splitlines()[1].replace("a/", "") == lines[2].replace("a/", "")
     assert "--data.hold_out=20" in lines[2] and "--trainer.limit_train_batches=8" in lines[2]
+
+
+def test_all_runs_read_the_commit_that_the_first_one_read(command, hub, tiny_backbone, tmp_path, capsys):
+    first = hub.add("me/net", tiny_backbone)
+    words = [word if word != str(tiny_backbone) else "me/net" for word in command("a", "--list")]
+    main(words)
+    lines = capsys.readouterr().out.splitlines()
+    pinned = {"--model.backbone=me/net", f"--model.revision={first}"}
+    assert len(lines) == 3 and all(pinned <= set(line.split()) for line in lines)
+    (tmp_path / "a" / "teachers" / "seed=1").mkdir(parents=True)
+    record = {"model": {"class_path": "SVD", "init_args": {"backbone": "me/net", "revision": first}}}
+    (tmp_path / "a" / "teachers" / "seed=1" / "config.yaml").write_text(yaml.safe_dump(record))
+    assert (
+        hub.add("me/net", {path.name: path.read_bytes() for path in tiny_backbone.iterdir()} | {"a.json": b""}) != first
+    )
+    as_a_new_process()
+    main(words)
+    assert capsys.readouterr().out.splitlines() == lines
+    record["model"]["init_args"].pop("revision")  # of an earlier version
+    (tmp_path / "a" / "teachers" / "seed=1" / "config.yaml").write_text(yaml.safe_dump(record))
+    main(words)
+    assert "--model.revision" not in capsys.readouterr().out
 
 
 def test_mistakes_are_one_line(command, capsys):

@@ -13,6 +13,7 @@ from hub import as_a_new_process, running
 from mistakes import fails
 
 from lit_compress.__main__ import main
+from lit_compress.cli import fitting
 
 CARD = b"---\nlicense: apache-2.0\n---\n# a net\n"
 
@@ -41,9 +42,10 @@ def other_vocabulary(files):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, tiny_backbone, short_run):
-    """A run of a named backbone; its hub, its folder, the commit, and what was asked."""
-    place = tmp_path_factory.mktemp("named")
-    with running(place / "cache") as hub:
+    """A run of a named backbone, whose hub is gone before the first stage; its place, commit, and what was asked."""
+    place, begin = tmp_path_factory.mktemp("named"), fitting.run_stages
+    with running(place / "cache") as hub, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "run_stages", lambda *args: (hub.close(), begin(*args)))
         commit = hub.add("me/net", backbone_files(tiny_backbone))
         main(by_name(short_run, "--run_dir", place / "run"))
         asked = list(hub.asked())

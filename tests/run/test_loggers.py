@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from mistakes import fit
 
 from lit_compress.__main__ import main
+from lit_compress.run import tensorboard
 from lit_compress.run.callbacks import Checkpoints
 from lit_compress.run.folder import Run
 from lit_compress.run.loggers import log_figure, log_report, stage_loggers, where_curves_are
@@ -238,3 +239,15 @@ def test_a_version_that_is_named_holds_all_stages(tmp_path):
     found = rows(tmp_path / "lightning_logs")
     assert [int(row["step"]) for row in found] == [*range(6), *range(10, 16)]
     assert found[-1]["prune/loss"] == "5.0" and found[0]["dense/loss"] == "0.0"
+
+
+def test_settings_that_are_numbers_are_logged_as_numbers(tmp_path, monkeypatch):
+    """So that the tab HPARAMS can sort and plot them."""
+    found = {}
+    monkeypatch.setattr(tensorboard.RunLogger, "log_hyperparams", lambda self, settings, *_: found.update(settings))
+    monkeypatch.setattr(tensorboard, "markdown", lambda report: "")
+    monkeypatch.setattr(tensorboard, "results_of", lambda report: {})
+    settings = {"density": 0.25, "rank": None, "stacked": True, "backbone": "me/net", "examples": 8}
+    tensorboard.write_report(Run(tmp_path), {"config": {"model": settings, "seed_everything": 1}}, 1)
+    assert found["model.density"] == 0.25 and found["model.examples"] == 8 and found["seed_everything"] == 1
+    assert found["model.rank"] == "None" and found["model.backbone"] == "me/net" and found["model.stacked"] is True
