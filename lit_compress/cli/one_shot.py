@@ -38,7 +38,7 @@ from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json
 from lit_compress.utils.hub import is_name, model_snapshot
-from lit_compress.utils.memory import trim
+from lit_compress.utils.memory import return_freed_memory, trim
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def factorize_model(
     Raises:
         UserError: the model, the data or ``out`` cannot be used; nothing would be factorized for ``pivot``.
     """
+    return_freed_memory()
     prunes = isinstance(method, Pruner)
     if choices.pivot and prunes:
         raise UserError(f"factorize: --pivot is for factors, and {type(method).__name__} makes none; leave it out")

@@ -128,6 +128,11 @@ class ResumableLoader(DataLoader):
         assert isinstance(self.sampler, BatchOrder)
         return self.sampler
 
+    @property
+    def largest(self) -> tuple[int, int]:
+        """The number of texts of a batch, and the tokens of the longest text."""
+        return min(self.order.settings["batch_size"], len(self.order.lengths)), max(self.order.lengths, default=1)
+
     def state_dict(self) -> dict[str, int]:
         """Return the position: the epoch, and the number of its batches that were delivered."""
         return {"epoch": self.order.epoch, "batch": self.order.delivered}

@@ -33,10 +33,13 @@ from lit_compress.stages.distillation import Distillation, check_widths, distill
 from lit_compress.stages.lora import add_updates
 from lit_compress.stages.mark import check_mark
 from lit_compress.stages.optimizer import build_adamw, build_schedule
+from lit_compress.stages.recompute import activations, most_kept, recompute, surely_few
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.given import given_to
+from lit_compress.utils.memory import trim
+from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import send_from_first
 
 if TYPE_CHECKING:
@@ -64,6 +67,8 @@ class Method(pl.LightningModule):
             dense stage.
         dense: fine-tuning of the backbone; its result is the teacher of the later stages.
         distillation: weights of the loss terms that compare the net with its teacher in the later stages.
+        recompute: blocks compute their activations again in the backward, in stages that allow it: less memory, a third
+            more time. Without it they do if a batch has more than 4 GiB of them (accelerators: half of what is free).
 
     Attributes:
         stores_zeros: True if the exported file keeps removed weights as zeros: the density says what was removed, but
@@ -90,8 +95,10 @@ class Method(pl.LightningModule):
         teacher: str | None = None,
         dense: Training = Training(),
         distillation: Distillation = Distillation(),
+        recompute: bool | None = None,
     ) -> None:
         super().__init__()
+        self.recompute = recompute
         self.given = given_to(self)
         density = (self.usual_density or 1.0) if density is None else density
         if not 0 < density <= 1:
@@ -153,6 +160,7 @@ class Method(pl.LightningModule):
             if self._teacher_folder and self.stage.distil and self.distillation.on:
                 self._teacher = (load_net(self._teacher_folder).requires_grad_(False).eval(),)
                 check_widths(self.distillation, net, *self._teacher)
+        trim()  # what a calibration has left free is not used by the training
         if self._structure is None and torch.distributed.is_available() and torch.distributed.is_initialized():
             send_from_first(net, self.trainer.strategy.root_device)
         net.train()
@@ -173,9 +181,24 @@ class Method(pl.LightningModule):
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
 
     def on_fit_start(self) -> None:
-        """Move the teacher to the device."""
+        """Move the teacher to the device; let blocks recompute activations that are too many to be kept."""
         for teacher in self._teacher:
             teacher.to(self.device)
+        assert self.stage is not None and self.net is not None
+        shape, most = self.trainer.datamodule.train_dataloader().largest, most_kept(self.device)  # type: ignore
+        if self.recompute is False or self.device_mesh is not None:
+            return
+        if self.recompute is None and surely_few(self.net, shape, most):
+            return
+        half = "16" in str(self.trainer.precision)
+        _, again = activations(self.stage, self.net, shape, half, self.recompute, most)
+        if again:
+            recompute(self.net)
+            note(f"{self.stage.name}: blocks recompute activations to save memory; --model.recompute false keeps them")
+
+    def release(self) -> None:
+        """Give up the net, its teacher and the stage after a fit."""
+        self.net, self.stage, self._teacher = None, None, ()
 
     def configure_optimizers(self) -> dict[str, Any]:
         """Return AdamW, and a schedule of linear warm-up and decay that depends on the optimizer step only."""

@@ -204,7 +204,7 @@ class CoupledStage(Stage):
 
     settings: CoupledPruning
 
-    uniform = shrinks_first = True
+    uniform = shrinks_first = repeatable = True
 
     def __init__(self, settings: CoupledPruning, density: float, round_to: int | None, shape: Shape = "free") -> None:
         super().__init__("prune", settings)

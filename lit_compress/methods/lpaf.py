@@ -141,7 +141,7 @@ class MixedRankRetraining(LowRankRetraining):
 
     settings: MixedRank
     layer = MixedRankLinear
-    shrinks_first = False  # the layer has the matrix, too
+    shrinks_first = repeatable = False  # the layer has the matrix, too, and coins decide
 
     def __init__(self, settings: MixedRank, ranks: RankRule) -> None:
         super().__init__(settings, ranks)

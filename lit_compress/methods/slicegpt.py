@@ -104,7 +104,7 @@ class SlicingStage(Stage):
     """
 
     settings: Slicing
-    shrinks_first = True
+    shrinks_first = repeatable = True
 
     def __init__(self, settings: Slicing, density: float, slicing: float | None, round_to: int | None) -> None:
         super().__init__("prune", settings)

@@ -18,11 +18,13 @@ from lit_compress.calibration.kronecker import TOKENS
 from lit_compress.calibration.streamed import sums_bytes
 from lit_compress.models.accounting import counted_weights
 from lit_compress.models.activations import forward_bytes
+from lit_compress.models.sites import blocks
 from lit_compress.numerics.chunked_logits import chunk_size
 from lit_compress.run.trainer import make_trainer
 from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import LowRankRetraining
+from lit_compress.stages.recompute import activations, most_kept
 from lit_compress.stages.unstructured import UnstructuredPruning
 from lit_compress.stages.weighting import KRONECKER, MOST_BYTES, Weighted
 from lit_compress.utils.devices import current_device, free_bytes
@@ -135,11 +137,15 @@ def check_fit(parts: Components, dense: PreTrainedModel, finished: Collection[st
     made = make_trainer(**parts.trainer | {"logger": False, "enable_checkpointing": False})
     device, texts = made.strategy.root_device, parts.data.batch_size
     copies = made.num_devices if device.type == "cpu" else 1
-    need = _largest_of(fit_needs(parts, dense, finished, texts, copies))
+
+    def needed(texts: int) -> Need:
+        return _largest_of(need.times(copies) for need in fit_needs(parts, dense, finished, texts, most_kept(device)))
+
+    need = needed(texts)
 
     def less() -> str:
         for fewer in _halves(texts):
-            smaller = _largest_of(fit_needs(parts, dense, finished, fewer, copies))
+            smaller = needed(fewer)
             if _fits(smaller, device):
                 steps = (made.accumulate_grad_batches or 1) * -(-texts // fewer)
                 return (
@@ -155,42 +161,46 @@ def check_fit(parts: Components, dense: PreTrainedModel, finished: Collection[st
 
 
 def fit_needs(
-    parts: Components, dense: PreTrainedModel, finished: Collection[str], texts: int, copies: int = 1
+    parts: Components, dense: PreTrainedModel, finished: Collection[str], texts: int, most: float
 ) -> Iterator[Need]:
-    """Yield the expected peaks of the stages of ``fit``, of all processes of this machine together.
+    """Yield the expected peaks of the stages of ``fit``, of one process.
 
     Args:
         parts: checked.
         dense: the dense net, without values.
         finished: names of finished stages.
         texts: of a training batch.
-        copies: processes.
+        most: bytes of activations above which blocks recompute theirs.
     """
     method, net = parts.method, copy.deepcopy(dense)
-    rows, length = _largest(parts.data.train_dataloader())
+    rows, length = parts.data.train_dataloader().largest
     half = "16" in str(parts.trainer.get("precision") or "")
     for stage in method.stages():
         after = stage.outline(copy.deepcopy(net))
         if stage.name not in finished:
             settings = stage.settings
             if isinstance(settings, Weighted) and settings.weighting in KRONECKER:
-                yield _calibration(method, net, settings, length, stage.name).times(copies)
-            shape = (min(texts, rows), length)
-            yield _training(method, stage, after if stage.shrinks_first else net, dense, shape, half).times(copies)
+                yield _calibration(method, net, settings, length, stage.name)
+            trained, shape = after if stage.shrinks_first else net, (min(texts, rows), length)
+            yield _training(method, stage, trained, dense, shape, half, most)
         net = after
 
 
 def _training(
-    method: Method, stage: Stage, net: PreTrainedModel, dense: PreTrainedModel, shape: tuple[int, int], half: bool
-) -> Need:
+    method: Method, stage: Stage, net: PreTrainedModel, dense: PreTrainedModel, shape: tuple[int, int], half: bool,
+    most: float,
+) -> Need:  # fmt: skip
     """Return the need of the steps of a stage that trains ``net`` with batches of ``shape`` [texts, tokens]."""
     taught = stage.distil and method.distillation.on and stage.name != "dense"
     size, own = _bytes(net), 0
-    kept = forward_bytes(net, *shape, "parameters", half)
+    kept, _ = activations(stage, net, shape, half, method.recompute, most)
     teacher = forward_bytes(dense, *shape, "none", half) if taught else 0
     if isinstance(stage, UnstructuredPruning):
         stage.attach(net)
         own = sum(value.numel() * value.element_size() for value in stage.buffers())
+    compared = 0  # the teacher's hidden states, and their differences from the net's
+    if taught and method.distillation.alpha_layers > 0:
+        compared = 2 * 4 * prod(shape) * dense.config.hidden_size * (1 + sum(1 for _ in blocks(dense)))
     known = type(stage) is Stage or stage.shrinks_first or isinstance(stage, LowRankRetraining | UnstructuredPruning)
     trains_all = getattr(stage.settings, "parameters", "all") == "all"
     return Need(
@@ -198,7 +208,7 @@ def _training(
         {
             "model": size + own, "teacher": _bytes(dense) if taught else 0,
             "gradients and moments": 3 * size if trains_all else 0,
-            "activations": stage.forwards * (kept or 0) + (teacher or 0),
+            "activations": stage.forwards * (kept or 0) + (teacher or 0) + compared,
             "logits": _logits(method.kind, [net] * stage.forwards + [dense] * taught, prod(shape), graph=True),
             "libraries": LIBRARIES,
         },
@@ -255,7 +265,7 @@ def check_factorize(method: Method, stage: Stage, dense: PreTrainedModel, data: 
     needs = [evaluation_need([dense, net], method.kind, loader, models) for loader in data.val_dataloader()]
     settings = stage.settings
     if isinstance(settings, Weighted) and settings.weighting in KRONECKER:
-        _, length = _largest(data.calibration_dataloader())
+        _, length = data.calibration_dataloader().largest
         needs.append(_calibration(method, dense, settings, length, "factorize", MOST_BYTES))
     return _check_evaluation(needs, "--by_block float32 has one block in memory")
 
@@ -323,7 +333,7 @@ def evaluation_need(
         loader: of the batches.
         models: bytes of what is in memory.
     """
-    texts, length = _largest(loader)
+    texts, length = loader.largest
     kept = forward_bytes(nets[0], texts, length, "none")
     logits = _logits(kind, nets, texts * length, graph=False)
     parts = {**models, "activations": kept or 0, "logits": logits, "libraries": LIBRARIES}
@@ -342,12 +352,6 @@ def _halves(number: int) -> Iterator[int]:
 
 def _bytes(net: PreTrainedModel) -> int:
     return sum(value.numel() * value.element_size() for value in net.parameters())
-
-
-def _largest(loader: ResumableLoader) -> tuple[int, int]:
-    """Return the texts of a batch, and the tokens of the longest text."""
-    lengths = loader.order.lengths
-    return min(loader.order.settings["batch_size"], len(lengths)), max(lengths, default=1)
 
 
 def _logits(kind: TaskType, nets: Sequence[PreTrainedModel], tokens: int, graph: bool, trained: bool = True) -> int:

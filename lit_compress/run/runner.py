@@ -40,7 +40,7 @@ from lit_compress.run.loggers import log_stage, stage_loggers
 from lit_compress.run.plan import Plan, StagePlan, budget_plan, target_density
 from lit_compress.run.solve import Outline, Storage, check_choices, outline
 from lit_compress.run.threads import use_threads
-from lit_compress.run.trainer import check_trainer, make_trainer, processes, read_checkpoint, stage_steps
+from lit_compress.run.trainer import check_trainer, forget, make_trainer, processes, read_checkpoint, stage_steps
 from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import merge_updates
 from lit_compress.stages.mark import check_mark
@@ -220,6 +220,7 @@ def run_stages(
             raise
         except SystemExit as stop:  # Lightning's answer to Ctrl-C
             raise (KeyboardInterrupt if trainer.interrupted else stop) from stop
+        forget(trainer, parts.method)
         _finish_stage(build(), stage.name, previous, run, trainer, time.time() - start)
         barrier()
 

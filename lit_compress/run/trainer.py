@@ -17,9 +17,11 @@ from lit_compress.run.strategies import OtherAccelerator
 from lit_compress.stages.base import Stage, count_steps
 from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.memory import trim
 
 if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
+    from lit_compress.methods.base import Method
 
 _HALF = {"16-true": "16-mixed", "bf16-true": "bf16-mixed", "transformer-engine-float16": "16-mixed"}
 
@@ -84,6 +86,15 @@ def _on_accelerator(arguments: Mapping[str, Any]) -> dict[str, Any]:
     (device,) = OtherAccelerator.get_parallel_devices(1)
     strategy = SingleDeviceStrategy(device=device, accelerator=OtherAccelerator())
     return {"accelerator": "auto", "devices": "auto", "strategy": strategy}
+
+
+def forget(trainer: Trainer, method: Method) -> None:
+    """Give up what a finished fit needs no more: gradients, moments, the net and its teacher."""
+    for optimizer in trainer.optimizers:
+        optimizer.state.clear()
+        optimizer.param_groups.clear()
+    method.release()
+    trim()
 
 
 def processes(arguments: Mapping[str, Any]) -> int:

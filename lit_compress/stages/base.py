@@ -83,6 +83,8 @@ class Stage(nn.Module):
         from_backbone: True to start from the pre-trained backbone instead of the net of the stage before.
         decided_by_data: True if training or calibration decides which shapes the stage leaves.
         shrinks_first: True if the net has the shapes that :meth:`outline` returns while it trains.
+        repeatable: True if a block that runs again in the backward gives the same outputs: nothing that the forward
+            depends on is drawn or set inside a step.
         forwards: how often a batch goes through the net in a step.
         total_steps: optimizer steps of the stage; 0 until :meth:`set_total_steps`.
         round_to: ranks and numbers of units are multiples of it; None: the stage chooses none.
@@ -92,7 +94,7 @@ class Stage(nn.Module):
 
     from_backbone = False
     decided_by_data = False
-    shrinks_first = False
+    shrinks_first = repeatable = False
     forwards = 1
     round_to: int | None = None
     uniform = False

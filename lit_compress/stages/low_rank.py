@@ -115,7 +115,7 @@ class LowRankRetraining(Stage):
     """
 
     layer: type[LowRankLinear] = LowRankLinear  # the layer that replaces a Linear
-    shrinks_first = True
+    shrinks_first = repeatable = True
 
     def __init__(self, settings: Training, ranks: RankRule, distil: bool = True, name: str = "retrain") -> None:
         super().__init__(name, settings, distil)

@@ -143,6 +143,7 @@ class UnstructuredPruning(CubicStage):
 
     threshold: Tensor
     settings: Unstructured
+    repeatable = True
 
     def __init__(self, settings: Unstructured, density: float) -> None:
         super().__init__(settings, density)

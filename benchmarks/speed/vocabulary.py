@@ -1,0 +1,86 @@
+"""Peak memory of whole commands on a decoder with a vocabulary of 49,152, or 262,144, and texts of 512 tokens.
+
+    python -m benchmarks.speed.vocabulary --data DIR [--backbone DIR] [--only factorize validate fit] [--shapes ...]
+
+`smollm2` is SmolLM2-135M, which `python -m benchmarks.speed.smollm2` gets. `gemma` is a random Gemma 3 of two blocks
+with Gemma's vocabulary and SmolLM2's tokenizer. DIR has wikitext2/ as parquet files: its validation split trains, its
+test split is the dev set. Options are the defaults, and the 8 texts in a batch of the recipes for WikiText-2. Memory
+depends on neither the number of calibration examples nor that of dev rows, so there are few; `fit` makes three steps.
+The goal is what the commands load, the optimizer's moments, and 2.5 GB. Writes
+benchmarks/speed/results/vocabulary/<shape>-<part>.json.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common, timing
+from benchmarks.speed.smollm2 import folder
+
+SCRIPT = "speed/vocabulary"
+GEMMA = {"vocab_size": 262144, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}  # fmt: skip
+PARTS, SHAPES = ("factorize", "validate", "fit"), ("smollm2", "gemma")
+DENSITY, BATCH, EXAMPLES, ROWS, ROOM = 0.5, 8, 8, 24, 2.5e9
+
+
+def random_gemma(tokenizer: Path, to: Path) -> Path:
+    """Write a random Gemma 3 with the tokenizer of the folder ``tokenizer`` to ``to``."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma3_text", **GEMMA)).save_pretrained(to)
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(to)
+    return to
+
+
+def measure(options: Any, part: str, net: Path, data: Path, work: Path) -> dict[str, Any]:
+    """Return the peak of a command, and the bytes that it is to have at most."""
+    own = ["--data.task", "wikitext2", "--data.path", data, "--data.validation_examples", ROWS]
+    few = ["--model.retrain.calibration_examples", EXAMPLES, "--model.density", DENSITY]
+    out = work / part
+    if part == "validate":
+        peak = common.command(options, "validate", net, *own)
+        dense = sum(path.stat().st_size for path in net.glob("*.safetensors"))
+        return {"peak": peak * 2**20, "loaded": dense, "moments": 0}
+    if part == "factorize":
+        peak = common.command(options, "factorize", net, out, *own, *few)
+    else:
+        taught = ["--model", "SVD", "--model.density", DENSITY, "--model.teacher", net, "--model.backbone", net]
+        peak = common.command(
+            options, "fit", *taught, *own, "--data.batch_size", BATCH, "--data.train_examples", 3 * BATCH,
+            "--model.retrain.epochs", 1, "--run_dir", out, "--trainer.enable_progress_bar", "false",
+        )  # fmt: skip
+    report = json.loads((out / "report.json").read_text())
+    dense, small = (4 * report[which]["params"]["total"] for which in ("dense", "compressed"))
+    return {"peak": peak * 2**20, "loaded": dense + small, "moments": 2 * small if part == "fit" else 0}
+
+
+def main() -> None:
+    """Measure what was asked for and is not there yet."""
+    parser = common.parser(SCRIPT, __doc__, "data", backbone=folder(), only=PARTS, shapes=SHAPES)
+    options = parser.parse_args()
+    options.list = None
+    with tempfile.TemporaryDirectory() as work:
+        data = Path(work) / "data"
+        data.mkdir()
+        for split, source in (("train", "validation"), ("validation", "test")):
+            shutil.copyfile(options.data / "wikitext2" / f"{source}.parquet", data / f"{split}.parquet")
+        for shape in options.shapes:
+            net = options.backbone if shape == "smollm2" else random_gemma(options.backbone, Path(work) / shape)
+            for part in options.only:
+                if not common.missing(options, f"{shape}-{part}"):
+                    continue
+                found = measure(options, part, net, data, Path(work) / shape)
+                found["goal"] = found["loaded"] + found["moments"] + ROOM
+                setting = {"threads": options.threads, "length": 512, "batch": BATCH, "rows": ROWS}
+                timing.store(options, f"{shape}-{part}", found, setting=setting)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Recomputation: blocks forget their activations and compute them again in the backward, if a batch has too many.
+
+Chen, Xu, Zhang, Guestrin 2016, "Training Deep Nets with Sublinear Memory Cost", https://arxiv.org/abs/1604.06174. What
+stays is one hidden state per block, and the activations of one block at a time. A step takes about a third more time,
+and its gradients are the same. Random numbers are drawn again as they were.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lit_compress.models.activations import forward_bytes
+from lit_compress.models.sites import blocks
+from lit_compress.stages.base import Stage
+from lit_compress.utils.devices import free_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MOST = 4 * 2**30  # bytes of the activations of a forward that a CPU keeps
+MOST_WIDTHS = 100  # more numbers than a block keeps of a token and of each of its dimensions
+
+
+def most_kept(device: torch.device) -> float:
+    """Return how many bytes of activations a forward keeps: on an accelerator half of the memory that is free."""
+    return MOST if device.type == "cpu" else free_bytes(device) / 2
+
+
+def activations(
+    stage: Stage, net: PreTrainedModel, shape: tuple[int, int], half: bool, asked: bool | None, most: float
+) -> tuple[float | None, bool]:
+    """Return the bytes of activations that a forward of ``stage`` keeps, and whether its blocks recompute them.
+
+    Args:
+        stage: that trains the net.
+        net: in any form, also without values.
+        shape: texts and tokens of the largest batch.
+        half: whether it runs under autocast to 16 bits.
+        asked: whether to recompute; None: if they are more than ``most``.
+        most: bytes.
+
+    Returns:
+        Bytes, None if the net's code looks at values; and the decision, which is no for stages that cannot.
+    """
+    kept: float | None = forward_bytes(net, *shape, "parameters", half)
+    can = (type(stage) is Stage or stage.repeatable) and net.supports_gradient_checkpointing
+    again = can and (asked if asked is not None else kept is not None and kept > most)
+    if again and kept is not None:
+        count = sum(1 for _ in blocks(net))
+        kept = kept / count + 4 * count * shape[0] * shape[1] * net.config.hidden_size
+    return kept, again
+
+
+def surely_few(net: PreTrainedModel, shape: tuple[int, int], most: float) -> bool:
+    """Say whether a forward keeps at most ``most`` bytes, without running it."""
+    count = sum(1 for _ in blocks(net))
+    return 4 * MOST_WIDTHS * count * shape[0] * shape[1] * net.config.hidden_size <= most
+
+
+def recompute(net: PreTrainedModel) -> None:
+    """Let the blocks of ``net`` recompute their activations in training."""
+    enable: Any = getattr(net, "activation_checkpointing_enable", None)
+    if enable is None:  # its former name
+        enable = net.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
