@@ -17,9 +17,10 @@ from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import one_line, parse_one_shot, silence_libraries
 from lit_compress.cli.reporting import list_command, report_command, verify_command
-from lit_compress.cli.targets import find_target, load_checked, open_run, open_target
+from lit_compress.cli.targets import find_target, is_export, load_checked, open_run, open_target
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.evaluation.predict import write_predictions
+from lit_compress.export.again import check_again, export_again
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import check_out
 from lit_compress.export.push import check_push, push
@@ -100,11 +101,12 @@ def clean(args: list[str]) -> None:
 
 
 def export(args: list[str]) -> None:
-    """Write a finished run as a folder that loads without this package."""
+    """Write a finished run as a folder that loads without this package; or an export again, with a program."""
     parser = argparse.ArgumentParser(prog="python -m lit_compress export", description=export.__doc__)
-    parser.add_argument("run", metavar="RUN", help="folder of a finished run")
+    parser.add_argument("run", metavar="RUN", help="folder of a finished run, or of an export")
     parser.add_argument("out", metavar="OUT", help="folder to write")
     add_choices(parser)
+    parser.add_argument("--data.path", dest="path", help="data to check the program of an export on; default its own")
     parser.add_argument("--push_to_hub", metavar="USER/NAME", help="also upload the folder to the Hugging Face hub")
     parser.add_argument(
         "--private", action="store_true", help="the repository of --push_to_hub is private; a public one is refused"
@@ -114,15 +116,26 @@ def export(args: list[str]) -> None:
     if given.push_to_hub:
         check_push(given.push_to_hub, given.private)
     silence_libraries()
-    run, out = Run(given.run), Path(given.out).expanduser()
-    config = run.config()
-    choices = replace(Choices(**config["export"]), **typed_choices(given))
-    choices.check()
-    check_out(out)
-    parts = open_run(run, "export")
-    report = export_run(run, out, parts.method, parts.data, choices)
+    out, source, asked = Path(given.out).expanduser(), Path(given.run).expanduser(), typed_choices(given)
+    if is_export(source):
+        check_again(source, asked)
+        parts = open_target(
+            find_target(given.run, "export"), [f"--data.path={given.path}"] * bool(given.path), "export"
+        )
+        report = export_again(source, out, parts.data, Choices(**asked))
+    else:
+        run = Run(given.run)
+        config = run.config()
+        if given.path:
+            raise UserError("export: --data.path is for an export; a run is measured on its own data")
+        choices = replace(Choices(**config["export"]), **asked)
+        choices.check()
+        check_out(out)
+        parts = open_run(run, "export")
+        report = export_run(run, out, parts.method, parts.data, choices)
     print(f"exported {given.out}: density {report['compressed']['density']:.4f}")
-    print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
+    if report["export_difference"] is not None:
+        print(f"reloaded alone, its logits differ by {report['export_difference']:.1e}")
     print_choices(report)
     if given.push_to_hub:
         print(f"pushed: {push(out, given.push_to_hub, given.private)}")

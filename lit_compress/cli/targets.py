@@ -14,7 +14,7 @@ import yaml
 
 from lit_compress.cli.arguments import last_value
 from lit_compress.cli.options import CommandLine
-from lit_compress.data.sources import CUSTOM
+from lit_compress.data.sources import CUSTOM, is_one_table
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.models.checks import check_head
 from lit_compress.models.foreign import check_form
@@ -105,6 +105,11 @@ class Target:
         return net
 
 
+def is_export(folder: Path) -> bool:
+    """Say whether a folder is an export, of ``fit``, ``export`` or ``factorize``."""
+    return (folder / "report.json").is_file() and (folder / "structure.json").is_file()
+
+
 def find_target(name: str, command: str) -> Target:
     """Return what ``name`` is.
 
@@ -122,7 +127,7 @@ def find_target(name: str, command: str) -> Target:
         if not (given / "export").is_dir():
             raise UserError(f"{what} has no export yet; finish it with fit --ckpt_path last")
         return Target(what, given / "export", Run(given).config())
-    if (given / "report.json").is_file() and (given / "structure.json").is_file():
+    if is_export(given):
         config = read_json(command, given / "report.json", dict).get("config")
         return Target(what, given, checked_config(f"{what}: its report.json", config))
     check_form(what, given)
@@ -187,7 +192,7 @@ def open_target(target: Target, rest: list[str], command: str) -> Components:
     parts = target.parse(rest, command).build()
     current_device()  # refuses one that is not here before anything is loaded
     parts.data.read_as(str(target.folder))
-    parts.data.whole_file = _is_another_file(target.trained_on, parts.data.path)
+    parts.data.whole_file = _is_another_table(target.trained_on, parts.data.path)
     return parts
 
 
@@ -208,7 +213,12 @@ def load_checked(target: Target, parts: Components, command: str) -> PreTrainedM
     return net
 
 
-def _is_another_file(known: str | None, given: str | None) -> bool:
-    """Say whether ``given`` is a single file, and not the content of that which the net was trained on."""
-    file, trained = (Path(path or "").expanduser() for path in (given, known))
-    return file.is_file() and not (trained.is_file() and filecmp.cmp(file, trained, shallow=False))
+def _is_another_table(known: str | None, given: str | None) -> bool:
+    """Say whether ``given`` is one table, and not the content of the one that the net was trained on."""
+    if given is None or not is_one_table(place := Path(given).expanduser()):
+        return False
+    trained = Path(known or "").expanduser()
+    if place.is_dir() and trained.is_dir():
+        files = [path.name for path in place.glob("*.arrow")]
+        return any(filecmp.cmpfiles(place, trained, files, shallow=False)[1:])
+    return not (place.is_file() and trained.is_file() and filecmp.cmp(place, trained, shallow=False))

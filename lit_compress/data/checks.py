@@ -37,6 +37,7 @@ class Source:
         read: function that returns its rows.
         part: the split's part of the shuffled rows, as two fractions; None for all rows.
         seed: of that shuffle.
+        split: name of the split that the part is.
     """
 
     where: str
@@ -44,6 +45,7 @@ class Source:
     read: Callable[[], Rows]
     part: tuple[float, float] | None = None
     seed: int = 0
+    split: str = ""
 
 
 def checked(task: Task, source: Source, labelled: bool, optional: bool = False) -> Dataset:
@@ -70,7 +72,8 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
     for column, (count, first) in facts["empty"].items():
         note(f"{source.where}: '{column}' is empty in {count} of {len(rows)} rows, first in row {first}; they are kept")
     if source.part is not None:
-        rows = _part(rows, source, lists_in(task, rows))
+        whole, rows = len(rows), _part(rows, source, lists_in(task, rows))
+        note(f"{source.where}: {len(rows)} of {whole} rows are its {source.split} split")
     if labelled and not optional and task.label and task.label not in rows.column_names:
         names = facts["names"]
         missing = f"no labels (all are {UNLABELLED})"

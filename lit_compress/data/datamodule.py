@@ -314,6 +314,7 @@ class DataModule(LightningDataModule):
         if name == "train" and self.train_examples is not None:
             return self._drawn(rows, self.train_examples, "data.train_examples", self.seed)
         if name in self.record.validation and self.validation_examples is not None:
+            note(f"data.validation_examples: {self.validation_examples} of {len(rows)} {name} rows are read")
             return self._drawn(rows, self.validation_examples, "data.validation_examples", VALIDATION_SEED)
         return rows
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
+from typing import IO
 
 from lit_compress.utils.errors import UserError, nearest
 
@@ -13,7 +17,7 @@ SAMPLE = 2**20  # bytes that are looked at to name an encoding
 # first bytes -> what such a file is; none of them is text
 _BINARY = {
     b"PAR1": "a parquet file; call it .parquet",
-    b"\x1f\x8b": "packed by gzip; unpack it",
+    b"\x1f\x8b": "packed by gzip; unpack it, or let its name end with .gz",
     b"PK\x03\x04": "an Excel file or a zip archive; save it as .csv",
     b"\xd0\xcf\x11\xe0": "an Excel file; save it as .csv",
     b"SQLite format 3": "a database; export a table as .csv",
@@ -82,15 +86,23 @@ def text_lines(where: str, file: Path, encoding: str = UTF8, any_end: bool = Fal
     Raises:
         UserError: the file is empty, no text, or in another encoding, of which the likely one is named.
     """
-    with file.open("rb") as stream:
-        sample = stream.read(SAMPLE)
-    if not sample:
-        raise UserError(f"{where} is empty (0 bytes)")
-    for mark, what in _BINARY.items():
-        if sample.startswith(mark):
-            raise UserError(f"{where} is {what}")
-    found = _utf8(where, file, sample) if _is_same(encoding, UTF8) else _decoded(where, file, encoding, sample)
-    yield from _split_at_returns(found) if any_end else found
+    try:
+        with _open(file) as stream:
+            sample = stream.read(SAMPLE)
+        if not sample:
+            raise UserError(f"{where} is empty (0 bytes)")
+        for mark, what in _BINARY.items():
+            if sample.startswith(mark):
+                raise UserError(f"{where} is {what}")
+        found = _utf8(where, file, sample) if _is_same(encoding, UTF8) else _decoded(where, file, encoding, sample)
+        yield from _split_at_returns(found) if any_end else found
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{where} is no whole gzip file: {error}") from error
+
+
+def _open(file: Path) -> IO[bytes]:
+    """Open a file for reading; one whose name ends with .gz is unpacked."""
+    return gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb")  # type: ignore[return-value]
 
 
 def _is_same(first: str, second: str) -> bool:
@@ -103,7 +115,7 @@ def _is_same(first: str, second: str) -> bool:
 def _utf8(where: str, file: Path, sample: bytes) -> Iterator[str]:
     """Yield the lines of a UTF-8 file; errors name the byte."""
     offset = 0
-    with file.open("rb") as stream:
+    with _open(file) as stream:
         for number, line in enumerate(stream, start=1):
             try:
                 text = line.decode(UTF8)
@@ -124,7 +136,7 @@ def _decoded(where: str, file: Path, encoding: str, sample: bytes) -> Iterator[s
     one_byte = sum(len(bytes([byte]).decode(encoding, errors="ignore")) for byte in range(128, 256)) > 64
     if one_byte and not sample.isascii() and _is_utf8(sample):
         raise UserError(f"{where} is UTF-8, not {encoding}; leave --data.encoding out (null)")
-    with file.open(encoding=encoding, newline="\n") as stream:
+    with TextIOWrapper(_open(file), encoding=encoding, newline="\n") as stream:
         number = 0
         try:
             for number, line in enumerate(stream, start=1):

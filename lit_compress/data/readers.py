@@ -290,3 +290,25 @@ READERS: dict[str, Reader] = {
     ".tsv": _read_separated("\t"),
     ".txt": _read_text,
 }
+SUFFIXES = f"{', '.join(READERS)} (text files also as .gz)"
+READERS |= {f"{suffix}.gz": reader for suffix, reader in READERS.items() if suffix != ".parquet"}
+_PACKED = (".zip", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".tar", ".tgz")
+
+
+def suffix_of(file: Path) -> str:
+    """Return the end of a file's name by which ``READERS`` has its reader, or its suffix if none does."""
+    both = "".join(file.suffixes[-2:]).lower()
+    return both if both in READERS else file.suffix.lower()
+
+
+def check_suffix(where: str, file: Path) -> None:
+    """Refuse a file that has no reader.
+
+    Raises:
+        UserError: it is packed, or of another format.
+    """
+    suffix = suffix_of(file)
+    if suffix in _PACKED:
+        raise UserError(f"{where} is packed ({suffix}); unpack it, and give one of {SUFFIXES}")
+    if suffix not in READERS:
+        raise UserError(f"{where} is no {SUFFIXES}; {nearest(suffix, READERS)}")

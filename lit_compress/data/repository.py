@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lit_compress.data.checks import Source
 from lit_compress.data.encode import content_key
 from lit_compress.data.lines import UTF8
-from lit_compress.data.readers import READERS, Rows, from_table
+from lit_compress.data.readers import READERS, Rows, from_table, suffix_of
 from lit_compress.tasks.records import TASKS, Task
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import POINTER, is_pointer
@@ -41,7 +41,7 @@ def located(task: str, path: str | None, revision: str | None) -> Snapshot | Non
         UserError: there is no such data set, or a revision of local data is given.
     """
     hub = TASKS[task].hub if task in TASKS else None
-    if path is not None and "/" in path and is_name(path) and Path(path).suffix.lower() not in READERS:
+    if path is not None and "/" in path and is_name(path) and suffix_of(Path(path)) not in READERS:
         return dataset_snapshot("data.path", path, revision, hub and hub[1])
     if path is None and hub is not None:
         return dataset_snapshot("data.task", hub[0], revision, hub[1])
@@ -56,7 +56,7 @@ def is_repository(folder: Path) -> bool:
     if any((folder / f"train{suffix}").is_file() for suffix in READERS):
         return False
     known = card_configurations(folder)
-    return bool(known) or any(path.suffix.lower() in READERS for pattern in _LAYOUTS for path in folder.glob(pattern))
+    return bool(known) or any(suffix_of(path) in READERS for pattern in _LAYOUTS for path in folder.glob(pattern))
 
 
 def read_repository(task: Task, folder: Path, where: str, encoding: str | None = None) -> Sources:
@@ -97,12 +97,13 @@ def files_by_split(folder: Path) -> dict[str, list[Path]]:
     If there are several formats, it is the first one, parquet before others.
     """
     tables = [path for depth in ("*", "*/*", "*/*/*") for path in sorted(folder.glob(depth)) if path.is_file()]
-    suffix = next((suffix for suffix in READERS if any(path.suffix.lower() == suffix for path in tables)), None)
+    suffix = next((suffix for suffix in READERS if any(suffix_of(path) == suffix for path in tables)), None)
     found: dict[str, list[Path]] = {}
-    for path in (path for path in tables if path.suffix.lower() == suffix):
-        part, place = re.fullmatch(r"(.+?)-\d+-of-\d+", path.stem), path.parent.name
+    for path in (path for path in tables if suffix_of(path) == suffix):
+        stem = path.name[: -len(suffix_of(path))]
+        part, place = re.fullmatch(r"(.+?)-\d+-of-\d+", stem), path.parent.name
         inside = path.parent != folder and place != "data"
-        split = part[1] if part else place.removeprefix("partial-") if inside else path.stem
+        split = part[1] if part else place.removeprefix("partial-") if inside else stem
         found.setdefault(_OTHER.get(split, split), []).append(path)
     return found
 
@@ -119,7 +120,7 @@ def file_source(task: Task, files: Sequence[Path], encoding: str | None) -> Sour
         return " ".join(_file_key(file, encoding) for file in files)
 
     def read() -> Rows:
-        parts = [READERS[file.suffix.lower()](task, f"data.path: '{file}'", file, encoding) for file in files]
+        parts = [READERS[suffix_of(file)](task, f"data.path: '{file}'", file, encoding) for file in files]
         return parts[0] if len(parts) == 1 else replace(parts[0], rows=chain.from_iterable(p.rows for p in parts))
 
     return Source(where, key, read)
@@ -137,7 +138,7 @@ def refuse_pointer(file: Path) -> None:
 
 def _file_key(file: Path, encoding: str) -> str:
     with file.open("rb") as stream:
-        return f"{file.suffix.lower()} {encoding} {hashlib.file_digest(stream, 'sha256').hexdigest()}"
+        return f"{suffix_of(file)} {encoding} {hashlib.file_digest(stream, 'sha256').hexdigest()}"
 
 
 def sources_of(task: Task, where: str, splits: Mapping[str, Dataset]) -> Sources:

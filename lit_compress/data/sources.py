@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lit_compress.data.checks import Source, checked
 from lit_compress.data.lines import check_encoding
-from lit_compress.data.readers import READERS, Rows
+from lit_compress.data.readers import READERS, Rows, check_suffix
 from lit_compress.data.repository import (
     Sources,
     file_source,
@@ -86,6 +86,11 @@ def _is_whole(path: str) -> bool:
     """Say whether a path is a single file, or a folder that ``save_to_disk`` of the library datasets wrote."""
     place = Path(path).expanduser()
     return place.is_file() or _is_saved(place)
+
+
+def is_one_table(place: Path) -> bool:
+    """Say whether a path is one table without splits: a file, or one dataset that ``save_to_disk`` wrote."""
+    return place.is_file() or (_is_saved(place) and not (place / "dataset_dict.json").is_file())
 
 
 def _is_saved(folder: Path) -> bool:
@@ -166,7 +171,7 @@ def _local(task: Task, path: str, wanted: list[str], encoding: str | None) -> So
         if file is not None:
             sources[split] = file_source(task, [file], encoding)
         elif split not in task.validation[1:]:
-            names, suffixes = "|".join(_names(task, split)), "|".join(READERS)
+            names, suffixes = "|".join(_names(task, split)), "|".join(end for end in READERS if not end.endswith(".gz"))
             there = sorted(Path(path).expanduser().iterdir())
             found = (
                 nearest(split + there[0].suffix, (entry.name for entry in there)) if there else "the folder is empty"
@@ -192,21 +197,18 @@ def custom_sources(
     Args:
         task: has the names of the columns.
         path: a file, or a folder with ``train``, or one written by ``save_to_disk`` of the library datasets.
-        wanted: names of splits, or ``all`` for every row of a single file.
+        wanted: names of splits, or ``all`` for every row of one table.
         seed: of the choice of the parts.
         encoding: of text files; None: UTF-8.
-        whole: every split is all rows of a single file.
+        whole: every split is all rows of one table.
 
     Raises:
         UserError: ``path`` is none of these.
     """
     place = Path(path).expanduser()
     if place.is_file():
-        if place.suffix.lower() not in READERS:
-            raise UserError(f"data.path: '{path}' is no {', '.join(READERS)}; {nearest(place.suffix, READERS)}")
+        check_suffix(f"data.path: '{path}'", place)
         found = {"train": file_source(task, [place], encoding)}
-        if whole or ALL in wanted:
-            return dict.fromkeys((split for split in wanted if split not in task.validation[1:]), found["train"])
     elif _is_saved(place):
         found = _saved(task, place)
     else:
@@ -214,10 +216,12 @@ def custom_sources(
         found = {split: file_source(task, [file], encoding) for split, file in files.items() if file is not None}
         if not found and is_repository(place):
             found = read_repository(task, place, f"data.path: '{path}'", encoding)
+    if is_one_table(place) and (whole or ALL in wanted):
+        return dict.fromkeys((split for split in wanted if split not in task.validation[1:]), found["train"])
     missing = tuple(split for split in ("validation", "test") if split not in found)
     if missing in _PARTS and "train" in found:
         rows = found["train"]
-        found |= {split: replace(rows, part=part, seed=seed) for split, part in _PARTS[missing].items()}
+        found |= {split: replace(rows, part=part, seed=seed, split=split) for split, part in _PARTS[missing].items()}
     if "validation" in found and task.validation[0] != "validation":  # MNLI
         found[task.validation[0]] = found.pop("validation")
     return found

@@ -149,26 +149,51 @@ def write_export(
         report["merged"] = {
             "by": choices.merge, "above": MERGE, "sites": len(find_sites(net)), "matrices": dense,
         }  # fmt: skip
-        if choices.format != "hf":
-            for _ in track([0], f"write and check {choices.format}"):
-                report["program"] = write_program(exported, data.tokenizer, temporary, choices.format)
-                if exported.can_generate() and choices.format != "openvino":
-                    texts = certificate.inputs(exported, data)
-                    report["program"]["writing"] = write_writing(exported, temporary, choices.format, texts)
-        if choices.dtype == "int8":
-            for _ in track([0], "quantize and measure"):
-                report["program"] |= quantize_program(temporary, exported, data)
-        if made := report.get("program"):
-            run = read_program(temporary / made["file"], tuple(made["outputs"]))
-            form = {name: made[name] for name in ("file", "format")}
-            certificate.compare(form, exported, data, run, same and "dtype" not in made)
-        report["certificate"] = certificate.entries
+        write_programs(report, exported, data, temporary, choices, certificate, same)
         report["budget"] = budget and budget[0].check(report, budget[1])
         report |= more or {}
         write_json(temporary / "report.json", report)
         factors = any(spec.get("rank") for spec in describe(net).values())
         (temporary / "README.md").write_text(card(report, task, factors))
     return report
+
+
+def write_programs(
+    report: dict[str, Any],
+    net: PreTrainedModel,
+    data: DataModule,
+    folder: Path,
+    choices: Choices,
+    certificate: Certificate,
+    same: bool,
+) -> None:
+    """Write the program that is asked for, if any, and compare it; ``report`` gets ``program`` and ``certificate``.
+
+    Args:
+        report: of the export.
+        net: as exported.
+        data: of its task.
+        folder: of the export.
+        choices: have the format, and whether the program is of 8-bit integers.
+        certificate: of the net before export; gets an entry.
+        same: whether the program must answer as that net does.
+
+    Raises:
+        UserError: the program cannot be written, or differs.
+    """
+    if choices.format != "hf":
+        for _ in track([0], f"write and check {choices.format}"):
+            made = report["program"] = write_program(net, data.tokenizer, folder, choices.format)
+            if net.can_generate() and choices.format != "openvino":
+                texts = certificate.inputs(net, data)
+                made["writing"] = write_writing(net, folder, choices.format, texts)
+        if choices.dtype == "int8":
+            for _ in track([0], "quantize and measure"):
+                made |= quantize_program(folder, net, data)
+        run = read_program(folder / made["file"], tuple(made["outputs"]))
+        form = {name: made[name] for name in ("file", "format")}
+        certificate.compare(form, net, data, run, same and "dtype" not in made)
+    report["certificate"] = certificate.entries
 
 
 def write_tokenizer(data: DataModule, folder: Path, config: PreTrainedConfig) -> None:

@@ -26,7 +26,7 @@ from lit_compress.models.sites import find_sites
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
 
@@ -80,7 +80,7 @@ def quantize_program(folder: Path, net: PreTrainedModel, data: DataModule) -> di
         raise UserError(f"export: --dtype int8 cannot quantize {path.name}: {reason}") from error
     os.replace(small, path)
     key = f"val/{data.record.metrics[0]}"
-    scores = evaluate(Program(path), data, sure=True)  # type: ignore[arg-type]
+    scores = evaluate(Program(path, net.config), data, sure=True)  # type: ignore[arg-type]
     return {
         "dtype": "int8", "bytes": path.stat().st_size, "metric": scores[key], "interval": interval_of(scores, key),
         "examples": examples,
@@ -104,10 +104,12 @@ class Program(nn.Module):
 
     Args:
         path: of the file.
+        config: of that net.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: PreTrainedConfig) -> None:
         super().__init__()
+        self.config = config
         self.session = _session(path)
         self.config = None  # it says nothing of padding
         self.takes, self.gives = ([item.name for item in items] for items in _ends(self.session))

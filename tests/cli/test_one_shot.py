@@ -372,3 +372,31 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
     ]:
         assert text in fails(capsys, *line), line
     assert not (tmp_path / "out").exists() and (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_export_takes_an_export(words, tmp_path, capsys):
+    """Its folder with a program beside the same weights; another program takes the place of the first."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, data = words
+    small, again = tmp_path / "small", tmp_path / "again"
+    main(["factorize", *model, str(small), *data, "--density", "0.5"])
+    main(["export", str(small), str(again), "--format", "torch"])
+    main(["export", str(again), str(again), "--format", "onnx"])
+    assert (again / "model.safetensors").read_bytes() == (small / "model.safetensors").read_bytes()
+    old, new = (json.loads((folder / "report.json").read_text()) for folder in (small, again))
+    assert new["compressed"] == old["compressed"] and new["program"]["format"] == "onnx"
+    assert [entry["file"] for entry in new["certificate"]] == ["model.safetensors", "model.onnx"]
+    assert "model.onnx" in (again / "README.md").read_text() and not (again / "model.pt2").exists()
+    ids = torch.randint(5, 20, (2, 7))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+    with torch.no_grad():
+        expected = load_net(small)(**inputs).logits
+    session = onnxruntime.InferenceSession(again / "model.onnx")
+    (found,) = session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})
+    assert torch.allclose(torch.from_numpy(found), expected, atol=1e-4)
+    main(["export", str(again), str(tmp_path / "copy")])
+    assert {p.name for p in (tmp_path / "copy").iterdir()} == {p.name for p in again.iterdir()}
+    line = fails(capsys, "export", small, tmp_path / "x", "--embeddings", "int8")
+    assert "--embeddings int8 changes the weights" in line
+    line = fails(capsys, "export", small, tmp_path / "x", "--format", "onnx", "--data.path", tmp_path / "no")
+    assert "no such folder" in line and not (tmp_path / "x").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import datasets
 import pytest
 from mistakes import fails
 from safetensors.torch import load_file, save_file
@@ -51,6 +52,26 @@ def test_any_fine_tuned_model_is_evaluated(run, model, data, capsys, tmp_path):
     out = tmp_path / "new" / "p.jsonl"
     main(["predict", str(model), *data, "--output", str(out)])
     assert json.loads(out.read_text().splitlines()[0])["label"] in ("negative", "positive")
+
+
+def test_one_saved_dataset_is_read_as_a_file_is(model, tiny_data, capsys, tmp_path):
+    """All of its rows; the data of the net itself keeps its splits, and a note says how many rows they have."""
+    rows = [json.loads(line) for line in (tiny_data / "train.jsonl").read_text().splitlines()][:30]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    data = ["--data.task", "sst2", "--data.path", str(tmp_path / "saved")]
+    out = tmp_path / "p.jsonl"
+    main(["predict", str(model), *data, "--output", str(out)])
+    assert [json.loads(line)["sentence"] for line in out.read_text().splitlines()] == [row["sentence"] for row in rows]
+    capsys.readouterr()
+    main(["validate", str(model), *data])
+    assert "val/rows 30" in capsys.readouterr().out
+    main(["factorize", str(model), str(tmp_path / "small"), *data, "--density", "0.5", "--weighting", "none"])
+    assert "3 of 30 rows are its validation split" in capsys.readouterr().err
+    for folder, count in ((tmp_path / "saved", 3), (tmp_path / "other", 29)):
+        if not folder.exists():
+            datasets.Dataset.from_list(rows[1:]).save_to_disk(folder)
+        main(["validate", str(tmp_path / "small"), "--data.path", str(folder)])
+        assert f"val/rows {count}" in capsys.readouterr().out
 
 
 def test_a_model_of_the_users_own_task_names_the_classes(model, tiny_data, capsys, tmp_path):

@@ -294,6 +294,8 @@ def test_quoted_tabs_are_text_and_quotes_elsewhere_stay(tmp_path, backbone):
         ("new.txt", own("a", "b"), "is JSON by its first line"),
         ("new.csv", b"comment\ngood\n", "has no column 'text'"),
         ("new.xlsx", b"PK", "is no .parquet, .jsonl"),
+        ("new.csv.zip", b"PK", "is packed (.zip); unpack it"),
+        ("new.parquet.gz", b"PK", "is packed (.gz); unpack it"),
     ],
 )
 def test_predict_refuses_a_file_that_its_name_does_not_fit(tmp_path, backbone, name, content, words):

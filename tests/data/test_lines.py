@@ -1,5 +1,7 @@
 """Encodings: read when they are given, named when they are not; line ends of every kind."""
 
+import gzip
+
 import pytest
 
 from lit_compress.data.lines import check_encoding, likely_encoding, text_lines
@@ -72,6 +74,19 @@ def test_what_is_no_such_text_is_one_line(tmp_path, content, encoding, words):
     with pytest.raises(UserError) as caught:
         lines(tmp_path, content, encoding)
     assert words in str(caught.value) and str(caught.value).startswith("it ")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_file_packed_by_gzip_is_read(tmp_path, encoding):
+    path = tmp_path / "texts.csv.GZ"
+    path.write_bytes(gzip.compress("text\ncaf\u00e9\n".encode(encoding)))
+    assert list(text_lines("it", path, encoding)) == ["text\n", "caf\u00e9\n"]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match="it is no whole gzip file"):
+        list(text_lines("it", path, encoding))
+    path.write_bytes(b"text\n")
+    with pytest.raises(UserError, match="it is no whole gzip file"):
+        list(text_lines("it", path, encoding))
 
 
 def test_a_wrong_byte_far_below_is_found_in_a_long_file(tmp_path):

@@ -1,5 +1,6 @@
 """Every format reads the same rows; every mistake in a file is one line that names it."""
 
+import gzip
 import json
 
 import pyarrow as pa
@@ -39,6 +40,16 @@ def _fails(task, path, splits=("train",), labelled=True) -> str:
     message = str(caught.value)
     assert "\n" not in message and message.startswith("data.")
     return message
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "tsv"])
+def test_files_packed_by_gzip_have_the_same_rows(tmp_path, suffix):
+    file = _write(tmp_path / f"train.{suffix}")
+    plain = load_split_files(SST2, str(tmp_path), ["train"])["train"]
+    (tmp_path / f"train.{suffix}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    assert "both could be 'train'; leave one" in _fails(SST2, tmp_path)
+    file.unlink()
+    assert load_split_files(SST2, str(tmp_path), ["train"])["train"].to_dict() == plain.to_dict()
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl", "json", "csv", "tsv"])

@@ -184,13 +184,14 @@ def test_a_program_of_eight_bits(export, data):
     stored = {tuple(i.dims) for i in file.graph.initializer if i.data_type == onnx.TensorProto.INT8}
     assert (32, 32) in stored and (32, 64) in stored
     assert not {(64, 5), (5, 32), (64, 32)} & stored  # the last matrix of a feed-forward network, and its factors
-    assert found["metric"] == evaluate(Program(out / "model.onnx"), data)["val/accuracy"]
+    program = Program(out / "model.onnx", load_net(out).config)
+    assert found["metric"] == evaluate(program, data)["val/accuracy"]
     assert f"dev accuracy is {found['metric']:.4f}, between" in card and "ranges of 100 training" in card
     inputs = AutoTokenizer.from_pretrained(out)(
         data.validation_rows[0]["sentence"][:8], return_tensors="pt", padding=True
     )
     with torch.no_grad():
-        off = Program(out / "model.onnx")(**inputs).logits - load_net(out)(**inputs).logits
+        off = program(**inputs).logits - load_net(out)(**inputs).logits
     assert 0 < off.abs().max() < 0.1
     assert not list(out.glob("*.int8.onnx"))
 

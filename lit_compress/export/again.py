@@ -1,0 +1,75 @@
+"""An export made from an export: a copy of its folder, with another program beside the same weights."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.export.card import card
+from lit_compress.export.certificate import Certificate
+from lit_compress.export.choices import Choices
+from lit_compress.export.folder import check_out, read_task, write_programs
+from lit_compress.export.program import FILES
+from lit_compress.models.storage import load_net
+from lit_compress.models.surgery import describe
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import atomic_folder, read_json, write_json
+
+if TYPE_CHECKING:
+    from lit_compress.data.datamodule import DataModule
+
+PROGRAMS = (*FILES.values(), "openvino_model.bin", "decode.*", "encode.*", "write.py", "writing.json")
+
+
+def check_again(source: Path, asked: dict[str, Any]) -> None:
+    """Refuse choices that would change the weights of an export.
+
+    Args:
+        source: folder of the export.
+        asked: the choices that were made, by name.
+
+    Raises:
+        UserError: one of them is not a program.
+    """
+    for name, value in asked.items():
+        if name != "format" and (name, value) != ("dtype", "int8"):
+            raise UserError(
+                f"export: --{name} {value} changes the weights, and '{source}' is an export; give the run, or "
+                f"'factorize ... --{name} {value}'; nearest: --format onnx"
+            )
+
+
+def export_again(source: Path, out: Path, data: DataModule, choices: Choices) -> dict[str, Any]:
+    """Copy an export to ``out``, with the program that is asked for in place of any other; return its report.
+
+    Args:
+        source: folder of the export.
+        out: folder to write; an earlier export there is replaced.
+        data: of its task, read with its tokenizer; texts are read only for a program.
+        choices: ``format``, and ``dtype`` if that is int8.
+
+    Raises:
+        UserError: ``out`` has other files; the program cannot be written, or differs.
+    """
+    choices.check()
+    check_out(out)
+    report = read_json("export", source / "report.json", dict)
+    with atomic_folder(out) as temporary:
+        shutil.copytree(source, temporary, dirs_exist_ok=True)
+        if choices.format == "hf":
+            return report
+        for path in temporary.iterdir():
+            if any(fnmatch.fnmatch(path.name, pattern) for pattern in PROGRAMS):
+                path.unlink()
+        net = load_net(source)
+        choices.check_net(net)
+        certificate = Certificate(net, data, "validation")
+        certificate.entries += [entry for entry in report["certificate"] if entry["format"] == "hf"]
+        report.pop("program", None)
+        write_programs(report, net, data, temporary, choices, certificate, same=True)
+        write_json(temporary / "report.json", report)
+        factors = any(spec.get("rank") for spec in describe(net).values())
+        (temporary / "README.md").write_text(card(report, read_task(data), factors))
+    return report
