@@ -17,6 +17,7 @@ from lit_compress.export.runtimes import peak_mib
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_net
 from lit_compress.numerics.importance import Weighting
+from lit_compress.utils.devices import current_device, synchronize
 
 MINILM, BERT_BASE = "minilm-l6-h384", "bert-base"
 SHAPES: dict[str, dict[str, int]] = {
@@ -34,7 +35,7 @@ KINDS = {
     "norms": ("native_layer_norm", "layer_norm", "rms_norm", "pow", "mean", "sum", "rsqrt", "mul", "div_"),
     "sums and copies": ("add", "add_", "fill_", "copy_", "cat", "zero_"),
 }
-DEVICES = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu", "cuda")
+DEVICES = tuple(dict.fromkeys([current_device().type, "cpu", "cuda"]))
 
 
 class At:
@@ -76,8 +77,7 @@ def random_batch(net: Any, device: str, batch: int = BATCH, length: int = LENGTH
 
 def wait(device: str) -> None:
     """Wait until the device has done what it was given."""
-    if device == "cuda":
-        torch.cuda.synchronize()
+    synchronize(torch.device(device))
 
 
 def ratio(above: list[float], below: list[float]) -> dict[str, float]:
@@ -116,10 +116,10 @@ def again(script: str, *words: object, **environment: str) -> str:
 
 
 def print_peak(step: Callable[[], Any], device: str) -> None:
-    """Do a step twice and print the peak MiB, on CUDA that of the allocator; the empty process is not counted."""
+    """Do a step twice and print the peak MiB, on an accelerator its allocator's; the empty process is not counted."""
     step()
     step()
-    print(torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else peak_mib())
+    print(torch.accelerator.max_memory_allocated() / 2**20 if device != "cpu" else peak_mib())
 
 
 def store(options: Any, name: str, value: dict[str, Any], ending: str = "", **about: Any) -> None:
