@@ -163,7 +163,7 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> N
         cli.ready(run.config())
         return
     asked = any(arg.startswith(("--model.dense", "--model.teacher")) for arg in args)
-    if asked or not finetuned_on(cli.build().method.backbone, task):
+    if not finetuned_on(cli.build().method.backbone, task) or asked:
         return
     cli.backbone_as_teacher()
     if not task.labels:

@@ -20,8 +20,8 @@ from lit_compress.models.checks import (
     check_tensors,
     check_tokenizer,
     is_finetuned,
-    note_order,
     refuse_compressed,
+    warn_of_order,
 )
 from lit_compress.models.foreign import check_form
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
@@ -264,7 +264,8 @@ def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
 def finetuned_on(backbone: str, task: Task) -> bool:
     """Say whether the head of ``backbone`` was trained on the classes of ``task``, see :func:`is_finetuned`.
 
-    Where the labels are a teacher's vectors, the backbone's own, it always is.
+    Where the labels are a teacher's vectors, the backbone's own, it always is. The same classes in another order are a
+    warning.
 
     Raises:
         UserError: its configuration cannot be read.
@@ -281,7 +282,7 @@ def finetuned_on(backbone: str, task: Task) -> bool:
     with _one_line("configuration", str(folder)):
         check_counts(f"model.backbone: '{backbone}'", folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        note_order(f"model.backbone: '{backbone}'", config, task)
+        warn_of_order(f"model.backbone: '{backbone}'", config, task)
         return is_finetuned(config, task)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
 from lit_compress.models.foreign import check_floats
 from lit_compress.models.shapes import stored_shapes, without_values
 from lit_compress.models.sites import gives_states
@@ -238,28 +240,43 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
         )
 
 
-def note_order(what: str, config: PreTrainedConfig, task: Task) -> None:
-    """Note a head that has the labels of ``task``, but in another order, so that it cannot be used as it is."""
-    names = [str(name) for _, name in sorted((config.id2label or {}).items())]
-    if _plain(names) != _plain(task.labels) and sorted(_plain(names)) == sorted(_plain(task.labels)):
-        order = f"; --data.custom.labels '{json.dumps(names)}' keeps the model's" if task.name == "custom" else ""
-        note(
-            f"{what} has its labels in another order ({', '.join(names)}) than the data ({', '.join(task.labels)}): "
-            f"its head does not fit and is trained again{order}"
-        )
-
-
 def is_finetuned(config: PreTrainedConfig, task: Task) -> bool:
     """Say whether a model's head was trained on the classes of ``task``: same type, same names, in the same order.
 
     Heads whose labels have no names, and those of tasks without classes, could be anybody's: they do not count.
     """
+    names = _classes(config, task)
+    return bool(names) and _plain(names) == _plain(task.labels)
+
+
+def _classes(config: PreTrainedConfig, task: Task) -> list[str]:
+    """Return the names of the classes of a head of the type of ``task``, in its order; [] for another head."""
     kind = task_type(task)
     if not (task.labels and (config.architectures or [""])[0].endswith(kind.suffix)):
-        return False
+        return []
     if kind.problem and (config.problem_type or "single_label_classification") != kind.problem:
-        return False
-    return _plain([str(name) for _, name in sorted((config.id2label or {}).items())]) == _plain(task.labels)
+        return []
+    return [str(name) for _, name in sorted((config.id2label or {}).items())]
+
+
+def warn_of_order(what: str, config: PreTrainedConfig, task: Task) -> None:
+    """Warn of a head that was trained on the classes of ``task`` in another order: its answers would be exchanged.
+
+    Args:
+        what: option and value, the begin of the message.
+        config: of the net.
+        task: what the head is to be used for.
+    """
+    names = _classes(config, task)
+    if _plain(names) == _plain(task.labels) or sorted(_plain(names)) != sorted(_plain(task.labels)):
+        return
+    own = dict(zip(_plain(task.labels), task.labels, strict=True))  # as the data writes them
+    ordered = ", ".join(own[name] for name in _plain(names))
+    keep = f"; --data.custom.labels '[{ordered}]' uses it as it is" if task.name == "custom" else ""
+    rank_zero_warn(
+        f"{what} has its labels in another order ({', '.join(names)}) than the data ({', '.join(task.labels)}): its "
+        f"head is trained anew, from exchanged answers{keep}"
+    )
 
 
 def _plain(names: list[str] | tuple[str, ...]) -> list[str]:

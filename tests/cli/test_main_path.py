@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import warnings
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from tiny import WORDS, make_net
 from transformers import AutoTokenizer
 
 from lit_compress.__main__ import main
+from lit_compress.cli.fitting import run_fit
 from lit_compress.cli.options import CommandLine
 from lit_compress.data.sources import CUSTOM
 from lit_compress.run.callbacks import Checkpoints
@@ -64,6 +66,21 @@ def test_a_model_fine_tuned_on_the_labels_is_the_teacher(model, reviews, tmp_pat
         ("dense", False), ("prune", True), ("retrain", True)
     ]  # fmt: skip
     assert records[0]["teacher"] == str(model)
+
+
+@pytest.mark.parametrize("extra", [(), ("--model.dense.epochs", "1")])
+def test_labels_in_another_order_are_a_warning(extra, model, reviews, tmp_path, monkeypatch):
+    """The head would be trained anew from exchanged answers."""
+    monkeypatch.setattr("lit_compress.cli.fitting.run_stages", lambda *args: None)
+    monkeypatch.setattr("lit_compress.cli.fitting._report", lambda run, cli: None)
+    path = model / "config.json"
+    labels = {"id2label": {0: "GOOD", 1: "BAD"}, "label2id": {"GOOD": 0, "BAD": 1}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | labels))
+    with pytest.warns(UserWarning, match=r"order \(GOOD, BAD\) than the data \(bad, good\): .*\[good, bad\]' uses it"):
+        run_fit(command(model, reviews, tmp_path / "run", *extra)[1:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        run_fit(command(model, reviews, tmp_path / "other", "--data.custom.labels", "[good, bad]")[1:])
 
 
 def test_options_of_the_dense_stage_fine_tune_it_first(model, reviews, tmp_path, capsys):
