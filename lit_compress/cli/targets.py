@@ -179,8 +179,11 @@ def parse_stored(config: dict[str, Any], rest: list[str], command: str, net: Pat
 
 
 def open_run(run: Run, command: str) -> Components:
-    """Return method and data of a finished run, with the tokenizer that it keeps."""
-    return parse_stored(run.config(), [], command, run.net("dense")).build()
+    """Return method and data of a finished run, with the tokenizer and the teacher that it keeps."""
+    parts = parse_stored(run.config(), [], command, run.net("dense")).build()
+    if parts.method.teacher:
+        parts.data.teacher = str(run.net("dense"))  # its copy
+    return parts
 
 
 def open_target(target: Target, rest: list[str], command: str) -> Components:

@@ -23,7 +23,7 @@ from lit_compress.export.number_format import cast, quantize_program
 from lit_compress.export.pivot import check_pivot, to_pivot_form
 from lit_compress.export.program import read_program, write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
-from lit_compress.export.sentences import write_sentence_files
+from lit_compress.export.sentences import write_sentences
 from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.export.writing import write_writing
 from lit_compress.models.accounting import dense_site_params, density
@@ -206,5 +206,4 @@ def write_tokenizer(data: DataModule, folder: Path, config: PreTrainedConfig) ->
     if task_type(data.record).cuts_ends:
         tokenizer.backend_tokenizer.enable_truncation(data.deployed_length, direction=tokenizer.truncation_side)
     tokenizer.save_pretrained(folder)
-    if data.record.kind == "embedding":
-        write_sentence_files(folder, config.hidden_size, data.deployed_length, data.record.pooling)
+    write_sentences(folder, config, data)

@@ -10,7 +10,16 @@ from lit_compress.tasks.sentences import LEGACY_KEYS, SETTINGS, read_dense
 from lit_compress.utils.files import write_json
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from lit_compress.data.datamodule import DataModule
     from lit_compress.tasks.sentences import Pooling
+
+
+def write_sentences(folder: Path, config: PreTrainedConfig, data: DataModule) -> None:
+    """Write the files of a net that gives vectors into its folder; nothing for other types of task."""
+    if data.record.kind == "embedding":
+        write_sentence_files(folder, config.hidden_size, data.deployed_length, data.record.pooling)
 
 
 def write_sentence_files(folder: Path, width: int, max_length: int, pooling: Pooling) -> None:

@@ -24,6 +24,7 @@ from lit_compress.export.folder import read_task
 from lit_compress.export.fuse import compact
 from lit_compress.export.report import reading_length
 from lit_compress.export.runtimes import peak_mib
+from lit_compress.export.sentences import write_sentences
 from lit_compress.methods.base import Method
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import empty_net, load_config, load_finetuned, load_tokenizer, resolve
@@ -325,6 +326,7 @@ def _finish_stage(
         small = compact(net)
         save_net(small, temporary)
         parts.data.tokenizer.save_pretrained(temporary)
+        write_sentences(temporary, small.config, parts.data)
     best = checkpoint["global_step"]
     log_stage(trainer.loggers, small, run.net(name), name, mark["total_steps"], mark["metrics"], best)
     scores = {"metric": mark["metrics"], "initial": mark["initial"]}
@@ -362,6 +364,7 @@ def _adopt_teacher(parts: Components, run: Run) -> None:
     with atomic_folder(run.net("dense")) as temporary:
         save_net(net, temporary)
         parts.data.tokenizer.save_pretrained(temporary)
+        write_sentences(temporary, net.config, parts.data)
     metric = evaluate(net, parts.data)
     run.finish(
         {

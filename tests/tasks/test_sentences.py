@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny import WORDS, make_net
 
+from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
 from lit_compress.export.sentences import write_sentence_files
 from lit_compress.models.backbones import load_finetuned
@@ -114,6 +115,26 @@ def test_vectors_are_those_of_sentence_transformers(place, tmp_path, base, name)
     assert torch.allclose(_theirs(written, texts), expected, atol=1e-6)
     again, own = read_pooling(written, "model"), data.record.pooling
     assert [again.similarity, again.prompts, again.dim] == [own.similarity, own.prompts, own.dim]
+
+
+@pytest.mark.slow
+def test_a_run_keeps_how_vectors_are_made(place, tmp_path):
+    """Its teacher's way, not its backbone's; it exports the same when both are gone."""
+    import sentence_transformers
+
+    teacher = _save(tmp_path / "teacher", place / "bert", "cls", modules=[_dense(32, 12)], truncate_dim=10)
+    backbone = _save(tmp_path / "backbone", place / "bert", "max")
+    main(["fit", "--model", "SVD", "--model.density", "1.0", "--model.backbone", str(backbone), "--model.teacher",
+          str(teacher), "--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", str(place / "texts"),
+          "--model.retrain.epochs", "0", "--trainer.logger", "false", "--trainer.accelerator", "cpu",
+          "--trainer.enable_progress_bar", "false", "--run_dir", str(tmp_path / "run")])  # fmt: skip
+    texts = [json.loads(line)["text"] for line in (place / "texts" / "validation.jsonl").read_text().splitlines()]
+    expected = _theirs(teacher, texts)
+    shutil.rmtree(teacher), shutil.rmtree(backbone)
+    main(["export", str(tmp_path / "run"), str(tmp_path / "again")])
+    for folder in (tmp_path / "run" / "export", tmp_path / "again"):
+        net = sentence_transformers.SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)
+        assert torch.allclose(torch.tensor(net.encode(texts)), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
