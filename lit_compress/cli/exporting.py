@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from dataclasses import fields
 from typing import Any
 
+from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.choices import Choices
 from lit_compress.export.report import pivot_line
+
+LEAST_ORDER = 0.95  # Spearman's correlation below which the order of a program of 8-bit integers counts as lost
+LEAST_SHARE = 0.99  # of a metric without a standard error, below which it counts as lost
 
 
 def add_choices(parser: argparse.ArgumentParser, programs: bool = True) -> None:
@@ -77,8 +82,7 @@ def print_choices(report: dict[str, Any]) -> None:
         )
     if made := report.get("program"):
         if "dtype" in made:
-            name = report["metric"]["name"]
-            print(f"{made['file']}: int8, {made['bytes']:,} bytes, dev {name} {made['metric']:.4f}")
+            _print_int8(made, report)
         else:
             print(f"{made['file']}: its logits differ by {made['difference']:.1e}")
         if wrote := made.get("writing"):
@@ -87,3 +91,18 @@ def print_choices(report: dict[str, Any]) -> None:
         found, shapes = item["difference"], " and ".join(f"{texts} x {tokens}" for texts, tokens in item["shapes"])
         off = "cannot be compared" if found is None else f"differs by {found:.1e}, {item['verdict']}"
         print(f"on {shapes} tokens of the data, {item['file']} {off}")
+
+
+def _print_int8(made: dict[str, Any], report: dict[str, Any]) -> None:
+    """Print the metric and the order of a program of 8-bit integers, with those in float; warn if either is lost."""
+    metric, order, before = made["metric"], made.get("order"), report["compressed"]["metric"]
+    text = f"dev {report['metric']['name']} {metric:.4f}, in float {before:.4f}"
+    ranks = "" if order is None else f", Spearman's correlation with the order in float {order:.2f}"
+    print(f"{made['file']}: int8, {made['bytes']:,} bytes, {text}{ranks}")
+    lost = before - metric if report["metric"]["mode"] == "max" else metric - before
+    error = standard_error(made["interval"]) if made["interval"] else (1 - LEAST_SHARE) * abs(before)
+    words = [f"the metric ({text})"] if lost > error else []
+    if order is not None and order < LEAST_ORDER:
+        words.append(f"the order of texts (Spearman's correlation {order:.2f})")
+    if words:
+        warnings.warn(f"int8 loses {' and '.join(words)}; leave --dtype int8 out, or compress less", stacklevel=3)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.evaluation.evaluate import evaluate, interval_of
+from lit_compress.evaluation.order import same_order
 from lit_compress.export.choices import Dtype
 from lit_compress.export.program import FILES
 from lit_compress.models.sites import find_sites
@@ -56,7 +57,8 @@ def quantize_program(folder: Path, net: PreTrainedModel, data: DataModule) -> di
     network, which reads a few very large values, products of two activations, norms and embeddings stay as they are.
 
     Returns:
-        Its ``dtype`` and ``bytes``; its ``metric`` and the ``interval`` of that, or None; the number of ``examples``.
+        Its ``dtype`` and ``bytes``; its ``metric`` and the ``interval`` of that, or None; the number of ``examples``;
+        ``order``, Spearman's correlation of its numbers with those of ``net``, or None for tasks without one number.
 
     Raises:
         UserError: ONNX Runtime cannot quantize it.
@@ -80,10 +82,11 @@ def quantize_program(folder: Path, net: PreTrainedModel, data: DataModule) -> di
         raise UserError(f"export: --dtype int8 cannot quantize {path.name}: {reason}") from error
     os.replace(small, path)
     key = f"val/{data.record.metrics[0]}"
-    scores = evaluate(Program(path, net.config), data, sure=True)  # type: ignore[arg-type]
+    program = Program(path, net.config)
+    scores = evaluate(program, data, sure=True)  # type: ignore[arg-type]
     return {
         "dtype": "int8", "bytes": path.stat().st_size, "metric": scores[key], "interval": interval_of(scores, key),
-        "examples": examples,
+        "examples": examples, "order": same_order(net, program, data),
     }  # fmt: skip
 
 

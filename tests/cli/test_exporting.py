@@ -1,0 +1,53 @@
+"""What is printed of an export: a program of 8-bit integers that has lost what the float one has is told."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from lit_compress.cli.exporting import print_choices
+
+
+def report(metric, before, order=None, interval=(0.5, 0.6), mode="max"):
+    return {
+        "pivot": None, "merged": {"by": "large"}, "vocabulary": None, "embeddings": None, "certificate": [],
+        "metric": {"name": "ndcg_at_10", "mode": mode}, "compressed": {"metric": before},
+        "program": {"dtype": "int8", "file": "model.onnx", "bytes": 1000, "metric": metric, "interval": interval,
+                    "order": order},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"metric": 0.6731, "before": 1.0, "order": 0.68},
+         "int8 loses the metric (dev ndcg_at_10 0.6731, in float 1.0000) and the order of texts (Spearman's "
+         "correlation 0.68); leave --dtype int8 out"),
+        ({"metric": 0.55, "before": 0.5, "order": 0.94}, "int8 loses the order of texts"),
+        ({"metric": 0.55, "before": 0.58}, "int8 loses the metric"),  # a standard error is 0.0255
+        ({"metric": 20.3, "before": 20.0, "interval": None, "mode": "min"}, "int8 loses the metric"),
+    ],
+)  # fmt: skip
+def test_a_program_that_lost_is_told(values, words, capsys):
+    with pytest.warns(UserWarning) as told:
+        print_choices(report(**values))
+    assert words in str(told[0].message)
+    assert f"{values['metric']:.4f}, in float {values['before']:.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"metric": 0.55, "before": 0.57, "order": 0.99},
+        {"metric": 0.6, "before": 0.5},
+        {"metric": 20.1, "before": 20.0, "interval": None, "mode": "min"},
+        {"metric": 19.0, "before": 20.0, "interval": None, "mode": "min"},
+    ],
+)
+def test_a_program_that_lost_nothing_is_not(values, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        print_choices(report(**values))
+    order = ", Spearman's correlation with the order in float 0.99" if "order" in values else "\n"
+    assert f"in float {values['before']:.4f}{order}" in capsys.readouterr().out
