@@ -107,15 +107,17 @@ class Program(nn.Module):
 
     Args:
         path: of the file.
-        config: of that net.
+        config: of that net, which names its padding; None: batches are padded as it reads them.
     """
 
-    def __init__(self, path: Path, config: PreTrainedConfig) -> None:
+    def __init__(self, path: Path, config: PreTrainedConfig | None = None) -> None:
         super().__init__()
         self.config = config
         self.session = _session(path)
-        self.config = None  # it says nothing of padding
         self.takes, self.gives = ([item.name for item in items] for items in _ends(self.session))
+
+    def get_output_embeddings(self) -> None:
+        """Return None: the program has its output layer inside."""
 
     def forward(self, **inputs: Tensor) -> SimpleNamespace:
         """Return the results by name, on the device of the inputs."""

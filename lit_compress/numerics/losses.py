@@ -76,8 +76,10 @@ def _task_loss(logits: Tensor, labels: Tensor, kind: LossKind, reduction: str) -
         return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction=reduction)
 
 
-def token_losses(logits: ChunkedLogits, labels: Tensor) -> Tensor:
+def token_losses(logits: Logits, labels: Tensor) -> Tensor:
     """Return the cross-entropy of every label of ``labels`` [b, tokens], 0 for those that are -100."""
+    if isinstance(logits, Tensor):  # of a program, or of a model whose output layer is not known
+        logits = ChunkedLogits(logits, lambda chunk: chunk, logits.shape[-1])
     (losses,) = position_losses(lambda x, y: [_cross_entropy(x, y)], [logits], [labels], labels != -100)
     return losses
 

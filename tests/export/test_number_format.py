@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from helpers import as_deployed, disturb, form_of, logits, net_of, random_bases, random_z
 from tiny import make_net
 
-from lit_compress.export.number_format import cast
+from lit_compress.export.number_format import Program, cast
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.methods.cofi.gates import possible_gates
 from lit_compress.models.cut import cut_closed
@@ -17,6 +19,8 @@ from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import decompose
+from lit_compress.tasks import task_type
+from lit_compress.tasks.records import get_task
 
 
 def factors(net):
@@ -66,3 +70,25 @@ def test_every_layer(family, make, dtype, tmp_path):
     off = (logits(net).float() - expected).abs().max() / expected.abs().max()
     assert 0 < off < (0.1 if dtype == "bfloat16" else 0.02)
     assert (logits(load_net(tmp_path)) - expected).abs().max() / expected.abs().max() < 0.1
+
+
+@pytest.mark.parametrize(("task", "family"), [("wiki_qa", "bert"), ("wikitext2", "llama")])
+def test_a_program_is_evaluated_like_its_net(task, family, tmp_path, monkeypatch):
+    """Also one whose padding its configuration names, and one with an output layer over a vocabulary."""
+    net = make_net(family, task, dropout=0.0).eval()
+    ids = torch.randint(5, 20, (3, 7), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "index": torch.arange(3), "labels": ids}
+    batch["attention_mask"][0, 5:] = 0
+
+    class Session:
+        def run(self, _, given):
+            with torch.no_grad():
+                return [net(**{name: torch.from_numpy(value) for name, value in given.items()}).logits.numpy()]
+
+    monkeypatch.setattr("lit_compress.export.number_format._session", lambda path: Session())
+    ends = [[SimpleNamespace(name=name) for name in names] for names in (("input_ids", "attention_mask"), ("logits",))]
+    monkeypatch.setattr("lit_compress.export.number_format._ends", lambda session: ends)
+    kind, program = task_type(get_task(task)), Program(tmp_path / "model.onnx", net.config)
+    with torch.no_grad():
+        found, expected = (kind.outputs(each, batch, None) for each in (program, net))
+    assert torch.allclose(found, expected, atol=1e-5)
