@@ -232,6 +232,7 @@ READ = {
     "mixed line ends in JSON": ("sst2", {"train.jsonl": sst2(0, 1).replace(b"\n", b"\r", 1)}, 2, []),
     "quoted tabs in TSV": ("sst2", {"train.tsv": b'sentence\tlabel\n"good\tfilm"\t1\n"a ""bad"" one"\t0\n'}, 2, []),
     "quoted line ends in TSV": ("sst2", {"train.tsv": b'sentence\tlabel\n"good\nfilm"\t1\nbad\t0\n'}, 2, []),
+    "a mark and semicolons": ("sst2", {"train.csv": b'\xef\xbb\xbfsentence;label\ngood;1\nbad;0\n'}, 2, ["separated by ';'"]),
     "semicolons": ("sst2", {"train.csv": b'sentence;label\n"good; film, bad";1\nbad;0\n'}, 2, ["separated by ';'"]),
     "tabs called csv": ("sst2", {"train.csv": b'sentence\tlabel\n"good\tfilm"\t1\nbad\t0\n'}, 2, ["separated by '\\t'"]),
     "commas called tsv": ("sst2", {"train.tsv": b'sentence,label\n"good, film",1\nbad,0\n'}, 2, ["separated by ','"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from lit_compress.layers import Int8Embedding
@@ -25,3 +26,11 @@ def test_values_of_the_grid_are_exact():
     layer = Int8Embedding.from_table(torch.randn(5, 8))
     again = Int8Embedding.from_table(layer(torch.arange(5)))
     assert torch.equal(again.weight, layer.weight) and torch.allclose(again.scale, layer.scale)
+
+
+def test_the_first_and_the_highest_id():
+    table = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    layer, ids = Int8Embedding.from_table(table), torch.tensor([[0, 6], [6, 3]])
+    torch.testing.assert_close(layer(ids), table[ids], atol=float(table.abs().max()) / 254 + 1e-6, rtol=0)
+    with pytest.raises(IndexError):
+        layer(torch.tensor([7]))

@@ -11,6 +11,7 @@ from tiny import WORDS, make_net, write_backbone
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
 from lit_compress.models.backbones import load_config, load_finetuned, load_net, load_tokenizer
+from lit_compress.models.sites import find_sites
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
@@ -91,3 +92,28 @@ def test_a_sentencepiece_model_is_enough(tmp_path):
     found = load_tokenizer(str(tmp_path), get_task("sst2"))(texts[3])["input_ids"]
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
     assert found == [1, *pieces.encode(texts[3]), 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", ["20KB", "5GB"])
+def test_shards_half_precision_and_any_name_of_a_folder(size, dtype, tmp_path):
+    folder, net = tmp_path / "模型 モデル", make_net("llama").to(dtype)
+    net.save_pretrained(folder, max_shard_size=size)
+    assert (folder / "model.safetensors").exists() == (size == "5GB")
+    found = load_net(str(folder), get_task("sst2")).state_dict()
+    for name, value in net.state_dict().items():
+        assert found[name].dtype == torch.float32 and torch.equal(found[name], value.float())
+
+
+def test_fourteen_heads_with_two_of_keys(tmp_path):
+    """As Qwen2 0.5B: the number of heads is no power of two, and seven share a key."""
+    sizes = {"hidden_size": 56, "num_attention_heads": 14, "num_key_value_heads": 2}
+    net = make_net("qwen2", **sizes).eval()
+    net.save_pretrained(tmp_path)
+    found = load_net(str(tmp_path), get_task("sst2")).eval()
+    ids = torch.arange(5, 20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(found(input_ids=ids).logits, net(input_ids=ids).logits)
+    layers = {site.name.rpartition(".")[2]: found.get_submodule(site.name) for site in find_sites(found)}
+    shapes = {name: tuple(layer.weight.shape) for name, layer in layers.items()}
+    assert shapes["q_proj"] == (56, 56) and shapes["k_proj"] == shapes["v_proj"] == (8, 56)
