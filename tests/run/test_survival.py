@@ -42,6 +42,35 @@ def test_a_terminated_run_writes_where_to_go_on(short_run, tmp_path):
     assert checkpoint["global_step"] == 13 + 5  # checkpoint_every is 500
 
 
+class Interrupt(Callback):
+    """Press Ctrl-C at some steps of the run; each is there once."""
+
+    steps: list[int] = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step in self.steps:
+            self.steps.remove(trainer.global_step)
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_three_ctrl_c_in_one_run_change_nothing(short_run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Interrupt, "steps", [3, 11, 17])
+    monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
+    more = ["--model.density", "0.5", "--ckpt_path", "last", "--checkpoint_every", "1"]
+    command = args(short_run, tmp_path / "run", *more, "--trainer.callbacks+=test_survival.Interrupt")
+    for _ in range(3):
+        with pytest.raises(SystemExit) as stop:
+            main(command)
+        assert stop.value.code == 130
+        assert "stopped by Ctrl-C; the same command with --ckpt_path last continues" in capsys.readouterr().err
+    main(command)
+    assert Interrupt.steps == []
+    main(args(short_run, tmp_path / "whole", *more))
+    found, expected = (load_file(tmp_path / name / "export" / "model.safetensors") for name in ("run", "whole"))
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
 def test_other_data_is_refused_between_stages_too(short_run, tiny_data, tmp_path, capsys):
     data = shutil.copytree(tiny_data, tmp_path / "data")
     command = [*args(short_run, tmp_path / "run", "--ckpt_path", "last"), "--data.path", str(data)]
