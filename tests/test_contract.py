@@ -47,7 +47,11 @@ VARIANTS = {
     "BlockMovement": {"": ["--model.prune.block", "8"]},
     "CoFi": {"": ["--model.distil.epochs", "1"]},
     "CoFiLoSparse": {"": ["--model.distil.epochs", "1"]},
-    "LPAF": {"": [], "kfac": ["--model.retrain.weighting", "kfac"]},
+    # the other form, the default on accelerators, has other draws of dropout
+    "LPAF": {
+        "": ["--model.retrain.double_forward", "sequential"],
+        "kfac": ["--model.retrain.double_forward", "sequential", "--model.retrain.weighting", "kfac"],
+    },
     "LoSparse": {
         "": [],
         "kfac": ["--model.prune.weighting", "kfac", "--model.prune.rows", "kfac", "--model.prune.init", "finetuned"],

@@ -40,8 +40,8 @@ PROCESSES = ((1, "ddp"), (2, "ddp"), (4, "ddp"), (2, "fsdp2"), (4, "fsdp2"))
 WORDS = "a film of great bad warm dull charm wit the plot is so not very fine poor story cast and but".split()  # noqa: SIM905
 
 
-def write_inputs(folder: Path, width: int) -> None:
-    """Write a net with a tokenizer, and texts of one length."""
+def write_inputs(folder: Path, width: int, layers: int = 2, words: tuple[int, int] = (6, 6)) -> None:
+    """Write a net with a tokenizer, and texts of so many ``words``, at least and at most."""
     from transformers import BertTokenizerFast
 
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
@@ -49,7 +49,7 @@ def write_inputs(folder: Path, width: int) -> None:
     net = folder / "net"
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(net)
     made = timing.random_bert(
-        timing.MINILM, vocab_size=128, hidden_size=width, num_hidden_layers=2, num_attention_heads=4,
+        timing.MINILM, vocab_size=128, hidden_size=width, num_hidden_layers=layers, num_attention_heads=4,
         intermediate_size=4 * width, max_position_embeddings=32,
     )  # fmt: skip
     made.config.id2label = {0: "negative", 1: "positive"}
@@ -57,7 +57,7 @@ def write_inputs(folder: Path, width: int) -> None:
     made.save_pretrained(net)
     rng = random.Random(0)
     for split, rows in (("train", 96), ("validation", 16)):
-        lines = [{"sentence": " ".join(rng.choices(WORDS, k=6)), "label": i % 2} for i in range(rows)]
+        lines = [{"sentence": " ".join(rng.choices(WORDS, k=rng.randint(*words))), "label": i % 2} for i in range(rows)]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

@@ -288,7 +288,7 @@ class Method(pl.LightningModule):
             terms = self.stage.losses(self, batch)
         self._hidden = None  # off in validation and in recomputation by checkpointing
         loss = torch.stack(list(terms.values())).sum()
-        self.log("train/loss", loss.detach(), prog_bar=True)
+        self.log("train/loss", loss.detach())  # not for the bar, for which Lightning waits in every step
         self.log_dict({f"train/{name}": value.detach() for name, value in terms.items()})
         return loss
 
@@ -331,7 +331,7 @@ class Method(pl.LightningModule):
     def _log_status(self, step: int) -> None:
         assert self.stage is not None and self.net is not None
         for name, value in self.stage.status(self.net, step).items():
-            self.log(f"train/{name}", value, prog_bar=name in ("density", "target"))
+            self.log(f"train/{name}", value)
         self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
 
     # ---------------------------------------------------------------- evaluation

@@ -66,8 +66,9 @@ class MixedRank(Retraining):
         consistency: weight of L_c, the distance of two forwards' logits; 0 turns the second forward off.
         consistency_after_decay: keep L_c (then of two dropout masks) once p has reached 0.
         double_forward: ``sequential`` puts the batch through the net twice, ``concat`` makes one batch of twice the
-            size. Same loss and gradients; on CPUs ``concat`` is slower (benchmarks/README.md). Half the batch size
-            with ``trainer.accumulate_grad_batches`` doubled needs the memory of dense fine-tuning, in the same time.
+            size. Same loss and gradients; ``concat`` is slower on CPUs (benchmarks/speed) and makes half as many
+            operator calls on accelerators (benchmarks/device). None: the one or the other by the device. Half the
+            batch size with ``trainer.accumulate_grad_batches`` doubled needs the memory of dense fine-tuning.
     """
 
     weighting: Weighting | Literal["kfac"] = "scores"
@@ -75,7 +76,7 @@ class MixedRank(Retraining):
     p_init: float | None = None
     consistency: float = 1.0
     consistency_after_decay: bool = True
-    double_forward: Literal["sequential", "concat"] = "sequential"
+    double_forward: Literal["sequential", "concat"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -155,7 +156,7 @@ class MixedRankRetraining(LowRankRetraining):
         """Also refuse ``concat`` where a matrix has inputs without a batch axis (DeBERTa's relative positions)."""
         super().check(net)
         self.p_init = self._choose_p_init(self.ranks.density_of(net))
-        if self.settings.double_forward == "concat" and getattr(net.config, "share_att_key", False):
+        if self.settings.double_forward == "concat" and not _can_concat(net):
             raise UserError(
                 f"retrain.double_forward: concat does not work with {net.config.model_type}, whose query and key also "
                 "project relative positions; use sequential"
@@ -181,6 +182,7 @@ class MixedRankRetraining(LowRankRetraining):
     def attach(self, net: PreTrainedModel) -> None:
         """Find the mixed-rank layers, for which a coin is thrown in every forward."""
         self._layers = [m for m in net.modules() if isinstance(m, MixedRankLinear)]
+        self._can_concat = _can_concat(net)
 
     def p(self, step: int) -> float:
         """Return the probability of the sparse matrix at ``step`` (Eq. 13)."""
@@ -209,9 +211,14 @@ class MixedRankRetraining(LowRankRetraining):
         for layer, z in zip(self._layers, coins.T.tolist(), strict=True):
             layer.z = tuple(z)
 
+    def _concats(self, device: torch.device) -> bool:
+        """Say whether both forwards are one of twice the batch."""
+        form = self.settings.double_forward
+        return form == "concat" if form else self._can_concat and device.type != "cpu"
+
     def _two_forwards(self, method: StageContext, batch: dict[str, Tensor], coins: Tensor) -> Logits:
         """Return the logits [2b, ..., classes] of both forwards."""
-        if self.settings.double_forward == "concat":
+        if self._concats(batch["input_ids"].device):
             self._set(coins)
             twice = {name: value.repeat(2, 1) for name, value in batch.items() if value.ndim == 2}
             return method.logits(twice)
@@ -257,6 +264,11 @@ class LPAF(Method):
         """Return dense (without a teacher), prune, retrain."""
         ranks = RankRule(self.density, self.rank).within(self.budget, self.round_to)
         return [*self.dense_stage(), LPAFPruning(self.prune, ranks), MixedRankRetraining(self.retrain, ranks)]
+
+
+def _can_concat(net: PreTrainedModel) -> bool:
+    """Say whether the inputs of all matrices have a batch axis."""
+    return not getattr(net.config, "share_att_key", False)
 
 
 def by_density(density: float, half: float, quarter: float, less: float) -> float:

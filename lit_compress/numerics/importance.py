@@ -157,10 +157,10 @@ def _all_finite(grads: Sequence[Tensor], device: torch.device, reduce: Callable[
     """Return, 0-dim bool, whether all elements on all ranks are finite; one read-only pass, no host sync."""
     here = [grad for grad in grads if grad.numel()]
     if reduce is None:
-        return largest(here).isfinite() if here else torch.ones((), dtype=torch.bool, device=device)
+        return largest(here) < torch.inf if here else torch.ones((), dtype=torch.bool, device=device)
     broken = torch.zeros(1, dtype=torch.int64, device=device)
     if here:
-        broken += ~largest(here).isfinite()
+        broken += ~(largest(here) < torch.inf)  # false for NaN, too
     reduce(broken)
     return (broken == 0).squeeze(0)
 

@@ -127,7 +127,7 @@ class FiniteSteps(Callback):
             return
         optimizer.zero_grad(set_to_none=True)
         self.skipped, self._in_a_row = self.skipped + 1, self._in_a_row + 1
-        pl_module.log("train/skipped", float(self.skipped), prog_bar=True)
+        pl_module.log("train/skipped", float(self.skipped))
         if self._in_a_row >= self.limit:
             stage = Path(trainer.default_root_dir).name
             raise UserError(
@@ -234,7 +234,14 @@ class StageBar(TQDMProgressBar):
     def _describe(self, trainer: Trainer) -> None:
         self.train_progress_bar.set_description(f"{self.title} epoch {trainer.current_epoch + 1}/{trainer.max_epochs}")
 
-    def get_metrics(self, *args: Any) -> dict[str, Any]:
-        """Return the metrics for the bar, with short names, without the version number."""
-        metrics = super().get_metrics(*args)
-        return {k.removeprefix("train/"): v for k, v in metrics.items() if k not in ("v_num", "val/score")}
+    def get_metrics(self, trainer: Trainer, *args: Any) -> dict[str, Any]:
+        """Return the metrics for the bar, with short names, without the version number.
+
+        Those of training are read here, when the bar is drawn: the host waits for values on the device.
+        """
+        metrics = {k: v for k, v in super().get_metrics(trainer, *args).items() if k not in ("v_num", "val/score")}
+        known = trainer.callback_metrics
+        return {name: float(known[f"train/{name}"]) for name in _IN_BAR if f"train/{name}" in known} | metrics
+
+
+_IN_BAR = ("loss", "density", "target", "skipped")

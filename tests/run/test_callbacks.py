@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lit_compress.__main__ import main
-from lit_compress.run.callbacks import Checkpoints
+from lit_compress.run.callbacks import Checkpoints, StageBar
 from lit_compress.stages.base import Stage
 
 
@@ -117,3 +117,21 @@ def test_a_fit_that_max_steps_ends_in_mid_epoch_leaves_its_net(short_run, tmp_pa
         assert [record["steps"] for record in records] == [steps] * len(records)
         assert all(record["best_step"] in validated for record in records)
         assert (tmp_path / run / "export" / "model.safetensors").is_file()
+
+
+def test_the_bar_reads_the_loss_when_it_is_drawn(short_run, tmp_path, monkeypatch):
+    """Lightning would read what is logged for the bar in every step, and wait for it."""
+    shown, read = [], []
+
+    def set_postfix(self, trainer, *args):
+        read.append(dict(trainer.progress_bar_metrics))
+        shown.append(plain(self, trainer, *args))
+        return shown[-1]
+
+    plain = StageBar.get_metrics
+    monkeypatch.setattr(StageBar, "get_metrics", set_postfix)
+    args = [*short_run, "--trainer.enable_progress_bar", "true", "--model.retrain.epochs", "0"]
+    main(["fit", "--model", "SVD", *args, "--trainer.logger", "false", "--run_dir", str(tmp_path / "run")])
+    losses = [metrics["loss"] for metrics in shown if "loss" in metrics]
+    assert losses and all(isinstance(loss, float) for loss in losses)
+    assert not any("train/loss" in metrics for metrics in read)

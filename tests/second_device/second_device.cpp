@@ -422,6 +422,10 @@ Tensor& set_empty(Tensor& self) {
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>()); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  // a call for a list of tensors is one call, as on CUDA; by default PyTorch makes one of each tensor
+  for (const auto& op : c10::Dispatcher::singleton().getAllOpNames())
+    if (op.name.rfind("aten::_foreach_", 0) == 0)
+      m.impl(toString(op).substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("_copy_from", &copy_from);

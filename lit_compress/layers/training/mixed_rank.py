@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from lit_compress.layers.deployed.low_rank import LowRankLinear
+
+
+class _Unused(torch.autograd.Function):
+    """Returns the first tensor; the gradients of the others are zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, *unused: torch.Tensor) -> torch.Tensor:
+        ctx.unused = unused
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, *(torch.zeros_like(tensor) for tensor in ctx.unused)
 
 
 class MixedRankLinear(LowRankLinear):
@@ -51,10 +66,9 @@ class MixedRankLinear(LowRankLinear):
 
     def _dense(self, x: torch.Tensor) -> torch.Tensor:
         assert self.weight is not None
-        y = F.linear(x, self.weight, self.bias)
         # Left and right must get a gradient (zero) in every step: DDP waits for it, and AdamW would
         # otherwise skip them on one device but not on two.
-        return y + 0.0 * (self.left.reshape(-1)[0] + self.right.reshape(-1)[0]).to(y.dtype)
+        return _Unused.apply(F.linear(x, self.weight, self.bias), self.left, self.right)
 
     def release(self) -> None:
         """Drop W: from now on only the factors are used."""
