@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.common import HERE, Cell, file_density, load, mean_and_deviation, percent, table, updates
 
 STUDIES = (
-    "comparison", "second_order", "size", "lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "tasks", "architectures", "embedding", "data", "speed", "threads",
+    "comparison", "second_order", "size", "lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "tasks", "architectures", "embedding", "data", "speed", "device", "threads",
     "scaling", "reliability",
 )  # fmt: skip
 DENSITIES = (0.25, 0.16, 0.10, 0.06)

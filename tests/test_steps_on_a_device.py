@@ -22,10 +22,11 @@ def counted():
     return processes.on_second_device(count, FAST)
 
 
-def check_waits(stages):
+def check_waits(stages, most=1):
+    """A wait for whether gradients are finite, a copy of every column of the batch; at most ``most`` waits."""
     for stage, row in stages.items():
-        assert row["waits"] == 1, f"{stage}: {row}"  # whether gradients are finite
-        assert row["to_host"] == 0 and row["to_device"] <= 5, f"{stage}: {row}"  # the columns of the batch
+        assert 1 <= row["waits"] <= most, f"{stage}: {row}"
+        assert row["to_host"] < most and row["to_device"] < 5 + most, f"{stage}: {row}"
 
 
 @pytest.mark.parametrize("run", FAST)
@@ -36,7 +37,8 @@ def test_a_step_waits_once(counted, run):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in FAST])
 def test_a_step_of_every_method_waits_once(method):
-    check_waits(processes.on_second_device(count, {method: []})[method])
+    most = 2 if method == "CoFiLoSparse" else 1  # half of its steps choose rows, on the CPU
+    check_waits(processes.on_second_device(count, {method: []})[method], most)
 
 
 def test_pruning_makes_few_calls_more(counted):

@@ -38,6 +38,7 @@ from lit_compress.calibration.kronecker import (
     _hooked,
     _mask_of,
     _parts,
+    _places,
     _real_rows,
     _Sums,
     _tokens,
@@ -338,13 +339,13 @@ class BlockMoments:
 
     def _watched(self, number: int, block: nn.Module, rows: Rows, sums: _SumsOfBlock | None) -> Any:
         """Let every use of a block's sites add to ``sums``, as in the net in memory."""
-        masks = [mask.bool() for mask in self.sweeps.task.masks(rows)]
+        places = [_places(mask) for mask in self.sweeps.task.masks(rows)]
         sites = self.sites[number]
         start = f"{self.sweeps.net.names[number]}."
 
         def on_forward(path: str, x: Tensor, output: Tensor) -> None:
             if sums is not None:
-                sums.use(start + path, x, output, _mask_of(sites[start + path], masks), len(rows["index"]))
+                sums.use(start + path, x, output, _mask_of(sites[start + path], places), len(rows["index"]))
 
         return _hooked(block, [name.removeprefix(start) for name in sites], on_forward)
 

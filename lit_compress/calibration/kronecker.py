@@ -287,19 +287,19 @@ def _add(
         labels: which; None for inputs only.
         seed: of the draws.
     """
-    masks = [mask.bool() for mask in task.masks(rows)]
+    places = [_places(mask) for mask in task.masks(rows)]
     number = dict.fromkeys(names, 0)
 
     def on_forward(name: str, x: Tensor, output: Tensor) -> None:
-        mask: Tensor | None = masks[0]  # of a table
+        own: Tensor | None = places[0]  # of a table
         if name == sums.table:
             x = x[..., None]
         else:
-            mask = None if number[name] in loose[name] else _mask_of(sums.sites[name], masks)
+            own = None if number[name] in loose[name] else _mask_of(sums.sites[name], places)
         number[name] += 1
-        sums.add_inputs(name, _tokens(x.detach(), mask))
+        sums.add_inputs(name, _tokens(x.detach(), own))
         if labels is not None:
-            output.requires_grad_().register_hook(lambda gradient: sums.outer[name].add(_tokens(gradient, mask)))
+            output.requires_grad_().register_hook(lambda gradient: sums.outer[name].add(_tokens(gradient, own)))
 
     with _hooked(net, names, on_forward):
         output = task.run(net, rows)
@@ -320,10 +320,15 @@ def _mask_of(site: Site, masks: Sequence[Tensor]) -> Tensor:
     return masks[0 if of_encoder else 1]
 
 
-def _tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the rows [tokens, n] of ``x`` [b, length, n] or [b * length, n] where there is a token."""
+def _places(mask: Tensor) -> Tensor:
+    """Return the numbers of the positions that are not 0 in ``mask``, int64; the host waits for how many there are."""
+    return mask.flatten().nonzero()[:, 0]
+
+
+def _tokens(x: Tensor, places: Tensor | None) -> Tensor:
+    """Return the rows [tokens, n] of ``x`` [b, length, n] or [b * length, n] at ``places``, by default all."""
     x = x.reshape(-1, x.shape[-1])
-    return x if mask is None else x[mask.flatten()]
+    return x if places is None else x.index_select(0, places)
 
 
 @contextmanager

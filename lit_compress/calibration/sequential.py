@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.fisher import _frozen
-from lit_compress.calibration.kronecker import Rows, Uses, _hooked, _loose_uses, _mask_of, _real_rows, _tokens
+from lit_compress.calibration.kronecker import Rows, Uses, _hooked, _loose_uses, _mask_of, _places, _real_rows, _tokens
 from lit_compress.layers import LowRankLinear, StackedLowRankLinear
 from lit_compress.models.sites import Site, find_sites, shared_inputs
 from lit_compress.numerics.kronecker import corrected_bias
@@ -153,11 +153,11 @@ def _inputs(
     net: PreTrainedModel, task: TaskType, rows: Rows, sites: dict[str, Site], loose: Uses, end: str | None
 ) -> dict[str, list[Tensor]]:
     """Return the inputs [tokens, in] of every use of ``sites`` in a forward that stops before ``end``."""
-    masks = [mask.bool() for mask in task.masks(rows)]
+    places = [_places(mask) for mask in task.masks(rows)]
     found: dict[str, list[Tensor]] = {name: [] for name in sites}
 
     def on_forward(name: str, x: Tensor, _: Tensor) -> None:
-        mask = None if len(found[name]) in loose[name] else _mask_of(sites[name], masks)
+        mask = None if len(found[name]) in loose[name] else _mask_of(sites[name], places)
         found[name].append(_tokens(x, mask))
 
     def stop(module: nn.Module, args: Any) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lit_compress.calibration.by_block import Sweeps
 from lit_compress.calibration.grams import Gram
-from lit_compress.calibration.kronecker import Rows, _tokens
+from lit_compress.calibration.kronecker import Rows, _places, _tokens
 from lit_compress.calibration.sliced_stream import note_few_tokens
 from lit_compress.layers import StreamBlock
 from lit_compress.models.residual_stream import StreamSubLayer, residual_stream
@@ -112,12 +112,12 @@ class BlockAxes:
     def _gram(self, number: int, block: nn.Module, sublayer: StreamSubLayer) -> tuple[Gram, int]:
         """Return the sum of x x^T over the tokens that reach the norms of a sub-layer's site, and their number."""
         sweeps = self.sweeps
-        gram, count, mask = Gram(self.size, torch.float64, place_of_sums(sweeps.net.device)), 0, torch.zeros(0)
+        gram, count, places = Gram(self.size, torch.float64, place_of_sums(sweeps.net.device)), 0, torch.zeros(0)
         ends = len(self.stream.sites[sublayer.reads].norms) > 1  # the last norm of the net reads what the block gives
 
         def read(x: Tensor) -> None:
             nonlocal count
-            taken = double(_tokens(x, mask))
+            taken = double(_tokens(x, places))
             gram.add(taken)
             count += len(taken)
 
@@ -129,7 +129,7 @@ class BlockAxes:
         handle = block.get_submodule(_inside(sublayer.norm, sublayer)).register_forward_pre_hook(hook)
         try:
             for rows, hidden in zip(sweeps.rows(), sweeps.states(number), strict=True):
-                mask = sweeps.task.masks(rows)[0].bool()
+                places = _places(sweeps.task.masks(rows)[0])
                 with suppress(_Stop):
                     read(self._step(number, rows, hidden))
         finally:

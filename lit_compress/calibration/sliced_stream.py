@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lit_compress.calibration.fisher import _frozen
 from lit_compress.calibration.grams import Gram
-from lit_compress.calibration.kronecker import Rows, _real_rows, _tokens
+from lit_compress.calibration.kronecker import Rows, _places, _real_rows, _tokens
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.numerics.pca import centred_axes, principal_axes
 from lit_compress.tasks import TaskType, task_type
@@ -97,10 +97,10 @@ def _gram(
     """Return the sum of x x^T over the tokens that reach ``norms``, and their number."""
     gram = Gram(net.config.hidden_size, torch.float64, place_of_sums(net.device))
     count = torch.zeros(1, dtype=torch.int64, device=net.device)
-    mask = torch.zeros(0)
+    places = torch.zeros(0)
 
     def read(x: Tensor, last: bool) -> None:
-        taken = double(_tokens(x, mask))
+        taken = double(_tokens(x, places))
         gram.add(taken)
         count.add_(len(taken))
         if last:
@@ -115,7 +115,7 @@ def _gram(
             rows = _real_rows(task, batch, net.device, None)
             if not len(rows["index"]):
                 continue
-            mask = task.masks(rows)[stack].bool()
+            places = _places(task.masks(rows)[stack])
             with suppress(_Stop):
                 task.run(net, rows)
     finally:

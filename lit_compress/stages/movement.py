@@ -155,7 +155,8 @@ class MovementStage(CubicStage):
 
     def achieved(self) -> float:
         """Return the share of the sites' weights that is not masked."""
-        return sum(int(units.layers[0].mask.sum()) * units.cost for units in self.units) / self._total
+        counts = torch.stack([units.layers[0].mask.sum() for units in self.units]).tolist()
+        return sum(count * units.cost for count, units in zip(counts, self.units, strict=True)) / self._total
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log the density, and its target (``hard``) or the threshold (``soft``)."""

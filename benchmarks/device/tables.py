@@ -1,0 +1,42 @@
+"""The tables of what a training step asks of a device, from results/*.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.common import load, origin, table
+from benchmarks.device.run import METHODS
+
+TITLE = "What a training step asks of a device"
+ABOUT = "Waits of the host, copies and operator calls per training step of every method and stage, on a device that counts them."
+
+HEAD = """## Per training step
+
+A BERT of 4 layers, batches of 8 texts, every method's defaults at density 0.5. Medians over the steps of a stage, from the end of one
+batch to the end of the next; *at most* is in a step that computes a threshold or logs. A wait: the host reads a value or a size of the
+device. A call: an operator that runs on the device, one for a list of tensors. Calls *x dense*: without the teacher's forward, over
+those of the method's dense stage, which has no teacher.
+"""
+
+
+def rows_of(results: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return (method, stage) -> counts."""
+    return {(result["method"], row["stage"]): row for result in results for row in result["rows"]}
+
+
+def sections() -> list[str]:
+    """Return the table."""
+    results = load("device")
+    now, rows = rows_of(results), []
+    for method, stage in sorted(now, key=lambda key: list(METHODS).index(key[0])):
+        row, dense = now[method, stage], now[method, "dense"]
+        if stage == "dense" and method != next(iter(METHODS)):
+            continue  # it is the same for all
+        rows.append([
+            method if stage != "dense" else "all", stage, f"{row['waits']:g}", f"{row['most']['waits']}",
+            f"{row['to_device']:g}", f"{row['to_host']:g}", f"{row['calls']:.0f}", f"{row['teacher']:.0f}",
+            f"{(row['calls'] - row['teacher']) / dense['calls']:.2f}",
+        ])  # fmt: skip
+    header = ["method", "stage", "waits", "at most", "copies to the device", "to the host", "calls",
+              "of them the teacher's", "x dense"]  # fmt: skip
+    return [HEAD, table(header, rows), *([origin(results[0], "device", 1)] if results else [])]
