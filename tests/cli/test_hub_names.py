@@ -80,8 +80,8 @@ def test_the_commit_stands_in_the_run_and_in_the_report(made):
     assert (config["backbone"], config["revision"]) == ("me/net", commit) == (report["backbone"], report["revision"])
 
 
-def test_export_takes_the_tokenizer_of_the_run(made, run, again, tiny_backbone, tmp_path, capsys):
-    """A new commit has the words in another order, or the model is gone: neither matters to a run that is finished."""
+def test_export_takes_the_tokenizer_of_the_run(made, run, again, tiny_backbone, tmp_path, monkeypatch):
+    """A new commit has the words in another order, or model and cache are gone: a finished run needs neither."""
     before = json.loads((run / "report.json").read_text())["compressed"]["metric"]
     for step in ("other", "gone"):
         if step == "other":
@@ -89,6 +89,7 @@ def test_export_takes_the_tokenizer_of_the_run(made, run, again, tiny_backbone, 
             again.add("me/net", other_vocabulary(backbone_files(tiny_backbone)))
         else:
             again.repositories.clear()
+            monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
         as_a_new_process()
         main(["export", str(run), str(tmp_path / step)])
         assert json.loads((tmp_path / step / "report.json").read_text())["compressed"]["metric"] == before
