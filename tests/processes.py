@@ -195,20 +195,17 @@ def fork_ranks(
     assert not any(codes), "\n".join(f"rank {i}, {codes[i]}: {f.read_text()[-2000:]}" for i, f in enumerate(files))
 
 
-def kill_when(
-    process: subprocess.Popen | BaseProcess, errors: Path, there: Path, sign: signal.Signals = signal.SIGKILL
-) -> int:
-    """Send the process a signal once the file is there, by default one that kills it hard; return its exit code."""
+def kill_when(process: subprocess.Popen | BaseProcess, errors: Path, there: Path) -> None:
+    """Kill the process hard once the file is there."""
     deadline = time.time() + 120
     while not there.exists():
         code = process.poll() if isinstance(process, subprocess.Popen) else process.exitcode
         assert code is None, errors.read_text()[-3000:]
         assert time.time() < deadline
         time.sleep(0.005)
-    os.kill(process.pid, sign)
+    process.kill()
     code = process.wait() if isinstance(process, subprocess.Popen) else process.join() or process.exitcode
-    assert sign != signal.SIGKILL or code == -signal.SIGKILL
-    return code
+    assert code == -signal.SIGKILL
 
 
 class KeepRanks(Callback):

@@ -5,13 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import random
-import shutil
-import signal
 
-import processes
 import pytest
 import torch
-from safetensors.torch import load_file
 from tiny import WORDS, make_net
 
 from lit_compress.__main__ import main
@@ -104,21 +100,3 @@ def test_one_token_for_unknown_padding_and_end_and_rows_beyond_the_tokenizer(tmp
           "--vocabulary", "data"])  # fmt: skip
     assert json.loads((out / "config.json").read_text())["vocab_size"] < 25
     assert _alone(out, texts) == pytest.approx(_alone(model, texts), abs=1e-5)
-
-
-@pytest.mark.slow
-def test_three_ctrl_c_in_one_run(short_run, tmp_path):
-    """In both stages and between them: each ends with one line, and the export is that of a run without any."""
-    args = ["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--checkpoint_every", "3",
-            "--trainer.logger", "false", "--ckpt_path", "last", "--run_dir"]  # fmt: skip
-    straight, stopped, errors = tmp_path / "straight", tmp_path / "stopped", tmp_path / "errors"
-    processes.finish(processes.fork([*args, str(straight)], errors), errors)
-    for there in ("dense/last.ckpt", "stages.json", "retrain/last.ckpt"):
-        process = processes.fork([*args, str(stopped)], errors)
-        assert processes.kill_when(process, errors, stopped / there, signal.SIGINT) == 130
-        assert "stopped by Ctrl-C; the same command with --ckpt_path last continues" in errors.read_text()
-        assert "Traceback" not in errors.read_text()
-    processes.finish(processes.fork([*args, str(stopped)], errors), errors)
-    first, second = (load_file(folder / "export" / "model.safetensors") for folder in (straight, stopped))
-    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-    shutil.rmtree(stopped)

@@ -102,7 +102,7 @@ def _kind(config: PreTrainedConfig | None, rows: Dataset, label: str | None) -> 
     numbers = str(getattr(feature, "dtype", "")).startswith(("float", "double"))
     head = config is not None and (config.num_labels == 1 or config.problem_type == "regression")
     if numbers and config is not None and architecture.endswith(KINDS["classification"].suffix):
-        numbers = not {None, *range(config.num_labels)}.issuperset(rows.unique(label))  # 1.0 is class 1
+        numbers = not {None, *range(config.num_labels or 0)}.issuperset(rows.unique(label))  # 1.0 is class 1
     return "regression" if found in CLASSES and (head or numbers) else found
 
 

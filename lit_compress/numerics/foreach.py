@@ -53,7 +53,7 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
     if tensors[0].device.type == "cpu":  # 20 times faster there than the norm
         ends = [end.float() for tensor in tensors for end in torch.aminmax(tensor)]
         return torch.stack(ends).abs().amax()
-    return torch.stack(list(torch._foreach_norm(tensors, torch.inf))).float().amax()
+    return torch.stack(list(torch._foreach_norm(list(tensors), torch.inf))).float().amax()
 
 
 def zero_unless_(tensors: Sequence[Tensor], condition: Tensor) -> None:

@@ -123,7 +123,8 @@ def logits_losses(
             target = torch.cat([teacher] * copies)
             found["distillation"] = distillation_loss(logits, target, kind, temperature, repeated)
         if consistency:
-            found["consistency"] = consistency_loss(*logits.chunk(2), kind, counted)
+            first, second = logits.chunk(2)
+            found["consistency"] = consistency_loss(first, second, kind, counted)
         return found
     assert teacher is None or isinstance(teacher, ChunkedLogits)
     names = ["task", *(["distillation"] if teacher is not None else []), *(["consistency"] if consistency else [])]
@@ -131,10 +132,11 @@ def logits_losses(
 
     def of_chunk(*chunk: Tensor) -> list[Tensor]:
         own, labels = chunk[:copies], chunk[-1]
-        losses = [sum(_cross_entropy(each, labels) for each in own) / copies]
+        losses = [torch.stack([_cross_entropy(each, labels) for each in own]).mean(0)]
         if teacher is not None:
             target = chunk[copies].detach()
-            losses.append(temperature**2 * sum(_divergence(each, target, temperature) for each in own) / copies)
+            distances = torch.stack([_divergence(each, target, temperature) for each in own])
+            losses.append(temperature**2 * distances.mean(0))
         return [*losses, _difference(*own)] if consistency else losses
 
     counted = labels != -100

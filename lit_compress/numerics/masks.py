@@ -228,8 +228,9 @@ def apply_threshold_(weights: Sequence[Tensor], scores: Sequence[Tensor], thresh
     shards = [local(score) for score in scores]
     for part in together(shards):
         those, sizes = [local(weight) for weight in weights[part]], [score.numel() for score in shards[part]]
-        limit = threshold
-        if not isinstance(threshold, Tensor):
+        if isinstance(threshold, Tensor):
+            limit = threshold
+        else:
             limit = joined([one.expand(size) for one, size in zip(threshold[part], sizes, strict=True)])
         keep = joined(shards[part]) >= limit
         if len(those) > 1:  # in one call only if both lists have one dtype
@@ -266,7 +267,7 @@ def select_rows(
     assert all(score.dtype == torch.float32 and score.ndim == 1 for score in shards)
     sizes = torch.zeros(len(shards), ranks, dtype=torch.int64)
     sizes[:, rank] = torch.tensor([len(score) for score in shards])
-    everything, own = joined(shards), slice(None)
+    everything, own = joined(shards), None
     if reduce is not None:
         sizes = sizes.to(everything.device)
         reduce(sizes)
@@ -281,7 +282,8 @@ def select_rows(
     order = everything.argsort(descending=True, stable=True)
     keep = torch.empty_like(everything, dtype=torch.bool)
     keep[order] = cost[order].cumsum(0) <= budget
-    return list(keep[own].split([len(score) for score in shards]))
+    kept = keep if own is None else keep[own]
+    return list(kept.split([len(score) for score in shards]))
 
 
 @torch.no_grad()

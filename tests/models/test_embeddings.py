@@ -37,17 +37,6 @@ def test_integers(family, tmp_path):
 
 
 @torch.no_grad()
-def test_integers_have_the_highest_id():
-    """Also where the ids' type is the smallest that holds them."""
-    net = make_net("bert", vocab_size=257).eval()
-    table = net.get_input_embeddings().weight.clone()
-    shrink_table(net, None)
-    for ids in (torch.tensor([256, 255, 0]), torch.tensor([[256]], dtype=torch.int32)):
-        found = net.get_input_embeddings()(ids)
-        assert torch.allclose(found, table[ids.long()], atol=float(table.abs().max()) / 200)
-
-
-@torch.no_grad()
 def test_factors_favour_tokens_that_occur():
     """Minimal weighted error; with the counts the frequent rows are nearer, the others farther."""
     counts = torch.zeros(100)
