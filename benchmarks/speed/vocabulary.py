@@ -5,7 +5,7 @@
 `smollm2` is SmolLM2-135M, which `python -m benchmarks.speed.smollm2` gets. `gemma` is a random Gemma 3 of two blocks
 with Gemma's vocabulary and SmolLM2's tokenizer. DIR has wikitext2/ as parquet files: its validation split trains, its
 test split is the dev set. Options are the defaults, and the 8 texts in a batch of the recipes for WikiText-2. Memory
-depends on neither the number of calibration examples nor that of dev rows, so there are few; `fit` makes three steps.
+depends on neither the number of calibration examples nor that of dev rows, so there are few; `fit` makes two steps.
 The goal is what the commands load, the optimizer's moments, and 2.5 GB. Writes
 benchmarks/speed/results/vocabulary/<shape>-<part>.json.
 """
@@ -25,7 +25,8 @@ SCRIPT = "speed/vocabulary"
 GEMMA = {"vocab_size": 262144, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}  # fmt: skip
 PARTS, SHAPES = ("factorize", "validate", "fit"), ("smollm2", "gemma")
-DENSITY, BATCH, EXAMPLES, ROWS, ROOM = 0.5, 8, 8, 24, 2.5e9
+DENSITY, BATCH, STEPS, EXAMPLES, ROOM = 0.5, 8, 2, 8, 2.5e9
+ROWS = {"validate": 24, "factorize": 4, "fit": 4}
 
 
 def random_gemma(tokenizer: Path, to: Path) -> Path:
@@ -41,7 +42,7 @@ def random_gemma(tokenizer: Path, to: Path) -> Path:
 
 def measure(options: Any, part: str, net: Path, data: Path, work: Path) -> dict[str, Any]:
     """Return the peak of a command, and the bytes that it is to have at most."""
-    own = ["--data.task", "wikitext2", "--data.path", data, "--data.validation_examples", ROWS]
+    own = ["--data.task", "wikitext2", "--data.path", data, "--data.validation_examples", ROWS[part]]
     few = ["--model.retrain.calibration_examples", EXAMPLES, "--model.density", DENSITY]
     out = work / part
     if part == "validate":
@@ -53,7 +54,7 @@ def measure(options: Any, part: str, net: Path, data: Path, work: Path) -> dict[
     else:
         taught = ["--model", "SVD", "--model.density", DENSITY, "--model.teacher", net, "--model.backbone", net]
         peak = common.command(
-            options, "fit", *taught, *own, "--data.batch_size", BATCH, "--data.train_examples", 3 * BATCH,
+            options, "fit", *taught, *own, "--data.batch_size", BATCH, "--data.train_examples", STEPS * BATCH,
             "--model.retrain.epochs", 1, "--run_dir", out, "--trainer.enable_progress_bar", "false",
         )  # fmt: skip
     report = json.loads((out / "report.json").read_text())
@@ -78,7 +79,7 @@ def main() -> None:
                     continue
                 found = measure(options, part, net, data, Path(work) / shape)
                 found["goal"] = found["loaded"] + found["moments"] + ROOM
-                setting = {"threads": options.threads, "length": 512, "batch": BATCH, "rows": ROWS}
+                setting = {"threads": options.threads, "length": 512, "batch": BATCH, "rows": ROWS[part]}
                 timing.store(options, f"{shape}-{part}", found, setting=setting)
 
 
