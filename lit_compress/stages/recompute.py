@@ -15,6 +15,7 @@ from lit_compress.models.activations import forward_bytes
 from lit_compress.models.sites import blocks
 from lit_compress.stages.base import Stage
 from lit_compress.utils.devices import free_bytes
+from lit_compress.utils.memory import return_freed_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,7 +61,8 @@ def surely_few(net: PreTrainedModel, shape: tuple[int, int], most: float) -> boo
 
 
 def recompute(net: PreTrainedModel) -> None:
-    """Let the blocks of ``net`` recompute their activations in training."""
+    """Let the blocks of ``net`` recompute their activations in training; what is freed goes back to the system."""
+    return_freed_memory()
     enable: Any = getattr(net, "activation_checkpointing_enable", None)
     if enable is None:  # its former name
         enable = net.gradient_checkpointing_enable
