@@ -156,6 +156,8 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> N
     dense stage is trained, unless options of the dense stage among ``args`` say otherwise.
     """
     init = cli.config.model.init_args
+    if run.started:
+        _keep_labels(init, run.config()["model"]["init_args"])
     if init.get("teacher"):
         return
     if run.started:
@@ -173,6 +175,13 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> N
         f"model.backbone: '{init.backbone}' is fine-tuned on these labels ({', '.join(task.labels)}): it is the "
         "teacher as it is; --model.dense.epochs 3 would fine-tune it first"
     )
+
+
+def _keep_labels(init: Any, stored: dict[str, Any]) -> None:
+    """Give stages whose ``labels`` are not named those of the run, which an earlier version chose otherwise."""
+    for name, settings in stored.items():
+        if isinstance(settings, dict) and settings.get("labels") and "labels" in (init.get(name) or {}):
+            init[name].labels = init[name].labels or settings["labels"]
 
 
 @rank_zero_only

@@ -122,6 +122,21 @@ def test_a_resumed_run_keeps_its_teacher(model, reviews, tmp_path, capsys):
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["init_args"]["teacher"] == str(model)
 
 
+def test_a_resumed_run_keeps_the_labels_of_its_calibration(model, reviews, tmp_path, monkeypatch):
+    """Earlier versions drew them, and wrote that down; two classes have exact ones today."""
+    args = command(model, reviews, tmp_path / "run")
+    args = ["SecondOrder" if word == "LPAF" else word.replace("prune", "retrain") for word in args]
+    main(args)
+    path, asked = tmp_path / "run" / "config.yaml", []
+    config = yaml.safe_load(path.read_text())
+    assert config["model"]["init_args"]["retrain"]["labels"] is None
+    config["model"]["init_args"]["retrain"]["labels"] = "drawn"
+    path.write_text(yaml.safe_dump(config))
+    monkeypatch.setattr("lit_compress.cli.fitting.run_stages", lambda build, *_, **__: asked.append(build()))
+    main([*args, "--ckpt_path", "last"])
+    assert [parts.method.retrain.labels for parts in asked] == ["drawn"]
+
+
 @pytest.mark.parametrize("names", [{0: "GOOD", 1: "BAD"}, {0: "LABEL_0", 1: "LABEL_1"}])
 def test_other_labels_are_fine_tuned_first(names, model, reviews, tmp_path, capsys):
     """Another order, or no names: the head could answer anything."""
