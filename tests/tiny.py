@@ -114,9 +114,9 @@ def make_batch(size: int = 4, length: int = 9, seed: int = 1) -> dict[str, torch
     """Build a batch with padding in its second row."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, 100, (size, length), generator=generator)
-    ids[:, -1] = 2  # BART and T5 read a class from the end of the text
     mask = torch.ones_like(ids)
     mask[1, length // 2 :] = 0
+    ids[range(size), mask.sum(1) - 1] = 2  # BART and T5 read a class from the end of the text
     return {
         "input_ids": ids,
         "attention_mask": mask,

@@ -98,6 +98,8 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         check_tokenizer(f"{option}: '{backbone}'", tokenizer, config)
     tokenizer.init_kwargs.pop("auto_map", None)  # names code of others, which no export may ask its users to run
+    if "local_files_only" in tokenizer.init_kwargs:  # whether the hub was asked says nothing about the tokenizer
+        tokenizer.init_kwargs["local_files_only"] = False
     set_pad_token(f"{option}: '{backbone}'", tokenizer, config, task)
     if task.pooling.lower:
         _lower_case(tokenizer)

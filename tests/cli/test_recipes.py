@@ -81,7 +81,7 @@ WHOLE = {
         model:
           class_path: lit_compress.methods.LoSparse
           init_args:
-            backbone: bert-base-uncased
+            backbone: google-bert/bert-base-uncased
             density: 0.2
             prune: {epochs: 20, learning_rate: 5.0e-5, warmup: 0.05, low_rank: 0.02, start: 25, end: 150, beta: 0.6}
         data: {task: rte, batch_size: 32}

@@ -38,6 +38,17 @@ def test_an_end_token_pads_where_there_is_no_padding_token(family, tmp_path):
     assert load_config(backbone, get_task("plain_text")).pad_token_id is None  # the end is still learned
 
 
+def test_a_tokenizer_is_saved_alike_with_and_without_the_hub(tiny_backbone, tmp_path, monkeypatch):
+    """transformers writes down whether it was offline; ``verify`` would call that another file."""
+    for name, offline in (("with", False), ("without", True)):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+        load_tokenizer(str(tiny_backbone), get_task("sst2")).save_pretrained(tmp_path / name)
+    first, second = (
+        json.loads((tmp_path / name / "tokenizer_config.json").read_text()) for name in ("with", "without")
+    )
+    assert first == second
+
+
 def test_a_tokenizer_with_neither_token_is_one_line(tmp_path):
     backbone = decoder(tmp_path, "llama", "plain_text")
     without(tmp_path, "pad_token", "eos_token")

@@ -56,7 +56,7 @@ def test_terms_are_the_formula(family, settings, layer_loss, tmp_path):
         make_batch(),
     )
     loss, terms = step(method, batch)
-    inputs = {k: batch[k] for k in ("input_ids", "attention_mask")}
+    inputs = method.kind.inputs(method.net, batch)
     student, teacher = (n(**inputs, output_hidden_states=True) for n in (method.net, method._teacher[0]))
     names = ["encoder_hidden_states", "decoder_hidden_states"] if family in ("bart", "t5") else ["hidden_states"]
     assert all(len(student[name]) == 1 + method.net.config.num_hidden_layers for name in names)
@@ -115,7 +115,7 @@ def test_shallower_teacher(tmp_path):
     net.config.num_hidden_layers = 1
     method, batch = make(tmp_path, net, alpha=0.0, alpha_layers=1.0), make_batch()
     _, terms = step(method, batch)
-    inputs = {k: batch[k] for k in ("input_ids", "attention_mask")}
+    inputs = method.kind.inputs(method.net, batch)
     student, teacher = (n(**inputs, output_hidden_states=True).hidden_states for n in (method.net, method._teacher[0]))
     expected = sum((a - teacher[b]).square().mean() for a, b in zip(student, (0, 1, 1), strict=True))
     assert torch.allclose(terms["layers"], expected)
@@ -161,7 +161,7 @@ def test_two_forwards(mode, tmp_path, monkeypatch):
     coins = method.stage._throw(method.stage.p(10), 5, 2)
     assert not torch.equal(coins[0], coins[1])
     other = build("sequential")
-    inputs = {k: batch[k] for k in ("input_ids", "attention_mask")}
+    inputs = other.kind.inputs(other.net, batch)
     target = other._teacher[0](**inputs, output_hidden_states=True).hidden_states
     expected = 0.0
     for row in coins:

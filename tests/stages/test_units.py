@@ -48,7 +48,7 @@ def make(family="bert", **settings):
 def rows(net, size=6):
     batch = make_batch(size=size)
     if net.config.is_encoder_decoder:
-        batch["input_ids"][:, -1] = net.config.eos_token_id
+        batch["input_ids"][range(size), batch["attention_mask"].sum(1) - 1] = net.config.eos_token_id
     return batch | {"index": torch.arange(size)}
 
 
