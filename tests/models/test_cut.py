@@ -54,7 +54,8 @@ def net_of(family, layers=4, seed=0, **settings):
 def logits(net):
     batch = make_batch()
     if net.config.is_encoder_decoder:
-        batch["input_ids"][:, -1] = net.config.eos_token_id
+        rows = range(len(batch["input_ids"]))
+        batch["input_ids"][rows, batch["attention_mask"].sum(1) - 1] = net.config.eos_token_id
     with torch.no_grad():
         return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
 
