@@ -9,12 +9,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lit_compress.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from lit_compress import methods
     from lit_compress.api import Compared, Compressed, Report, compare, compress, evaluate, factorize, load
     from lit_compress.utils.errors import UserError
 
-__version__ = "0.1.0"
 __all__ = [
     "Compared", "Compressed", "Report", "UserError", "compare", "compress", "evaluate", "factorize", "load", "methods",
 ]  # fmt: skip

@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         print(USAGE.format(configs="\n  ".join(_grouped(recipes()))))
         return
     if argv[0] == "--version":
-        from lit_compress import __version__
+        from lit_compress.version import __version__
 
         print(__version__)
         return

@@ -5,39 +5,45 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import lit_compress
 
 PACKAGE = Path(lit_compress.__file__).parent
+ROOT = "__init__"  # the package itself: ``from lit_compress import name`` of something that is no module
+FILES = ("__init__", "__main__", "version")
 # from the top; rooms on one floor do not know each other
 FLOORS = (
-    ("__main__", "api"), ("cli",), ("run",), ("analysis",), ("export", "methods"), ("stages", "evaluation"),
-    ("calibration", "data"), ("models",), ("layers", "tasks"), ("numerics",), ("utils",),
+    (ROOT,), ("__main__", "api"), ("cli",), ("run",), ("analysis",), ("export", "methods"), ("stages", "evaluation"),
+    ("calibration", "data"), ("models",), ("layers", "tasks"), ("numerics",), ("utils",), ("version",),
 )  # fmt: skip
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 
 def files() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py" or path.parent != PACKAGE)
+    return sorted(PACKAGE.rglob("*.py"))
 
 
 def module(path: Path) -> str:
     parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(part for part in parts if part != "__init__")
+    return ".".join(part for part in parts if part != "__init__") or ROOT
 
 
 def imports(path: Path) -> set[str]:
     """Return the modules of the package that a file imports, anywhere in it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lit_compress":
-            base = node.module.removeprefix("lit_compress").removeprefix(".")
+            base = str(node.module).removeprefix("lit_compress").removeprefix(".")
             for alias in node.names:
                 name = f"{base}.{alias.name}".removeprefix(".")
                 here = PACKAGE / name.replace(".", "/")
-                found.add(name if here.is_dir() or here.with_suffix(".py").is_file() else base)
+                found.add(name if here.is_dir() or here.with_suffix(".py").is_file() else base or ROOT)
         elif isinstance(node, ast.Import):
             assert not any(alias.name.startswith("lit_compress") for alias in node.names), path
-    return found - {""}
+    return found
 
 
 def test_the_rooms_are_those_of_the_map():
@@ -45,17 +51,30 @@ def test_the_rooms_are_those_of_the_map():
         "__pycache__",
         "configs",
         "py.typed",
-    } == {f"{room}.py" if room == "__main__" else room for room in LEVEL} | {"__init__.py"}
+    } == {f"{room}.py" if room in FILES else room for room in LEVEL}
+
+
+def is_up(importing: str, imported: str) -> bool:
+    """Say whether a module imports one of its own floor or of a floor above."""
+    a, b = importing.split(".")[0], imported.split(".")[0]
+    return a != b and LEVEL[a] >= LEVEL[b]
 
 
 def test_imports_run_down():
-    up = [
-        f"{module(path)} -> {name}"
-        for path in files()
-        for name in imports(path)
-        if (a := module(path).split(".")[0]) != (b := name.split(".")[0]) and LEVEL[a] >= LEVEL[b]
-    ]
+    up = [f"{module(path)} -> {name}" for path in files() for name in imports(path) if is_up(module(path), name)]
     assert not up, "\n".join(up)
+
+
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [("utils", "from lit_compress import methods"), ("export", "from lit_compress import __version__"),
+     ("models", "from lit_compress.methods.base import Method"), ("data", "from lit_compress.models import sites"),
+     ("version", "from lit_compress.utils import errors")],
+)  # fmt: skip
+def test_an_import_upwards_is_seen(room, line, tmp_path):
+    (tmp_path / "file.py").write_text(line)
+    (name,) = imports(tmp_path / "file.py")
+    assert is_up(room, name) == (room != "data"), name
 
 
 def test_no_circle_between_files():

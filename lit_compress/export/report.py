@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_compress import __version__
 from lit_compress.evaluation.intervals import FRACTIONS, Interval, standard_error, wilson
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.models.accounting import dense_site_params, forward_times, measure
@@ -26,6 +25,7 @@ from lit_compress.models.shards import net_bytes
 from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.progress import track
 from lit_compress.utils.timing import STEADY, Speedup, processor, speedup, spread, summary
+from lit_compress.version import __version__
 
 if TYPE_CHECKING:
     from rich.table import Table

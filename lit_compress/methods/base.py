@@ -17,7 +17,6 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
-from lit_compress import __version__
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
 from lit_compress.models.attention_masks import padding_known
 from lit_compress.models.backbones import DEFAULT
@@ -41,6 +40,7 @@ from lit_compress.utils.given import given_to
 from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import send_from_first
+from lit_compress.version import __version__
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

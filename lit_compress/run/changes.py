@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_compress import __version__
 from lit_compress.run.folder import Change, Run
 from lit_compress.run.trainer import processes, stage_steps
 from lit_compress.utils.errors import UserError
+from lit_compress.version import __version__
 
 if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule

@@ -17,7 +17,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
-from lit_compress import __version__
 from lit_compress.evaluation.evaluate import constant_score, evaluate
 from lit_compress.export.card import license_of
 from lit_compress.export.folder import read_task
@@ -49,6 +48,7 @@ from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.devices import current_device, peak_bytes
 from lit_compress.utils.errors import UserError, as_shown
 from lit_compress.utils.files import atomic_folder
+from lit_compress.version import __version__
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

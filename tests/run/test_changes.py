@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from test_folder import CONFIG
 
-from lit_compress import __version__
 from lit_compress.run import changes
 from lit_compress.run.folder import Run
 from lit_compress.utils.errors import UserError
+from lit_compress.version import __version__
 
 
 @pytest.fixture
