@@ -7,15 +7,14 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.export.card import card
+from lit_compress.export.card import write_report_and_card
 from lit_compress.export.certificate import Certificate
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import check_out, read_task, write_programs
 from lit_compress.export.program import FILES
 from lit_compress.models.storage import load_net
-from lit_compress.models.surgery import describe
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, read_json, write_json
+from lit_compress.utils.files import atomic_folder, read_json
 
 if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
@@ -69,7 +68,5 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
         certificate.entries += [entry for entry in report["certificate"] if entry["format"] == "hf"]
         report.pop("program", None)
         write_programs(report, net, data, temporary, choices, certificate, same=True)
-        write_json(temporary / "report.json", report)
-        factors = any(spec.get("rank") for spec in describe(net).values())
-        (temporary / "README.md").write_text(card(report, read_task(data), factors))
+        write_report_and_card(temporary, report, read_task(data), net)
     return report

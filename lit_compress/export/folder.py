@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lit_compress.evaluation.continuation import continuations
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.evaluation.intervals import FRACTIONS
-from lit_compress.export.card import card
+from lit_compress.export.card import write_report_and_card
 from lit_compress.export.certificate import Certificate, answers
 from lit_compress.export.check import check_export
 from lit_compress.export.choices import AS_IS, Choices
@@ -30,10 +30,9 @@ from lit_compress.models.accounting import dense_site_params, density
 from lit_compress.models.budget import Budget
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
-from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, check_folder, write_json
+from lit_compress.utils.files import atomic_folder, check_folder
 from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import track
 
@@ -152,9 +151,7 @@ def write_export(
         write_programs(report, exported, data, temporary, choices, certificate, same)
         report["budget"] = budget and budget[0].check(report, budget[1])
         report |= more or {}
-        write_json(temporary / "report.json", report)
-        factors = any(spec.get("rank") for spec in describe(net).values())
-        (temporary / "README.md").write_text(card(report, task, factors))
+        write_report_and_card(temporary, report, task, net)
     return report
 
 

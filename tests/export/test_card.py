@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import stat
+from functools import partial
 from pathlib import Path
 
+import jinja2
 import pytest
 import yaml
 from huggingface_hub import ModelCard
@@ -63,6 +65,30 @@ def test_zeros_take_what_they_take(stored, words, run):
     report["compressed"] |= {"density": 0.25, "stored": stored}
     text = card(report, get_task("sst2"), factors=False)
     assert "stored as zeros" in text and words in text
+
+
+PROGRAM = {"format": "onnx", "file": "model.onnx", "inputs": ["input_ids"], "outputs": ["logits"], "difference": 1e-6}
+FULL = {
+    "round_to": 8, "license": "mit", "dtype": "float16", "pivot": {"a": 3}, "by_block": {},
+    "vocabulary": {"rows": 1234, "of": 30522, "inputs": 3, "changed": 0},
+    "embeddings": {"form": "int8", "bytes": 12345, "of": 99999, "error": 0.0123},
+    "program": PROGRAM | {"dtype": "int8", "examples": 64, "metric": 0.8125, "interval": [0.7, 0.9],
+                          "writing": {"files": ["write.py", "writing.json", "decode.onnx", "encode.onnx"]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{}, FULL, {"program": PROGRAM}, {"by_block": {}, "export_difference": None}])
+def test_the_template_names_only_what_a_report_has(changes, run, monkeypatch):
+    """The library renders what is missing as an empty text; here it is an error."""
+    monkeypatch.setattr("jinja2.Template", partial(jinja2.Template, undefined=jinja2.StrictUndefined))
+    report = json.loads((run / "report.json").read_text()) | changes
+    text = card(report, get_task("sst2"), factors=True)
+    assert "\n# backbone0 on sst2, compressed by SVD to " in text and ModelCard(text).data.base_model == "backbone0"
+    assert text.endswith("the machine.\n") and not re.search(r"[{}]{2}|{%|%}|\n\n\n", text)
+    if changes is FULL:
+        said = ("multiples of 8", "1,234 of 30,522", "8-bit integers", "off by\n1.2%", "as float16", "between 0.7",
+                "`decode.onnx` and `encode.onnx` write", "pivot form", "index.json` hold their")  # fmt: skip
+        assert all(words in text for words in said) and ModelCard(text).data.license == "mit"
 
 
 @pytest.mark.parametrize(("method", "factors"), [("SVD", True), ("Magnitude", False), ("ITP", False)])
