@@ -16,7 +16,7 @@ from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.card import license_of
 from lit_compress.export.choices import AS_IS, Choices
-from lit_compress.export.folder import write_export
+from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
 from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.methods.llm_pruner import LLMPruner
@@ -128,8 +128,8 @@ def factorize_model(
             method.budget and (method.budget, method.density),
             {"calibration": made, "license": license_of(method.backbone)},
         )
-        name = type(method).__name__
-        return write_export(out, net, before, name, data, config, choices=choices, more=more, budget=budget)
+        source = Export(net, before, type(method).__name__, data, config, more=more, budget=budget)
+        return write_export(out, source, choices)
 
 
 def factorized(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,99 +59,138 @@ def read_task(data: DataModule) -> Task:
     return replace(data.record, length=min(data.record.length, data.max_length))
 
 
-def write_export(
-    out: Path,
-    net: PreTrainedModel,
-    before: dict[str, Measured],
-    method: str,
-    data: DataModule,
-    config: dict[str, Any],
-    initial: float | None = None,
-    choices: Choices = AS_IS,
-    facts: dict[str, Any] | None = None,
-    more: dict[str, Any] | None = None,
-    budget: tuple[Budget, float] | None = None,
-) -> dict[str, Any]:
-    """Write ``net``, fused, as a folder that loads without this package; write and return its report.
+@dataclass
+class Export:
+    """What is exported, and what its report says beside the measurements.
 
-    Args:
-        out: folder to write; an earlier export there is replaced.
+    Attributes:
         net: the net to export.
         before: stage -> net of that stage, with its metrics; the first is dense.
         method: name of the method.
         data: for the dev metric of the exported net.
         config: of the run.
         initial: dev metric before the last stage's first step; None if there is none.
-        choices: what the user asked for.
-        facts: what was found in the data, if that is known.
         more: further fields of the report.
         budget: to check the export against, and the density that was to meet it; None for none.
+    """
+
+    net: PreTrainedModel
+    before: dict[str, Measured]
+    method: str
+    data: DataModule
+    config: dict[str, Any]
+    initial: float | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+    budget: tuple[Budget, float] | None = None
+
+    @property
+    def dense(self) -> PreTrainedModel:
+        """The net before compression."""
+        return next(iter(self.before.values())).net
+
+
+@dataclass
+class _Fused:
+    """A net in the layers of its export."""
+
+    net: PreTrainedModel
+    data: DataModule  # read with the export's tokenizer
+    kept: float  # density that the method kept
+    merged: dict[str, float]  # matrices that are stored whole -> density that the method kept of them
+    fields: dict[str, Any]  # of the report
+
+
+def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[str, Any]:
+    """Write a net, fused, as a folder that loads without this package; write and return its report.
+
+    Args:
+        out: folder to write; an earlier export there is replaced.
+        source: has the net.
+        choices: what the user asked for.
 
     Raises:
-        UserError: ``out`` has other files; a check fails; what was asked for cannot be done with ``net``.
+        UserError: ``out`` has other files; a check fails; what was asked for cannot be done with the net.
     """
     choices.check()
-    choices.check_net(net)
-    choices.check_budget(budget and budget[0])
+    choices.check_net(source.net)
+    choices.check_budget(source.budget and source.budget[0])
     check_out(out)
-    task = read_task(data)
-    with atomic_folder(out) as temporary:
-        certificate = Certificate(net, data, "train" if choices.vocabulary == "data" else "validation")
-        small = compact(net)
-        if choices.pivot:
-            check_pivot(small)
-        saved = to_pivot_form(small) if choices.pivot else {}
-        merges = choices.merge != "never" and (budget is None or budget[0].merges)
-        # an ordinary export of fewer blocks has a configuration of its own
-        kept, dense = density(small) * dense_site_params(small) / dense_site_params(next(iter(before.values())).net), {}
-        if merges:
-            dense = slower(small, task.length) if choices.merge == "slower" else merged(small)
-        net, vocabulary, embeddings, given = fuse(small, dense), None, None, data
-        del small
-        if choices.vocabulary == "data":
-            net, data, vocabulary = cut_vocabulary(net, data)
-        if choices.embeddings:
-            embeddings = shrink_embeddings(net, data, choices.embeddings, choices.rank)
-        stored = net if choices.round_to is None else pad_widths(copy.deepcopy(net), choices.round_to)
-        if choices.half:
-            cast(stored, choices.dtype)
-        write_model(stored, temporary)
-        write_tokenizer(data, temporary, net.config)
-        for _ in track([0], "check the export in another process"):
-            difference = check_export(load_net(temporary) if choices.half else net, temporary)
-        exported = load_net(temporary, as_stored=True)
-        trim()
-        same = choices.keeps_logits and not (vocabulary and vocabulary["changed"])
+    task = read_task(source.data)
+    with atomic_folder(out) as folder:
+        certificate = Certificate(source.net, source.data, "train" if choices.vocabulary == "data" else "validation")
+        fused = _fuse(source, choices, task.length)
+        exported, difference = _store(fused, folder, choices)
+        same = choices.keeps_logits and not (fused.fields["vocabulary"] or {}).get("changed")
         form = {"file": "model.safetensors", "format": "hf"}
-        certificate.compare(form, exported, data, partial(answers, exported), same)
-        if embeddings is not None:
-            embeddings["bytes"] = table_bytes(exported)
-        scores, key = evaluate(exported, data, sure=True), f"val/{task.metrics[0]}"
-        own = Measured(exported, temporary, scores[key], initial, kept, bool(dense), interval_of(scores, key))
-        nets = {**before, "compressed": own}
-        report = build_report(task, method, nets, config)
-        report["generation"] = continuations((next(iter(before.values())).net, given), (exported, data))
-        report["metric"] |= {"rows": data.validation_size(), "available": data.validation_available()}
-        ends, dense_name = {name: one.interval for name, one in nets.items()}, next(iter(nets))
-        if own.interval and ends[dense_name] is None and task.metrics[0] not in FRACTIONS:
-            ends[dense_name] = interval_of(evaluate(nets[dense_name].net, given, sure=True), key)
-        add_intervals(report, ends)
-        if facts is not None:
-            report["data"] = facts
-        report["export_difference"] = difference
-        report["round_to"] = choices.round_to
-        pivots = {name: count for name, count in saved.items() if name not in dense}
-        report |= {"pivot": pivots if choices.pivot else None, "vocabulary": vocabulary, "embeddings": embeddings}
-        report["dtype"] = choices.dtype if choices.half else "float32"
-        report["ordinary"] = not (temporary / f"{MODULE}.py").exists()
-        report["refuses"] = bool(getattr(exported.config, "structure", None))
-        report["merged"] = {
-            "by": choices.merge, "above": MERGE, "sites": len(find_sites(net)), "matrices": dense,
+        certificate.compare(form, exported, fused.data, partial(answers, exported), same)
+        report = _measure(source, fused, exported, folder, task)
+        report |= fused.fields | {
+            "export_difference": difference,
+            "round_to": choices.round_to,
+            "dtype": choices.dtype if choices.half else "float32",
+            "ordinary": not (folder / f"{MODULE}.py").exists(),
+            "refuses": bool(getattr(exported.config, "structure", None)),
+            "merged": {
+                "by": choices.merge, "above": MERGE, "sites": len(find_sites(fused.net)), "matrices": fused.merged,
+            },
         }  # fmt: skip
-        write_programs(report, exported, data, temporary, choices, certificate, same)
-        report["budget"] = budget and budget[0].check(report, budget[1])
-        report |= more or {}
-        write_report_and_card(temporary, report, task, net)
+        if report["embeddings"]:
+            report["embeddings"]["bytes"] = table_bytes(exported)
+        write_programs(report, exported, fused.data, folder, choices, certificate, same)
+        report["budget"] = source.budget and source.budget[0].check(report, source.budget[1])
+        report |= source.more
+        write_report_and_card(folder, report, task, fused.net)
+    return report
+
+
+def _fuse(source: Export, choices: Choices, length: int) -> _Fused:
+    """Return the net as its export computes it; ``length``: tokens at which layers are timed."""
+    small, data, merges = compact(source.net), source.data, {}
+    if choices.pivot:
+        check_pivot(small)
+    saved = to_pivot_form(small) if choices.pivot else {}
+    # an ordinary export of fewer blocks has a configuration of its own
+    kept = density(small) * dense_site_params(small) / dense_site_params(source.dense)
+    if choices.merge != "never" and (source.budget is None or source.budget[0].merges):
+        merges = slower(small, length) if choices.merge == "slower" else merged(small)
+    net, vocabulary, embeddings = fuse(small, merges), None, None
+    if choices.vocabulary == "data":
+        net, data, vocabulary = cut_vocabulary(net, data)
+    if choices.embeddings:
+        embeddings = shrink_embeddings(net, data, choices.embeddings, choices.rank)
+    pivots = {name: count for name, count in saved.items() if name not in merges} if choices.pivot else None
+    fields = {"pivot": pivots, "vocabulary": vocabulary, "embeddings": embeddings}
+    return _Fused(net, data, kept, merges, fields)
+
+
+def _store(fused: _Fused, folder: Path, choices: Choices) -> tuple[PreTrainedModel, float]:
+    """Write net and tokenizer; return what another process loads, and by how much its logits differ at most."""
+    net = fused.net if choices.round_to is None else pad_widths(copy.deepcopy(fused.net), choices.round_to)
+    if choices.half:
+        cast(net, choices.dtype)
+    write_model(net, folder)
+    write_tokenizer(fused.data, folder, fused.net.config)
+    for _ in track([0], "check the export in another process"):
+        difference = check_export(load_net(folder) if choices.half else fused.net, folder)
+    exported = load_net(folder, as_stored=True)
+    trim()
+    return exported, difference
+
+
+def _measure(source: Export, fused: _Fused, exported: PreTrainedModel, folder: Path, task: Task) -> dict[str, Any]:
+    """Return the report of all nets, the export as the stage ``compressed``."""
+    scores, key = evaluate(exported, fused.data, sure=True), f"val/{task.metrics[0]}"
+    own = Measured(
+        exported, folder, scores[key], source.initial, fused.kept, bool(fused.merged), interval_of(scores, key)
+    )
+    nets = {**source.before, "compressed": own}
+    report = build_report(task, source.method, nets, source.config)
+    report["generation"] = continuations((source.dense, source.data), (exported, fused.data))
+    report["metric"] |= {"rows": fused.data.validation_size(), "available": fused.data.validation_available()}
+    intervals, first = {name: net.interval for name, net in nets.items()}, next(iter(nets))
+    if own.interval and intervals[first] is None and task.metrics[0] not in FRACTIONS:
+        intervals[first] = interval_of(evaluate(source.dense, source.data, sure=True), key)
+    add_intervals(report, intervals)
     return report
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.export.choices import AS_IS, Choices
-from lit_compress.export.folder import write_export
+from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
 from lit_compress.models.storage import load_net
 from lit_compress.run.folder import Run
@@ -47,9 +47,9 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
         for name in stages
     ]
     nets = dict(zip(stages, before, strict=False))
-    name, facts = type(method).__name__, run.facts()
-    more = {"calibration": done[stages[-1]]["calibration"]} if "calibration" in done[stages[-1]] else {}
-    more |= {"changed": run.changes()} if run.changes() else {}
-    more |= {"license": done["dense"]["license"]} if "license" in done["dense"] else {}
+    more = {name: value for name, value in done[stages[-1]].items() if name == "calibration"}
+    known = {"data": run.facts(), "changed": run.changes(), "license": done["dense"].get("license")}
+    more |= {name: value for name, value in known.items() if value}
     budget = method.budget and (method.budget, run.density(method.budget.asked) or method.density)
-    return write_export(out, last.net, nets, name, data, run.config(), last.initial, choices, facts, more, budget)
+    source = Export(last.net, nets, type(method).__name__, data, run.config(), last.initial, more, budget)
+    return write_export(out, source, choices)

@@ -137,7 +137,7 @@ class Run:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / LOCK).open("a+") as file:
-            try:
+            try:  # not try_lock's flock: loader processes inherit that, and it stays taken when another machine dies
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 file.seek(0)

@@ -17,7 +17,7 @@ from lit_compress.data.tokens import changed_inputs, token_counts, with_tokenize
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Choices
 from lit_compress.export.embeddings import shrink_embeddings
-from lit_compress.export.folder import write_export
+from lit_compress.export.folder import Export, write_export
 from lit_compress.export.number_format import Program, cast
 from lit_compress.export.outline import outline_export
 from lit_compress.export.report import Measured
@@ -65,7 +65,7 @@ def export(backbone, data, tmp_path):
         factorize(net, {"bert.encoder.layer.0.output.dense": 5}, lambda _, w, rank: (w[:, :rank], torch.eye(rank, 64)))
         config = {"model": {"init_args": {"backbone": "tiny"}}}
         before = {"dense": Measured(dense, place, 0.5)}
-        write_export(out, net, before, "SVD", data, config, choices=Choices(**choices))
+        write_export(out, Export(net, before, "SVD", data, config), Choices(**choices))
         return out, json.loads((out / "report.json").read_text()), (out / "README.md").read_text()
 
     return run

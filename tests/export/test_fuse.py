@@ -13,7 +13,7 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.export import folder
 from lit_compress.export import fuse as module
 from lit_compress.export.choices import Choices
-from lit_compress.export.folder import write_export
+from lit_compress.export.folder import Export, write_export
 from lit_compress.export.fuse import compact, fuse, merged, slower
 from lit_compress.export.report import Measured
 from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear, NarrowNorm, SizedLinear
@@ -125,9 +125,8 @@ def export(tiny_backbone, tiny_data, tmp_path):
 
     def run(make=None, **options):
         small = make(load_net(place)) if make else net
-        write_export(
-            out, small, {"dense": Measured(dense, place, 0.5)}, "ITP", data, config, choices=Choices(**options)
-        )
+        source = Export(small, {"dense": Measured(dense, place, 0.5)}, "ITP", data, config)
+        write_export(out, source, Choices(**options))
         return small, json.loads((out / "report.json").read_text()), (out / "README.md").read_text()
 
     return run
