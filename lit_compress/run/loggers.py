@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.export.report import markdown, rows
@@ -87,26 +87,29 @@ def _continued(logger: Logger, key: str, run: Run, offset: int, start: int) -> L
 
 
 def _keep_one_version(logger: Logger, key: str, run: Run) -> bool:
-    """Give ``logger`` the version of the run's first stage, or keep its own as that; say whether there was one."""
+    """Give ``logger`` the version of the run's first stage, or keep its own as that; say whether there was one.
+
+    The command line has made the logger already, so that its constructor's ``version``, ``id`` or ``run_id`` is past.
+    """
     path = run.folder / KEPT
     kept = read_json("run_dir", path, dict) if path.is_file() else {}
     if isinstance(logger, CSVLogger | TensorBoardLogger):
         name, new = "_version", lambda: logger.version
-    elif hasattr(logger, "_wandb_init"):
+    elif isinstance(logger, WandbLogger):
         usable = re.sub(r"[^\w-]", "-", run.folder.name)[:64]
-        name, new = "_id", lambda: logger._id or f"{usable}-{uuid.uuid4().hex[:8]}"
+        name, new = "_id", lambda: logger.version or f"{usable}-{uuid.uuid4().hex[:8]}"
     elif isinstance(logger, MLFlowLogger):
         name, new = "_run_id", lambda: logger.run_id
     else:
         return False
     known = key in kept
     setattr(logger, name, kept[key] if known else new())
-    if name == "_id":
+    if isinstance(logger, WandbLogger):
         import wandb
 
-        logger._wandb_init["id"] = logger._id  # type: ignore[attr-defined]
-        if wandb.run is not None and wandb.run.id == logger._id:  # of the stage before; Lightning takes it, and warns
-            logger._experiment = wandb.run  # type: ignore[attr-defined]
+        logger._wandb_init["id"] = logger.version
+        if wandb.run is not None and wandb.run.id == logger.version:  # of the stage before; Lightning takes it, warning
+            logger._experiment = wandb.run
     if not known:
         run.folder.mkdir(parents=True, exist_ok=True)
         write_json(path, {**kept, key: getattr(logger, name)})
@@ -219,7 +222,9 @@ def log_report(run: Run, report: dict[str, Any], given: Any = None) -> None:
         _log_table(logger, report)
         logger.save()
         logger.finalize("success")
-        if hasattr(logger, "_wandb_init") and logger.experiment.id == logger._id:  # else it is a run of the user's own
+        if (
+            isinstance(logger, WandbLogger) and logger.experiment.id == logger._wandb_init["id"]
+        ):  # not the user's own run
             logger.experiment.finish()
 
 
