@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import as_deployed, disturb, form_of, random_bases
 from tiny import ALL, DECODERS, make_batch, make_net
+from unplaced import unplaced
 
 from lit_compress.calibration.fisher import estimate_fisher
 from lit_compress.export.check import check_export
@@ -15,7 +16,7 @@ from lit_compress.models import accounting as budget
 from lit_compress.models.projected.gates import GATES, ProjectionSpec
 from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.record import join_parts, parts_of
-from lit_compress.models.sites import find_sites, unplaced
+from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net, tied
 from lit_compress.models.surgery import describe, factorize
 from lit_compress.numerics.decompose import decompose

@@ -134,7 +134,7 @@ def _panel(axes: Axes, groups: Sequence[dict[str, Any]], dense: dict[str, Any], 
     values = [entry["costs"][cost] for entry in (*some, dense) if entry["costs"].get(cost)]
     heights = lines_of(_shares([group["costs"][cost] for group in far], values), 0.11)
     for number, label in enumerate(dict.fromkeys(group["label"] for group in groups)):
-        line = sorted((g for g in some if g["label"] == label), key=_by(cost))
+        line = sorted((g for g in some if g["label"] == label), key=lambda group: group["costs"][cost])
         near, style = [g for g in line if g not in far], {"color": f"C{number % 10}", "markersize": 5}
         if near:
             axes.errorbar(
@@ -186,7 +186,3 @@ def _shares(places: Sequence[float], values: Sequence[float]) -> list[float]:
     scale: Callable[[float], float] = log if _is_log(values) else float
     low, high = (scale(end(values)) for end in (min, max)) if values else (0.0, 1.0)
     return [(scale(place) - low) / ((high - low) or 1.0) for place in places]
-
-
-def _by(cost: str) -> Any:
-    return lambda group: group["costs"][cost]

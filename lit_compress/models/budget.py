@@ -94,7 +94,8 @@ def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None
     asked = str(text)
     kind, equals, value = (part.strip() for part in asked.partition("="))
     if not equals:
-        raise UserError(f"model.budget: '{asked}' does not say of what; e.g. {_all_examples()}")
+        examples = ", ".join(f"{kind}={value}" for kind, value in _EXAMPLES.items())
+        raise UserError(f"model.budget: '{asked}' does not say of what; e.g. {examples}")
     if kind not in KINDS:
         raise UserError(f"model.budget: '{asked}' has no known kind; {nearest(kind, KINDS)}")
     found = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*)", value.lower())
@@ -122,10 +123,6 @@ def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None
 
 def _refusal(asked: str, kind: str, why: str) -> UserError:
     return UserError(f"model.budget: '{asked}' {why}; e.g. {kind}={_EXAMPLES[kind]}")
-
-
-def _all_examples() -> str:
-    return ", ".join(f"{kind}={value}" for kind, value in _EXAMPLES.items())
 
 
 def shown(kind: Kind, value: float) -> str:

@@ -79,7 +79,9 @@ def _cut(state: Json, used: set[int], special: set[str], option: str) -> list[in
     added = {token["content"]: int(token["id"]) for token in state["added_tokens"]}
     needed = {piece for piece, number in vocabulary.items() if number in used and piece not in added}
     needed |= _KINDS[kind](model, needed) | {piece for piece in vocabulary if _BYTE.fullmatch(piece)}
-    unknown = model.get("unk_token") if kind != "Unigram" else _piece_at(model, model.get("unk_id"))
+    unknown, number = model.get("unk_token"), model.get("unk_id")
+    if kind == "Unigram":
+        unknown = None if number is None else model["vocab"][number][0]
     needed |= (special | set(added) | {unknown}) & vocabulary.keys()
     pieces = sorted(needed, key=vocabulary.__getitem__)
     others = sorted((number, content) for content, number in added.items() if content not in vocabulary)
@@ -107,10 +109,6 @@ def _vocabulary(model: Json) -> dict[str, int]:
     """Return {piece: id}."""
     vocab = model["vocab"]
     return {piece: i for i, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
-
-
-def _piece_at(model: Json, number: int | None) -> str | None:
-    return None if number is None else model["vocab"][number][0]
 
 
 def _renumber(processor: Json | None, new: dict[int, int]) -> None:

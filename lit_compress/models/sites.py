@@ -178,17 +178,6 @@ def stacks(net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
     return {group[0]: group for group in groups}
 
 
-def unplaced(net: PreTrainedModel) -> list[str]:
-    """Return the names of the Linears inside the blocks of ``net`` that are no sites in its record."""
-    sites = {site.name for site in find_sites(net)}
-    inside = (f"{name}.{path}" for *_, name, block in blocks(net) for path, m in block.named_modules() if _linear(m))
-    return [name for name in inside if name not in sites]
-
-
-def _linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear)
-
-
 def _taken_out(block: nn.Module, path: str) -> bool:
     """Say whether the module at ``path``, or one that contains it, was removed."""
     for part in path.split("."):

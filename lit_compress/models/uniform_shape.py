@@ -60,7 +60,7 @@ def uniform_groups(net: PreTrainedModel, step: int = 1) -> list[UniformGroup]:
     """
     record, groups = get_architecture(net), list[UniformGroup]()
     for field, parts in _by_field(net).items():
-        units = _units(net, parts[0])
+        units = parts[0].heads if parts[0].kind == "attention" else _width(net, parts[0])
         counts = tuple(range(step, units, step))
         if field in record.heads_fields:
             counts = tuple(count for count in range(1, units) if _resized(net, _heads(net, parts[0], count)))
@@ -142,10 +142,6 @@ def _by_field(net: PreTrainedModel) -> dict[str, list[SubLayer]]:
 def _width(net: PreTrainedModel, part: SubLayer) -> int:
     """Return the number of inputs of the last matrix of a sub-layer."""
     return int(net.get_submodule(part.last).in_features)  # type: ignore[arg-type]
-
-
-def _units(net: PreTrainedModel, part: SubLayer) -> int:
-    return part.heads if part.kind == "attention" else _width(net, part)
 
 
 def _heads(net: PreTrainedModel, part: SubLayer, count: int) -> dict[str, int]:

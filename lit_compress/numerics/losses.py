@@ -210,15 +210,7 @@ def layer_distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]
     Returns:
         0-dim, float32 (float64 for float64 states).
     """
-    depth, depth_teacher = len(student) - 1, len(teacher) - 1
-    total = torch.zeros((), device=student[0].device)
-    with _no_autocast(student[0]):
-        weights = None if mask is None else _weights(mask, student[0])
-        for level, state in enumerate(student):
-            target = teacher[(2 * level * depth_teacher + depth) // (2 * depth)]
-            assert state.shape == target.shape, (state.shape, target.shape)
-            total = total + _mean_square(_full(state) - _full(target).detach(), weights)
-    return total
+    return _layer_loss(student, teacher, mask, relative=False)
 
 
 def relative_layer_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
@@ -235,15 +227,22 @@ def relative_layer_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], ma
     Returns:
         0-dim, float32 (float64 for float64 states).
     """
+    return _layer_loss(student, teacher, mask, relative=True)
+
+
+def _layer_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, relative: bool) -> Tensor:
     depth, depth_teacher = len(student) - 1, len(teacher) - 1
     total = torch.zeros((), device=student[0].device)
     with _no_autocast(student[0]):
         weights = None if mask is None else _weights(mask, student[0])
         for level, state in enumerate(student):
-            known = _full(teacher[(2 * level * depth_teacher + depth) // (2 * depth)]).detach()
-            mean = known.mean() if weights is None else (known.mean(-1) * weights).sum()
-            variance = _mean_square(known - mean, weights).clamp_min(1e-12)
-            total = total + _mean_square(_full(state) - known, weights) / variance
+            target = _full(teacher[(2 * level * depth_teacher + depth) // (2 * depth)]).detach()
+            assert state.shape == target.shape, (state.shape, target.shape)
+            distance = _mean_square(_full(state) - target, weights)
+            if relative:
+                mean = target.mean() if weights is None else (target.mean(-1) * weights).sum()
+                distance = distance / _mean_square(target - mean, weights).clamp_min(1e-12)
+            total = total + distance
     return total
 
 

@@ -42,11 +42,6 @@ class PivotForm:
         return torch.cat([one, self.rest])[self.order.argsort()], self.right
 
 
-def pivot_parameters(out_features: int, in_features: int, rank: int) -> int:
-    """Return the parameters of the pivot form, k (out + in - k)."""
-    return rank * (out_features + in_features - rank)
-
-
 @torch.no_grad()
 def pivot_form(left: Tensor, right: Tensor, name: str = "weight") -> PivotForm:
     """Return the pivot form of ``left @ right``, in their dtype and on their device.

@@ -1,4 +1,4 @@
-"""Sequential refit: the best left factor, or kept columns, for inputs that compressed blocks below have changed.
+"""Sequential refit: the best left factor for inputs that compressed blocks below have changed.
 
 Where the dense net's matrix W reads x, the compressed net's reads x'. With A' = E[x' x'^T] and B = E[x x'^T], the X
 that minimises E ||G^1/2 (W x - X x')||^2 among all X = left R of a given right factor R [k, in] has, whatever G is
@@ -47,35 +47,6 @@ def refit_left(
     wide, r = weight.cpu().double(), right.cpu().double()
     a, b = moment.cpu().double(), cross.cpu().double()
     return _solved(wide @ (b @ r.T), r @ a @ r.T, left, damping, name)
-
-
-@torch.no_grad()
-def refit_columns(
-    weight: Tensor,
-    columns: Tensor,
-    kept: Tensor,
-    moment: Tensor,
-    cross: Tensor,
-    damping: float = REFIT_DAMPING,
-    name: str = "weight",
-) -> Tensor:
-    """Return the columns [out, kept] of a matrix whose other inputs were removed, equation (R) with rows of I as R.
-
-    Args:
-        weight: W [out, in].
-        columns: [out, kept], what damping draws to.
-        kept: int [kept], the inputs that are left.
-        moment: A' [in, in].
-        cross: B [in, in].
-        damping: share of the mean of the diagonal of A' at the kept inputs.
-        name: what to call this matrix in messages.
-
-    Raises:
-        UserError: the moments are not finite, or singular after the damping.
-    """
-    wide, kept = weight.cpu().double(), kept.cpu()
-    a, b = moment.cpu().double(), cross.cpu().double()
-    return _solved(wide @ b[:, kept], a[kept][:, kept], columns, damping, name)
 
 
 def _solved(target: Tensor, gram: Tensor, start: Tensor, damping: float, name: str) -> Tensor:

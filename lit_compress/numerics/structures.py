@@ -81,25 +81,16 @@ def removal_costs(weight: Tensor, inverse: Tensor, groups: Tensor, gradients: Ro
 
 
 @torch.no_grad()
-def remove_inputs(weight: Tensor, inverse: Tensor, removed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return W and H^-1 after the removal of some inputs, equation (U); their columns, and rows of H^-1, are zero.
+def without_inputs(weight: Tensor, inverse: Tensor, removed: Tensor) -> Tensor:
+    """Return W after the removal of some inputs, equation (U); their columns are zero.
 
     The bias belongs to it if H is a covariance: ``kronecker.corrected_bias``.
 
     Args:
         weight: W [out, in], float64.
-        inverse: H^-1 [in, in], float64; may have had other inputs removed before.
-        removed: int [S], inputs that are still there.
+        inverse: H^-1 [in, in], float64.
+        removed: int [S].
     """
-    smaller = inverse.addmm(inverse[removed].T, _solved(inverse, removed), alpha=-1)
-    smaller[removed] = 0.0
-    smaller[:, removed] = 0.0
-    return without_inputs(weight, inverse, removed), smaller
-
-
-@torch.no_grad()
-def without_inputs(weight: Tensor, inverse: Tensor, removed: Tensor) -> Tensor:
-    """Return W alone after the removal of some inputs, as :func:`remove_inputs` does."""
     new = weight.addmm(weight[:, removed], _solved(inverse, removed), alpha=-1)
     new[:, removed] = 0.0
     return new
@@ -150,7 +141,7 @@ def removal_path(
     """Remove groups of inputs one after the other, cheapest first, with the costs anew after every step.
 
     The costs do not depend on other matrices, so that the paths of many matrices can be compared afterwards
-    (:func:`cheapest_first`) and what goes is then removed at once (:func:`remove_inputs`).
+    (:func:`cheapest_first`) and what goes is then removed at once (:func:`without_inputs`).
 
     Args:
         weight: W [out, in].

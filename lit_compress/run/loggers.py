@@ -56,11 +56,8 @@ def stage_loggers(given: Any, run: Run, stage: str, offset: int, step: int | Non
     if given is False:
         return False
     start = offset + (0 if step is None else step)
-    return [_continued(logger, f"{i} {type(logger).__name__}", run, offset, start) for i, logger in _numbered(given)]
-
-
-def _numbered(given: Any) -> Iterable[tuple[int, Logger]]:
-    return enumerate(given if isinstance(given, list | tuple) else [given])
+    loggers = enumerate(given if isinstance(given, list | tuple) else [given])
+    return [_continued(logger, f"{i} {type(logger).__name__}", run, offset, start) for i, logger in loggers]
 
 
 def _continued(logger: Logger, key: str, run: Run, offset: int, start: int) -> Logger:

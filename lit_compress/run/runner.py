@@ -197,7 +197,7 @@ def run_stages(
         stage = next(s for s in parts.method.stages() if s.name == name)
         if stage.distil and parts.method.distillation.on:
             _check_teacher(parts, run)
-        previous = _previous(names, number, stage, run)
+        previous = run.net(names[number - 1]) if number and not stage.from_backbone else None
         checkpoint, mark = _find_checkpoint(run, parts.method, stage, ckpt_path)
         found = check_unchanged(run, parts.data, mark, changed)
         if changed and (longer := other_length(stage, parts.data, parts.trainer, mark)):
@@ -224,11 +224,6 @@ def run_stages(
         forget(trainer, parts.method)
         _finish_stage(build(), stage.name, previous, run, trainer, time.time() - start)
         barrier()
-
-
-def _previous(names: list[str], number: int, stage: Stage, run: Run) -> Path | None:
-    """Return the folder of the net that the stage starts from; None for the pre-trained backbone."""
-    return run.net(names[number - 1]) if number and not stage.from_backbone else None
 
 
 def _trainer(

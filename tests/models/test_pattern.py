@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import logits
 from tiny import TINY, make_batch, make_net
+from unplaced import unplaced
 
 from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.export.check import check_export
@@ -15,7 +16,7 @@ from lit_compress.layers import MaskedLinear, MixedRankLinear
 from lit_compress.models import accounting as budget
 from lit_compress.models.pattern import set_pattern
 from lit_compress.models.residual_stream import residual_stream
-from lit_compress.models.sites import find_sites, shared_inputs, sublayers, unplaced
+from lit_compress.models.sites import find_sites, shared_inputs, sublayers
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import factorize, replace
 from lit_compress.numerics.decompose import decompose

@@ -4,10 +4,11 @@ import pytest
 import torch
 from tiny import ALL, DECODERS, TINY, VARIANTS, make_batch, make_net
 from torch import nn
+from unplaced import unplaced
 
 from lit_compress.export.check import check_export
 from lit_compress.export.modelling import write_model
-from lit_compress.models.sites import blocks, find_sites, shared_inputs, unplaced
+from lit_compress.models.sites import blocks, find_sites, shared_inputs
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import decompose
 from lit_compress.stages.rank_rule import RankRule

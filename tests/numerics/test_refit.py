@@ -7,7 +7,7 @@ import torch
 from moments import draw, moment
 
 from lit_compress.numerics.kronecker import kronecker_svd
-from lit_compress.numerics.refit import refit_columns, refit_left
+from lit_compress.numerics.refit import refit_left
 from lit_compress.utils.errors import UserError
 
 
@@ -29,17 +29,6 @@ def test_left_is_the_least_squares_solution():
         for part in (left, refit_left(weight, left, right, a, b), found)
     ]
     assert error[2] <= error[1] < error[0]
-
-
-def test_columns_are_the_least_squares_solution():
-    x, new, a, b, weight = tokens()
-    kept = torch.tensor([0, 3, 4, 7])
-    expected = torch.linalg.lstsq(new[:, kept], x @ weight.T).solution.T
-    torch.testing.assert_close(refit_columns(weight, weight[:, kept], kept, a, b, damping=0.0), expected)
-    rows = torch.eye(8).double()[kept]
-    torch.testing.assert_close(
-        refit_columns(weight, weight[:, kept], kept, a, b), refit_left(weight, weight[:, kept], rows, a, b)
-    )
 
 
 def test_nothing_changes_where_the_inputs_are_the_same():

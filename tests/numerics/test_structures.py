@@ -17,7 +17,7 @@ from lit_compress.numerics.structures import (
     inverse_moment,
     removal_costs,
     removal_path,
-    remove_inputs,
+    without_inputs,
 )
 from lit_compress.utils.errors import UserError
 
@@ -46,16 +46,13 @@ def test_equals_least_squares_on_the_rest(removed):
     a = x.T @ x / 80
     inverse, added = inverse_moment(a, 1e-3)
     damped = a + added * torch.eye(12)
-    new, smaller = remove_inputs(weight, inverse, torch.tensor(removed))
+    new = without_inputs(weight, inverse, torch.tensor(removed))
     kept = others(removed)
     expected = least_squares(weight, damped, kept)
     torch.testing.assert_close(new, expected)
     assert new[:, removed].eq(0).all()
     cost = removal_costs(weight, inverse, torch.tensor([removed]), damped_root(g, 0.0))
     assert float(cost) == pytest.approx(estimated_loss(weight, expected, damped, g))
-    whole = torch.zeros(12, 12).double()
-    whole[torch.tensor(kept)[:, None], torch.tensor(kept)] = torch.linalg.inv(damped[kept][:, kept])
-    torch.testing.assert_close(smaller, whole)
 
 
 def test_on_the_tokens_with_the_bias():
@@ -63,22 +60,12 @@ def test_on_the_tokens_with_the_bias():
     x, weight, _ = tokens()
     m, kept = x.mean(0), others([2, 3, 9])
     c = (x - m).T @ (x - m) / 80
-    new, _ = remove_inputs(weight, inverse_moment(c, 0.0)[0], torch.tensor([2, 3, 9]))
+    new = without_inputs(weight, inverse_moment(c, 0.0)[0], torch.tensor([2, 3, 9]))
     bias = corrected_bias(torch.zeros(5).double(), weight, new, m)
     ones = torch.ones(80, 1).double()
     solution = torch.linalg.lstsq(torch.cat([x[:, kept], ones], 1), x @ weight.T).solution.T
     torch.testing.assert_close(new[:, kept], solution[:, :-1])
     torch.testing.assert_close(bias, solution[:, -1])
-
-
-def test_one_after_the_other_is_all_at_once():
-    x, weight, _ = tokens()
-    inverse, _ = inverse_moment(x.T @ x / 80, 1e-3)
-    step = weight, inverse
-    for removed in ([5], [1, 2], [9]):
-        step = remove_inputs(*step, torch.tensor(removed))
-    for found, expected in zip(step, remove_inputs(weight, inverse, torch.tensor([1, 2, 5, 9])), strict=True):
-        torch.testing.assert_close(found, expected)
 
 
 def test_costs_of_all_groups_at_once():
@@ -99,7 +86,7 @@ def test_costs_of_all_groups_at_once():
 def test_a_diagonal_moment_updates_nothing():
     x, weight, _ = tokens()
     a = x.square().mean(0)
-    new, _ = remove_inputs(weight, inverse_moment(a, 0.0)[0], torch.tensor([3]))
+    new = without_inputs(weight, inverse_moment(a, 0.0)[0], torch.tensor([3]))
     expected = weight.clone()
     expected[:, 3] = 0
     torch.testing.assert_close(new, expected)

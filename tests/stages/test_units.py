@@ -22,7 +22,7 @@ from lit_compress.models.storage import load_net, save_net
 from lit_compress.models.surgery import describe
 from lit_compress.models.uniform_shape import uniform_groups
 from lit_compress.numerics.kronecker import kronecker_svd
-from lit_compress.numerics.structures import inverse_moment, remove_inputs
+from lit_compress.numerics.structures import inverse_moment, without_inputs
 from lit_compress.numerics.uniform import loss_of_removal
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.rank_rule import RankRule
@@ -89,7 +89,7 @@ def test_the_narrow_net_is_the_one_with_zero_columns(family):
                 continue
             mean = found.mean if name in biased else torch.zeros_like(found.mean)
             inverse, _ = inverse_moment(found.inputs() - mean[:, None] * mean, DAMPING[0])
-            weight, _ = remove_inputs(layer.weight, inverse, columns)
+            weight = without_inputs(layer.weight, inverse, columns)
             if layer.bias is not None:
                 layer.bias += (layer.weight - weight) @ mean
             layer.weight.copy_(weight)
@@ -125,7 +125,7 @@ def test_uniform_counts_have_the_smallest_loss(family, settings):
             columns = (gone[:, None] * width + torch.arange(width)).flatten()
             mean = found.mean if name in biased else torch.zeros_like(found.mean)
             inverse, _ = inverse_moment(found.inputs() - mean[:, None] * mean, DAMPING[0])
-            weight, _ = remove_inputs(layer.weight, inverse, columns)
+            weight = without_inputs(layer.weight, inverse, columns)
             if layer.bias is not None:
                 layer.bias += (layer.weight - weight) @ mean
             layer.weight.copy_(weight)
@@ -294,7 +294,7 @@ def test_costs_of_units_and_components_are_on_one_scale():
     weight, found = net.get_submodule(name).weight.detach(), moments[name]
     path = find_units(net, moments, frozenset(), (1e-9, 1e-9), partial(RankRule().unit_price, net))[name].path
     inverse, _ = inverse_moment(found.inputs(), 1e-9)
-    without, _ = remove_inputs(weight, inverse, unit_inputs(net, part)[path.steps[0]].flatten())
+    without = without_inputs(weight, inverse, unit_inputs(net, part)[path.steps[0]].flatten())
     error = weight - without
     expected = torch.trace(found.gradients() @ error @ found.inputs() @ error.T)
     assert float(path.costs[0]) == pytest.approx(float(expected), rel=1e-5)
