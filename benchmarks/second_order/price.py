@@ -45,7 +45,7 @@ def at_loss(curve: Sequence[tuple[float, float]], loss: float) -> float | None:
 
 def times(folders: dict[str, Path], threads: int) -> dict[str, dict[str, float]]:
     """Return the median milliseconds of every export in every runtime, in turns."""
-    from lit_compress.export.bench import Settings, Source
+    from lit_compress.export.bench import BenchedNet, Settings
     from lit_compress.export.runtimes import RUNTIMES as KNOWN
     from lit_compress.utils.timing import in_turns, pinned
 
@@ -53,7 +53,7 @@ def times(folders: dict[str, Path], threads: int) -> dict[str, dict[str, float]]
     for name, folder in folders.items():
         work = folder.with_name(f"{folder.name}-programs")
         work.mkdir(exist_ok=True)
-        source = Source(f"{time.time_ns()}", folder, Settings(threads=threads), work)
+        source = BenchedNet(f"{time.time_ns()}", folder, Settings(threads=threads), work)
         for runtime in RUNTIMES:
             loaded = KNOWN[runtime].load(source.file(KNOWN[runtime].reads), source.setting)
             runs[name, runtime] = partial(loaded, source.inputs(1, LENGTH))

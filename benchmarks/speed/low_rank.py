@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks import common, timing
-from lit_compress.export.bench import Settings, Source
+from lit_compress.export.bench import BenchedNet, Settings
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.export.runtimes import RUNTIMES
@@ -68,7 +68,7 @@ def measure(rounds: int, threads: int) -> dict[str, Any]:
             place = Path(folder) / name
             place.mkdir()
             write_model(net, place)
-            source = Source("net", place, settings, place)
+            source = BenchedNet("net", place, settings, place)
             inputs = source.inputs(timing.BATCH, timing.LENGTH)
             for runtime in (name for name in RUN_IN if all(map(find_spec, RUNTIMES[name].packages))):
                 loaded = RUNTIMES[runtime].load(source.file(RUNTIMES[runtime].reads), source.setting)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-Result = dict[str, Any]
+SpeedResult = dict[str, Any]
 BUSY = f"?: the machine was busy, p90 is over {STEADY} times p10; such times are not to be trusted"
 
 
@@ -22,7 +22,7 @@ def gain_of(entry: dict[str, Any], name: str) -> Speedup | None:
     return Speedup(found["median"], found["low"], found["high"]) if found else None
 
 
-def rows(result: Result) -> tuple[list[str], list[list[str]]]:
+def rows(result: SpeedResult) -> tuple[list[str], list[list[str]]]:
     """Return the header and the rows of the table of times: one row for every shape and runtime."""
     nets = list(result["nets"])
     entries = [entry for shape in result["shapes"] for entry in shape["times"] if entry["net"] == nets[-1]]
@@ -47,17 +47,17 @@ def _times(entry: dict[str, Any] | None) -> str:
     return text if entry["steady"] else f"{text}?"
 
 
-def is_busy(result: Result) -> bool:
+def is_busy(result: SpeedResult) -> bool:
     """Say whether some times are not to be trusted."""
     return not all(entry["steady"] for shape in result["shapes"] for entry in shape["times"])
 
 
-def times_table(result: Result) -> Table:
+def times_table(result: SpeedResult) -> Table:
     """Return the table of times for the terminal: median, p10 and p90 of a forward, and the speed-ups."""
     return _table(*rows(result), left=2)
 
 
-def programs_table(result: Result) -> Table:
+def programs_table(result: SpeedResult) -> Table:
     """Return the table of what it costs to load a net in a runtime, in a process of its own."""
     at = f"{result['memory_shape']['batch']} x {result['memory_shape']['length']}"
     header = ["runtime", "net", "MB", "ready after s", "first forward s", f"peak MiB, {at}"]
@@ -87,7 +87,7 @@ def _table(header: list[str], body: list[list[str]], left: int) -> Table:
     return shown
 
 
-def speed_figure(result: Result) -> Figure:
+def speed_figure(result: SpeedResult) -> Figure:
     """Draw the speed-up over the dense net by batch size, a panel for every length; without one, time per text.
 
     Bars are from p10 to p90. Hollow points are speed-ups that the spread does not carry, or times of a busy machine.

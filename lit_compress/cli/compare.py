@@ -40,7 +40,7 @@ from lit_compress.run.comparison import (
 )
 from lit_compress.run.folder import Run
 from lit_compress.run.gather import fairness, gather, table, write
-from lit_compress.run.workers import Place, Worker, seconds_left, stopped_by_sigterm
+from lit_compress.run.workers import Layout, Worker, seconds_left, stopped_by_sigterm
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder
@@ -67,7 +67,7 @@ class Plan:
     """
 
     comparison: Comparison
-    place: Place
+    place: Layout
     task: str
     teachers: list[Job]
     cells: list[Cell]
@@ -216,7 +216,7 @@ def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: 
     epochs, length = divide(made.updates, made.epochs, splits, batches // accumulated(made)) if trained else (0, 1)
     made = replace(made, epochs=epochs or None)
     found = cells(made, methods, out, epochs, length)
-    return Plan(made, Place(out), task.name, teachers(made, out), found, _claims(made, file), command, only)
+    return Plan(made, Layout(out), task.name, teachers(made, out), found, _claims(made, file), command, only)
 
 
 def _recorded(out: Path) -> dict[str, Any] | None:
@@ -322,7 +322,7 @@ def run_plan(plan: Plan, workers: int) -> Path:
 class _Waiting:
     """Says once that other workers are waited for."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Layout) -> None:
         self.place, self.said = place, False
 
     def tick(self, waiting: list[Job]) -> None:

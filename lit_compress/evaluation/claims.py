@@ -28,7 +28,7 @@ _WORST: tuple[Verdict, ...] = ("not held", "not measured", "within noise", "held
 
 
 @dataclass(frozen=True)
-class Score:
+class Value:
     """A value.
 
     Attributes:
@@ -44,7 +44,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Result:
+class ClaimedResult:
     """What one cell of a comparison has.
 
     Attributes:
@@ -57,7 +57,7 @@ class Result:
     label: str
     budget: str
     seed: int
-    scores: Mapping[str, Score]
+    scores: Mapping[str, Value]
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class _Comparison:
 
 
 def evaluate_claims(
-    claims: Sequence[Claim], results: Sequence[Result], task: str, less_is_better: bool = False
+    claims: Sequence[Claim], results: Sequence[ClaimedResult], task: str, less_is_better: bool = False
 ) -> list[dict[str, str]]:
     """Return ``text``, ``verdict``, ``test``, ``detail`` and ``paper`` of every claim.
 
@@ -202,7 +202,7 @@ def _shown(p: float | None) -> str:
     return "unknown" if p is None else "below 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _comparisons(claim: Claim, results: Sequence[Result], less_is_better: bool) -> Iterator[_Comparison]:
+def _comparisons(claim: Claim, results: Sequence[ClaimedResult], less_is_better: bool) -> Iterator[_Comparison]:
     """Yield the comparisons of every pair of methods at every budget."""
     for budget in claim.budgets or tuple(dict.fromkeys(result.budget for result in results)) or ("any budget",):
         for above, below in claim.pairs:
@@ -210,7 +210,7 @@ def _comparisons(claim: Claim, results: Sequence[Result], less_is_better: bool) 
 
 
 def _compare(
-    claim: Claim, above: str, below: str, budget: str, results: Sequence[Result], less_is_better: bool
+    claim: Claim, above: str, below: str, budget: str, results: Sequence[ClaimedResult], less_is_better: bool
 ) -> _Comparison:
     """Return the comparison of one pair of methods at one budget."""
     first = _by_seed(results, above, budget, claim.value)
@@ -228,12 +228,12 @@ def _compare(
     return _Comparison(f"{above} and {below} at {budget}: {means[0]:.4f} and {means[1]:.4f}, {seeds}", p, test, gap)
 
 
-def _by_seed(results: Sequence[Result], label: str, budget: str, name: str) -> dict[int, Score]:
+def _by_seed(results: Sequence[ClaimedResult], label: str, budget: str, name: str) -> dict[int, Value]:
     return {r.seed: r.scores[name] for r in results if r.label == label and r.budget == budget and name in r.scores}
 
 
 def difference(
-    first: Mapping[int, Score], second: Mapping[int, Score], times: float = 1.0, by: float = 0.0, sign: float = 1.0
+    first: Mapping[int, Value], second: Mapping[int, Value], times: float = 1.0, by: float = 0.0, sign: float = 1.0
 ) -> tuple[float | None, str, float]:
     """Return the two-sided probability of a difference this large by chance (None: unknown), the test, and its mean.
 

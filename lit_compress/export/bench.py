@@ -23,7 +23,7 @@ from lit_compress.export import runtimes
 from lit_compress.export.modelling import MODULE, is_own_code
 from lit_compress.export.program import example_inputs, write_program
 from lit_compress.export.report import hardware, versions
-from lit_compress.export.runtimes import NEEDED, ONNX, ONNX_INT8, RUNTIMES, Inputs, Run, Runtime, Setting
+from lit_compress.export.runtimes import NEEDED, ONNX, ONNX_INT8, RUNTIMES, Inputs, Runner, Runtime, Setting
 from lit_compress.models.positions import usable_positions
 from lit_compress.models.shards import tensor_files
 from lit_compress.models.storage import load_net
@@ -74,7 +74,7 @@ class Settings:
         return sorted(found, key=lambda shape: (shape[0] * shape[1], shape))
 
 
-class Source:
+class BenchedNet:
     """A folder whose net is timed.
 
     Args:
@@ -180,13 +180,13 @@ def _quantize(program: Path, out: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Program:
+class OpenedProgram:
     """A net in a runtime, ready to be timed."""
 
-    source: Source
+    source: BenchedNet
     runtime: Runtime
     path: Path
-    run: Run
+    run: Runner
     difference: float  # of its results from PyTorch's
 
     def entry(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def bench(
         UserError: a folder cannot be loaded, or no runtime is left.
     """
     with tempfile.TemporaryDirectory() as work, pinned(settings.threads):
-        sources = [Source(label, folder, settings, Path(work)) for label, folder in nets.items()]
+        sources = [BenchedNet(label, folder, settings, Path(work)) for label, folder in nets.items()]
         limit = min(source.longest for source in sources)
         shapes = settings.shapes(limit)
         if not shapes:
@@ -244,7 +244,7 @@ def bench(
     return result
 
 
-def _opened(sources: Sequence[Source], settings: Settings, left_out: list[dict[str, str]]) -> list[Program]:
+def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]]) -> list[OpenedProgram]:
     """Load every net in every runtime that can have it and agrees with PyTorch; append the others to ``left_out``."""
     found = []
     for source in sources:
@@ -262,7 +262,7 @@ def _opened(sources: Sequence[Source], settings: Settings, left_out: list[dict[s
                     raise LookupError(
                         f"its results differ from PyTorch's by {difference:.1e}, more than {runtime.tolerance:.0e}"
                     )
-                found.append(Program(source, runtime, path, run, difference))
+                found.append(OpenedProgram(source, runtime, path, run, difference))
             except Exception as error:  # compilers, exporters and runtimes raise anything
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 reason = {"what": f"{name} of the {source.label} net", "why": lines[0][:160]}
@@ -286,13 +286,13 @@ def _difference(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
 
 
-def _versions(programs: Sequence[Program]) -> dict[str, str]:
+def _versions(programs: Sequence[OpenedProgram]) -> dict[str, str]:
     packages = {package for program in programs for package in NEEDED.get(program.runtime.name, ())}
     return {**versions(), **{package: version(package) for package in sorted(packages)}}
 
 
 def _measure_fresh(
-    programs: Sequence[Program], batch: int, length: int, work: Path, keep: Callable[[dict[str, Any]], None]
+    programs: Sequence[OpenedProgram], batch: int, length: int, work: Path, keep: Callable[[dict[str, Any]], None]
 ) -> None:
     """Load and run every program in a process of its own, and hand what the result says of it to ``keep``."""
     environment = os.environ | {"HF_MODULES_CACHE": str(work / "modules"), "HF_HUB_OFFLINE": "1"}
@@ -313,7 +313,7 @@ def _measure_fresh(
 
 
 def _measure_shape(
-    programs: Sequence[Program], batch: int, length: int, settings: Settings, bar: Bar
+    programs: Sequence[OpenedProgram], batch: int, length: int, settings: Settings, bar: Bar
 ) -> dict[str, Any]:
     """Time all programs at one shape and return what the result says of it."""
     inputs = {p.source.label: p.source.inputs(batch, length) for p in programs}
@@ -327,7 +327,7 @@ def _measure_shape(
 
 
 def shape_entry(
-    batch: int, length: int, programs: Sequence[Program], times: Sequence[Sequence[float]]
+    batch: int, length: int, programs: Sequence[OpenedProgram], times: Sequence[Sequence[float]]
 ) -> dict[str, Any]:
     """Return what the result says of one shape.
 

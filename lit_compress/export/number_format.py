@@ -82,7 +82,7 @@ def quantize_program(folder: Path, net: PreTrainedModel, data: DataModule) -> di
         raise UserError(f"export: --dtype int8 cannot quantize {path.name}: {reason}") from error
     os.replace(small, path)
     key = f"val/{data.record.metrics[0]}"
-    program = Program(path, net.config)
+    program = OnnxProgram(path, net.config)
     scores = evaluate(program, data, sure=True)  # type: ignore[arg-type]
     return {
         "dtype": "int8", "bytes": path.stat().st_size, "metric": scores[key], "interval": interval_of(scores, key),
@@ -102,7 +102,7 @@ def _nodes_of(path: Path, modules: set[str]) -> list[str]:
     return found
 
 
-class Program(nn.Module):
+class OnnxProgram(nn.Module):
     """An ONNX program that is called like the net it was made from, and computes the same fields.
 
     Args:

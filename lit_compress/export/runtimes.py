@@ -20,7 +20,7 @@ ONNX, ONNX_INT8 = "model.onnx", "model.int8.onnx"
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 Inputs = dict[str, Any]  # arrays of int64 by name
-Run = Callable[[Inputs], list[Any]]  # returns the results in the runtime's own type
+Runner = Callable[[Inputs], list[Any]]  # returns the results in the runtime's own type
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Runtime:
 
     name: str
     packages: tuple[str, ...]
-    load: Callable[[Path, Setting], Run]
+    load: Callable[[Path, Setting], Runner]
     reads: str | None = None
     dtype: str = "float32"
     tolerance: float = 1e-4
 
 
-def _eager(folder: Path, setting: Setting, change: Callable[[Any], Any] = lambda net: net) -> Run:
+def _eager(folder: Path, setting: Setting, change: Callable[[Any], Any] = lambda net: net) -> Runner:
     import torch
     import transformers
 
@@ -83,7 +83,7 @@ def _eager(folder: Path, setting: Setting, change: Callable[[Any], Any] = lambda
     return run
 
 
-def _compiled(folder: Path, setting: Setting) -> Run:
+def _compiled(folder: Path, setting: Setting) -> Runner:
     import torch
 
     # one compiled form for all shapes: else what is timed at a shape would depend on the shapes before it; nets of one
@@ -92,7 +92,7 @@ def _compiled(folder: Path, setting: Setting) -> Run:
     return _eager(folder, setting, lambda net: torch.compile(net, dynamic=True))
 
 
-def _onnx(file: Path, setting: Setting) -> Run:
+def _onnx(file: Path, setting: Setting) -> Runner:
     import onnxruntime
 
     provider = PROVIDERS.get(setting.device, f"provider for {setting.device}")
@@ -106,7 +106,7 @@ def _onnx(file: Path, setting: Setting) -> Run:
     return lambda inputs: session.run(list(setting.results), {name: inputs[name] for name in names})
 
 
-def _openvino(file: Path, setting: Setting) -> Run:
+def _openvino(file: Path, setting: Setting) -> Runner:
     import openvino
 
     if setting.device != "cpu":

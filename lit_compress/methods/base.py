@@ -24,7 +24,7 @@ from lit_compress.models.budget import parse_budget
 from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure, describe
-from lit_compress.models.uniform_shape import Shape
+from lit_compress.models.uniform_shape import LayerShape
 from lit_compress.numerics.chunked_logits import Logits
 from lit_compress.numerics.losses import logits_losses
 from lit_compress.stages.base import Stage, Training, count_steps
@@ -91,7 +91,7 @@ class Method(pl.LightningModule):
         density: float | None = None,
         budget: str | None = None,
         round_to: int | None = None,
-        shape: Shape = "free",
+        shape: LayerShape = "free",
         teacher: str | None = None,
         dense: Training = Training(),
         distillation: Distillation = Distillation(),

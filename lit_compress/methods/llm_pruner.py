@@ -46,7 +46,7 @@ from lit_compress.models.cut import cut_units
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import SubLayer, sublayers
 from lit_compress.models.surgery import Structure, rebuild
-from lit_compress.models.uniform_shape import Shape, even_counts
+from lit_compress.models.uniform_shape import LayerShape, even_counts
 from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance
 from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.by_block import Changes, stored_tensors
@@ -206,7 +206,9 @@ class CoupledStage(Stage):
 
     uniform = shrinks_first = repeatable = True
 
-    def __init__(self, settings: CoupledPruning, density: float, round_to: int | None, shape: Shape = "free") -> None:
+    def __init__(
+        self, settings: CoupledPruning, density: float, round_to: int | None, shape: LayerShape = "free"
+    ) -> None:
         super().__init__("prune", settings)
         self.density, self.round_to, self.shape = density, round_to, shape
 

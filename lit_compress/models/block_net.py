@@ -30,11 +30,11 @@ from lit_compress.utils.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-Rows = dict[str, Tensor]
-Inputs = Callable[["PreTrainedModel", Rows], Rows]
+BatchTensors = dict[str, Tensor]
+InputMaker = Callable[["PreTrainedModel", BatchTensors], BatchTensors]
 
 
-class _Stop(Exception):
+class _BlockReached(Exception):
     """Ends a forward behind the block in question."""
 
 
@@ -207,7 +207,7 @@ class BlockNet:
         finally:
             empty(block)
 
-    def step(self, number: int, inputs: Rows, hidden: Tensor | None) -> Tensor:
+    def step(self, number: int, inputs: BatchTensors, hidden: Tensor | None) -> Tensor:
         """Return what block ``number``, which is filled, makes of ``hidden``; None: of what the embeddings give.
 
         Args:
@@ -222,13 +222,13 @@ class BlockNet:
                 return self._shaped(states)
             output = again(states if hidden is None else hidden.to(self.device, states.dtype))
             found.append(output if isinstance(output, Tensor) else output[0])
-            raise _Stop
+            raise _BlockReached
 
-        with self._running(run), suppress(_Stop):
+        with self._running(run), suppress(_BlockReached):
             self.net(**inputs)
         return found[0]
 
-    def finish(self, inputs: Rows, hidden: Tensor) -> Any:
+    def finish(self, inputs: BatchTensors, hidden: Tensor) -> Any:
         """Return the net's output where ``hidden`` [b, length, width] is what the last block gives."""
         last = len(self) - 1
 
@@ -253,9 +253,9 @@ class BlockNet:
 
         def run(at: int, states: Tensor, again: Callable[[Tensor], Any]) -> Any:
             found.append(again(states))
-            raise _Stop
+            raise _BlockReached
 
-        with self.block(0), self._running(run), suppress(_Stop), torch.no_grad():
+        with self.block(0), self._running(run), suppress(_BlockReached), torch.no_grad():
             self.net(**random_inputs(self.net, 1, 4))
         return None if isinstance(found[0], Tensor) else len(found[0])
 

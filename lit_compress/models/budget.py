@@ -16,8 +16,8 @@ from typing import Any, Literal, get_args
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.timing import Speedup
 
-Kind = Literal["density", "params", "flops", "size", "speedup"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+BudgetKind = Literal["density", "params", "flops", "size", "speedup"]
+KINDS: tuple[BudgetKind, ...] = get_args(BudgetKind)
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -34,7 +34,7 @@ class Budget:
         asked: as the user typed it.
     """
 
-    kind: Kind
+    kind: BudgetKind
     value: float
     asked: str
 
@@ -125,7 +125,7 @@ def _refusal(asked: str, kind: str, why: str) -> UserError:
     return UserError(f"model.budget: '{asked}' {why}; e.g. {kind}={_EXAMPLES[kind]}")
 
 
-def shown(kind: Kind, value: float) -> str:
+def shown(kind: BudgetKind, value: float) -> str:
     """Return a value of a budget for the screen.
 
     >>> shown("size", 19_983_212), shown("params", 5e6), shown("speedup", 2.874)

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Unit = Literal["parameters", "flops", "milliseconds"]
-Shape = tuple[tuple[int, ...], int]  # outs of the stacked matrices, in
+StackSize = tuple[tuple[int, ...], int]  # outs of the stacked matrices, in
 
 REPEATS = 40  # of every timing; the variants take turns
 RANKS = (0.25, 0.5, 0.75, 1.0)  # shares of the largest rank that makes a matrix smaller, at which factors are timed
 
 
 def prices_of(
-    shapes: Mapping[str, Shape], tokens: Mapping[str, int], unit: Unit, pivot: bool = False
+    shapes: Mapping[str, StackSize], tokens: Mapping[str, int], unit: Unit, pivot: bool = False
 ) -> dict[str, Price]:
     """Return the price of every matrix or stack.
 
@@ -140,7 +140,7 @@ def _measured_unit(sizes: tuple[tuple[int, int, int], ...], units: int) -> float
 
 
 @dataclass(frozen=True)
-class Factors:
+class FactorPrice:
     """A matrix that is stored as factors, or several on one right factor, and what they cost in milliseconds.
 
     Attributes:
@@ -154,7 +154,7 @@ class Factors:
     dense: float
 
 
-def factor_prices(net: PreTrainedModel, length: int) -> list[Factors]:
+def factor_prices(net: PreTrainedModel, length: int) -> list[FactorPrice]:
     """Return the measured prices of all matrices of ``net`` that are stored as factors or rows.
 
     Args:
@@ -166,7 +166,7 @@ def factor_prices(net: PreTrainedModel, length: int) -> list[Factors]:
         if (rank := getattr(layer, "rank", None)) is not None:
             price = measured(outs, layer.in_features, tokens)
             rows = getattr(layer, "rows", 0) * layer.in_features / (layer.in_features + layer.out_features)
-            found.append(Factors(names, price.fixed + (rank + rows) * price.component, price.dense))
+            found.append(FactorPrice(names, price.fixed + (rank + rows) * price.component, price.dense))
     return found
 
 

@@ -23,7 +23,7 @@ from lit_compress.utils.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-Shape = Literal["free", "uniform"]  # of a compressed net: whether all layers have the same numbers of units
+LayerShape = Literal["free", "uniform"]  # of a compressed net: whether all layers have the same numbers of units
 
 
 @dataclass(frozen=True)

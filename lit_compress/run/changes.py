@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_compress.run.folder import Change, Run
+from lit_compress.run.folder import ConfigChange, Run
 from lit_compress.run.trainer import processes, stage_steps
 from lit_compress.utils.errors import UserError
 from lit_compress.version import __version__
@@ -31,7 +31,7 @@ class OtherData(Callback):
         pl_module.saved_data = trainer.datamodule.fingerprint()  # type: ignore[attr-defined]
 
 
-def go_on(run: Run, config: dict[str, Any], found: list[Change], method: Method) -> Callable[[], None]:
+def go_on(run: Run, config: dict[str, Any], found: list[ConfigChange], method: Method) -> Callable[[], None]:
     """Return what gives the run another config and writes down in what it differs, from the next stage on.
 
     Raises:
@@ -43,7 +43,7 @@ def go_on(run: Run, config: dict[str, Any], found: list[Change], method: Method)
     return partial(run.change, config, found, stage)
 
 
-def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: bool) -> list[Change]:
+def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: bool) -> list[ConfigChange]:
     """Return what of data and code differs from the finished stages and from the checkpoint at hand.
 
     Args:
@@ -55,7 +55,7 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: b
     Raises:
         UserError: something differs, and is not ``allowed``.
     """
-    found: list[Change] = []
+    found: list[ConfigChange] = []
     versions = [known for record in (*run.finished().values(), mark) if (known := record.get("version"))]
     if other := next((known for known in versions if known != __version__), None):
         if not allowed:
@@ -77,7 +77,7 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: b
     return found
 
 
-def other_length(stage: Stage, data: DataModule, trainer: dict[str, Any], mark: dict[str, Any]) -> list[Change]:
+def other_length(stage: Stage, data: DataModule, trainer: dict[str, Any], mark: dict[str, Any]) -> list[ConfigChange]:
     """Return the number of a stage's steps if it is not that of the checkpoint: then the stage begins anew."""
     if not mark:
         return []
@@ -85,6 +85,6 @@ def other_length(stage: Stage, data: DataModule, trainer: dict[str, Any], mark: 
     return [] if steps == mark["total_steps"] else [{"what": "steps", "was": mark["total_steps"], "now": steps}]
 
 
-def changed_line(change: Change) -> str:
+def changed_line(change: ConfigChange) -> str:
     """Return one line on a change."""
     return f"{change['what']} was {change['was']}, from stage {change['stage']} on {change['now']}"

@@ -31,7 +31,7 @@ from lit_compress.models.backbones import DEFAULT
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import left_behind, read_json, remove, write_json, write_text
 
-Change = dict[str, Any]  # what, was, now; in changed.json also stage
+ConfigChange = dict[str, Any]  # what, was, now; in changed.json also stage
 CHANGED = "changed.json"
 # What no run can go on with: its nets and checkpoints would not fit.
 _NEVER = {"model.class_path", "model.backbone", "model.revision", "model.sites", "model.task", "data.task"}
@@ -166,7 +166,7 @@ class Run:
         if facts is not None:
             write_json(self.folder / "data.json", facts)
 
-    def check_same(self, config: dict[str, Any], allowed: bool = False) -> list[Change]:
+    def check_same(self, config: dict[str, Any], allowed: bool = False) -> list[ConfigChange]:
         """Compare ``config`` with the one with which the run was started; return what differs and changes the result.
 
         Raises:
@@ -190,17 +190,17 @@ class Run:
             found.append({"what": name, "was": old.get(key), "now": new.get(key)})
         return found
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[ConfigChange]:
         """Return what was changed under the run with ``--allow_changed``, in order."""
         path = self.folder / CHANGED
         return read_json("run_dir", path, list) if path.is_file() else []
 
-    def change(self, config: dict[str, Any], found: list[Change], stage: str) -> None:
+    def change(self, config: dict[str, Any], found: list[ConfigChange], stage: str) -> None:
         """Give the run another config, and write down in what it differs from ``stage`` on."""
         self.keep_changes(found, stage)
         write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
-    def keep_changes(self, found: list[Change], stage: str) -> None:
+    def keep_changes(self, found: list[ConfigChange], stage: str) -> None:
         """Write down what is changed from a stage on; the same is written once."""
         if new := [change for change in ({"stage": stage, **f} for f in found) if change not in self.changes()]:
             write_json(self.folder / CHANGED, [*self.changes(), *new])

@@ -12,11 +12,11 @@ from typing import Any
 
 from rich.table import Table
 
-from lit_compress.evaluation.claims import Claim, Result, Score, evaluate_claims
+from lit_compress.evaluation.claims import Claim, ClaimedResult, Value, evaluate_claims
 from lit_compress.evaluation.intervals import FRACTIONS, standard_error
 from lit_compress.run.comparison import Cell, Job
 from lit_compress.run.details import ANSWERS
-from lit_compress.run.workers import Place, is_running
+from lit_compress.run.workers import Layout, is_running
 from lit_compress.utils.files import write_json
 
 FORMAT = 1
@@ -24,7 +24,7 @@ FILE = "compare.json"
 
 
 def gather(
-    place: Place, cells: Sequence[Cell], claims: Sequence[Claim], config: dict[str, Any], command: str, task: str
+    place: Layout, cells: Sequence[Cell], claims: Sequence[Claim], config: dict[str, Any], command: str, task: str
 ) -> dict[str, Any]:
     """Return the content of ``compare.json``, a function of the files in the folder.
 
@@ -43,7 +43,7 @@ def gather(
         if entry["status"] == "done":
             report = _read(place.out / entry["run"] / "report.json")
             metric = report["metric"]
-            results.append(Result(cell.label, cell.budget, cell.seed, scores(report, place.out / entry["run"])))
+            results.append(ClaimedResult(cell.label, cell.budget, cell.seed, scores(report, place.out / entry["run"])))
     less = bool(metric) and metric["mode"] == "min"  # type: ignore[index]
     return {
         "format": FORMAT, "config": config, "task": task, "metric": metric, "fairness": fairness(config),
@@ -61,7 +61,7 @@ def fairness(config: dict[str, Any]) -> str:
     )
 
 
-def _cell(place: Place, cell: Cell) -> dict[str, Any]:
+def _cell(place: Layout, cell: Cell) -> dict[str, Any]:
     """Return the entry of a cell: what was tried, and the run that held-out rows choose."""
     trained = cell.jobs[0].rate is not None
     tried = [_tried(place, job) for job in cell.jobs]
@@ -90,7 +90,7 @@ def _cell(place: Place, cell: Cell) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tried(place: Place, job: Job) -> dict[str, Any]:
+def _tried(place: Layout, job: Job) -> dict[str, Any]:
     """Return the entry of a learning rate; ``rank`` is larger for a better metric on the held-out rows."""
     error, held_out, rank = place.error(job), None, None
     if place.done(job):
@@ -112,21 +112,21 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def scores(report: dict[str, Any], folder: Path) -> dict[str, Score]:
+def scores(report: dict[str, Any], folder: Path) -> dict[str, Value]:
     """Return the scores of a run that claims may name; ``folder`` is that of the run."""
     compressed, dense, ratios = report["compressed"], report["dense"], report["ratios"]
     found = {
-        "metric": Score(compressed["metric"], _error(compressed), partial(_rows, report, folder, "compressed")),
-        "dense": Score(dense["metric"], _error(dense), partial(_rows, report, folder, "dense")),
-        "one": Score(1.0, 0.0),
-        "density": Score(compressed["density"], 0.0),
-        "fewer_flops": Score(1 / ratios["flops"], 0.0),
-        "fewer_params": Score(1 / ratios["params"]["total"], 0.0),
-        "fewer_bytes": Score(1 / ratios["bytes"], 0.0),
+        "metric": Value(compressed["metric"], _error(compressed), partial(_rows, report, folder, "compressed")),
+        "dense": Value(dense["metric"], _error(dense), partial(_rows, report, folder, "dense")),
+        "one": Value(1.0, 0.0),
+        "density": Value(compressed["density"], 0.0),
+        "fewer_flops": Value(1 / ratios["flops"], 0.0),
+        "fewer_params": Value(1 / ratios["params"]["total"], 0.0),
+        "fewer_bytes": Value(1 / ratios["bytes"], 0.0),
     }
     if gain := (report.get("timing") or {}).get("speedup"):
         # between a tenth and nine tenths of the rounds lie 2.56 standard deviations of one round
-        found["speedup"] = Score(gain["median"], (gain["high"] - gain["low"]) / 2.56)
+        found["speedup"] = Value(gain["median"], (gain["high"] - gain["low"]) / 2.56)
     return found
 
 
@@ -155,12 +155,12 @@ def _error(entry: dict[str, Any]) -> float | None:
     return standard_error((ends[0], ends[1])) if ends else None
 
 
-def write(place: Place, found: dict[str, Any]) -> None:
+def write(place: Layout, found: dict[str, Any]) -> None:
     """Write ``compare.json``."""
     write_json(place.out / FILE, found)
 
 
-def table(found: dict[str, Any], place: Place) -> Table:
+def table(found: dict[str, Any], place: Layout) -> Table:
     """Return the table for the screen: the dev metric of every method at every budget, over the seeds."""
     budgets = list(dict.fromkeys(cell["budget"] for cell in found["cells"]))
     shown = Table()
@@ -173,7 +173,7 @@ def table(found: dict[str, Any], place: Place) -> Table:
     return shown
 
 
-def _shown(cells: Sequence[dict[str, Any]], place: Place) -> str:
+def _shown(cells: Sequence[dict[str, Any]], place: Layout) -> str:
     values = [
         _read(place.out / cell["run"] / "report.json")["compressed"]["metric"]
         for cell in cells

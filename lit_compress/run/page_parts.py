@@ -19,7 +19,7 @@ from lit_compress.export.report import counted, rows, same_tokens, speed_lines
 from lit_compress.run.changes import changed_line
 from lit_compress.run.curves import thin
 from lit_compress.run.details import details_of
-from lit_compress.run.results import Result, budget_order, groups
+from lit_compress.run.results import RunResult, budget_order, groups
 
 VERDICTS = {"held": "held", "not held": "not", "within noise": "noise", "not measured": "unknown"}  # verdict: class
 FEW = 12  # runs: what was not kept is read from their nets and events
@@ -27,9 +27,9 @@ SOME = 60  # runs: their charts have all points, their maps all texts
 MOST_TEXT = 300  # characters of a text of a changed answer
 
 
-def studies(runs: Sequence[Result], anchors: dict[str, str]) -> list[dict[str, Any]]:
+def studies(runs: Sequence[RunResult], anchors: dict[str, str]) -> list[dict[str, Any]]:
     """Return for every task and metric the tables and charts of its runs."""
-    found: dict[tuple[str, str], list[Result]] = {}
+    found: dict[tuple[str, str], list[RunResult]] = {}
     for run in runs:
         if run.report:
             found.setdefault((run.report["task"], run.report["metric"]["name"]), []).append(run)
@@ -39,7 +39,7 @@ def studies(runs: Sequence[Result], anchors: dict[str, str]) -> list[dict[str, A
     return [_study(task, metric, some, anchors) for (task, metric), some in found.items()]
 
 
-def _study(task: str, metric: str, runs: list[Result], anchors: dict[str, str]) -> dict[str, Any]:
+def _study(task: str, metric: str, runs: list[RunResult], anchors: dict[str, str]) -> dict[str, Any]:
     first = next(run.report for run in runs if run.report)
     found, mode = groups(runs), first["metric"].get("mode", "max")
     labels = list(dict.fromkeys(group["label"] for group in found))
@@ -112,14 +112,14 @@ def _charts(
 # ------------------------------------------------------------------------------------------------------------ runs
 
 
-def shown_runs(runs: Sequence[Result], out: Path, anchors: dict[str, str]) -> list[dict[str, Any]]:
+def shown_runs(runs: Sequence[RunResult], out: Path, anchors: dict[str, str]) -> list[dict[str, Any]]:
     """Return what the page shows of every run."""
     few, some = len(runs) <= FEW, len(runs) <= SOME
     flips = max(4, min(30, 600 // max(1, len(runs))))
     return [_shown(run, out, anchors[run.name], few, some, flips) for run in runs]
 
 
-def _shown(run: Result, out: Path, anchor: str, few: bool, some: bool, flips: int) -> dict[str, Any]:
+def _shown(run: RunResult, out: Path, anchor: str, few: bool, some: bool, flips: int) -> dict[str, Any]:
     report, details = run.report, {}
     if run.folder is not None:
         details = details_of(run.folder, look=few)
@@ -237,7 +237,7 @@ def shown_claims(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def origins(runs: Sequence[Result]) -> list[dict[str, Any]]:
+def origins(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Return the different versions and machines of the runs, with the number of runs and the commits of each."""
     found: dict[str, dict[str, Any]] = {}
     for run in runs:

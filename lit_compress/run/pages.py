@@ -13,7 +13,7 @@ import jinja2
 from lit_compress.analysis.pareto import COSTS, cost_of, write_pareto
 from lit_compress.run import page_parts as parts
 from lit_compress.run.changes import changed_line
-from lit_compress.run.results import Result, Results, read_results
+from lit_compress.run.results import Results, RunResult, read_results
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, write_json
 
@@ -170,7 +170,7 @@ def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def record(run: Result) -> dict[str, Any]:
+def record(run: RunResult) -> dict[str, Any]:
     """Return a run as one line of numbers."""
     report = run.report
     entry, dense = (report["compressed"], report["dense"]) if report else ({}, {})
@@ -185,7 +185,7 @@ def record(run: Result) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(runs: list[Result]) -> str:
+def table(runs: list[RunResult]) -> str:
     """Return a line per run as CSV; a text that a spreadsheet would take for a formula begins with an apostrophe."""
     file = io.StringIO()
     lines = [record(run) for run in runs]

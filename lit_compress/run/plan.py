@@ -33,7 +33,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What a run will do.
 
     Attributes:
@@ -81,7 +81,7 @@ def target_density(method: Method, net: PreTrainedModel) -> float:
     return rule.density_of(net) if isinstance(rule, RankRule) else float(getattr(last, "density", method.density))
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
+def plan_lines(plan: RunPlan) -> Iterator[str]:
     """Yield the lines that say what will be done."""
     stages = ", ".join(f"{s.name} {s.epochs} epochs = {s.steps:,} steps" for s in plan.stages)
     yield f"{plan.method}: {stages}"
@@ -119,7 +119,7 @@ def budget_plan(budget: Budget, density: float, found: Outline) -> str:
     return f"budget {budget.asked}: density {density:.4g} leaves {about}{shown(budget.kind, value)}"
 
 
-def stages_table(plan: Plan, seconds: Sequence[float]) -> Table:
+def stages_table(plan: RunPlan, seconds: Sequence[float]) -> Table:
     """Return a table of the stages: epochs, optimizer steps, and about how long they take."""
     from rich.table import Table
 
@@ -239,7 +239,7 @@ def facts_lines(facts: DataFacts) -> Iterator[str]:
     yield f"longest: tokens of the longest input; cut: inputs of more than {facts.max_length} tokens"
 
 
-def show_plan(task: str, facts: DataFacts, plan: Plan) -> None:
+def show_plan(task: str, facts: DataFacts, plan: RunPlan) -> None:
     """Show what was found and what will be done."""
     from rich.console import Console
 

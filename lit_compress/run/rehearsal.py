@@ -21,7 +21,7 @@ from lit_compress.utils.devices import synchronize, to_device
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
-    from lit_compress.run.plan import Plan
+    from lit_compress.run.plan import RunPlan
 
 BATCHES = 4  # the first warms caches up
 ENOUGH = 30.0  # seconds after which no further batch is measured
@@ -76,7 +76,7 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def stage_seconds(parts: Components, plan: Plan, pace: Pace) -> Iterator[float]:
+def stage_seconds(parts: Components, plan: RunPlan, pace: Pace) -> Iterator[float]:
     """Yield about how many seconds each stage of ``plan`` will take: steps, the teacher's forwards, validation.
 
     All steps are taken to be as long as those of the dense net; factorizations and calibrations do not count.

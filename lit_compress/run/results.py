@@ -25,7 +25,7 @@ _OWN = {*_BUDGETS, "task", "backbone", "revision", "sites", "teacher", "calibrat
 
 
 @dataclass
-class Result:
+class RunResult:
     """A run of a page.
 
     Attributes:
@@ -93,7 +93,7 @@ class Results:
     """
 
     folder: Path
-    runs: list[Result]
+    runs: list[RunResult]
     claims: list[dict[str, Any]] = field(default_factory=list)
     command: str = ""
     config: dict[str, Any] | None = None
@@ -150,12 +150,14 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def _result(folder: Path, name: str) -> Result:
+def _result(folder: Path, name: str) -> RunResult:
     report, stages = read_report(folder), read_json(folder / "stages.json") or []
     config = (report or {}).get("config") or _config(folder)
     method = (report or {}).get("method") or _init(config)[0] or "?"
     status = "done" if report else "running"
-    return Result(name, method, _budget(config, report), config.get("seed_everything"), status, folder, report, stages)
+    return RunResult(
+        name, method, _budget(config, report), config.get("seed_everything"), status, folder, report, stages
+    )
 
 
 def read_report(folder: Path) -> dict[str, Any] | None:
@@ -193,7 +195,7 @@ def _plain(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _name_labels(runs: Sequence[Result]) -> None:
+def _name_labels(runs: Sequence[RunResult]) -> None:
     """Add to the labels of runs of one method the options in which they differ, as few as tell them apart."""
     for method in {run.label for run in runs}:
         some = [run for run in runs if run.label == method and run.report]
@@ -235,7 +237,7 @@ def _comparison(folder: Path) -> Results:
         status = cell.get("status") or "missing"
         status = "missing" if status == "done" and report is None else status
         runs.append(
-            Result(
+            RunResult(
                 cell["name"], cell.get("label") or cell.get("method") or "?", str(cell.get("budget") or ""),
                 cell.get("seed"), status, place if place and place.is_dir() else None,
                 report if status == "done" else None, (read_json(place / "stages.json") if place else None) or [],
@@ -248,7 +250,7 @@ def _comparison(folder: Path) -> Results:
     )  # fmt: skip
 
 
-def order(run: Result) -> tuple[Any, ...]:
+def order(run: RunResult) -> tuple[Any, ...]:
     """Return the key by which runs are sorted: label, budget from much to little, seed, name."""
     return run.label, budget_order(run.budget), run.seed or 0, run.name
 
@@ -270,7 +272,7 @@ def budget_order(budget: str) -> tuple[Any, ...]:
     return name, number if name == "speedup" else -number, budget
 
 
-def groups(runs: Sequence[Result]) -> list[dict[str, Any]]:
+def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Return for every label and budget of finished runs: how many, mean, spread (standard deviation), mean costs.
 
     ``each`` has the costs of every finished run, by its name.

@@ -37,7 +37,7 @@ from lit_compress.run.changes import OtherData, check_unchanged, other_length
 from lit_compress.run.clean import remove_checkpoints
 from lit_compress.run.folder import Run
 from lit_compress.run.loggers import log_stage, stage_loggers
-from lit_compress.run.plan import Plan, StagePlan, budget_plan, target_density
+from lit_compress.run.plan import RunPlan, StagePlan, budget_plan, target_density
 from lit_compress.run.solve import Outline, Storage, check_choices, outline
 from lit_compress.run.threads import use_threads
 from lit_compress.run.trainer import check_trainer, forget, make_trainer, processes, read_checkpoint, stage_steps
@@ -88,7 +88,7 @@ def _check_shape(method: Method) -> None:
         )
 
 
-def check_stages(parts: Components) -> Plan:
+def check_stages(parts: Components) -> RunPlan:
     """Check data, architecture, ranks and schedules of all stages before the first one starts.
 
     Returns:
@@ -121,7 +121,7 @@ def check_stages(parts: Components) -> Plan:
     of = rule.counted if isinstance(rule, RankRule) else "sites"
     found = outline_of(parts) if method.budget or parts.storage.choices.pivot else None  # refuses a net without factors
     asked = method.budget and found and budget_plan(method.budget, method.density, found)
-    return Plan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of, asked)
+    return RunPlan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of, asked)
 
 
 def shapes_of(method: Method) -> PreTrainedModel:

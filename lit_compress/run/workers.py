@@ -49,7 +49,7 @@ def stopped_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class Place:
+class Layout:
     """The folder of a comparison: what is known of each of its jobs."""
 
     def __init__(self, out: Path) -> None:
@@ -145,7 +145,7 @@ class Worker:
     """
 
     def __init__(
-        self, place: Place, jobs: Sequence[Job], teachers: Sequence[Job], at_once: int = 1,
+        self, place: Layout, jobs: Sequence[Job], teachers: Sequence[Job], at_once: int = 1,
         ended: Callable[[Job, str | None], None] = lambda job, error: None,
     ) -> None:  # fmt: skip
         self.place, self.jobs, self.at_once, self.ended = place, jobs, at_once, ended
@@ -285,7 +285,7 @@ def last_line(log: Path, code: int) -> str:
     return " ".join((errors or lines or [f"exit code {code}"])[-1].split())[:300]
 
 
-def seconds_left(place: Place, jobs: Sequence[Job], at_once: int = 1, gone: float = 0.0) -> float | None:
+def seconds_left(place: Layout, jobs: Sequence[Job], at_once: int = 1, gone: float = 0.0) -> float | None:
     """Return how long the jobs that are not done will take; None before any is finished.
 
     A job is expected to take as long as those of its method took, else as all that were made.
@@ -310,6 +310,6 @@ def seconds_left(place: Place, jobs: Sequence[Job], at_once: int = 1, gone: floa
     return max(0.0, sum(usual.get(job.label, mean(everything)) for job in left) - gone) / at_once
 
 
-def is_running(place: Place, job: Job) -> bool:
+def is_running(place: Layout, job: Job) -> bool:
     """Say whether a worker, here or elsewhere, is making a job."""
     return owner_of(place.lock(job)) is not None

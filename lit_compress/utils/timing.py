@@ -19,7 +19,7 @@ import torch
 STEADY = 1.5  # p90 / p10 above which a machine was too busy for its times to be trusted
 WARM_UP = 5  # first rounds, which fill caches and are not counted
 
-Verdict = Literal["faster", "slower", "noise", "unsteady"]
+TimingVerdict = Literal["faster", "slower", "noise", "unsteady"]
 
 
 def processor() -> str:
@@ -119,7 +119,7 @@ class Speedup:
     high: float
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> TimingVerdict:
         """What may be said: nothing where the rounds disagree which is faster, or by how much (:data:`STEADY`)."""
         if self.low <= 1 <= self.high:
             return "noise"

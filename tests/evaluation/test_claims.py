@@ -9,13 +9,13 @@ import pytest
 from scipy import stats
 
 from lit_compress.evaluation.chance import holm, student
-from lit_compress.evaluation.claims import Result, Score, difference, evaluate_claims, read_claims
+from lit_compress.evaluation.claims import ClaimedResult, Value, difference, evaluate_claims, read_claims
 from lit_compress.utils.errors import UserError
 
 
 def results(label, values, error=0.01, budget="density=0.25", first_seed=1, **more):
     return [
-        Result(label, budget, seed, {"metric": Score(value, error), "dense": Score(0.9, error), **more})
+        ClaimedResult(label, budget, seed, {"metric": Value(value, error), "dense": Value(0.9, error), **more})
         for seed, value in enumerate(values, start=first_seed)
     ]
 
@@ -34,7 +34,7 @@ def test_students_t_is_scipys(freedom):
 
 def test_the_same_seeds_are_paired_others_are_not():
     left, right = [0.80, 0.84, 0.83, 0.85], [0.79, 0.82, 0.80, 0.83]
-    sides = [{s: Score(v) for s, v in enumerate(side)} for side in (left, right)]
+    sides = [{s: Value(v) for s, v in enumerate(side)} for side in (left, right)]
     p, test, gap = difference(*sides)
     assert p == pytest.approx(stats.ttest_rel(left, right).pvalue) and "paired" in test
     assert gap == pytest.approx(0.02)
@@ -45,7 +45,7 @@ def test_the_same_seeds_are_paired_others_are_not():
 
 
 def test_one_seed_is_compared_with_the_standard_errors():
-    p, _, _ = difference({1: Score(0.86, 0.012)}, {1: Score(0.82, 0.013)})
+    p, _, _ = difference({1: Value(0.86, 0.012)}, {1: Value(0.82, 0.013)})
     assert p == pytest.approx(2 * (1 - NormalDist().cdf(0.04 / (0.012**2 + 0.013**2) ** 0.5)))
     assert verdict(results("A", [0.86], 0.012) + results("B", [0.85], 0.012), above="A", below="B") == "within noise"
     assert verdict(results("A", [0.90], 0.012) + results("B", [0.80], 0.012), above="A", below="B") == "held"
@@ -57,7 +57,7 @@ def test_with_one_seed_the_answers_to_the_same_rows_are_paired():
     rng = random.Random(0)
     first = [float(rng.random() < 0.9) for _ in range(400)]
     second = [right if rng.random() < 0.9 else 0.0 for right in first]
-    sides = [{1: Score(mean(rows), 0.02, lambda rows=rows: rows)} for rows in (first, second)]
+    sides = [{1: Value(mean(rows), 0.02, lambda rows=rows: rows)} for rows in (first, second)]
     for times, by, sign in ((1.0, 0.0, 1.0), (0.95, 0.01, 1.0), (1.0, 0.0, -1.0)):
         gaps = [sign * (a - times * b) - by for a, b in zip(first, second, strict=True)]
         p, test, gap = difference(*sides, times, by, sign)
@@ -69,11 +69,11 @@ def test_with_one_seed_the_answers_to_the_same_rows_are_paired():
         assert test == "paired over the 400 rows of the dev set"
         assert p == pytest.approx(2 * (1 - NormalDist().cdf(abs(mean(gaps)) / (stdev(gaps) / 400**0.5))), abs=1e-9)
     paired = difference(*sides)[0]
-    assert paired < difference({1: Score(mean(first), 0.02)}, {1: Score(mean(second), 0.02)})[0]
-    unknown = {1: Score(mean(second), 0.02, lambda: None)}
+    assert paired < difference({1: Value(mean(first), 0.02)}, {1: Value(mean(second), 0.02)})[0]
+    unknown = {1: Value(mean(second), 0.02, lambda: None)}
     assert difference(sides[0], unknown)[1] == "standard errors of the two scores"
-    shorter = {1: Score(mean(second), 0.02, lambda: second[:-1])}
-    other_seed = {2: Score(mean(second), 0.02, lambda: second)}
+    shorter = {1: Value(mean(second), 0.02, lambda: second[:-1])}
+    other_seed = {2: Value(mean(second), 0.02, lambda: second)}
     for side in (shorter, other_seed):
         assert difference(sides[0], side)[1] == "standard errors of the two scores"
     assert difference(sides[0], sides[0])[0] == 1.0  # no row differs: the errors of the scores are left
@@ -83,7 +83,7 @@ def test_few_rows_are_decided_by_the_exact_test():
     """Five rows of 100 that only A has right: 0.0625 by the exact test, 0.023 by the normal distribution."""
     ours, theirs = [1.0] * 95 + [0.0] * 5, [0.0] * 5 + [1.0] * 90 + [0.0] * 5
     found = [
-        Result(label, "density=0.25", 1, {"metric": Score(mean(rows), 0.03, lambda rows=rows: rows)})
+        ClaimedResult(label, "density=0.25", 1, {"metric": Value(mean(rows), 0.03, lambda rows=rows: rows)})
         for label, rows in (("A", ours), ("B", theirs))
     ]
     assert difference(*({1: result.scores["metric"]} for result in found))[0] == 0.0625
@@ -93,7 +93,7 @@ def test_few_rows_are_decided_by_the_exact_test():
 def test_many_claims_are_corrected_together():
     """One of 20 differences has p 0.01: held alone, within noise among 20. Exact values count for nothing."""
     apart = 0.01 * 2**0.5 * NormalDist().inv_cdf(1 - 0.01 / 2)
-    found = results("A", [0.8 + apart], fewer_flops=Score(5.0, 0.0)) + results("B", [0.8])
+    found = results("A", [0.8 + apart], fewer_flops=Value(5.0, 0.0)) + results("B", [0.8])
     claims = [{"text": "t", "above": "A", "below": "B"}]
     exact = [{"text": "exact", "above": "A", "below": "A", "value": "fewer_flops", "by": -1.0}]
     missing = [{"text": "missing", "above": "A", "below": f"no {i}"} for i in range(9)]
@@ -144,7 +144,7 @@ def test_distances_ratios_orders_and_other_scores():
     assert verdict(found, above="B", below="dense", times=0.8) == "held"  # 0.8 and 0.72
     assert verdict(found, above="C", below="dense", times=0.8) == "not held"
     assert verdict(found, less_is_better=True, above="C", below="A") == "held"  # e.g. perplexity
-    fast = results("A", [0.9], speedup=Score(4.0, 0.1), fewer_flops=Score(5.0, 0.0))
+    fast = results("A", [0.9], speedup=Value(4.0, 0.1), fewer_flops=Value(5.0, 0.0))
     assert verdict(fast, above="A", below="A", value="speedup", below_value="fewer_flops", times=0.7) == "held"
     assert verdict(fast, above="A", below="A", value="speedup", below_value="fewer_flops", times=0.9) == "not held"
 

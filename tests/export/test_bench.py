@@ -102,13 +102,13 @@ def test_the_program_of_8_bits_that_an_export_has(tmp_path):
     work.mkdir()
     (folder / "model.onnx").write_bytes(b"8 bits")
     (folder / "report.json").write_text(json.dumps({"program": {"dtype": "int8"}}))
-    source = module.Source("compressed", folder, FEW, work)
+    source = module.BenchedNet("compressed", folder, FEW, work)
     (source.work / "model.onnx").write_bytes(b"32 bits")
     assert source.file("model.int8.onnx").read_bytes() == b"8 bits"
     assert source.file("model.onnx").read_bytes() == b"32 bits"
     (folder / "report.json").write_text("{}")
     (plain := tmp_path / "plain").mkdir()
-    assert module.Source("compressed", folder, FEW, plain).file("model.onnx").read_bytes() == b"8 bits"
+    assert module.BenchedNet("compressed", folder, FEW, plain).file("model.onnx").read_bytes() == b"8 bits"
 
 
 def test_a_shape_by_hand():

@@ -18,7 +18,7 @@ from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Choices
 from lit_compress.export.embeddings import shrink_embeddings
 from lit_compress.export.folder import Export, write_export
-from lit_compress.export.number_format import Program, cast
+from lit_compress.export.number_format import OnnxProgram, cast
 from lit_compress.export.outline import outline_export
 from lit_compress.export.report import Measured
 from lit_compress.export.vocabulary import tokens_kept
@@ -184,7 +184,7 @@ def test_a_program_of_eight_bits(export, data):
     stored = {tuple(i.dims) for i in file.graph.initializer if i.data_type == onnx.TensorProto.INT8}
     assert (32, 32) in stored and (32, 64) in stored
     assert not {(64, 5), (5, 32), (64, 32)} & stored  # the last matrix of a feed-forward network, and its factors
-    program = Program(out / "model.onnx", load_net(out).config)
+    program = OnnxProgram(out / "model.onnx", load_net(out).config)
     assert found["metric"] == evaluate(program, data)["val/accuracy"]
     assert f"dev accuracy is {found['metric']:.4f}, between" in card and "ranges of 100 training" in card
     inputs = AutoTokenizer.from_pretrained(out)(

@@ -12,7 +12,7 @@ from lit_compress.evaluation.claims import read_claims
 from lit_compress.run import workers
 from lit_compress.run.comparison import RUNS, TEACHER, Cell, Job
 from lit_compress.run.gather import gather, scores
-from lit_compress.run.workers import Place, Worker, last_line, seconds_left
+from lit_compress.run.workers import Layout, Worker, last_line, seconds_left
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.locks import try_lock
 
@@ -54,7 +54,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "POLL", 0.01)
     for name in (RUNS, TEACHER):
         (tmp_path / name).mkdir()
-    return Place(tmp_path)
+    return Layout(tmp_path)
 
 
 def made(place, some):
