@@ -40,13 +40,13 @@ def costs_of(
     be compared where milliseconds cannot: a net's latency is the mean of all dense nets' over its own speed-up.
     """
     dense = {cost: _mean([cost_of(report["dense"], cost) for report in reports]) for cost in COSTS}
-    found = []
+    costs_by_net = []
     for report in reports:
         costs = {cost: cost_of(report["compressed"], cost) for cost in COSTS}
         if (gain := report["ratios"].get("speedup")) and dense["latency"]:
             costs["latency"] = dense["latency"] / gain
-        found.append(costs)
-    return found, dense
+        costs_by_net.append(costs)
+    return costs_by_net, dense
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -65,11 +65,11 @@ def front(points: Sequence[tuple[float, float]], mode: str = "max") -> list[tupl
     >>> front([(1, 0.5), (2, 0.4), (3, 0.9), (3, 0.8)])
     [(1, 0.5), (3, 0.9)]
     """
-    sign, found = (1 if mode == "max" else -1), []
+    sign, kept = (1 if mode == "max" else -1), []
     for x, y in sorted(points, key=lambda p: (p[0], -sign * p[1])):
-        if not found or sign * y > sign * found[-1][1]:
-            found.append((x, y))
-    return found
+        if not kept or sign * y > sign * kept[-1][1]:
+            kept.append((x, y))
+    return kept
 
 
 def edge_of(values: Sequence[float], dense: float, mode: str) -> float | None:

@@ -55,8 +55,8 @@ def stored_sensitivity(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     path = folder / "importance.safetensors"
-    found = load_file(path) if path.is_file() else {}
-    return {key.rpartition("/")[0]: value for key, value in found.items() if key.endswith("/sensitivity")}
+    tensors = load_file(path) if path.is_file() else {}
+    return {key.rpartition("/")[0]: value for key, value in tensors.items() if key.endswith("/sensitivity")}
 
 
 def neurons(scores: dict[str, dict[str, Tensor]], net: PreTrainedModel) -> Rows:

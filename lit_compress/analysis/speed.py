@@ -18,8 +18,8 @@ BUSY = f"?: the machine was busy, p90 is over {STEADY} times p10; such times are
 
 def gain_of(entry: dict[str, Any], name: str) -> Speedup | None:
     """Return the speed-up ``name`` of a net in a runtime; None where there is nothing to compare with."""
-    found = entry.get(name)
-    return Speedup(found["median"], found["low"], found["high"]) if found else None
+    gain = entry.get(name)
+    return Speedup(gain["median"], gain["low"], gain["high"]) if gain else None
 
 
 def rows(result: SpeedResult) -> tuple[list[str], list[list[str]]]:
@@ -127,14 +127,14 @@ def _draw(
 ) -> None:
     """Draw one runtime; points of one batch stand a little beside each other."""
     colour, beside = f"C{number}", 1.06 ** (number - (count - 1) / 2)
-    found = []
+    measured = []
     for batch, entry in points:
         if not compared:
-            found.append((batch, *(entry[key] / batch for key in ("median", "p10", "p90")), entry["steady"]))
+            measured.append((batch, *(entry[key] / batch for key in ("median", "p10", "p90")), entry["steady"]))
         elif gain := gain_of(entry, "over_dense"):
-            found.append((batch, gain.median, gain.low, gain.high, gain.is_named))
-    axes.plot([f[0] * beside for f in found], [f[1] for f in found], color=colour, linewidth=1, label=label)
-    for batch, middle, low, high, sure in found:
+            measured.append((batch, gain.median, gain.low, gain.high, gain.is_named))
+    axes.plot([f[0] * beside for f in measured], [f[1] for f in measured], color=colour, linewidth=1, label=label)
+    for batch, middle, low, high, sure in measured:
         bars = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
         axes.errorbar([batch * beside], [middle], bars, color=colour, marker="o", markersize=5, capsize=2,
                       markerfacecolor=colour if sure else "white")  # fmt: skip

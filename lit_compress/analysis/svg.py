@@ -80,8 +80,8 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
-    found = [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
-    return found[:most] if found else [low]
+    values = [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+    return values[:most] if values else [low]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
@@ -90,13 +90,13 @@ def log_ticks(low: float, high: float) -> list[float]:
     >>> log_ticks(1.2e6, 1.1e7)
     [2000000.0, 5000000.0, 10000000.0]
     """
-    found = []
+    values = []
     for steps in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)):
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        found = [m * 10.0**d for d in decades for m in steps if low <= m * 10.0**d <= high]
-        if len(found) >= 3:
+        values = [m * 10.0**d for d in decades for m in steps if low <= m * 10.0**d <= high]
+        if len(values) >= 3:
             break
-    return found[:: max(1, len(found) // 6)] or [low]
+    return values[:: max(1, len(values) // 6)] or [low]
 
 
 class _Axes:
@@ -168,12 +168,12 @@ def lines_of(places: Sequence[float], width: float) -> list[int]:
     >>> lines_of([0, 3, 50, 4], 10)
     [0, 1, 0, 2]
     """
-    found, begins = [0] * len(places), list[float]()  # begins: of the last label on every line
+    rows, begins = [0] * len(places), list[float]()  # begins: of the last label on every line
     for i in sorted(range(len(places)), key=places.__getitem__):
         free = (line for line, begin in enumerate(begins) if places[i] - begin >= width)
-        found[i] = next(free, len(begins))
-        begins[found[i] : found[i] + 1] = [places[i]]
-    return found
+        rows[i] = next(free, len(begins))
+        begins[rows[i] : rows[i] + 1] = [places[i]]
+    return rows
 
 
 def scatter(

@@ -86,14 +86,14 @@ def grouped_truncation(
     weights, full = site_weights(net), metric(net)
     rows: Rows = []
     for label, decomposer in decomposers.items():
-        found = {n: decomposer.svd(n, w) for n, w in track(weights.items(), f"{label}: SVD", len(weights))}
-        bounds = {n: component_groups(len(svd.sigma), groups) for n, svd in found.items()}
+        decomposed = {n: decomposer.svd(n, w) for n, w in track(weights.items(), f"{label}: SVD", len(weights))}
+        bounds = {n: component_groups(len(svd.sigma), groups) for n, svd in decomposed.items()}
         for group in track(range(groups), f"{label}: groups", groups):
-            left = {n: svd.without(*bounds[n][group]) for n, svd in found.items()}
+            left = {n: svd.without(*bounds[n][group]) for n, svd in decomposed.items()}
             with replaced(net, left, decomposer):
                 value = metric(net)
-            sigma = [float(svd.sigma[slice(*bounds[n][group])].mean()) for n, svd in found.items()]
-            error = [float(torch.linalg.matrix_norm(weights[n].double() - left[n].double())) for n in found]
+            sigma = [float(svd.sigma[slice(*bounds[n][group])].mean()) for n, svd in decomposed.items()]
+            error = [float(torch.linalg.matrix_norm(weights[n].double() - left[n].double())) for n in decomposed]
             rows.append(
                 {
                     "weighting": label, "group": group + 1, "metric": value, "drop": full - value,
@@ -125,12 +125,12 @@ def rank_ratio_sweep(
     rows: Rows = []
     for label, decomposer in decomposers.items():
         nested = decomposer.nested
-        found = {n: decomposer.svd(n, w) for n, w in weights.items()} if nested else {}
+        decomposed = {n: decomposer.svd(n, w) for n, w in weights.items()} if nested else {}
         for ratio in ratios:
             low = {}
             for name, weight in track(weights.items(), f"{label}: ratio {ratio}", len(weights)):
                 rank = rank_for_ratio(ratio, *weight.shape)
-                factors = found[name].factors(rank) if nested else decomposer.factors(name, weight, rank)
+                factors = decomposed[name].factors(rank) if nested else decomposer.factors(name, weight, rank)
                 low[name] = factors[0] @ factors[1]
             with replaced(net, low, decomposer):
                 value = metric(net)

@@ -54,9 +54,9 @@ class Columns:
         text = [self.text] if isinstance(self.text, str) else self.text and list(self.text)
         values = {"kind": self.kind, "label": self.label}
         lists = {"text": text, "labels": self.labels and [str(label) for label in self.labels]}
-        found = {name: value for name, value in values.items() if value is not None}
-        found |= {name: json.dumps(value) for name, value in lists.items() if value}
-        return {f"data.custom.{name}": value for name, value in found.items()}
+        words = {name: value for name, value in values.items() if value is not None}
+        words |= {name: json.dumps(value) for name, value in lists.items() if value}
+        return {f"data.custom.{name}": value for name, value in words.items()}
 
 
 def choose_columns(
@@ -94,16 +94,16 @@ def _kind(config: PreTrainedConfig | None, rows: Dataset, label: str | None) -> 
     """Return the type of task: that of the model's head, or what the labels are."""
     feature = rows.features.get(label) if label else None
     architecture = ((config and config.architectures) or [""])[0]
-    found = next((name for name, kind in KINDS.items() if architecture.endswith(kind.suffix)), "classification")
-    if found in ("language_modelling", "embedding") and label is not None:
-        found = "classification"  # a decoder or encoder that is to be fine-tuned
-    if found == "classification" and (is_list(feature) or getattr(config, "problem_type", None) == MultiLabel.problem):
+    usual = next((name for name, kind in KINDS.items() if architecture.endswith(kind.suffix)), "classification")
+    if usual in ("language_modelling", "embedding") and label is not None:
+        usual = "classification"  # a decoder or encoder that is to be fine-tuned
+    if usual == "classification" and (is_list(feature) or getattr(config, "problem_type", None) == MultiLabel.problem):
         return MultiLabel.name
     numbers = str(getattr(feature, "dtype", "")).startswith(("float", "double"))
     head = config is not None and (config.num_labels == 1 or config.problem_type == "regression")
     if numbers and config is not None and architecture.endswith(KINDS["classification"].suffix):
         numbers = not {None, *range(config.num_labels or 0)}.issuperset(rows.unique(label))  # 1.0 is class 1
-    return "regression" if found in CLASSES and (head or numbers) else found
+    return "regression" if usual in CLASSES and (head or numbers) else usual
 
 
 def _texts(rows: Dataset, label: str | None) -> Sequence[str]:
@@ -148,15 +148,15 @@ def _labels(
         return names
     head = _head_names(config) if trained else None
     if getattr(feature, "dtype", "") in _STRINGS:
-        found = {
+        classes = {
             str(value).strip()
             for some in splits.values() if label in some.features
             for row in (some[label] if listed else some.unique(label))
             for value in (KINDS[kind].classes_in(f"data: '{label}'", row))
         }  # fmt: skip
-        if head and found <= set(head):
+        if head and classes <= set(head):
             return head
-        return None if "train" in splits else sorted(found)
+        return None if "train" in splits else sorted(classes)
     return head
 
 

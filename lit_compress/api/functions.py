@@ -290,8 +290,8 @@ class Compared(dict[str, Any]):
         page: the HTML page.
     """
 
-    def __init__(self, found: Mapping[str, Any], page: Path) -> None:
-        super().__init__(found)
+    def __init__(self, values: Mapping[str, Any], page: Path) -> None:
+        super().__init__(values)
         self.page = page
 
 
@@ -334,11 +334,11 @@ def _method_words(method: Any) -> list[str]:
         words = [f"--model={kind.__name__}"]
     if isinstance(method, type):
         return words
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for name, parameter in parameters_of(kind).items():
         if name not in ("task", "backbone", "revision"):
-            found |= _changed(f"model.{name}", method.given.get(name, parameter.default), parameter.default)
-    return [*words, *words_of(found)]
+            changed |= _changed(f"model.{name}", method.given.get(name, parameter.default), parameter.default)
+    return [*words, *words_of(changed)]
 
 
 def _changed(name: str, value: Any, default: Any) -> dict[str, Any]:
@@ -347,13 +347,13 @@ def _changed(name: str, value: Any, default: Any) -> dict[str, Any]:
         return {} if value == default else {name: value}
     before = default if is_dataclass(default) else None
     missing = object()
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for field in fields(value):
         here = getattr(value, field.name)
         if here != getattr(before, field.name, missing):
             here = asdict(here) if is_dataclass(here) and not isinstance(here, type) else here
-            found[f"{name}.{field.name}"] = here
-    return found
+            changed[f"{name}.{field.name}"] = here
+    return changed
 
 
 def _target(model: Any, tokenizer: Any, brought: Path, command: str) -> Target:

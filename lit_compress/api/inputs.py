@@ -95,8 +95,8 @@ class Inputs:
             raise UserError("model: it is compressed already; give the model it was made from")
         if getattr(model, "_hf_peft_config_loaded", False):  # of which save_pretrained writes the adapter alone
             raise UserError(f"model: it has a PEFT adapter, which is no part of its weights; {MERGE}")
-        if found := getattr(model.config, "quantization_config", None):
-            raise UserError(f"model: it is quantized ({quantization_method(found)}); {FLOAT}")
+        if settings := getattr(model.config, "quantization_config", None):
+            raise UserError(f"model: it is quantized ({quantization_method(settings)}); {FLOAT}")
 
         def fill(folder: Path) -> None:
             model.save_pretrained(folder)
@@ -150,18 +150,18 @@ def splits_of(data: Any, whole: str | None) -> dict[str, Dataset]:
             f"data: a {type(data).__name__} is no Dataset or DatasetDict of the library datasets, no file and no "
             "folder; Dataset.from_list, from_dict or from_pandas make one"
         )
-    found: dict[str, datasets.Dataset] = {}
+    by_split: dict[str, datasets.Dataset] = {}
     for name, rows in given.items():
         split = SPLITS.get(str(name), str(name))
-        if split in found:
+        if split in by_split:
             raise UserError(f"data: the split '{name}' is '{split}', which is there already; leave one")
         if not len(rows):
             raise UserError(f"data: the split '{name}' has no rows")
-        found[split] = rows
-    if not found.keys() & {"train", "validation", "test", "validation_matched"}:
-        hint = nearest(next(iter(found), ""), ("train", "validation", "test"))
-        raise UserError(f"data: no split of '{', '.join(found)}' is known; {hint}")
-    return found
+        by_split[split] = rows
+    if not by_split.keys() & {"train", "validation", "test", "validation_matched"}:
+        hint = nearest(next(iter(by_split), ""), ("train", "validation", "test"))
+        raise UserError(f"data: no split of '{', '.join(by_split)}' is known; {hint}")
+    return by_split
 
 
 def check_model(model: Any) -> None:

@@ -115,10 +115,10 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
     """Check a split row by row and write it in chunks: ``rows.arrow``, and ``facts.json`` (columns, empty texts)."""
     import pyarrow as pa
 
-    kind, found = task_type(task), source.read()
-    if found.names is not None:
-        need_columns(task, source.where, found.names)
-    rows = enumerate(found.rows, start=1)
+    kind, table = task_type(task), source.read()
+    if table.names is not None:
+        need_columns(task, source.where, table.names)
+    rows = enumerate(table.rows, start=1)
     number, row = next(rows, (0, {}))
     if not number:
         raise UserError(f"{source.where} is empty (0 rows)")
@@ -133,7 +133,7 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
     schema = pa.schema([*fields, (task.label, kind.label_type())] if has_labels and not is_plain else fields)
     ids: dict[str, int] = {}
     empty: dict[str, list[int]] = {}  # text column -> number of rows without text, the first such row
-    names = dict.fromkeys([*(found.names or ()), *row])
+    names = dict.fromkeys([*(table.names or ()), *row])
     with pa.OSFile(str(folder / "rows.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         while number:
             chunk = []

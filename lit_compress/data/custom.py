@@ -94,14 +94,14 @@ def _note_case(where: str, labels: list[str]) -> None:
 
 def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
     """Read all rows for :func:`find_labels`."""
-    found = source.read()
-    if found.names is not None and task.label not in found.names:
-        raise UserError(f"{source.where} has no column '{task.label}'; {nearest(task.label, found.names)}")
-    if found.classes:
-        return found.classes, True
+    table = source.read()
+    if table.names is not None and task.label not in table.names:
+        raise UserError(f"{source.where} has no column '{task.label}'; {nearest(task.label, table.names)}")
+    if table.classes:
+        return table.classes, True
     values: dict[str, int] = {}
     first: tuple[type, str] | None = None
-    for number, row in enumerate(found.rows, start=1):
+    for number, row in enumerate(table.rows, start=1):
         where = f"{source.where} row {number}"
         if task.label not in row:
             raise UserError(f"{where} has no '{task.label}'; {nearest(task.label, row)}")

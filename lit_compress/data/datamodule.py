@@ -127,8 +127,8 @@ class DataModule(LightningDataModule):
         teacher: str | None = None,
     ) -> None:
         super().__init__()
-        if path is not None and (found := located(task, path, revision)) is not None:
-            path, revision = str(found.folder), None
+        if path is not None and (repository := located(task, path, revision)) is not None:
+            path, revision = str(repository.folder), None
         self.record: Task = custom_task(custom, path, seed, encoding) if task == CUSTOM else get_task(task)
         spans = _asked(self.record.spans, stride=stride, null_threshold=null_threshold)
         writing = _asked(
@@ -421,10 +421,10 @@ class DataModule(LightningDataModule):
         """Return what is known of the data of fit: rows, classes, lengths, repeated rows."""
         self.setup("fit")
         splits = {name: self._splits[name, True] for name in self._of_fit()}
-        found = {
+        encoded = {
             name: (split.rows, split.encoded, split.available) for name, split in splits.items() if split is not None
         }
-        return data_facts(self.record, found, self.max_length)
+        return data_facts(self.record, encoded, self.max_length)
 
     def _of_fit(self) -> list[str]:
         return ["train", *self.record.validation, *([HELD_OUT] if self.hold_out is not None else [])]

@@ -68,12 +68,12 @@ def data_facts(task: Task, splits: Mapping[str, tuple[Dataset, Dataset, int]], m
         max_length: tokens of the longest input.
     """
     known: set[int] = set()
-    found = []
+    by_split = []
     for name, (rows, encoded, available) in splits.items():
         facts, texts = _split_facts(task, name, rows, encoded, available, known)
         known = known or texts
-        found.append(facts)
-    return DataFacts(max_length, found)
+        by_split.append(facts)
+    return DataFacts(max_length, by_split)
 
 
 def _split_facts(

@@ -105,8 +105,8 @@ def _by_column(task: Task, where: str, value: Row) -> list[Row]:
     columns = {name: column for name, column in columns.items() if isinstance(column, list)}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise UserError(f"{where} holds columns of different lengths ({found}); write one object per row")
+        shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise UserError(f"{where} holds columns of different lengths ({shown}); write one object per row")
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

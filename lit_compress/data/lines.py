@@ -59,8 +59,8 @@ def likely_encoding(raw: bytes) -> str | None:
     runs = re.findall(rb"[\x80-\xff]+", raw)
     alone = sum(map(len, runs)) < 2 * len(runs)  # as accents are; other scripts fill words
     for name, wanted, share in _LIKELY[:1] + (_LIKELY[-1:] if alone else _LIKELY[1:]):
-        found = re.findall(r"[^\x00-\x7f]", raw.decode(name, errors="ignore"))
-        if found and sum(bool(re.match(wanted, letter)) for letter in found) >= share * len(found):
+        letters = re.findall(r"[^\x00-\x7f]", raw.decode(name, errors="ignore"))
+        if letters and sum(bool(re.match(wanted, letter)) for letter in letters) >= share * len(letters):
             return name
     return None
 
@@ -94,8 +94,8 @@ def text_lines(where: str, file: Path, encoding: str = UTF8, any_end: bool = Fal
         for mark, what in _BINARY.items():
             if sample.startswith(mark):
                 raise UserError(f"{where} is {what}")
-        found = _utf8(where, file, sample) if _is_same(encoding, UTF8) else _decoded(where, file, encoding, sample)
-        yield from _split_at_returns(found) if any_end else found
+        lines = _utf8(where, file, sample) if _is_same(encoding, UTF8) else _decoded(where, file, encoding, sample)
+        yield from _split_at_returns(lines) if any_end else lines
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{where} is no whole gzip file: {error}") from error
 
@@ -158,9 +158,9 @@ def _advice(raw: bytes) -> str:
     return f"{given}give --data.encoding, or save the file as UTF-8"
 
 
-def _split_at_returns(found: Iterator[str]) -> Iterator[str]:
+def _split_at_returns(lines: Iterator[str]) -> Iterator[str]:
     """Yield the lines, those with carriage returns inside in parts."""
-    for line in found:
+    for line in lines:
         if "\r" in line[:-2] or line.endswith("\r"):
             yield from filter(None, re.split(r"(?<=\r)(?!\n)", line))
         else:

@@ -271,14 +271,14 @@ def _refuse_table(task: Task, where: str, lines: list[str]) -> None:
         UserError: its first line is JSON or a header, or all lines have as many fields as one.
     """
     first = next(iter(lines), "")
-    found = _looks_like(first, task)
-    if found == _JSON:
+    sign_or_json = _looks_like(first, task)
+    if sign_or_json == _JSON:
         raise UserError(f"{where} is JSON by its first line, not one text per line; call it .jsonl or .json")
     for sign, suffix in _DELIMITERS.items():
         header = _fields(first.strip(), sign)
         same = len(header) > 1 and all(len(_fields(line.rstrip("\r\n"), sign)) == len(header) for line in lines)
         names = all(re.fullmatch(r"[A-Za-z_][\w .-]{0,29}", name) for name in header)
-        if sign == found or (same and len(lines) > 2 and (names or sign == "\t")):
+        if sign == sign_or_json or (same and len(lines) > 2 and (names or sign == "\t")):
             raise UserError(f"{where} is a table by its first line, '{first.strip():.60}'; call it {suffix}")
 
 

@@ -84,11 +84,11 @@ def read_repository(task: Task, folder: Path, where: str, encoding: str | None =
             raise UserError(f"{where} has several configurations; {hint} Download it, and give the folder of one")
         chosen = wanted if wanted in known else "default"
     try:
-        found = datasets.load_dataset(str(folder), chosen)
+        tables = datasets.load_dataset(str(folder), chosen)
     except Exception as error:  # broken or missing files: datasets raises many classes
         reason = str(error.__cause__ or error).strip().split("\n")[0][:160]
         raise UserError(f"{where} cannot be read as a repository of the hub: {reason}") from error
-    return sources_of(task, where, {_OTHER.get(str(split), str(split)): rows for split, rows in found.items()})
+    return sources_of(task, where, {_OTHER.get(str(split), str(split)): rows for split, rows in tables.items()})
 
 
 def files_by_split(folder: Path) -> dict[str, list[Path]]:
@@ -98,14 +98,14 @@ def files_by_split(folder: Path) -> dict[str, list[Path]]:
     """
     tables = [path for depth in ("*", "*/*", "*/*/*") for path in sorted(folder.glob(depth)) if path.is_file()]
     suffix = next((suffix for suffix in READERS if any(suffix_of(path) == suffix for path in tables)), None)
-    found: dict[str, list[Path]] = {}
+    by_split: dict[str, list[Path]] = {}
     for path in (path for path in tables if suffix_of(path) == suffix):
         stem = path.name[: -len(suffix_of(path))]
         part, place = re.fullmatch(r"(.+?)-\d+-of-\d+", stem), path.parent.name
         inside = path.parent != folder and place != "data"
         split = part[1] if part else place.removeprefix("partial-") if inside else stem
-        found.setdefault(_OTHER.get(split, split), []).append(path)
-    return found
+        by_split.setdefault(_OTHER.get(split, split), []).append(path)
+    return by_split
 
 
 def file_source(task: Task, files: Sequence[Path], encoding: str | None) -> Source:

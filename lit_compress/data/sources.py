@@ -61,12 +61,12 @@ def find_split(task: Task, path: str, split: str) -> Path | None:
         kind = "is a file" if folder.exists() else "no such folder or file"
         raise UserError(f"data.path: '{path}': {kind}; give a folder with train and validation files")
     files = [folder / f"{name}{suffix}" for name in _names(task, split) for suffix in READERS]
-    found = [file for file in files if file.is_file()]
-    if len(found) > 1:
+    there = [file for file in files if file.is_file()]
+    if len(there) > 1:
         raise UserError(
-            f"data.path: '{path}' holds {' and '.join(file.name for file in found)}, both could be '{split}'; leave one"
+            f"data.path: '{path}' holds {' and '.join(file.name for file in there)}, both could be '{split}'; leave one"
         )
-    return found[0] if found else None
+    return there[0] if there else None
 
 
 def has_split(task: Task, path: str | None, split: str, revision: str | None = None) -> bool:
@@ -173,11 +173,11 @@ def _local(task: Task, path: str, wanted: list[str], encoding: str | None) -> So
         elif split not in task.validation[1:]:
             names, suffixes = "|".join(_names(task, split)), "|".join(end for end in READERS if not end.endswith(".gz"))
             there = sorted(Path(path).expanduser().iterdir())
-            found = (
+            there = (
                 nearest(split + there[0].suffix, (entry.name for entry in there)) if there else "the folder is empty"
             )
             raise UserError(
-                f"data.path: '{path}' has no file for the split '{split}'; looked for ({names})({suffixes}), {found}"
+                f"data.path: '{path}' has no file for the split '{split}'; looked for ({names})({suffixes}), {there}"
             )
     return sources
 
@@ -208,23 +208,23 @@ def custom_sources(
     place = Path(path).expanduser()
     if place.is_file():
         check_suffix(f"data.path: '{path}'", place)
-        found = {"train": file_source(task, [place], encoding)}
+        sources = {"train": file_source(task, [place], encoding)}
     elif _is_saved(place):
-        found = _saved(task, place)
+        sources = _saved(task, place)
     else:
         files = {split: find_split(task, path, split) for split in ("train", "validation", "test")}
-        found = {split: file_source(task, [file], encoding) for split, file in files.items() if file is not None}
-        if not found and is_repository(place):
-            found = read_repository(task, place, f"data.path: '{path}'", encoding)
+        sources = {split: file_source(task, [file], encoding) for split, file in files.items() if file is not None}
+        if not sources and is_repository(place):
+            sources = read_repository(task, place, f"data.path: '{path}'", encoding)
     if is_one_table(place) and (whole or ALL in wanted):
-        return dict.fromkeys((split for split in wanted if split not in task.validation[1:]), found["train"])
-    missing = tuple(split for split in ("validation", "test") if split not in found)
-    if missing in _PARTS and "train" in found:
-        rows = found["train"]
-        found |= {split: replace(rows, part=part, seed=seed, split=split) for split, part in _PARTS[missing].items()}
-    if "validation" in found and task.validation[0] != "validation":  # MNLI
-        found[task.validation[0]] = found.pop("validation")
-    return found
+        return dict.fromkeys((split for split in wanted if split not in task.validation[1:]), sources["train"])
+    missing = tuple(split for split in ("validation", "test") if split not in sources)
+    if missing in _PARTS and "train" in sources:
+        rows = sources["train"]
+        sources |= {split: replace(rows, part=part, seed=seed, split=split) for split, part in _PARTS[missing].items()}
+    if "validation" in sources and task.validation[0] != "validation":  # MNLI
+        sources[task.validation[0]] = sources.pop("validation")
+    return sources
 
 
 def _saved(task: Task, folder: Path) -> Sources:
@@ -234,10 +234,10 @@ def _saved(task: Task, folder: Path) -> Sources:
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
         refuse_pointer(file)
     try:
-        found = datasets.load_from_disk(str(folder))
+        saved = datasets.load_from_disk(str(folder))
     except Exception as error:  # missing or broken files: datasets raises many classes
         raise UserError(f"data.path: '{folder}' is no readable dataset: {str(error).splitlines()[0][:160]}") from error
-    splits = found if isinstance(found, datasets.DatasetDict) else {"train": found}
+    splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
     return sources_of(task, f"data.path: '{folder}'", {str(split): rows for split, rows in splits.items()})
 
 
@@ -258,6 +258,6 @@ def _whole_sources(task: Task, path: str | None, revision: str | None, encoding:
     if path is not None:
         folder = Path(path).expanduser()
         return read_repository(task, folder, f"data.path: '{path}'", encoding) if is_repository(folder) else {}
-    if (found := located(task.name, None, revision)) is None:
+    if (repository := located(task.name, None, revision)) is None:
         return _embedded(task)
-    return read_repository(task, found.folder, f"data.task: '{task.name}'")
+    return read_repository(task, repository.folder, f"data.task: '{task.name}'")

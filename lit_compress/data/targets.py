@@ -97,8 +97,8 @@ def with_vectors(encoded: Dataset, vectors: torch.Tensor, key: str) -> Dataset:
 
 def _dense(task: Task) -> list[str]:
     """Return a hash of every Dense module after the net."""
-    found = map(read_dense, map(Path, task.pooling.dense))
-    return [short_hash(dense.weight.tolist(), None if dense.bias is None else dense.bias.tolist()) for dense in found]
+    layers = map(read_dense, map(Path, task.pooling.dense))
+    return [short_hash(dense.weight.tolist(), None if dense.bias is None else dense.bias.tolist()) for dense in layers]
 
 
 def _digest(net: PreTrainedModel) -> str:
@@ -120,9 +120,9 @@ def vectors_of(net: Any, batches: Iterable[dict[str, torch.Tensor]], task: Task)
         task: of kind embedding.
     """
     device, kind = current_device(), task_type(task)
-    net, found, rows = net.to(device).eval(), [], []
+    net, vectors, rows = net.to(device).eval(), [], []
     for batch in batches:
         moved = to_device(batch, device)
-        found.append(kind.logits(net(**kind.inputs(net, moved)), moved)[:, 0].float().cpu())
+        vectors.append(kind.logits(net(**kind.inputs(net, moved)), moved)[:, 0].float().cpu())
         rows.append(batch["index"])
-    return torch.cat(found)[torch.cat(rows).argsort()]
+    return torch.cat(vectors)[torch.cat(rows).argsort()]

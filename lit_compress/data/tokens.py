@@ -49,7 +49,7 @@ def changed_inputs(data: DataModule, other: DataModule, old: Sequence[int]) -> i
     changed = abs(len(before) - len(after))
     for first, second in zip(before.iter(CHUNK), after.iter(CHUNK), strict=False):
         pairs = zip(*(zip(*(part[name] for name in columns), strict=True) for part in (first, second)), strict=False)
-        changed += sum(list(ids) != [names[text].tolist() for text in found] for ids, found in pairs)
+        changed += sum(list(ids) != [names[text].tolist() for text in texts] for ids, texts in pairs)
     return changed
 
 

@@ -43,15 +43,15 @@ def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str
         return []
     rows = data.validation_rows[0]
     rows = rows.select(range(min(most, len(rows))))
-    found = []
+    by_net = []
     for net, read in nets:
         pieces = _pieces(net, read, len(rows))
-        found.append([kind.answer(task, row, some) for row, some in zip(rows, pieces, strict=True)])
+        by_net.append([kind.answer(task, row, some) for row, some in zip(rows, pieces, strict=True)])
     lines = []
     for number, row in enumerate(rows):
         texts = {name: row[name] for name in task.text}
         label = kind.given(task, row[task.label]) if task.label in row else None
-        both = [next(iter(some[number].values())) for some in found]
+        both = [next(iter(some[number].values())) for some in by_net]
         lines.append({"texts": texts, "given": label, "answers": both})
     return lines
 
@@ -63,15 +63,15 @@ def _pieces(net: PreTrainedModel, data: DataModule, rows: int) -> list[list[Any]
     batches, numbers = _inputs(loader.dataset, rows)
     device = current_device()
     net = net.to(device).eval()
-    found: list[list[Any]] = [[] for _ in range(rows)]
+    by_row: list[list[Any]] = [[] for _ in range(rows)]
     parts = [numbers[i : i + data.eval_rows] for i in range(0, len(numbers), data.eval_rows)]
     for part in track(parts, "answers", len(parts)):
         batch = batches[part]
         outputs = kind.outputs(net, to_device(batch, device), data.tokenizer).cpu()
         for number, piece in kind.pieces(task, outputs, batch):
-            found[number].append(piece)
+            by_row[number].append(piece)
     net.to("cpu")
-    return found
+    return by_row
 
 
 def _inputs(whole: PaddedBatches, rows: int) -> tuple[PaddedBatches, list[int]]:
@@ -100,19 +100,19 @@ def changes(lines: Sequence[dict[str, Any]], kind: str, labels: Sequence[str] = 
         shown.sort(key=lambda line: -abs(line["after"] - line["before"]))
         return {"rows": len(lines), "changed": None, "examples": shown[:EXAMPLES]}
     other = [line for line in shown if line["before"] != line["after"]]
-    found: dict[str, Any] = {"rows": len(lines), "changed": len(other)}
+    summary: dict[str, Any] = {"rows": len(lines), "changed": len(other)}
     if KINDS[kind].classes:
         wrong = [line for line in other if line["before"] == line["given"]]
         right = [line for line in other if line["after"] == line["given"]]
         other = wrong + right + [line for line in other if line["given"] not in (line["before"], line["after"])]
-        found |= {"became_wrong": len(wrong), "became_right": len(right)}
-        found["p_value"] = sign_test(len(wrong), len(right))
+        summary |= {"became_wrong": len(wrong), "became_right": len(right)}
+        summary["p_value"] = sign_test(len(wrong), len(right))
     if kind == "classification" and 1 < len(labels) <= MOST_CLASSES:
-        found["confusion"] = {
+        summary["confusion"] = {
             "labels": list(labels),
             **{key: _table(shown, key, labels) for key in ("before", "after")},
         }
-    return found | {"examples": other[:EXAMPLES]}
+    return summary | {"examples": other[:EXAMPLES]}
 
 
 def _table(lines: Sequence[dict[str, Any]], key: str, labels: Sequence[str]) -> list[list[int]]:

@@ -108,7 +108,7 @@ def read_claims(rows: Any, budget: Any = str) -> list[Claim]:
     """
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError("claims: give a list, one mapping per claim, e.g. {text: ..., above: LPAF, below: SVD}")
-    known, found = [name for name in Claim.__dataclass_fields__ if name != "pairs"], []
+    known, claims = [name for name in Claim.__dataclass_fields__ if name != "pairs"], []
     for row in rows:
         for key in row:
             if key not in known:
@@ -123,8 +123,8 @@ def read_claims(rows: Any, budget: Any = str) -> list[Claim]:
         for key in ("times", "by"):
             if not isinstance(values.get(key, 0), int | float):
                 raise UserError(f"claims: {key} of '{row['text']:.60}' is '{values[key]}'; give a number")
-        found.append(Claim(**values | {"budgets": tuple(budget(b) for b in values["budgets"])}))
-    return found
+        claims.append(Claim(**values | {"budgets": tuple(budget(b) for b in values["budgets"])}))
+    return claims
 
 
 @dataclass(frozen=True)
@@ -168,32 +168,32 @@ def evaluate_claims(
         task: that all results are of.
         less_is_better: for the score ``metric``, e.g. perplexity: "more" then means less.
     """
-    found = [
+    compared = [
         [] if claim.tasks and task not in claim.tasks else list(_comparisons(claim, results, less_is_better))
         for claim in claims
     ]
-    tested = [each for some in found for each in some if each.by_chance]
+    tested = [each for some in compared for each in some if each.by_chance]
     corrected = dict(zip(map(id, tested), holm([each.p or 0.0 for each in tested]), strict=True))
-    return [_entry(claim, some, task, corrected) for claim, some in zip(claims, found, strict=True)]
+    return [_entry(claim, some, task, corrected) for claim, some in zip(claims, compared, strict=True)]
 
 
-def _entry(claim: Claim, found: list[_Comparison], task: str, corrected: Mapping[int, float]) -> dict[str, str]:
+def _entry(claim: Claim, comparisons: list[_Comparison], task: str, corrected: Mapping[int, float]) -> dict[str, str]:
     """Return what is said of a claim; ``corrected`` has the probabilities of all comparisons that chance may decide."""
     own = {"text": claim.text, "paper": claim.paper}
-    if not found:
+    if not comparisons:
         return own | {
             "verdict": "not measured", "test": "", "detail": f"is about {', '.join(claim.tasks)}, not {task}"
         }  # fmt: skip
-    verdicts = [each.verdict(corrected.get(id(each), each.p)) for each in found]
+    verdicts = [each.verdict(corrected.get(id(each), each.p)) for each in comparisons]
     details = []
-    for each, verdict in zip(found, verdicts, strict=True):
+    for each, verdict in zip(comparisons, verdicts, strict=True):
         text = each.detail
         if each.test:
             text += f", p {_shown(each.p)}"
         if each.by_chance and len(corrected) > 1:
             text += f", {_shown(corrected[id(each)])} corrected for {len(corrected)} comparisons"
-        details.append(text + (f" ({verdict})" if len(found) > 1 else ""))
-    tests = dict.fromkeys(each.test for each in found if each.test)
+        details.append(text + (f" ({verdict})" if len(comparisons) > 1 else ""))
+    tests = dict.fromkeys(each.test for each in comparisons if each.test)
     verdict = min(verdicts, key=_WORST.index)
     return own | {"verdict": verdict, "test": "; ".join(tests), "detail": "; ".join(details)}
 

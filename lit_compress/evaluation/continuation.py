@@ -41,10 +41,10 @@ def continuations(
     prompt = tokenizers[0].decode(encoded[0]["input_ids"][:PROMPT], skip_special_tokens=True)
     ids = [_written(net, data.tokenizer, prompt) for net, data in (dense, compressed)]
     if tokenizers[0] is not tokenizers[1]:
-        pieces: list[list[Any]] = [tok.convert_ids_to_tokens(found) for tok, found in zip(tokenizers, ids, strict=True)]
+        pieces: list[list[Any]] = [tok.convert_ids_to_tokens(row) for tok, row in zip(tokenizers, ids, strict=True)]
     else:
         pieces = ids
-    first, second = (tok.decode(found, skip_special_tokens=True) for tok, found in zip(tokenizers, ids, strict=True))
+    first, second = (tok.decode(row, skip_special_tokens=True) for tok, row in zip(tokenizers, ids, strict=True))
     return {
         "prompt": prompt, "dense": first, "compressed": second, "tokens": len(ids[0]), "same": _same(*pieces),
     }  # fmt: skip
@@ -73,8 +73,8 @@ def _written(net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: s
     inputs = torch.tensor([ids], device=net.device)
     settings = _likeliest(net, new)
     written = net.eval().generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)  # type: ignore[operator]
-    found = written[0].tolist()
-    return found[1:] if net.config.is_encoder_decoder else found[len(ids) :]
+    tokens = written[0].tolist()
+    return tokens[1:] if net.config.is_encoder_decoder else tokens[len(ids) :]
 
 
 def _likeliest(net: PreTrainedModel, new: int) -> GenerationConfig:

@@ -51,10 +51,10 @@ def evaluate(
                 moved = to_device(batch, device)
                 outputs = kind.outputs(net, moved, data.tokenizer)
                 kind.observe(metrics, outputs.cpu(), batch)
-        found = {name: float(value) for name, value in metrics.compute().items()}
+        scores = {name: float(value) for name, value in metrics.compute().items()}
         if sure:
-            found |= _bounds(metrics, found, len(loader.dataset) if kind.one_text else len(texts))
-        values |= {f"{prefix}/{name}": value for name, value in found.items()}
+            scores |= _bounds(metrics, scores, len(loader.dataset) if kind.one_text else len(texts))
+        values |= {f"{prefix}/{name}": value for name, value in scores.items()}
     net.to("cpu")
     return values
 

@@ -91,15 +91,15 @@ def intervals(metrics: MetricCollection, values: Mapping[str, float], rows: int)
         values: what they compute.
         rows: their number.
     """
-    found: dict[str, Interval] = {}
+    bounds: dict[str, Interval] = {}
     if not rows:
-        return found
+        return bounds
     for name, value in values.items():
         if name in FRACTIONS:
-            found[name] = wilson(value, rows)
+            bounds[name] = wilson(value, rows)
     for name, metric in metrics.items(keep_base=True):
-        found |= _drawn(name, metric)
-    return {name: found[name] for name in values if name in found}
+        bounds |= _drawn(name, metric)
+    return {name: bounds[name] for name in values if name in bounds}
 
 
 def _drawn(name: str, metric: Metric) -> dict[str, Interval]:

@@ -124,8 +124,8 @@ class Entities(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         """Return entity_f1, entity_precision, entity_recall and word_accuracy of all words of all ranks."""
-        found = dim_zero_cat(self.words) if len(self.words) else torch.zeros(0, 4, dtype=torch.long)
-        rows = sorted(found.tolist())  # by row, then by word
+        words = dim_zero_cat(self.words) if len(self.words) else torch.zeros(0, 4, dtype=torch.long)
+        rows = sorted(words.tolist())  # by row, then by word
         predicted, true = ([(row[0], self.names[row[i]]) for row in rows] for i in (2, 3))
         predicted_set, true_set = set(entities(predicted)), set(entities(true))
         right, n_predicted, n_true = len(predicted_set & true_set), len(predicted_set), len(true_set)
@@ -149,7 +149,7 @@ def entities(words: Sequence[tuple[int, str]]) -> list[tuple[str, int, int]]:
     Tags are ``O`` or a prefix and a type, ``B-PER``: B begins an entity, I continues one of the same type or else
     begins one (IOB1, IOB2), E ends one, S is an entity of one word.
     """
-    found: list[tuple[str, int, int]] = []
+    spans: list[tuple[str, int, int]] = []
     last: tuple[int, str, bool] | None = None  # entity of the word before: its row, its type, whether it may go on
     for place, (row, tag) in enumerate(words):
         prefix, _, kind = tag.partition("-")
@@ -157,11 +157,11 @@ def entities(words: Sequence[tuple[int, str]]) -> list[tuple[str, int, int]]:
             last = None
             continue
         if prefix in "IE" and last == (row, kind, True):
-            found[-1] = (kind, found[-1][1], place)
+            spans[-1] = (kind, spans[-1][1], place)
         else:
-            found.append((kind, place, place))
+            spans.append((kind, place, place))
         last = (row, kind, prefix in "BI")
-    return found
+    return spans
 
 
 class Answers(Metric):
@@ -195,21 +195,21 @@ class Answers(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         """Return the scores of all questions of all ranks."""
-        found: dict[int, list[Piece]] = {}
+        windows: dict[int, list[Piece]] = {}
         if len(self.examples):
             pieces = as_pieces(dim_zero_cat(self.places), dim_zero_cat(self.scores))
             for example, piece in zip(dim_zero_cat(self.examples).tolist(), pieces, strict=True):
-                found.setdefault(example, []).append(piece)
-        values = answer_scores(self.task, self.rows, found)
+                windows.setdefault(example, []).append(piece)
+        values = answer_scores(self.task, self.rows, windows)
         return {name: torch.tensor(value, device=self.device) for name, value in values.items()}
 
 
-def answer_scores(task: Task, rows: Any, found: dict[int, list[Piece]]) -> dict[str, float]:
-    """Return the metrics of :class:`Answers`; ``found`` has the answers in every window, by number of the row."""
+def answer_scores(task: Task, rows: Any, windows: dict[int, list[Piece]]) -> dict[str, float]:
+    """Return the metrics of :class:`Answers`; ``windows`` has the answers in every window, by number of the row."""
     threshold = task.spans.null_threshold
     # per question: has it an answer; null score - span score; (exact match, F1) as answered, of the best span, of none
     questions = []
-    for number, pieces in found.items():
+    for number, pieces in windows.items():
         row = rows[number]
         null, spans = merge(pieces, 1)
         truths = [text for text in row[task.label]["text"] if threshold is None or normalize(text)]

@@ -33,17 +33,17 @@ def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int
     net = net.to(device).eval()
     loader = data.predict_dataloader()
     task, kind, texts = data.record, task_type(data.record), data.prediction_texts
-    found: dict[int, list[Any]] = {number: [] for number in range(len(texts))}
+    by_row: dict[int, list[Any]] = {number: [] for number in range(len(texts))}
     for batch in track(loader, "predict", len(loader)):
         with torch.inference_mode():
             moved = to_device(batch, device)
             outputs = kind.outputs(net, moved, data.tokenizer).cpu()
         for number, piece in kind.pieces(task, outputs, batch):
-            found[number].append(piece)
+            by_row[number].append(piece)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for number, row in enumerate(texts):
-            line = {**_shown(row), **kind.answer(task, row, found[number])}
+            line = {**_shown(row), **kind.answer(task, row, by_row[number])}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return len(texts)
 

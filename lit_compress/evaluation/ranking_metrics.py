@@ -102,7 +102,7 @@ class Ranking(Metric):
 
     def values(self) -> dict[str, Tensor]:
         """Return the scores [queries] by name, of all queries of all ranks."""
-        found: dict[str, list[Tensor]] = {"ndcg_at_10": [], "mrr_at_10": []}
+        by_metric: dict[str, list[Tensor]] = {"ndcg_at_10": [], "mrr_at_10": []}
         if len(self.logits):
             logits, relevance, queries = _in_order(self.rows, self.logits, self.relevance, self.queries)
             order = queries.argsort(stable=True)
@@ -110,9 +110,9 @@ class Ranking(Metric):
             for rows in order.split(sizes):
                 scores, wanted = logits[rows], relevance[rows]
                 if wanted.any():
-                    found["ndcg_at_10"].append(retrieval_normalized_dcg(scores, wanted, top_k=TOP))
-                    found["mrr_at_10"].append(retrieval_reciprocal_rank(_ranked(scores), wanted >= 0.5, top_k=TOP))
-        return {name: torch.stack(some).double() if some else torch.zeros(0) for name, some in found.items()}
+                    by_metric["ndcg_at_10"].append(retrieval_normalized_dcg(scores, wanted, top_k=TOP))
+                    by_metric["mrr_at_10"].append(retrieval_reciprocal_rank(_ranked(scores), wanted >= 0.5, top_k=TOP))
+        return {name: torch.stack(some).double() if some else torch.zeros(0) for name, some in by_metric.items()}
 
     def compute(self) -> dict[str, Tensor]:
         """Return the means over the queries; 0 without any."""
@@ -143,19 +143,19 @@ def _ranked(scores: Tensor) -> Tensor:
     torchmetrics takes documents with scores of 0 and below as irrelevant in recall and reciprocal rank, and breaks ties
     in any order.
     """
-    found = torch.empty_like(scores)
-    found[scores.argsort(descending=True, stable=True)] = torch.arange(len(scores), 0, -1, dtype=scores.dtype)
-    return found
+    ranks = torch.empty_like(scores)
+    ranks[scores.argsort(descending=True, stable=True)] = torch.arange(len(scores), 0, -1, dtype=scores.dtype)
+    return ranks
 
 
 def _means(scores: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Return the mean of every score; 0 without any."""
-    found = {name: values.mean() if len(values) else torch.zeros(()) for name, values in scores.items()}
-    return {name: value.float().to(device) for name, value in found.items()}
+    means = {name: values.mean() if len(values) else torch.zeros(()) for name, values in scores.items()}
+    return {name: value.float().to(device) for name, value in means.items()}
 
 
 def _first(vectors: Tensor, numbers: Tensor, count: int) -> Tensor:
     """Return for every number below ``count`` a vector [width] that has it."""
-    found = vectors.new_zeros(count, vectors.shape[-1])
-    found[numbers] = vectors
-    return found
+    placed = vectors.new_zeros(count, vectors.shape[-1])
+    placed[numbers] = vectors
+    return placed

@@ -38,8 +38,8 @@ class Rouge(Metric):
 
     def update(self, preds: Sequence[str], target: Sequence[str]) -> None:
         """Add one batch."""
-        found = [_scorer().score(true, text) for text, true in zip(preds, target, strict=True)]
-        rows = [[scores[name].fmeasure for name in ROUGE] for scores in found]
+        by_text = [_scorer().score(true, text) for text, true in zip(preds, target, strict=True)]
+        rows = [[scores[name].fmeasure for name in ROUGE] for scores in by_text]
         self.scores.append(torch.tensor(rows, device=self.device).view(-1, len(ROUGE)))
 
     def compute(self) -> dict[str, Tensor]:

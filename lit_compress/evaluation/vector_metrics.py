@@ -29,5 +29,5 @@ class TeacherCosine(Metric):
 
     def compute(self) -> Tensor:
         """Return their mean; 0 without any."""
-        found = self.values()
-        return (found.mean() if len(found) else torch.zeros(())).float().to(self.device)
+        values = self.values()
+        return (values.mean() if len(values) else torch.zeros(())).float().to(self.device)

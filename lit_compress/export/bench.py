@@ -70,8 +70,8 @@ class Settings:
     def shapes(self, limit: int) -> list[tuple[int, int]]:
         """Return batch and length of all shapes that nets read which have ``limit`` positions, the cheapest first."""
         lengths = {length for length in (*self.lengths, *(length for _, length in self.own)) if length <= limit}
-        found = [(batch, length) for batch in set(self.batches) for length in lengths]
-        return sorted(found, key=lambda shape: (shape[0] * shape[1], shape))
+        pairs = [(batch, length) for batch in set(self.batches) for length in lengths]
+        return sorted(pairs, key=lambda shape: (shape[0] * shape[1], shape))
 
 
 class BenchedNet:
@@ -128,8 +128,8 @@ class BenchedNet:
 
     def inputs(self, batch: int, length: int, padded: bool = False) -> Inputs:
         """Return arrays of random tokens; ``padded``: half of the second text is padding."""
-        found = example_inputs(self.net, self.tokenizer, batch, length, padded)
-        return {name: value.numpy() for name, value in found.items()}
+        tensors = example_inputs(self.net, self.tokenizer, batch, length, padded)
+        return {name: value.numpy() for name, value in tensors.items()}
 
     def at_tokens(self, results: Sequence[Any], inputs: Inputs) -> np.ndarray:
         """Return the results as one array, without those of padding."""
@@ -246,7 +246,7 @@ def bench(
 
 def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]]) -> list[OpenedProgram]:
     """Load every net in every runtime that can have it and agrees with PyTorch; append the others to ``left_out``."""
-    found = []
+    opened = []
     for source in sources:
         probes = [source.inputs(*shape, padded=True) for shape in PROBES]
         eager = RUNTIMES["eager"].load(source.folder, source.setting)
@@ -262,7 +262,7 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
                     raise LookupError(
                         f"its results differ from PyTorch's by {difference:.1e}, more than {runtime.tolerance:.0e}"
                     )
-                found.append(OpenedProgram(source, runtime, path, run, difference))
+                opened.append(OpenedProgram(source, runtime, path, run, difference))
             except Exception as error:  # compilers, exporters and runtimes raise anything
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 reason = {"what": f"{name} of the {source.label} net", "why": lines[0][:160]}
@@ -270,9 +270,9 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
                     reason["what"] = name
                 if reason not in left_out:
                     left_out.append(reason)
-    if not found:
+    if not opened:
         raise UserError(f"bench: no runtime is left; {left_out[-1]['what']}: {left_out[-1]['why']}")
-    return found
+    return opened
 
 
 def _check_installed(runtime: Runtime) -> None:
@@ -281,9 +281,9 @@ def _check_installed(runtime: Runtime) -> None:
         raise ModuleNotFoundError(f"not installed; pip install {' '.join(missing)}")
 
 
-def _difference(found: np.ndarray, expected: np.ndarray) -> float:
+def _difference(results: np.ndarray, expected: np.ndarray) -> float:
     """Return the largest difference, relative above 1."""
-    return float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
+    return float(np.abs(results - expected).max() / max(1.0, np.abs(expected).max()))
 
 
 def _versions(programs: Sequence[OpenedProgram]) -> dict[str, str]:
@@ -334,13 +334,13 @@ def shape_entry(
     ``over_dense`` compares a net with the dense one in the same runtime, ``over_eager`` a runtime with PyTorch's for
     the same net.
     """
-    found = {(p.source.label, p.runtime.name): record for p, record in zip(programs, times, strict=True)}
+    by_program = {(p.source.label, p.runtime.name): record for p, record in zip(programs, times, strict=True)}
     entries = []
-    for (net, runtime), record in found.items():
+    for (net, runtime), record in by_program.items():
         entry = {"net": net, "runtime": runtime, **summary(record), "steady": is_steady(record)}
         for name, other in (("over_dense", ("dense", runtime)), ("over_eager", (net, "eager"))):
-            if other in found and other != (net, runtime):
-                gain = speedup(found[other], record)
+            if other in by_program and other != (net, runtime):
+                gain = speedup(by_program[other], record)
                 entry[name] = {**asdict(gain), "verdict": gain.verdict}
         entries.append(entry)
     return {"batch": batch, "length": length, "rounds": len(times[0]), "times": entries}

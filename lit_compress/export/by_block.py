@@ -136,8 +136,8 @@ def write_parts(
         specs = paths[-1].with_suffix(".json")
         if not paths[-1].is_file():
             with torch.no_grad():
-                tensors, found = part(i)
-            write_json(specs, found)
+                tensors, specs_of_part = part(i)
+            write_json(specs, specs_of_part)
             _write(tensors.items(), kind, paths[-1])
         structure |= read_json("--by_block", specs, dict)
     for path in paths:
@@ -225,7 +225,7 @@ def write_report(
     report = compared(task, method, stages, timing, config)
     report["metric"] |= {"rows": data.validation_size(), "available": data.validation_available()}
     key = f"val/{task.metrics[0]}"
-    add_intervals(report, {name: interval_of(found, key) for name, found in zip(stages, scores, strict=True)})
+    add_intervals(report, {name: interval_of(metrics, key) for name, metrics in zip(stages, scores, strict=True)})
     report |= {
         "export_difference": None, "round_to": None, "pivot": None, "vocabulary": None, "embeddings": None,
         "dtype": choices.dtype, "ordinary": not (out / f"{MODULE}.py").exists(), "refuses": bool(describe(form)),

@@ -69,12 +69,12 @@ class Certificate:
         """
         batches, differences = self.inputs(net, data), []
         for inputs, expected in zip(batches, self._expected, strict=True):
-            found = self._stacked(run(inputs))
-            if found.shape[-1] != expected.shape[-1]:  # a token has another number in the vocabulary of the export
-                expected = expected[..., self._numbers(data, found.shape[-1])]
-            if found.shape == expected.shape:  # not where a text has other pieces now
-                found, expected = (self._kind.at_tokens(results, inputs) for results in (found, expected))
-                differences.append((found - expected).abs().max() / expected.abs().max().clamp_min(1))
+            answered = self._stacked(run(inputs))
+            if answered.shape[-1] != expected.shape[-1]:  # a token has another number in the vocabulary of the export
+                expected = expected[..., self._numbers(data, answered.shape[-1])]
+            if answered.shape == expected.shape:  # not where a text has other pieces now
+                answered, expected = (self._kind.at_tokens(results, inputs) for results in (answered, expected))
+                differences.append((answered - expected).abs().max() / expected.abs().max().clamp_min(1))
         difference = float(torch.stack(differences).max()) if differences else None
         allowed = TOLERANCE[form["format"]] if same else None
         if allowed is not None and (difference is None or not difference <= allowed):
@@ -91,13 +91,13 @@ class Certificate:
 
     def inputs(self, net: PreTrainedModel, data: DataModule) -> list[Inputs]:
         """Return what ``net`` reads of the rows."""
-        takes, source, found = inspect.signature(net.forward).parameters, _batches(data, self._split), []
+        takes, source, batches = inspect.signature(net.forward).parameters, _batches(data, self._split), []
         for rows in self._rows:
             inputs = self._kind.inputs(net, source[rows])
             if self._kind.one_text:
                 inputs = {name: value[:, :TOKENS] for name, value in inputs.items()}
-            found.append({name: value for name, value in inputs.items() if name in takes})
-        return found
+            batches.append({name: value for name, value in inputs.items() if name in takes})
+        return batches
 
     def _stacked(self, results: Inputs) -> Tensor:
         return torch.stack([results[name].float() for name in self._kind.results])

@@ -65,8 +65,8 @@ def check_export(net: PreTrainedModel, folder: Path) -> float:
         if done.returncode:
             raise UserError(f"export: '{folder}' does not load by itself: {done.stderr.strip().splitlines()[-1]}")
         tensors = load_file(Path(work) / "result.safetensors")
-        found = kind.at_tokens(torch.stack([tensors[name] for name in kind.results]), probe)
-    difference = float((found - expected).abs().max())
+        loaded = kind.at_tokens(torch.stack([tensors[name] for name in kind.results]), probe)
+    difference = float((loaded - expected).abs().max())
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
         raise UserError(
             f"export: the reloaded logits differ by {difference:.2e}, more than {TOLERANCE:.0e}; nothing was exported"

@@ -59,8 +59,8 @@ class Choices:
         >>> Choices(embeddings="rank=64").rank
         64
         """
-        found = re.fullmatch(r"rank=(\d+)", self.embeddings or "")
-        return int(found[1]) if found else None
+        match = re.fullmatch(r"rank=(\d+)", self.embeddings or "")
+        return int(match[1]) if match else None
 
     @property
     def half(self) -> bool:

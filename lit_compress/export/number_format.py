@@ -94,12 +94,12 @@ def _nodes_of(path: Path, modules: set[str]) -> list[str]:
     """Return the names of the nodes of a program that modules of the net have become, by the exporter's metadata."""
     import onnx
 
-    wanted, found = {f"net.{name}" for name in modules}, []
+    wanted, nodes = {f"net.{name}" for name in modules}, []
     for node in onnx.load(path).graph.node:
         scopes = [item.value for item in node.metadata_props if item.key == _SCOPES]
         if wanted & {name for value in scopes for name in ast.literal_eval(value)}:
-            found.append(node.name)
-    return found
+            nodes.append(node.name)
+    return nodes
 
 
 class OnnxProgram(nn.Module):
@@ -123,8 +123,8 @@ class OnnxProgram(nn.Module):
         """Return the results by name, on the device of the inputs."""
         device = inputs["input_ids"].device
         given = {name: inputs[name].cpu().numpy() for name in self.takes}
-        found = zip(self.gives, self.session.run(self.gives, given), strict=True)
-        return SimpleNamespace(**{name: torch.from_numpy(value).to(device) for name, value in found})
+        arrays = zip(self.gives, self.session.run(self.gives, given), strict=True)
+        return SimpleNamespace(**{name: torch.from_numpy(value).to(device) for name, value in arrays})
 
 
 class _Ranges:

@@ -124,11 +124,11 @@ def _difference(module: _Logits, run: Callable[[Inputs], Inputs], inputs: Inputs
     """Return the largest difference between the results of ``run`` and ``module`` at tokens, relative above 1."""
     kind = task_type_of_net(module.net.config)
     with torch.inference_mode():
-        found, expected = (
+        answered, expected = (
             kind.at_tokens(torch.stack([output[name] for name in module.results]), inputs)
             for output in (run(inputs), module(**inputs))
         )
-    return (found - expected).abs().max() / expected.abs().max().clamp_min(1)
+    return (answered - expected).abs().max() / expected.abs().max().clamp_min(1)
 
 
 def program_bytes(path: Path) -> int:
@@ -197,8 +197,8 @@ def _read_onnx(path: Path, results: tuple[str, ...]) -> Callable[[Inputs], Input
     names = [item.name for item in session.get_inputs()]
 
     def run(given: Inputs) -> Inputs:
-        found = session.run(list(results), {name: given[name].numpy() for name in names})
-        return {name: torch.from_numpy(value) for name, value in zip(results, found, strict=True)}
+        outputs = session.run(list(results), {name: given[name].numpy() for name in names})
+        return {name: torch.from_numpy(value) for name, value in zip(results, outputs, strict=True)}
 
     return run
 
@@ -211,7 +211,7 @@ def _read_openvino(path: Path, results: tuple[str, ...]) -> Callable[[Inputs], I
     names = [item.any_name for item in model.inputs]
 
     def run(given: Inputs) -> Inputs:
-        found = model({name: given[name].numpy() for name in names})
-        return {name: torch.from_numpy(found[name].copy()) for name in results}
+        outputs = model({name: given[name].numpy() for name in names})
+        return {name: torch.from_numpy(outputs[name].copy()) for name in results}
 
     return run

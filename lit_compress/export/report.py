@@ -62,12 +62,12 @@ def commit() -> str | None:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
-    found = subprocess.run(
+    described = subprocess.run(
         ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
         capture_output=True,
         text=True,
     )
-    return found.stdout.strip() or None
+    return described.stdout.strip() or None
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ class Measured:
         ``whole`` is the number of weights of the dense net's sites (the configuration of an ordinary export has smaller
         sizes).
         """
-        found = measure(self.net, reading_length(self.net, task))
-        stored = found["params"]["sites"] / whole
-        found["density"] = stored if self.merged else found["density"] * dense_site_params(self.net) / whole
+        numbers = measure(self.net, reading_length(self.net, task))
+        stored = numbers["params"]["sites"] / whole
+        numbers["density"] = stored if self.merged else numbers["density"] * dense_site_params(self.net) / whole
         return {
             "metric": self.metric,
             "initial": self.initial,
-            **found,
-            "kept": found["density"] if self.kept is None else self.kept,
+            **numbers,
+            "kept": numbers["density"] if self.kept is None else self.kept,
             "stored": stored,
             "bytes": net_bytes(self.folder),
         }
@@ -125,8 +125,8 @@ def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task
     """
     length = reading_length(nets[0], task)
     times = forward_times(nets, length)
-    for item, found in zip(entries, times, strict=True):
-        item["latency_ms"] = {**summary(found), "batch": 1, "length": length, "threads": 1}
+    for item, times_of_net in zip(entries, times, strict=True):
+        item["latency_ms"] = {**summary(times_of_net), "batch": 1, "length": length, "threads": 1}
     widest, gain = max(map(spread, times)), speedup(times[0], times[-1])
     return {
         "rounds": len(times[0]), "spread": widest, "steady": widest <= STEADY,
@@ -169,16 +169,16 @@ def compared(
     }  # fmt: skip
 
 
-def add_intervals(report: dict[str, Any], found: Mapping[str, Interval | None]) -> None:
+def add_intervals(report: dict[str, Any], intervals: Mapping[str, Interval | None]) -> None:
     """Add ``interval``, in which 95 of 100 samples have the metric, to every net; null where it was not computed.
 
     Args:
         report: with the number of rows of the metric.
-        found: by stage, ``compressed`` for the export; that of a fraction of rows follows from the fraction.
+        intervals: by stage, ``compressed`` for the export; that of a fraction of rows follows from the fraction.
     """
-    of_rows = found.get("compressed") is not None and report["metric"]["name"] in FRACTIONS
+    of_rows = intervals.get("compressed") is not None and report["metric"]["name"] in FRACTIONS
     for name, entry in report["stages"].items():
-        ends = wilson(entry["metric"], report["metric"]["rows"]) if of_rows else found.get(name)
+        ends = wilson(entry["metric"], report["metric"]["rows"]) if of_rows else intervals.get(name)
         entry["interval"] = ends and list(ends)
 
 
@@ -203,9 +203,9 @@ def _part(some: int, all_of_them: int) -> str:
 
 def score_line(report: dict[str, Any]) -> str:
     """Return the metric of the compressed net with its standard error and its number of rows, for the screen."""
-    found, metric = report["compressed"], report["metric"]
+    compressed, metric = report["compressed"], report["metric"]
     rows = f" ({counted(report)})" if "rows" in metric else ""  # not in reports of earlier versions
-    return f"dev {metric['name']} {found['metric']:.4f} {_error(found)}".rstrip() + rows
+    return f"dev {metric['name']} {compressed['metric']:.4f} {_error(compressed)}".rstrip() + rows
 
 
 def pivot_line(report: dict[str, Any]) -> str:
@@ -227,8 +227,8 @@ def short(value: float) -> str:
 
 def _timed(entry: dict[str, Any], key: str, show: Callable[[float], str] = "{:.2f}".format) -> str:
     """Return a net's latency as it is shown; empty where it was not timed."""
-    found = entry["latency_ms"][key]
-    return "" if found is None else show(found)
+    milliseconds = entry["latency_ms"][key]
+    return "" if milliseconds is None else show(milliseconds)
 
 
 _Show = Callable[[dict[str, Any]], str]
@@ -274,9 +274,9 @@ def rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         shown = [show(report["stages"][name]) for name in names]
         if any(shown):
             body.append([label.format(**words), *shown, _ratio(report, label, value)])
-    if found := report.get("budget"):
-        reached = shown_value(found["kind"], found["reached"])
-        body.append([f"budget {found['asked']}", *[""] * (len(names) - 1), reached, verdict(found["met"])])
+    if budget := report.get("budget"):
+        reached = shown_value(budget["kind"], budget["reached"])
+        body.append([f"budget {budget['asked']}", *[""] * (len(names) - 1), reached, verdict(budget["met"])])
     return header, body
 
 
@@ -292,8 +292,8 @@ def _ratio(report: dict[str, Any], label: str, value: Callable[[dict[str, Any]],
 
 def speedup_of(report: dict[str, Any]) -> Speedup | None:
     """Return the speed-up of the compressed net; None in reports of earlier versions, which have one number only."""
-    found = (report.get("timing") or {}).get("speedup")
-    return found and Speedup(*(found[key] for key in ("median", "low", "high")))
+    gain = (report.get("timing") or {}).get("speedup")
+    return gain and Speedup(*(gain[key] for key in ("median", "low", "high")))
 
 
 def speed_lines(report: dict[str, Any]) -> list[str]:
@@ -313,12 +313,12 @@ def generation_lines(report: dict[str, Any]) -> list[str]:
 
     What a terminal would obey, as control characters, is shown as a question mark.
     """
-    if not (found := report.get("generation")):
+    if not (generation := report.get("generation")):
         return []
-    texts = {key: " ".join(found[key].split()) for key in ("prompt", "dense", "compressed")}
+    texts = {key: " ".join(generation[key].split()) for key in ("prompt", "dense", "compressed")}
     texts = {key: "".join(c if c.isprintable() else "?" for c in text) for key, text in texts.items()}
     texts = {key: text if len(text) <= WIDEST else f"{text[:WIDEST]} …" for key, text in texts.items()}
-    return [f"{key}: {text}" for key, text in texts.items()] + [same_tokens(found)]
+    return [f"{key}: {text}" for key, text in texts.items()] + [same_tokens(generation)]
 
 
 def same_tokens(generation: dict[str, Any]) -> str:
@@ -353,8 +353,8 @@ def print_table(report: dict[str, Any]) -> None:
     console = Console(highlight=False)
     (console if console.is_terminal else Console(highlight=False, width=120)).print(table(report))
     print(score_line(report), *speed_lines(report), *generation_lines(report), sep="\n")
-    if found := report.get("budget"):
-        print(budget_line(found))
+    if budget := report.get("budget"):
+        print(budget_line(budget))
 
 
 def markdown(report: dict[str, Any]) -> str:

@@ -118,8 +118,8 @@ def _openvino(file: Path, setting: Setting) -> Runner:
     names = [item.any_name for item in model.inputs]
 
     def run(inputs: Inputs) -> list[Any]:
-        found = model({name: inputs[name] for name in names})
-        return [found[name] for name in setting.results]
+        results = model({name: inputs[name] for name in names})
+        return [results[name] for name in setting.results]
 
     return run
 

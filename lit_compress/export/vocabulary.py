@@ -47,5 +47,5 @@ def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedMo
     tokenizer, kept = cut_tokenizer(data.tokenizer, _used(net, data), _OPTION)
     small = keep_tokens(net, kept, _OPTION)
     other = with_tokenizer(data, tokenizer)
-    found = {"rows": len(kept), "of": size, "inputs": data.train_size(), "changed": changed_inputs(data, other, kept)}
-    return small, other, found
+    facts = {"rows": len(kept), "of": size, "inputs": data.train_size(), "changed": changed_inputs(data, other, kept)}
+    return small, other, facts

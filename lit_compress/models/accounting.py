@@ -48,9 +48,9 @@ def counted_weights(net: PreTrainedModel) -> list[torch.Tensor]:
     Layers return added matrices in their ``counted_weights()``: those of residual paths, and tables of relative
     positions in attentions.
     """
-    found = [w for site in find_sites(net) for w in weights(net.get_submodule(site.name))]
-    found += [w for module in net.modules() if hasattr(module, "counted_weights") for w in module.counted_weights()]
-    return list({id(w): w for w in found}.values())
+    counted = [w for site in find_sites(net) for w in weights(net.get_submodule(site.name))]
+    counted += [w for module in net.modules() if hasattr(module, "counted_weights") for w in module.counted_weights()]
+    return list({id(w): w for w in counted}.values())
 
 
 def dense_site_params(net: PreTrainedModel) -> int:
@@ -115,8 +115,8 @@ def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
     """
     inputs = random_inputs(net, batch, length)
     if net.device.type == "meta":
-        found = shape_flops(net, length, batch)
-        return flops(with_zeros(net), length, batch) if found is None else found
+        by_shape = shape_flops(net, length, batch)
+        return flops(with_zeros(net), length, batch) if by_shape is None else by_shape
     return _counted_flops(net, inputs)
 
 
@@ -204,8 +204,8 @@ def latency(
     nets: Sequence[PreTrainedModel], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
 ) -> list[dict[str, Any]]:
     """Return for each net the median, p10 and p90 of :func:`forward_times`, with batch, length and threads."""
-    found = forward_times(nets, length, batch, threads, repeats)
-    return [{**summary(times), "batch": batch, "length": length, "threads": threads} for times in found]
+    by_net = forward_times(nets, length, batch, threads, repeats)
+    return [{**summary(times), "batch": batch, "length": length, "threads": threads} for times in by_net]
 
 
 def measure(net: PreTrainedModel, length: int) -> dict[str, Any]:

@@ -131,10 +131,10 @@ class BlockNet:
         self.dtype, self._unused = dtype, unused
         check_by_block(self.net)
         self.prefix, self.device = base_prefix(self.net), torch.device(device)
-        found = [(name, block) for *_, name, block in blocks(self.net)]
-        self.names, self.blocks = [name for name, _ in found], [block for _, block in found]
+        named_blocks = [(name, block) for *_, name, block in blocks(self.net)]
+        self.names, self.blocks = [name for name, _ in named_blocks], [block for _, block in named_blocks]
         self._run: Callable[[int, Tensor, Callable[[Tensor], Any]], Any]  # only in a forward
-        for number, (name, block) in enumerate(found):
+        for number, (name, block) in enumerate(named_blocks):
             replace(self.net, name, StandIn(block, self._called, number))
         if hasattr(self.net.config, "use_cache"):
             self.net.config.use_cache = False
@@ -215,18 +215,18 @@ class BlockNet:
             inputs: of the net.
             hidden: [b, length, width], on any device.
         """
-        found: list[Tensor] = []
+        outputs: list[Tensor] = []
 
         def run(at: int, states: Tensor, again: Callable[[Tensor], Any]) -> Any:
             if at != number:
                 return self._shaped(states)
             output = again(states if hidden is None else hidden.to(self.device, states.dtype))
-            found.append(output if isinstance(output, Tensor) else output[0])
+            outputs.append(output if isinstance(output, Tensor) else output[0])
             raise _BlockReached
 
         with self._running(run), suppress(_BlockReached):
             self.net(**inputs)
-        return found[0]
+        return outputs[0]
 
     def finish(self, inputs: BatchTensors, hidden: Tensor) -> Any:
         """Return the net's output where ``hidden`` [b, length, width] is what the last block gives."""
@@ -249,15 +249,15 @@ class BlockNet:
 
     def _form_of_output(self) -> int | None:
         """Return how many parts the output of a block has; None for hidden states alone."""
-        found: list[Any] = []
+        outputs: list[Any] = []
 
         def run(at: int, states: Tensor, again: Callable[[Tensor], Any]) -> Any:
-            found.append(again(states))
+            outputs.append(again(states))
             raise _BlockReached
 
         with self.block(0), self._running(run), suppress(_BlockReached), torch.no_grad():
             self.net(**random_inputs(self.net, 1, 4))
-        return None if isinstance(found[0], Tensor) else len(found[0])
+        return None if isinstance(outputs[0], Tensor) else len(outputs[0])
 
     def _shaped(self, hidden: Tensor) -> Any:
         return hidden if self._form is None else (hidden, *[None] * (self._form - 1))

@@ -45,15 +45,15 @@ class Budget:
 
     def reached(self, report: Mapping[str, Any]) -> float:
         """Return what the exported net of a report has, in the units of ``value``."""
-        found, ratios = report["compressed"], report["ratios"]
+        compressed, ratios = report["compressed"], report["ratios"]
         if self.kind == "density":
             whole = report["config"]["model"]["init_args"].get("scope") == "all"
-            return ratios["params"]["total"] if whole else found["density"]
+            return ratios["params"]["total"] if whole else compressed["density"]
         if self.kind == "flops":
             return ratios["flops"]
         if self.kind == "speedup":
             return ratios["speedup"]
-        return found["params"]["total"] if self.kind == "params" else found["bytes"]
+        return compressed["params"]["total"] if self.kind == "params" else compressed["bytes"]
 
     def check(self, report: Mapping[str, Any], density: float) -> dict[str, Any]:
         """Return the field ``budget`` of a report: what was asked, what is there, and whether it is within the limit.
@@ -98,14 +98,14 @@ def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None
         raise UserError(f"model.budget: '{asked}' does not say of what; e.g. {examples}")
     if kind not in KINDS:
         raise UserError(f"model.budget: '{asked}' has no known kind; {nearest(kind, KINDS)}")
-    found = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*)", value.lower())
-    if not found:
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*)", value.lower())
+    if not match:
         raise _refusal(asked, kind, "is no number")
-    number, unit = float(found[1]), found[2]
+    number, unit = float(match[1]), match[2]
     units = {"params": _COUNTS, "size": _SIZES, "speedup": {"": 1, "x": 1}}.get(kind, {"": 1})
     if unit not in units:
         shown = {"params": "k, M, B", "size": "kB, MB, GB, KiB, MiB, GiB", "speedup": "x"}.get(kind, "none")
-        raise _refusal(asked, kind, f"has the unit '{value[len(found[1]) :].strip()}'; valid: {shown}")
+        raise _refusal(asked, kind, f"has the unit '{value[len(match[1]) :].strip()}'; valid: {shown}")
     number *= units[unit]
     if kind in ("density", "flops") and not 0 < number <= 1:
         raise _refusal(asked, kind, "is not a share in (0, 1]")
@@ -144,9 +144,9 @@ def verdict(met: bool | None) -> str:
     return "too noisy to say" if met is None else "met" if met else "missed"
 
 
-def budget_line(found: Mapping[str, Any]) -> str:
+def budget_line(checked: Mapping[str, Any]) -> str:
     """Return what is said of the field ``budget`` of a report on the screen."""
-    reached, by = shown(found["kind"], found["reached"]), f"{abs(found['off']):.1%}"
-    side = "above" if found["off"] > 0 else "below"
-    text = f"budget {found['asked']}: {verdict(found['met'])}, the export has {reached}"
-    return text if abs(found["off"]) < 5e-4 else f"{text}, {by} {side} it"
+    reached, by = shown(checked["kind"], checked["reached"]), f"{abs(checked['off']):.1%}"
+    side = "above" if checked["off"] > 0 else "below"
+    text = f"budget {checked['asked']}: {verdict(checked['met'])}, the export has {reached}"
+    return text if abs(checked["off"]) < 5e-4 else f"{text}, {by} {side} it"

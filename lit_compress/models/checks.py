@@ -32,7 +32,7 @@ _BUFFERS = ("inv_freq", "position_ids")  # constants that older files hold, and 
 
 def is_compressed(folder: Path) -> bool:
     """Say whether the net in ``folder`` has layers of this package, or code of its own."""
-    for file, holds in (("structure.json", lambda found: found), ("config.json", _has_code)):
+    for file, holds in (("structure.json", lambda structure: structure), ("config.json", _has_code)):
         try:
             if holds(json.loads((folder / file).read_text())):
                 return True
@@ -64,12 +64,12 @@ def check_counts(what: str, folder: Path) -> None:
         UserError: it is no JSON object, or a number in it is too large.
     """
     try:
-        found = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, RecursionError):
         return
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise UserError(f"{what}: its config.json is no JSON object")
-    for name, value in found.items():
+    for name, value in config.items():
         most = MOST_COUNTED if _COUNTS.fullmatch(name) else MOST_SIZED if _SIZES.fullmatch(name) else None
         if most is not None and isinstance(value, int | float) and not abs(value) <= most:
             raise UserError(f"{what}: {name} in its config.json is {value}, above {most}, the largest valid value")
@@ -228,14 +228,14 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
     names = [str(config.id2label[i]) for i in range(config.num_labels)]
     if not task.labels or _plain(names) == _plain(task.labels):
         return
-    found, wanted = ", ".join(names), ", ".join(task.labels)
+    given, wanted = ", ".join(names), ", ".join(task.labels)
     if sorted(_plain(names)) == sorted(_plain(task.labels)):
-        raise UserError(f"{what} has its labels in another order ({found}) than {task.name} ({wanted})")
+        raise UserError(f"{what} has its labels in another order ({given}) than {task.name} ({wanted})")
     if all(re.fullmatch(rf"(LABEL_)?{i}", name) for i, name in enumerate(names)):
         note(f"{what}: its labels have no names; they are taken as {wanted}, in this order")
     else:
         raise UserError(
-            f"{what} has the labels {found}; {task.name} has {wanted}; give a model fine-tuned on this task, or name "
+            f"{what} has the labels {given}; {task.name} has {wanted}; give a model fine-tuned on this task, or name "
             "them alike in id2label of its config.json"
         )
 

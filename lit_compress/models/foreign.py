@@ -46,8 +46,8 @@ def check_form(what: str, path: Path) -> None:
             raise UserError(f"{what} is a GGUF file, which cannot be read; give a folder of safetensors")
         raise UserError(f"{what} is a file; give the folder of a model, written by save_pretrained")
     names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
-    if found := next((name for name in ADAPTERS if name in names), None):
-        raise UserError(f"{what} has a PEFT adapter ({found}), which is no whole model; {MERGE}")
+    if adapter := next((name for name in ADAPTERS if name in names), None):
+        raise UserError(f"{what} has a PEFT adapter ({adapter}), which is no whole model; {MERGE}")
     if method := _quantized(path, names):
         raise UserError(f"{what} is quantized ({method}); {FLOAT}")
     weights = sorted(name for name in names if _WEIGHTS.fullmatch(name))
@@ -65,8 +65,8 @@ def _quantized(folder: Path, names: set[str]) -> str | None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         config = None  # not there, or broken: whoever reads it says so
-    if isinstance(config, dict) and (found := next(filter(None, map(config.get, _QUANTIZED)), None)):
-        return quantization_method(found)
+    if isinstance(config, dict) and (settings := next(filter(None, map(config.get, _QUANTIZED)), None)):
+        return quantization_method(settings)
     return next((method for name, method in _QUANTIZED_FILES.items() if name in names), None)
 
 
@@ -94,9 +94,9 @@ def quantization_method(settings: Any) -> str:
     >>> quantization_method({"quant_method": "gptq", "bits": 4}), quantization_method({"load_in_4bit": True})
     ('gptq', 'bitsandbytes')
     """
-    found: dict[str, Any] = settings if isinstance(settings, dict) else getattr(settings, "__dict__", {})
-    method = next(filter(None, map(found.get, ("quant_method", "quant_algo", "format"))), None)
-    if method is None and any(name.startswith("load_in_") for name in found):
+    fields: dict[str, Any] = settings if isinstance(settings, dict) else getattr(settings, "__dict__", {})
+    method = next(filter(None, map(fields.get, ("quant_method", "quant_algo", "format"))), None)
+    if method is None and any(name.startswith("load_in_") for name in fields):
         return "bitsandbytes"
     return str(getattr(method, "value", method) or "by its config.json")
 
@@ -104,8 +104,8 @@ def quantization_method(settings: Any) -> str:
 def _files_read(folder: Path, names: set[str], weights: list[str]) -> list[Path]:
     """Return the files of a folder that a library would read."""
     safe = [name for name in weights if name.endswith(".safetensors")]
-    found = [*(name for name in _READ if name in names), *(safe or weights)]
-    files = [folder / name for name in found]
+    read = [*(name for name in _READ if name in names), *(safe or weights)]
+    files = [folder / name for name in read]
     if "tokenizer.json" not in names:
         files += [file for pattern in _VOCABULARIES for file in sorted(folder.glob(pattern))]
     return files

@@ -88,6 +88,6 @@ def _special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 def _last(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return the special token that a tokenizer puts behind every text; None if it puts none there."""
-    found = tokenizer("a", return_special_tokens_mask=True)
-    ids, special = found["input_ids"], found["special_tokens_mask"]
+    encoded = tokenizer("a", return_special_tokens_mask=True)
+    ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
     return tokenizer.convert_ids_to_tokens(ids[-1]) if ids and special[-1] else None

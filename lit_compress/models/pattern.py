@@ -60,13 +60,13 @@ def named_linears(net: PreTrainedModel) -> list[Named]:
     """
     wanted = re.compile(rf"(?:.*\.)?(?:{getattr(net.config, PATTERN)})")
     names = list(_linears(net))
-    found = [_read(name) for name in names if wanted.fullmatch(name)]
-    if not found:
+    linears = [_read(name) for name in names if wanted.fullmatch(name)]
+    if not linears:
         raise UserError(
             f"model.sites: no Linear of {net.config.model_type} is called '{getattr(net.config, PATTERN)}'; "
             f"{nearest(getattr(net.config, PATTERN), names, limit=3)}"
         )
-    return found
+    return linears
 
 
 def _linears(net: PreTrainedModel) -> Iterator[str]:
@@ -84,8 +84,8 @@ def _linears(net: PreTrainedModel) -> Iterator[str]:
 
 def _read(name: str) -> Named:
     """Read number, stack and path of a Linear from its name."""
-    found = _NUMBER.search(name)
-    assert found is not None
-    stack, path = "decoder" if "decoder" in name[: found.start()] else "encoder", name[found.end() :]
+    match = _NUMBER.search(name)
+    assert match is not None
+    stack, path = "decoder" if "decoder" in name[: match.start()] else "encoder", name[match.end() :]
     over = _OF_ENCODER.search(name) if stack == "decoder" else None
-    return Named(name, over[1].lower() if over else path, int(found[1]), stack, bool(over))
+    return Named(name, over[1].lower() if over else path, int(match[1]), stack, bool(over))

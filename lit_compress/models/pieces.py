@@ -172,9 +172,9 @@ def _steps(piece: str, ranks: dict[tuple[str, str], int]) -> Iterator[tuple[str,
     """Yield the pairs that BPE merges, one by one, to make ``piece`` from its characters."""
     parts = list(piece)
     while len(parts) > 1:
-        found = [(ranks[pair], i) for i, pair in enumerate(pairwise(parts)) if pair in ranks]
-        if not found:
+        mergeable = [(ranks[pair], i) for i, pair in enumerate(pairwise(parts)) if pair in ranks]
+        if not mergeable:
             return
-        _, i = min(found)
+        _, i = min(mergeable)
         yield parts[i], parts[i + 1]
         parts[i : i + 2] = [parts[i] + parts[i + 1]]

@@ -161,13 +161,13 @@ def factor_prices(net: PreTrainedModel, length: int) -> list[FactorPrice]:
         net: as exported; only shapes are read.
         length: tokens of the text.
     """
-    found = []
+    products = []
     for names, outs, layer, tokens in _groups(net, length):
         if (rank := getattr(layer, "rank", None)) is not None:
             price = measured(outs, layer.in_features, tokens)
             rows = getattr(layer, "rows", 0) * layer.in_features / (layer.in_features + layer.out_features)
-            found.append(FactorPrice(names, price.fixed + (rank + rows) * price.component, price.dense))
-    return found
+            products.append(FactorPrice(names, price.fixed + (rank + rows) * price.component, price.dense))
+    return products
 
 
 def _groups(net: PreTrainedModel, length: int) -> Iterator[tuple[tuple[str, ...], tuple[int, ...], Any, int]]:

@@ -141,13 +141,13 @@ def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
     """
     _check(net, group)
     architecture, prefix = get_architecture(net), base_prefix(net)
-    found = _parts(net, architecture)
+    parts = _parts(net, architecture)
     sites: list[StreamSite] = []
     sublayers: list[StreamSubLayer] = []
-    for stack in dict.fromkeys(stack for stack, *_ in found):
+    for stack in dict.fromkeys(stack for stack, *_ in parts):
         end, writers = architecture.stacks[stack].norm, architecture.stacks[stack].writers
         tables = [f"{prefix}{path}" for path in writers if has(net, f"{prefix}{path}")]
-        own = [item[1:] for item in found if item[0] == stack]
+        own = [item[1:] for item in parts if item[0] == stack]
         memory, first = len(sites) - 1, len(sites)  # memory: the encoder's last site
         if architecture.pre_norm:
             count = -(-len(own) // group)
@@ -174,13 +174,13 @@ def _parts(
 ) -> list[tuple[str, SubLayerType, str, dict[str, str], str]]:
     """Return (stack, type of sub-layer, name of its block, its Linears by role, its norm) in forward order."""
     hosts = {(stack, layer): name for stack, layer, name, _ in blocks(net)}
-    found: dict[tuple[str, int, SubLayerType], dict[str, str]] = {}
+    grouped: dict[tuple[str, int, SubLayerType], dict[str, str]] = {}
     for site in find_sites(net):
         part: SubLayerType = "ffn" if site.role in FEED_FORWARD else "cross" if site.cross else "attention"
-        found.setdefault((site.stack, site.layer, part), {})[site.role] = site.name
+        grouped.setdefault((site.stack, site.layer, part), {})[site.role] = site.name
     return [
         (stack, part, hosts[stack, layer], linears, f"{hosts[stack, layer]}.{architecture.norms[part]}")
-        for (stack, layer, part), linears in found.items()
+        for (stack, layer, part), linears in grouped.items()
     ]
 
 

@@ -79,7 +79,7 @@ class LazyTensors:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightRenaming
 
-        renamings = [found for found in get_model_conversion_mapping(net) if isinstance(found, WeightRenaming)]
+        renamings = [rule for rule in get_model_conversion_mapping(net) if isinstance(rule, WeightRenaming)]
         for name in self._places:
             new = name
             for renaming in renamings:
@@ -125,5 +125,5 @@ def _data_bytes(path: Path) -> int:
 
 def only_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
     """Return the dtype of all floating-point tensors; float32 if they have several."""
-    found = {value.dtype for value in tensors if value.is_floating_point()}
-    return found.pop() if len(found) == 1 else torch.float32
+    dtypes = {value.dtype for value in tensors if value.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32

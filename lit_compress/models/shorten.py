@@ -38,10 +38,10 @@ def check_blocks(net: PreTrainedModel) -> None:
 
 def stack_lengths(net: PreTrainedModel) -> dict[str, tuple[str, int]]:
     """Return name of each list of blocks -> its stack, and its number of blocks."""
-    found: dict[str, tuple[str, int]] = {}
+    lengths: dict[str, tuple[str, int]] = {}
     for stack, layer, name, _ in blocks(net):
-        found[name.rpartition(".")[0]] = (stack, layer + 1)
-    return found
+        lengths[name.rpartition(".")[0]] = (stack, layer + 1)
+    return lengths
 
 
 def blocks_left(total: int, density: float, within: bool = False) -> int:

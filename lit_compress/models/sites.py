@@ -104,11 +104,11 @@ def blocks(net: PreTrainedModel) -> Iterator[tuple[str, int, str, nn.Module]]:
 def _matches(module: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield (path, module) of every submodule that matches ``pattern``, in order."""
     before, star, after = pattern.partition(".*")
-    found = module.get_submodule(before)
+    child = module.get_submodule(before)
     if not star:
-        yield before, found
+        yield before, child
         return
-    for i in range(len(found)):  # type: ignore[arg-type]
+    for i in range(len(child)):  # type: ignore[arg-type]
         yield from _matches(module, f"{before}.{i}{after}")
 
 
@@ -121,7 +121,7 @@ def find_sites(net: PreTrainedModel) -> list[Site]:
         UserError: the architecture has no record, and no pattern names the sites.
     """
     if not (specs := get_architecture(net).sublayers):
-        return [Site(*found) for found in named_linears(net)]
+        return [Site(*fields) for fields in named_linears(net)]
     linears = {path: (role, spec.kind == "cross") for spec in specs for path, role in spec.linears.items()}
     sites = []
     for stack, layer, name, block in blocks(net):
@@ -144,11 +144,11 @@ def tokens_read(net: PreTrainedModel, length: int) -> dict[str, int]:
     A decoder over an encoder's states is taken to write a quarter as many, as for the FLOPs of the report.
     """
     written = max(1, length // 4) if net.config.is_encoder_decoder else length
-    found = {}
+    tokens = {}
     for site in find_sites(net):
         of_encoder = site.stack == "encoder" or (site.cross and site.role in ("k", "v"))
-        found[site.name] = length if of_encoder else written
-    return found
+        tokens[site.name] = length if of_encoder else written
+    return tokens
 
 
 def shared_inputs(net: PreTrainedModel) -> list[tuple[str, ...]]:
@@ -260,7 +260,7 @@ def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:
     """
     architecture = get_removable(net) if removable else get_architecture(net)
     keys = getattr(net.config, "num_key_value_heads", None)
-    found = []
+    parts = []
     for number, (stack, _, block, _) in enumerate(blocks(net)):
         for spec in architecture.sublayers:
             if spec.module and not has(net, f"{block}.{spec.module}"):
@@ -272,7 +272,7 @@ def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:
             norm = f"{block}.{spec.norm}" if spec.norm and not architecture.pre_norm else None
             if spec.norm:  # also one before it, which nothing else reads: DDP refuses parameters without gradients
                 stubs[f"{block}.{spec.norm}"] = "input"
-            found.append(
+            parts.append(
                 SubLayer(
                     kind="ffn" if spec.kind == "ffn" else "attention",
                     layer=number,
@@ -286,7 +286,7 @@ def sublayers(net: PreTrainedModel, removable: bool = True) -> list[SubLayer]:
                     cached=architecture.cached and stack == "decoder" and spec.kind == "attention",
                 )
             )
-    return found
+    return parts
 
 
 def held_part(parts: list[SubLayer]) -> SubLayer | None:

@@ -36,13 +36,13 @@ def as_linears(net: Net) -> Net:
     from transformers.pytorch_utils import Conv1D
 
     for parent in list(net.modules()):
-        found = {name: child for name, child in parent.named_children() if isinstance(child, Conv1D)}
-        for name, old in found.items():
+        transposed = {name: child for name, child in parent.named_children() if isinstance(child, Conv1D)}
+        for name, old in transposed.items():
             linear = TransposedLinear(old.nx, old.nf, device="meta")
             linear.weight, linear.bias = nn.Parameter(old.weight.detach().t().contiguous()), old.bias
             setattr(parent, name, linear.train(old.training))
-        if found:
-            setattr(parent, _NAMES, frozenset(found))
+        if transposed:
+            setattr(parent, _NAMES, frozenset(transposed))
     return net
 
 

@@ -87,10 +87,10 @@ def even_counts(net: PreTrainedModel, density: float, step: int = 1) -> dict[str
     """
     groups, total = uniform_groups(net, step), dense_site_params(net)
     savings = [(group.price * group.removed).double() for group in groups]
-    losses = [found * group.removed / group.units for found, group in zip(savings, groups, strict=True)]
+    losses = [loss * group.removed / group.units for loss, group in zip(savings, groups, strict=True)]
     options = uniform_options(losses, savings, (1 - density) * total)
     if options is None:
-        least = 1 - sum(float(found.max()) for found in savings) / total
+        least = 1 - sum(float(loss.max()) for loss in savings) / total
         raise UserError(
             f"model.density: {density:.4g} cannot be reached with model.shape uniform, which leaves every layer of "
             f"'{net.config.model_type}' heads and neurons; the smallest is {least + 5e-5:.4f}"
@@ -129,14 +129,14 @@ def ordinary_config(net: PreTrainedModel) -> PreTrainedConfig | None:
 
 def _by_field(net: PreTrainedModel) -> dict[str, list[SubLayer]]:
     """Return field of the configuration -> the sub-layers whose number of units it is."""
-    record, found = get_architecture(net), dict[str, list[SubLayer]]()
+    record, by_field = get_architecture(net), dict[str, list[SubLayer]]()
     stacks = {name: stack for stack, _, name, _ in blocks(net)}
     for part in sublayers(net, removable=False):
         if part.kind == "ffn" and record.neurons_field:
-            found.setdefault(record.neurons_field.format(stack=stacks[part.block]), []).append(part)
+            by_field.setdefault(record.neurons_field.format(stack=stacks[part.block]), []).append(part)
         elif part.kind == "attention" and record.heads_fields:
-            found.setdefault(record.heads_fields[0], []).append(part)
-    return found
+            by_field.setdefault(record.heads_fields[0], []).append(part)
+    return by_field
 
 
 def _width(net: PreTrainedModel, part: SubLayer) -> int:

@@ -27,12 +27,12 @@ _LISTS = ("suppress_tokens", "begin_suppress_tokens")
 
 def special_ids(net: PreTrainedModel) -> set[int]:
     """Return the ids of tokens that the configurations of ``net`` name."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for config in _configurations(net):
         for name, value in _named(config).items():
             if name not in _LISTS:
-                found |= set(value if isinstance(value, list) else [value])
-    return {number for number in found if 0 <= number < net.config.vocab_size}
+                ids |= set(value if isinstance(value, list) else [value])
+    return {number for number in ids if 0 <= number < net.config.vocab_size}
 
 
 @torch.no_grad()
@@ -103,8 +103,8 @@ def _configurations(net: PreTrainedModel) -> list[Any]:
 
 def _named(config: Any) -> dict[str, int | list[int]]:
     """Return the settings that are ids of tokens, e.g. ``pad_token_id``; a list may be one of several ends."""
-    found = {n: v for n, v in config.to_dict().items() if n.endswith("token_id") or n in _LISTS}
-    return {n: v for n, v in found.items() if isinstance(v, int) or (isinstance(v, list) and v)}
+    fields = {n: v for n, v in config.to_dict().items() if n.endswith("token_id") or n in _LISTS}
+    return {n: v for n, v in fields.items() if isinstance(v, int) or (isinstance(v, list) and v)}
 
 
 def _renumbered(value: int | list[int], new: dict[int, int]) -> int | list[int]:
@@ -123,8 +123,6 @@ def _difference(net: PreTrainedModel, small: PreTrainedModel, rows: Tensor) -> f
     before = {name: rows[value] if name.endswith("input_ids") else value for name, value in inputs.items()}
     names = task_type_of_net(small.config).results
     with torch.inference_mode():
-        expected, found = (
-            [output[name] for name in names] for output in (net.eval()(**before), small.eval()(**inputs))
-        )
-    pairs = [(e if e.shape == f.shape else e[..., rows], f) for e, f in zip(expected, found, strict=True)]
+        expected, cut = ([output[name] for name in names] for output in (net.eval()(**before), small.eval()(**inputs)))
+    pairs = [(e if e.shape == f.shape else e[..., rows], f) for e, f in zip(expected, cut, strict=True)]
     return max(float((f - e).abs().max() / e.abs().max().clamp_min(1)) for e, f in pairs)

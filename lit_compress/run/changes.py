@@ -31,7 +31,7 @@ class OtherData(Callback):
         pl_module.saved_data = trainer.datamodule.fingerprint()  # type: ignore[attr-defined]
 
 
-def go_on(run: Run, config: dict[str, Any], found: list[ConfigChange], method: Method) -> Callable[[], None]:
+def go_on(run: Run, config: dict[str, Any], changed: list[ConfigChange], method: Method) -> Callable[[], None]:
     """Return what gives the run another config and writes down in what it differs, from the next stage on.
 
     Raises:
@@ -40,7 +40,7 @@ def go_on(run: Run, config: dict[str, Any], found: list[ConfigChange], method: M
     if (run.folder / "report.json").is_file():
         raise UserError(f"allow_changed: '{run.folder}' is finished, nothing would change; give another --run_dir")
     stage = next((stage.name for stage in method.stages() if stage.name not in run.finished()), "export")
-    return partial(run.change, config, found, stage)
+    return partial(run.change, config, changed, stage)
 
 
 def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: bool) -> list[ConfigChange]:
@@ -55,7 +55,7 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: b
     Raises:
         UserError: something differs, and is not ``allowed``.
     """
-    found: list[ConfigChange] = []
+    changes: list[ConfigChange] = []
     versions = [known for record in (*run.finished().values(), mark) if (known := record.get("version"))]
     if other := next((known for known in versions if known != __version__), None):
         if not allowed:
@@ -63,7 +63,7 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: b
                 f"ckpt_path: lit_compress {other} made what is in '{run.folder}', this is {__version__}; go on with "
                 "that, or with --allow_changed"
             )
-        found.append({"what": "version", "was": other, "now": __version__})
+        changes.append({"what": "version", "was": other, "now": __version__})
     before = next((record for record in run.finished().values() if "data" in record), None)
     if before is not None and before["data"] != data.fingerprint():
         if not allowed:
@@ -71,10 +71,10 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: b
                 f"data.path: the data is not that of stage {before['name']} of '{run.folder}'; give the same, or "
                 "--allow_changed"
             )
-        found.append({"what": "data", "was": before["data"], "now": data.fingerprint()})
+        changes.append({"what": "data", "was": before["data"], "now": data.fingerprint()})
     elif allowed and mark and mark["data"] != data.fingerprint():
-        found.append({"what": "data", "was": mark["data"], "now": data.fingerprint()})
-    return found
+        changes.append({"what": "data", "was": mark["data"], "now": data.fingerprint()})
+    return changes
 
 
 def other_length(stage: Stage, data: DataModule, trainer: dict[str, Any], mark: dict[str, Any]) -> list[ConfigChange]:

@@ -315,15 +315,15 @@ def teachers(made: Comparison, out: Path) -> list[Job]:
     """Return a ``fit`` of the dense net for every seed; [] if a folder is given."""
     if isinstance(made.teacher, str):
         return []
-    found = []
+    jobs = []
     for seed in made.seeds:
         folder = Path(TEACHER) / f"seed={seed}"
         words = [
             "fit", "--model=SVD", "--model.density=1.0", *words_of({**_common(made), **made.teacher}),
             "--model.retrain.epochs=0", f"--seed_everything={seed}", *_place(out / folder),
         ]  # fmt: skip
-        found.append(Job(folder.name, folder, tuple(words), seed=seed))
-    return found
+        jobs.append(Job(folder.name, folder, tuple(words), seed=seed))
+    return jobs
 
 
 def accumulated(made: Comparison) -> int:
@@ -344,13 +344,13 @@ def cells(made: Comparison, methods: Sequence[Resolved], out: Path, epochs: int,
         epochs: over all stages after the teacher.
         length: updates of each.
     """
-    found = []
+    made_cells = []
     for budget, seed, method in product(made.budgets, made.seeds, methods):
         entry, name = method.entry, f"{slug(method.entry.label)}-{slug_budget(budget)}-seed={seed}"
         rates: Sequence[float | None] = made.learning_rates if entry.train else [None]
         jobs = tuple(_job(made, method, budget, seed, rate, name, out, epochs, length) for rate in rates)
-        found.append(Cell(name, entry.label, method.method, budget_name(budget), seed, jobs))
-    return found
+        made_cells.append(Cell(name, entry.label, method.method, budget_name(budget), seed, jobs))
+    return made_cells
 
 
 def slug_budget(budget: Any) -> str:

@@ -13,8 +13,8 @@ _WANTED = ("train/loss", "train/density", "val/", "val_")
 
 def read_curves(folder: Path) -> Curves:
     """Return the losses, densities and dev metrics that the run in ``folder`` has logged, thinned; {} without any."""
-    found = _events(folder / "tensorboard") or _tables(folder)
-    return {name: thin(sorted(points)) for name, points in found.items() if points}
+    curves = _events(folder / "tensorboard") or _tables(folder)
+    return {name: thin(sorted(points)) for name, points in curves.items() if points}
 
 
 def thin(points: list[tuple[float, float]], most: int = MOST) -> list[tuple[float, float]]:
@@ -38,23 +38,23 @@ def _events(folder: Path) -> Curves:
         return {}
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found: Curves = {}
+    curves: Curves = {}
     none = {name: 1 for name in ("images", "histograms", "compressedHistograms", "audio", "tensors")}
     for place in sorted({path.parent for path in folder.rglob("events.out.tfevents.*")}):
         events = EventAccumulator(str(place), size_guidance={**none, "scalars": 0})
         events.Reload()
         for name in filter(_wanted, events.Tags()["scalars"]):
-            found.setdefault(name, []).extend((float(e.step), e.value) for e in events.Scalars(name))
-    return found
+            curves.setdefault(name, []).extend((float(e.step), e.value) for e in events.Scalars(name))
+    return curves
 
 
 def _tables(folder: Path) -> Curves:
     """Return the columns of all ``metrics.csv`` under ``folder``, as Lightning's CSVLogger writes them."""
-    found: Curves = {}
+    curves: Curves = {}
     for path in sorted(folder.rglob("metrics.csv")):
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
                 for name, value in row.items():
                     if value and row.get("step") and name and _wanted(name):
-                        found.setdefault(name, []).append((float(row["step"]), float(value)))
-    return found
+                        curves.setdefault(name, []).append((float(row["step"]), float(value)))
+    return curves

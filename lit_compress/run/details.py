@@ -47,12 +47,12 @@ def keep_details(run: Run, data: DataModule) -> None:
         for line in lines
     )
     write_text(run.folder / ANSWERS, "".join(json.dumps(line) + "\n" for line in shown))
-    found = {
+    details = {
         "layers": site_table(small, dense),
         "changes": changes(lines, data.record.kind, data.record.labels),
         "curves": read_curves(run.folder),
     }
-    write_text(run.folder / DETAILS, json.dumps(found) + "\n")
+    write_text(run.folder / DETAILS, json.dumps(details) + "\n")
 
 
 def details_of(folder: Path, look: bool = True) -> dict[str, Any]:

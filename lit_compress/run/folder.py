@@ -89,10 +89,10 @@ class Run:
         if not path.is_file():
             raise UserError(f"run_dir: '{self.folder}' is not a run folder (no config.yaml); give one made by fit")
         try:
-            found = yaml.safe_load(path.read_text())
+            stored = yaml.safe_load(path.read_text())
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise UserError(f"run_dir: '{path}' is not readable YAML: {error}") from error
-        return checked_config(f"run_dir: '{path}'", found)
+        return checked_config(f"run_dir: '{path}'", stored)
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Return the records of the finished stages by name, in order."""
@@ -116,8 +116,8 @@ class Run:
     def density(self, asked: str) -> float | None:
         """Return the density that was found for a budget; None if it has not been yet, or was for another budget."""
         path = self.folder / "budget.json"
-        found = read_json("run_dir", path, dict) if path.is_file() else {}
-        return found.get("density") if found.get("asked") == asked else None
+        budget = read_json("run_dir", path, dict) if path.is_file() else {}
+        return budget.get("density") if budget.get("asked") == asked else None
 
     @property
     def foreign(self) -> bool:
@@ -172,8 +172,8 @@ class Run:
         Raises:
             UserError: something does, and is not ``allowed`` or never may; the message names the first.
         """
-        old, new = (_ADDED | flatten(_with_density(found)) for found in (self.config(), config))
-        found = []
+        old, new = (_ADDED | flatten(_with_density(one)) for one in (self.config(), config))
+        changed = []
         for key in sorted({*old, *new} - _FREE):
             name = key.replace(".init_args", "")
             was, now = (name_today(c.get(key)) if name.endswith(".backbone") else c.get(key) for c in (old, new))
@@ -187,22 +187,22 @@ class Run:
                 )
             if name in _NEVER:
                 raise UserError(f"allow_changed: {said}; what is there cannot go on so, give another --run_dir")
-            found.append({"what": name, "was": old.get(key), "now": new.get(key)})
-        return found
+            changed.append({"what": name, "was": old.get(key), "now": new.get(key)})
+        return changed
 
     def changes(self) -> list[ConfigChange]:
         """Return what was changed under the run with ``--allow_changed``, in order."""
         path = self.folder / CHANGED
         return read_json("run_dir", path, list) if path.is_file() else []
 
-    def change(self, config: dict[str, Any], found: list[ConfigChange], stage: str) -> None:
+    def change(self, config: dict[str, Any], changed: list[ConfigChange], stage: str) -> None:
         """Give the run another config, and write down in what it differs from ``stage`` on."""
-        self.keep_changes(found, stage)
+        self.keep_changes(changed, stage)
         write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
-    def keep_changes(self, found: list[ConfigChange], stage: str) -> None:
+    def keep_changes(self, changed: list[ConfigChange], stage: str) -> None:
         """Write down what is changed from a stage on; the same is written once."""
-        if new := [change for change in ({"stage": stage, **f} for f in found) if change not in self.changes()]:
+        if new := [change for change in ({"stage": stage, **f} for f in changed) if change not in self.changes()]:
             write_json(self.folder / CHANGED, [*self.changes(), *new])
 
 
@@ -224,26 +224,26 @@ def _with_density(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"model": model | {"init_args": init | {"density": getattr(kind, "usual_density", None)}}}
 
 
-def checked_config(what: str, found: Any) -> dict[str, Any]:
+def checked_config(what: str, stored: Any) -> dict[str, Any]:
     """Return a stored config as this version writes it.
 
     Raises:
         UserError: it has no method, or something else where groups of options belong; begins with ``what``.
     """
-    model = found.get("model") if isinstance(found, dict) else None
+    model = stored.get("model") if isinstance(stored, dict) else None
     if not (isinstance(model, dict) and isinstance(model.get("class_path"), str) and model.get("init_args")):
         raise UserError(f"{what} names no method with its options; it is broken")
-    groups = {"model.init_args": model["init_args"], **{name: found.get(name, {}) for name in ("data", "trainer")}}
+    groups = {"model.init_args": model["init_args"], **{name: stored.get(name, {}) for name in ("data", "trainer")}}
     groups |= {"model.prune": model["init_args"].get("prune") or {}} if isinstance(model["init_args"], dict) else {}
     if broken := next((name for name, value in groups.items() if not isinstance(value, dict)), None):
         raise UserError(f"{what} has no options in {broken}; it is broken")
-    return bring_up_to_date(found)
+    return bring_up_to_date(stored)
 
 
 def _usual(method: type[Any], name: str) -> Any:
     """Return the default of an argument of a method's constructor, or of one that it passes ``**common`` on to."""
-    found = (signature(vars(kind)["__init__"]).parameters for kind in method.__mro__ if "__init__" in vars(kind))
-    return next(parameters[name].default for parameters in found if name in parameters)
+    signatures = (signature(vars(kind)["__init__"]).parameters for kind in method.__mro__ if "__init__" in vars(kind))
+    return next(parameters[name].default for parameters in signatures if name in parameters)
 
 
 _NEW = ("parameters", "lora")  # of a retraining; earlier versions trained all parameters

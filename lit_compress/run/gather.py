@@ -36,10 +36,10 @@ def gather(
         command: that makes all of this again.
         task: of all runs.
     """
-    found, results, metric = [], [], None
+    entries, results, metric = [], [], None
     for cell in cells:
         entry = _cell(place, cell)
-        found.append(entry)
+        entries.append(entry)
         if entry["status"] == "done":
             report = _read(place.out / entry["run"] / "report.json")
             metric = report["metric"]
@@ -47,7 +47,7 @@ def gather(
     less = bool(metric) and metric["mode"] == "min"  # type: ignore[index]
     return {
         "format": FORMAT, "config": config, "task": task, "metric": metric, "fairness": fairness(config),
-        "cells": found, "claims": evaluate_claims(claims, results, task, less), "command": command,
+        "cells": entries, "claims": evaluate_claims(claims, results, task, less), "command": command,
     }  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def _read(path: Path) -> Any:
 def scores(report: dict[str, Any], folder: Path) -> dict[str, Value]:
     """Return the scores of a run that claims may name; ``folder`` is that of the run."""
     compressed, dense, ratios = report["compressed"], report["dense"], report["ratios"]
-    found = {
+    values = {
         "metric": Value(compressed["metric"], _error(compressed), partial(_rows, report, folder, "compressed")),
         "dense": Value(dense["metric"], _error(dense), partial(_rows, report, folder, "dense")),
         "one": Value(1.0, 0.0),
@@ -126,8 +126,8 @@ def scores(report: dict[str, Any], folder: Path) -> dict[str, Value]:
     }
     if gain := (report.get("timing") or {}).get("speedup"):
         # between a tenth and nine tenths of the rounds lie 2.56 standard deviations of one round
-        found["speedup"] = Value(gain["median"], (gain["high"] - gain["low"]) / 2.56)
-    return found
+        values["speedup"] = Value(gain["median"], (gain["high"] - gain["low"]) / 2.56)
+    return values
 
 
 def _rows(report: dict[str, Any], folder: Path, net: str) -> tuple[float, ...] | None:
@@ -155,20 +155,20 @@ def _error(entry: dict[str, Any]) -> float | None:
     return standard_error((ends[0], ends[1])) if ends else None
 
 
-def write(place: Layout, found: dict[str, Any]) -> None:
+def write(place: Layout, comparison: dict[str, Any]) -> None:
     """Write ``compare.json``."""
-    write_json(place.out / FILE, found)
+    write_json(place.out / FILE, comparison)
 
 
-def table(found: dict[str, Any], place: Layout) -> Table:
+def table(comparison: dict[str, Any], place: Layout) -> Table:
     """Return the table for the screen: the dev metric of every method at every budget, over the seeds."""
-    budgets = list(dict.fromkeys(cell["budget"] for cell in found["cells"]))
+    budgets = list(dict.fromkeys(cell["budget"] for cell in comparison["cells"]))
     shown = Table()
     shown.add_column("method")
     for budget in budgets:
         shown.add_column(budget, justify="right")
-    for label in dict.fromkeys(cell["label"] for cell in found["cells"]):
-        mine = [cell for cell in found["cells"] if cell["label"] == label]
+    for label in dict.fromkeys(cell["label"] for cell in comparison["cells"]):
+        mine = [cell for cell in comparison["cells"] if cell["label"] == label]
         shown.add_row(label, *(_shown([c for c in mine if c["budget"] == budget], place) for budget in budgets))
     return shown
 

@@ -127,12 +127,12 @@ def _keep_rows(logger: CSVLogger, start: int) -> None:
     if not path.is_file():
         return
     with path.open(newline="") as file:
-        found = [row for row in csv.DictReader(file) if row.get("step") and int(row["step"]) < start]
+        kept = [row for row in csv.DictReader(file) if row.get("step") and int(row["step"]) < start]
     path.unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that files of the folder will be deleted; the only one is gone
         writer = logger.experiment
-    writer.metrics = [{name: value for name, value in row.items() if value} for row in found]  # type: ignore[misc]
+    writer.metrics = [{name: value for name, value in row.items() if value} for row in kept]  # type: ignore[misc]
     logger.save()
 
 

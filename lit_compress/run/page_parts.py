@@ -29,27 +29,27 @@ MOST_TEXT = 300  # characters of a text of a changed answer
 
 def studies(runs: Sequence[RunResult], anchors: dict[str, str]) -> list[dict[str, Any]]:
     """Return for every task and metric the tables and charts of its runs."""
-    found: dict[tuple[str, str], list[RunResult]] = {}
+    by_task: dict[tuple[str, str], list[RunResult]] = {}
     for run in runs:
         if run.report:
-            found.setdefault((run.report["task"], run.report["metric"]["name"]), []).append(run)
+            by_task.setdefault((run.report["task"], run.report["metric"]["name"]), []).append(run)
     without = [run for run in runs if run.report is None]
-    if len(found) == 1:  # what is not there is of the only task
-        found = {key: [run for run in runs if run in some or run in without] for key, some in found.items()}
-    return [_study(task, metric, some, anchors) for (task, metric), some in found.items()]
+    if len(by_task) == 1:  # what is not there is of the only task
+        by_task = {key: [run for run in runs if run in some or run in without] for key, some in by_task.items()}
+    return [_study(task, metric, some, anchors) for (task, metric), some in by_task.items()]
 
 
 def _study(task: str, metric: str, runs: list[RunResult], anchors: dict[str, str]) -> dict[str, Any]:
     first = next(run.report for run in runs if run.report)
-    found, mode = groups(runs), first["metric"].get("mode", "max")
-    labels = list(dict.fromkeys(group["label"] for group in found))
-    budgets = sorted({group["budget"] for group in found}, key=budget_order)
+    grouped, mode = groups(runs), first["metric"].get("mode", "max")
+    labels = list(dict.fromkeys(group["label"] for group in grouped))
+    budgets = sorted({group["budget"] for group in grouped}, key=budget_order)
     dense = [run.report["dense"]["metric"] for run in runs if run.report]
     ends = [run.report["dense"].get("interval") for run in runs if run.report]
     error = mean(standard_error(pair) for pair in ends if pair) if any(ends) else None
-    cells = {(group["label"], group["budget"]): group for group in found}
-    best = {budget: _best([g for g in found if g["budget"] == budget], mode) for budget in budgets}
-    for group in found:
+    cells = {(group["label"], group["budget"]): group for group in grouped}
+    best = {budget: _best([g for g in grouped if g["budget"] == budget], mode) for budget in budgets}
+    for group in grouped:
         share = group["mean"] / mean(dense) if group["mean"] is not None and mean(dense) else None
         group |= {
             "best": len(labels) > 1 and group is best[group["budget"]], "of_dense": share,
@@ -61,13 +61,13 @@ def _study(task: str, metric: str, runs: list[RunResult], anchors: dict[str, str
         "costs": costs_of([run.report for run in runs if run.report])[1],
     }  # fmt: skip
     return {
-        "task": task, "metric": metric, "mode": mode, "groups": found, "labels": labels, "budgets": budgets,
+        "task": task, "metric": metric, "mode": mode, "groups": grouped, "labels": labels, "budgets": budgets,
         "rows": counted(first) if "rows" in first["metric"] else "", "error": error,
         "dense": net,
         "table": [{"label": label, "mark": Markup(svg.mark(number)), "cells": [cells.get((label, b)) for b in budgets],
-                   "drawn": any(group["n"] for group in found if group["label"] == label)}
+                   "drawn": any(group["n"] for group in grouped if group["label"] == label)}
                   for number, label in enumerate(labels)],
-        "charts": _charts(found, labels, net, metric, mode, anchors), "star": Markup(svg.mark(None)),
+        "charts": _charts(grouped, labels, net, metric, mode, anchors), "star": Markup(svg.mark(None)),
     }  # fmt: skip
 
 
@@ -77,15 +77,15 @@ def _best(some: list[dict[str, Any]], mode: str) -> dict[str, Any] | None:
 
 
 def _charts(
-    found: list[dict[str, Any]], labels: list[str], dense: dict[str, Any], metric: str, mode: str,
+    grouped: list[dict[str, Any]], labels: list[str], dense: dict[str, Any], metric: str, mode: str,
     anchors: dict[str, str],
 ) -> list[Markup]:  # fmt: skip
     """Return a chart of the metric against every cost that is known."""
     charts, level = [], dense["mean"]
-    edge = edge_of([group["mean"] for group in found if group["n"]], level, mode)
+    edge = edge_of([group["mean"] for group in grouped if group["n"]], level, mode)
     for cost, (_, title) in COSTS.items():
         points, ends = [], []
-        for group in found:
+        for group in grouped:
             number, x = labels.index(group["label"]), group["costs"][cost]
             if x is None:
                 continue
@@ -141,9 +141,9 @@ def _shown(run: RunResult, out: Path, anchor: str, few: bool, some: bool, flips:
 
 def shown_generation(report: dict[str, Any] | None) -> dict[str, str] | None:
     """Return a prompt and how both nets go on with it, as short texts; None for nets that do not write."""
-    if not (found := (report or {}).get("generation")):
+    if not (texts := (report or {}).get("generation")):
         return None
-    return {key: _text(found[key]) for key in ("prompt", "dense", "compressed")} | {"same": same_tokens(found)}
+    return {key: _text(texts[key]) for key in ("prompt", "dense", "compressed")} | {"same": same_tokens(texts)}
 
 
 def _config_text(report: dict[str, Any]) -> str:
@@ -197,18 +197,18 @@ def _split(row: dict[str, Any]) -> tuple[str, str]:
     return f"{stack} {row['layer']}".strip(), f"{row['role']}{cross}"
 
 
-def shown_changes(found: dict[str, Any] | None, flips: int) -> dict[str, Any] | None:
+def shown_changes(changes: dict[str, Any] | None, flips: int) -> dict[str, Any] | None:
     """Return what changed between two nets' answers, with a few examples as short texts."""
-    if not found:
+    if not changes:
         return None
     examples = [
         {"texts": {name: _text(value) for name, value in line["texts"].items()},
          **{key: _text(line.get(key)) for key in ("given", "before", "after")}}
-        for line in found["examples"][:flips]
+        for line in changes["examples"][:flips]
     ]  # fmt: skip
-    numbers = found.get("confusion")
+    numbers = changes.get("confusion")
     most = max((n for key in ("before", "after") for line in numbers[key] for n in line), default=1) if numbers else 1
-    return {**found, "examples": examples, "most": max(most, 1)}
+    return {**changes, "examples": examples, "most": max(most, 1)}
 
 
 def _text(value: Any) -> str:
@@ -228,23 +228,23 @@ def _text(value: Any) -> str:
 
 def shown_claims(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the claims with a verdict each; what is none of the four is within noise, never held."""
-    found = []
+    shown = []
     for claim in claims:
         verdict = claim.get("verdict")
         verdict = verdict if verdict in VERDICTS else "within noise"
-        found.append({**{k: claim.get(k) or "" for k in ("text", "test", "detail", "paper")}, "verdict": verdict,
+        shown.append({**{k: claim.get(k) or "" for k in ("text", "test", "detail", "paper")}, "verdict": verdict,
                       "kind": VERDICTS[verdict]})  # fmt: skip
-    return found
+    return shown
 
 
 def origins(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Return the different versions and machines of the runs, with the number of runs and the commits of each."""
-    found: dict[str, dict[str, Any]] = {}
+    by_origin: dict[str, dict[str, Any]] = {}
     for run in runs:
         if run.report:
             own = {"versions": run.report.get("versions") or {}, "hardware": run.report.get("hardware") or {}}
-            entry = found.setdefault(json.dumps(own, sort_keys=True), {**own, "runs": 0, "commits": []})
+            entry = by_origin.setdefault(json.dumps(own, sort_keys=True), {**own, "runs": 0, "commits": []})
             entry["runs"] += 1
             if (commit := run.report.get("commit")) and commit not in entry["commits"]:
                 entry["commits"].append(commit)
-    return list(found.values())
+    return list(by_origin.values())

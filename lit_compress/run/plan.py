@@ -106,16 +106,16 @@ def plan_lines(plan: RunPlan) -> Iterator[str]:
         yield "the removed weights are stored as zeros: they take as much of the file as before"
 
 
-def budget_plan(budget: Budget, density: float, found: Outline) -> str:
+def budget_plan(budget: Budget, density: float, outline: Outline) -> str:
     """Return the line on a budget: the density that is to meet it, and what the export will have."""
     if budget.kind == "density":
         return f"budget {budget.asked}"
-    value = cost(budget, found)
+    value = cost(budget, outline)
     if budget.kind == "flops":
-        value /= Outline(found.dense, found.dense, found.length, False).flops
+        value /= Outline(outline.dense, outline.dense, outline.length, False).flops
     elif budget.kind == "speedup":
-        value = dense_milliseconds(found.dense, found.length)[0] / value
-    about = "about " if found.about or budget.kind == "speedup" else ""
+        value = dense_milliseconds(outline.dense, outline.length)[0] / value
+    about = "about " if outline.about or budget.kind == "speedup" else ""
     return f"budget {budget.asked}: density {density:.4g} leaves {about}{shown(budget.kind, value)}"
 
 
@@ -133,39 +133,39 @@ def stages_table(plan: RunPlan, seconds: Sequence[float]) -> Table:
     return table
 
 
-def sizes_table(found: Outline) -> Table:
+def sizes_table(outline: Outline) -> Table:
     """Return a table of the sizes of the dense net and of the export."""
     from rich.table import Table
 
-    whole = Outline(found.dense, found.dense, found.length, False)
+    whole = Outline(outline.dense, outline.dense, outline.length, False)
     table = Table()
-    for name in ("", "dense", "about" if found.about else "export", "ratio"):
+    for name in ("", "dense", "about" if outline.about else "export", "ratio"):
         table.add_column(name, justify="right" if name else "left")
     rows: tuple[tuple[str, str, Callable[[Outline], float]], ...] = (
         ("parameters of the sites", ",", lambda o: o.params.sites),
         ("total parameters", ",", lambda o: o.params.total),
         ("bytes on disk", ",", lambda o: o.bytes),
-        (f"MFLOPs, 1 x {found.length} tokens", ",.1f", lambda o: o.flops / 1e6),
+        (f"MFLOPs, 1 x {outline.length} tokens", ",.1f", lambda o: o.flops / 1e6),
     )
     for label, form, value in rows:
-        before, after = value(whole), value(found)
+        before, after = value(whole), value(outline)
         table.add_row(label, f"{before:{form}}", f"{after:{form}}", f"{after / before:.3f}")
-    before, after = whole.milliseconds, found.milliseconds
+    before, after = whole.milliseconds, outline.milliseconds
     table.add_row("CPU latency ms, estimated", f"{before:.2f}", f"{after:.2f}", f"{before / after:.2f}x")
     return table
 
 
-def layers_table(found: Outline) -> Table:
+def layers_table(outline: Outline) -> Table:
     """Return a table of widths (out x in), ranks and rows of the matrices; like layers share a row."""
     from rich.table import Table
 
-    dense, left = find_sites(found.dense), {site.name for site in find_sites(found.net)}
+    dense, left = find_sites(outline.dense), {site.name for site in find_sites(outline.net)}
     columns = list(dict.fromkeys((site.cross, site.role) for site in dense))
     stacks = len({site.stack for site in dense}) > 1
     layers: dict[tuple[str, int], list[str]] = {}
     for site in dense:
         cells = layers.setdefault((site.stack, site.layer), [""] * len(columns))
-        shape = matrix_shape(found.net.get_submodule(site.name)) if site.name in left else "removed"
+        shape = matrix_shape(outline.net.get_submodule(site.name)) if site.name in left else "removed"
         cells[columns.index((site.cross, site.role))] = shape
     table = Table()
     table.add_column("layers")
@@ -187,21 +187,21 @@ def matrix_shape(layer: Any) -> str:
     return f"{text} +{layer.rows}" if getattr(layer, "rows", 0) else text
 
 
-def layer_notes(found: Outline) -> Iterator[str]:
+def layer_notes(outline: Outline) -> Iterator[str]:
     """Yield what the table of layers does not show: embeddings, and what is known only later."""
-    layers = list(found.net.modules())
+    layers = list(outline.net.modules())
     if any(getattr(layer, "rank", 0) for layer in layers):
         more = "; +n: n of its rows beside them" if any(getattr(layer, "rows", 0) for layer in layers) else ""
         yield f"out x in of every matrix; r: rank of its factors{more}"
-    table, before = found.net.get_input_embeddings(), found.dense.get_input_embeddings().num_embeddings
+    table, before = outline.net.get_input_embeddings(), outline.dense.get_input_embeddings().num_embeddings
     rank, whole = getattr(table, "rank", 0), next(table.parameters()).is_floating_point()
     if rank or not whole or table.num_embeddings < before:
         form = f", rank {rank}" if rank else "" if whole else ", int8"
         kept = "" if table.num_embeddings == before else f" of {before:,}"
         yield f"token embeddings: {table.num_embeddings:,}{kept} x {table.embedding_dim}{form}"
-    if found.kept is not None:
-        yield f"this method does not say which shapes it leaves; {found.kept:.4g} of the matrices' weights stay"
-    elif found.about:
+    if outline.kept is not None:
+        yield f"this method does not say which shapes it leaves; {outline.kept:.4g} of the matrices' weights stay"
+    elif outline.about:
         yield "ranks, rows and widths are decided by data; here every layer gets the same share"
 
 

@@ -58,8 +58,8 @@ def measure_pace(parts: Components) -> Pace:
         optimizer.zero_grad()
 
     steps, forwards, start = [], [], time.perf_counter()
-    for found in track(islice(data.train_dataloader(), BATCHES), "measure steps", BATCHES):
-        batch = to_device(found, device)
+    for loaded in track(islice(data.train_dataloader(), BATCHES), "measure steps", BATCHES):
+        batch = to_device(loaded, device)
         steps.append(_seconds(step, device))
         with torch.no_grad():
             forwards.append(_seconds(forward, device))

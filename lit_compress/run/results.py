@@ -64,8 +64,8 @@ class RunResult:
     @property
     def seconds(self) -> float | None:
         """The wall time of all its stages, or of its process; None where none is recorded."""
-        found = [s["seconds"] for s in self.stages if s.get("seconds") is not None]
-        return sum(found) if found else self.cell.get("seconds")
+        by_stage = [s["seconds"] for s in self.stages if s.get("seconds") is not None]
+        return sum(by_stage) if by_stage else self.cell.get("seconds")
 
     @property
     def steps(self) -> int | None:
@@ -75,8 +75,8 @@ class RunResult:
     @property
     def peak_mib(self) -> float | None:
         """The largest memory of its stages, that of the GPU where there is one; None in runs of earlier versions."""
-        found = [s.get("gpu_peak_mib") or s["peak_mib"] for s in self.stages if s.get("peak_mib")]
-        return max(found) if found else self.cell.get("memory_mib")
+        by_stage = [s.get("gpu_peak_mib") or s["peak_mib"] for s in self.stages if s.get("peak_mib")]
+        return max(by_stage) if by_stage else self.cell.get("memory_mib")
 
 
 @dataclass
@@ -162,9 +162,9 @@ def _result(folder: Path, name: str) -> RunResult:
 
 def read_report(folder: Path) -> dict[str, Any] | None:
     """Return the report of a run or an export; None where there is none, or not one of this package."""
-    found = read_json(folder / "report.json")
-    fits = isinstance(found, dict) and isinstance(found.get("metric"), dict)
-    return found if fits and {"task", "dense", "compressed", "stages"} <= found.keys() else None
+    report = read_json(folder / "report.json")
+    fits = isinstance(report, dict) and isinstance(report.get("metric"), dict)
+    return report if fits and {"task", "dense", "compressed", "stages"} <= report.keys() else None
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -200,21 +200,21 @@ def _name_labels(runs: Sequence[RunResult]) -> None:
     for method in {run.label for run in runs}:
         some = [run for run in runs if run.label == method and run.report]
         options = [flatten(_init(run.report["config"])[1]) for run in some if run.report]
-        names = dict.fromkeys(name for found in options for name in found if name.rpartition(".")[2] not in _OWN)
-        differing = [n for n in names if len({str(found[n]) for found in options if n in found}) > 1]
+        names = dict.fromkeys(name for given in options for name in given if name.rpartition(".")[2] not in _OWN)
+        differing = [n for n in names if len({str(given[n]) for given in options if n in given}) > 1]
         for name in (chosen := _telling(options, differing)):
-            for run, found in zip(some, options, strict=True):
-                if name in found:
+            for run, given in zip(some, options, strict=True):
+                if name in given:
                     short = name.rpartition(".")[2]
                     alike = sum(other.rpartition(".")[2] == short for other in chosen) > 1
-                    run.label += f", {name if alike else short} {_short(found[name])}"
+                    run.label += f", {name if alike else short} {_short(given[name])}"
 
 
 def _telling(options: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
     """Return those of ``names`` that tell the same options apart as all of them, as few as a greedy search finds."""
 
     def kinds(some: Sequence[str]) -> int:
-        return len({tuple(str(found.get(name)) for name in some) for found in options})
+        return len({tuple(str(given.get(name)) for name in some) for given in options})
 
     chosen: list[str] = []
     while kinds(chosen) < kinds(names):
@@ -227,11 +227,11 @@ def _short(value: Any) -> str:
 
 
 def _comparison(folder: Path) -> Results:
-    found = read_json(folder / COMPARISON)
-    if not isinstance(found, dict) or not isinstance(found.get("cells"), list):
+    comparison = read_json(folder / COMPARISON)
+    if not isinstance(comparison, dict) or not isinstance(comparison.get("cells"), list):
         raise UserError(f"report: '{folder / COMPARISON}' is not the record of a comparison; run compare again")
     runs = []
-    for cell in found["cells"]:
+    for cell in comparison["cells"]:
         place = folder / cell["run"] if cell.get("run") else None
         report = read_report(place) if place else None
         status = cell.get("status") or "missing"
@@ -245,8 +245,8 @@ def _comparison(folder: Path) -> Results:
             )
         )  # fmt: skip
     return Results(
-        folder, runs, found.get("claims") or [], found.get("command") or "", found.get("config"),
-        str(found.get("fairness") or ""),
+        folder, runs, comparison.get("claims") or [], comparison.get("command") or "", comparison.get("config"),
+        str(comparison.get("fairness") or ""),
     )  # fmt: skip
 
 
@@ -262,12 +262,12 @@ def budget_order(budget: str) -> tuple[Any, ...]:
     ['density=0.25', 'density=0.1', 'params=5M', 'params=800K']
     """
     name, _, value = budget.rpartition("=")
-    found = re.match(r"-?[\d.]+(?:e-?\d+)?", value)
+    match = re.match(r"-?[\d.]+(?:e-?\d+)?", value)
     try:
-        number = float(found[0]) if found else math.inf
+        number = float(match[0]) if match else math.inf
     except ValueError:
         number = math.inf
-    unit = value[found.end() :].strip().lower()[:1] if found else ""
+    unit = value[match.end() :].strip().lower()[:1] if match else ""
     number *= {"k": 1e3, "m": 1e6, "g": 1e9}.get(unit, 1)
     return name, number if name == "speedup" else -number, budget
 
@@ -280,18 +280,18 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     every = [run for run in runs if run.report]
     each = dict(zip((run.name for run in every), costs_of([run.report for run in every if run.report])[0], strict=True))
     keys = dict.fromkeys((run.label, run.budget) for run in runs)
-    found = []
+    grouped = []
     for label, budget in sorted(keys, key=lambda key: (key[0], budget_order(key[1]))):
         some = [run for run in runs if (run.label, run.budget) == (label, budget)]
         done = [run for run in some if run.report]
         values = [run.report["compressed"]["metric"] for run in done if run.report]
         entries = [run.report["compressed"] for run in done if run.report]
         own = {run.name: each[run.name] for run in done}
-        found.append({
+        grouped.append({
             "label": label, "budget": budget, "n": len(values), "wanted": len(some),
             "mean": mean(values) if values else None, "spread": stdev(values) if len(values) > 1 else None,
             "density": mean(e["density"] for e in entries) if entries else None,
             "speedup": mean(r.report["ratios"]["speedup"] for r in done if r.report) if done else None,
             "costs": mean_costs(list(own.values())), "each": own, "runs": some,
         })  # fmt: skip
-    return found
+    return grouped

@@ -119,8 +119,9 @@ def check_stages(parts: Components) -> RunPlan:
     density = target_density(method, net)
     rule = getattr(method.stages()[-1], "ranks", None)
     of = rule.counted if isinstance(rule, RankRule) else "sites"
-    found = outline_of(parts) if method.budget or parts.storage.choices.pivot else None  # refuses a net without factors
-    asked = method.budget and found and budget_plan(method.budget, method.density, found)
+    checked = method.budget or parts.storage.choices.pivot  # the outline refuses a net without factors
+    outline = outline_of(parts) if checked else None
+    asked = method.budget and outline and budget_plan(method.budget, method.density, outline)
     return RunPlan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of, asked)
 
 
@@ -199,12 +200,12 @@ def run_stages(
             _check_teacher(parts, run)
         previous = run.net(names[number - 1]) if number and not stage.from_backbone else None
         checkpoint, mark = _find_checkpoint(run, parts.method, stage, ckpt_path)
-        found = check_unchanged(run, parts.data, mark, changed)
+        changes = check_unchanged(run, parts.data, mark, changed)
         if changed and (longer := other_length(stage, parts.data, parts.trainer, mark)):
-            checkpoint, mark, found = None, {}, [*found, *longer]
+            checkpoint, mark, changes = None, {}, [*changes, *longer]
             rank_zero_info(f"{name}: begins anew, as its number of steps has changed")
-        if found and rank_zero_only.rank == 0:
-            run.keep_changes(found, name)
+        if changes and rank_zero_only.rank == 0:
+            run.keep_changes(changes, name)
         structure, step = mark.get("structure"), mark.get("step")
         use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
         parts.method.prepare(stage, parts.seed, previous, run.net("dense") if name != "dense" else None, structure)
@@ -291,11 +292,11 @@ def _newest(last: Path) -> tuple[Path, dict[str, Any] | None]:
     except UserError:
         if not before.is_file():
             raise
-        found = read_checkpoint(before)
+        checkpoint = read_checkpoint(before)
         rank_zero_warn(
-            f"ckpt_path: '{last}' is broken; the run goes on from the one before, step {found['global_step']}"
+            f"ckpt_path: '{last}' is broken; the run goes on from the one before, step {checkpoint['global_step']}"
         )
-        return before, found
+        return before, checkpoint
 
 
 @rank_zero_only
@@ -376,13 +377,13 @@ def _check_teacher(parts: Components, run: Run) -> None:
         UserError: a given teacher is worse than a constant answer; its labels may be in another order.
     """
     method, name = parts.method, parts.data.record.metrics[0]
-    found, floor = run.finished()["dense"]["metric"][f"val/{name}"], constant_score(parts.data)
-    if found > floor:
+    score, floor = run.finished()["dense"]["metric"][f"val/{name}"], constant_score(parts.data)
+    if score > floor:
         return
-    finding = f"dev {name} {found:.4f}, the best constant answer has {floor:.4f}"
+    finding = f"dev {name} {score:.4f}, the best constant answer has {floor:.4f}"
     if not method.teacher:
         rank_zero_warn(f"model.dense: the teacher has learned nothing ({finding}); train it longer, e.g. dense.epochs")
-    elif found < floor and method.distillation.alpha > 0:
+    elif score < floor and method.distillation.alpha > 0:
         raise UserError(f"model.teacher: '{method.teacher}' has {finding}; are its labels in another order?")
     else:
         rank_zero_warn(f"model.teacher: '{method.teacher}' has {finding}; it can teach little")

@@ -70,7 +70,7 @@ def density_of_first(run: Run, asked: str) -> float:
         UserError: the first process has failed, or takes longer than :data:`MOST`.
     """
     start, failed = time.monotonic(), 0.0
-    while (found := run.density(asked)) is None:
+    while (density := run.density(asked)) is None:
         time.sleep(0.2)
         file, now = _failure(run), time.monotonic()
         failed = (failed or now) if file.is_file() else 0.0
@@ -81,7 +81,7 @@ def density_of_first(run: Run, asked: str) -> float:
                 f"model.budget: '{asked}' has no density from the first process after {MOST / 60:.0f} minutes; see "
                 "what it says"
             )
-    return found
+    return density
 
 
 @contextmanager

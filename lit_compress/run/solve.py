@@ -62,9 +62,9 @@ class Outline:
     @cached_property
     def params(self) -> Params:
         """Numbers of stored parameters."""
-        found = count_params(self.net)
-        gone = 0 if self.kept is None else round((1 - self.kept) * found.sites)
-        return Params(found.sites - gone, found.non_embedding - gone, found.total - gone)
+        counts = count_params(self.net)
+        gone = 0 if self.kept is None else round((1 - self.kept) * counts.sites)
+        return Params(counts.sites - gone, counts.non_embedding - gone, counts.total - gone)
 
     @cached_property
     def bytes(self) -> int:
@@ -106,7 +106,7 @@ def dense_milliseconds(dense: PreTrainedModel, length: int) -> tuple[float, floa
     if key not in _measured:
         net = with_zeros(dense).eval()
         bare = without_products(net, [site.name for site in find_sites(net)])
-        whole, rest = (found["median"] for found in latency([net, bare], length, repeats=10))
+        whole, rest = (times["median"] for times in latency([net, bare], length, repeats=10))
         _measured[key] = whole, min(whole, rest)
     return _measured[key]
 
@@ -170,13 +170,13 @@ def outline(method: Method, dense: PreTrainedModel, length: int, storage: Storag
 _OURS = __name__.partition(".")[0]  # methods of other packages need not say which shapes they leave
 
 
-def cost(budget: Budget, found: Outline) -> float:
-    """Return what ``found`` has of what ``budget`` counts; of a speed-up the milliseconds."""
+def cost(budget: Budget, outline: Outline) -> float:
+    """Return what ``outline`` has of what ``budget`` counts; of a speed-up the milliseconds."""
     if budget.kind == "params":
-        return found.params.total
+        return outline.params.total
     if budget.kind == "size":
-        return found.bytes
-    return found.flops if budget.kind == "flops" else found.milliseconds
+        return outline.bytes
+    return outline.flops if budget.kind == "flops" else outline.milliseconds
 
 
 def solve(
@@ -217,14 +217,14 @@ def solve(
 
     def value(density: float) -> float | None:
         try:
-            found = outline(build(density), dense, length, storage)
-            return cost(budget, found) / (1 - MARGIN if found.about else 1)
+            made = outline(build(density), dense, length, storage)
+            return cost(budget, made) / (1 - MARGIN if made.about else 1)
         except UserError as error:
             errors.append(error)
             return None
 
     errors: list[UserError] = []
-    start = next(((d, found) for d in ANCHORS if (found := value(d)) is not None), None)
+    start = next(((d, price) for d in ANCHORS if (price := value(d)) is not None), None)
     if start is None:
         raise errors[0]
     low, high, best, least = 0.0, 1.0, None, start[1]
@@ -238,12 +238,12 @@ def solve(
         middle, turn = (low + high) / 2, not turn
         if not turn and low in known and high in known:  # costs are nearly straight lines
             middle = low + (high - low) * min(0.95, max(0.05, (limit - known[low]) / (known[high] - known[low]) - 1e-3))
-        found = value(middle)
-        if found is not None:
-            least, known[middle] = min(least, found), found
-        if (found is None and best is None) or (found is not None and found <= limit):
-            low, best = middle, middle if found is not None else None
-            if found is not None and limit - found <= CLOSE * limit:
+        price = value(middle)
+        if price is not None:
+            least, known[middle] = min(least, price), price
+        if (price is None and best is None) or (price is not None and price <= limit):
+            low, best = middle, middle if price is not None else None
+            if price is not None and limit - price <= CLOSE * limit:
                 break
         else:
             high = middle

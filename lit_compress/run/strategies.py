@@ -40,9 +40,9 @@ class OtherAccelerator(Accelerator):
     @staticmethod
     def get_parallel_devices(devices: Any) -> list[torch.device]:
         """Return the device."""
-        found = torch.accelerator.current_accelerator()
-        assert found is not None
-        return [torch.device(found.type, torch.accelerator.current_device_index())]
+        device = torch.accelerator.current_accelerator()
+        assert device is not None
+        return [torch.device(device.type, torch.accelerator.current_device_index())]
 
     @staticmethod
     def auto_device_count() -> int:

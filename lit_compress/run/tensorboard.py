@@ -69,21 +69,21 @@ def pictures(net: PreTrainedModel, folder: Path, stage: str) -> Pictures:
         folder: of the net; principal components of SP3 may stand beside it.
         stage: its name.
     """
-    found = {"structure": structure_figure(net, stage)}
+    figures = {"structure": structure_figure(net, stage)}
     if is_narrow(net):
-        found["widths"] = width_figure({stage: width_table(net)})
+        figures["widths"] = width_figure({stage: width_table(net)})
         if (folder / COMPONENTS).is_file():
             from safetensors.torch import load_file
 
             shares = load_file(folder / COMPONENTS)["shares"]
-            found["components"] = component_figure(shares, "principal components by site")
-        return found
+            figures["components"] = component_figure(shares, "principal components by site")
+        return figures
     table, removable = site_table(net), get_architecture(net).has_removable_sublayers
     if removable and {spec["kind"] for spec in describe(net).values()} & _CUT:
-        found["units"] = units_figure(net, stage)
+        figures["units"] = units_figure(net, stage)
     elif all(row["rank"] is None for row in table) and any(row["density"] < 0.999 for row in table):
-        found["mask"] = mask_figure(net, stage)
-    return found
+        figures["mask"] = mask_figure(net, stage)
+    return figures
 
 
 def log_histograms(writer: Any, net: PreTrainedModel, step: int) -> None:

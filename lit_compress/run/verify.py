@@ -102,8 +102,8 @@ def _data(run: Run, data: DataModule) -> Finding:
     before = {split["split"]: split for split in was["splits"]}
     for split in now["splits"]:
         for key, value in split.items():
-            if (found := before.get(split["split"], {}).get(key)) != value:
-                return Finding("differs", f"data: {key} of {split['split']} was {found}, now {value}")
+            if (recorded := before.get(split["split"], {}).get(key)) != value:
+                return Finding("differs", f"data: {key} of {split['split']} was {recorded}, now {value}")
     return Finding("differs", f"data: was {was}, now {now}")
 
 

@@ -216,16 +216,16 @@ class Worker:
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of a process; several at once share the cores."""
-        found = {"TERM": "dumb", **os.environ}
-        if self.at_once > 1 and "OMP_NUM_THREADS" not in found:
-            found["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.at_once))
-        return found
+        variables = {"TERM": "dumb", **os.environ}
+        if self.at_once > 1 and "OMP_NUM_THREADS" not in variables:
+            variables["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self.at_once))
+        return variables
 
     def _reap(self) -> None:
         """Record the processes that have ended."""
         for active in list(self.active):
-            found, status, usage = os.wait4(active.process, os.WNOHANG)
-            if not found:
+            process, status, usage = os.wait4(active.process, os.WNOHANG)
+            if not process:
                 continue
             self.active.remove(active)
             code = os.waitstatus_to_exitcode(status)

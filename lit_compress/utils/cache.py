@@ -83,7 +83,7 @@ def _is_whole(folder: Path) -> bool:
         sums = json.loads((folder / _SUMS).read_text())
         if any((folder / name).stat().st_size != size for name, (size, _) in sums.items()):
             return False
-        whole = mark in _whole or all(_sum_of(folder / name) == tuple(found) for name, found in sums.items())
+        whole = mark in _whole or all(_sum_of(folder / name) == tuple(recorded) for name, recorded in sums.items())
     except (OSError, ValueError, TypeError, AttributeError):  # a file is gone, or the checksums are
         return False
     if whole:
@@ -93,11 +93,11 @@ def _is_whole(folder: Path) -> bool:
 
 def _sum_of(path: Path) -> tuple[int, int]:
     """Return size and CRC-32 of a file."""
-    found = 0
+    checksum = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found = zlib.crc32(block, found)
-    return path.stat().st_size, found
+            checksum = zlib.crc32(block, checksum)
+    return path.stat().st_size, checksum
 
 
 def short_hash(*parts: object) -> str:

@@ -91,11 +91,11 @@ def pins_memory() -> bool:
 
 def accelerator_name() -> str | None:
     """Return the name of this machine's accelerator; None without one."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None:
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
         return None
-    named = getattr(torch.get_device_module(found), "get_device_name", None)
-    return str(named()) if named else found.type
+    named = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(named()) if named else device.type
 
 
 def peak_bytes() -> int | None:

@@ -104,18 +104,18 @@ _LEFT_BEHIND = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(?P<kind>tmp|old)")
 def left_behind(parent: Path) -> Iterator[Path]:
     """Yield half-written files and folders of processes that are gone, and replaced ones whose successor is there."""
     for path in parent.glob(".*"):
-        found = _LEFT_BEHIND.fullmatch(path.name)
-        if found is None or _runs(int(found["pid"])):
+        match = _LEFT_BEHIND.fullmatch(path.name)
+        if match is None or _runs(int(match["pid"])):
             continue
-        if found["kind"] == "tmp" or path.with_name(found["name"]).exists():
+        if match["kind"] == "tmp" or path.with_name(match["name"]).exists():
             yield path
 
 
 def remove_left_behind(parent: Path, name: str) -> None:
     """Remove what killed processes left of ``parent/name``; a replaced one without a successor gets its name back."""
     for path in [*parent.glob(f".{glob.escape(name)}.*.old")]:
-        found = _LEFT_BEHIND.fullmatch(path.name)
-        if found and found["name"] == name and not _runs(int(found["pid"])) and not (parent / name).exists():
+        match = _LEFT_BEHIND.fullmatch(path.name)
+        if match and match["name"] == name and not _runs(int(match["pid"])) and not (parent / name).exists():
             path.rename(parent / name)
     for path in [*left_behind(parent)]:
         if path.name.startswith(f".{name}."):
@@ -206,14 +206,14 @@ def read_json(option: str, path: Path, kind: type[T]) -> T:
         UserError: it cannot be read, is not JSON, or holds something else.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{option}: cannot read '{path}' ({error.strerror})") from error
     except ValueError as error:  # also of its encoding
         raise UserError(f"{option}: '{path}' is not readable JSON ({error}); it is broken") from error
-    if not isinstance(found, kind):
+    if not isinstance(value, kind):
         raise UserError(f"{option}: '{path}' holds no JSON {kind.__name__}; it is broken")
-    return found
+    return value
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO}
@@ -230,8 +230,8 @@ def write_failure(error: BaseException | None) -> str | None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return f"{error.strerror}{f': {error.filename!s}' if error.filename else ''}"
         text = str(error)
-        if found := _NO_ROOM.search(text):
-            return found[0]
+        if match := _NO_ROOM.search(text):
+            return match[0]
         if re.search(r"PytorchStreamWriter failed|inline_container.*(unexpected pos|write)", text):
             return "a checkpoint could not be written whole"
         error = error.__cause__ or error.__context__

@@ -21,13 +21,13 @@ def given_to(made: object) -> dict[str, Any]:
     >>> Own("a", size=2).given
     {'size': 2, 'name': 'a'}
     """
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_name == "__init__":
         code, values = frame.f_code, frame.f_locals
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if not names or values.get(names[0]) is not made:
             break
-        found |= {name: values[name] for name in names[1:] if name in values}
+        chosen |= {name: values[name] for name in names[1:] if name in values}
         frame = frame.f_back  # type: ignore[assignment]
-    return found
+    return chosen

@@ -102,9 +102,9 @@ def weights_among(names: Iterable[str]) -> list[str]:
     folders: dict[str, dict[str, list[str]]] = {}
     for name in names:
         path = PurePosixPath(name)
-        found = re.fullmatch(r"(model|pytorch_model)(-\d+-of-\d+)?(\.safetensors|\.bin)", path.name)
-        if found and re.fullmatch(r"\.|\d+_[^/]*", str(path.parent)):
-            folders.setdefault(str(path.parent), {}).setdefault(found[3], []).append(name)
+        match = re.fullmatch(r"(model|pytorch_model)(-\d+-of-\d+)?(\.safetensors|\.bin)", path.name)
+        if match and re.fullmatch(r"\.|\d+_[^/]*", str(path.parent)):
+            folders.setdefault(str(path.parent), {}).setdefault(match[3], []).append(name)
     return [name for files in folders.values() for name in files.get(".safetensors") or files[".bin"]]
 
 
@@ -182,8 +182,8 @@ def _once(repository: _Repository, fill: Callable[[_Repository], Path], *more: s
         repository.resolve()
         folder = fill(repository)
         SHOWN_AS[str(folder)] = repository.name
-        found = Snapshot(repository.name, repository.commit, folder)
-        _resolved[key] = _resolved[repository.kind, repository.name, repository.commit, *more] = found
+        snapshot = Snapshot(repository.name, repository.commit, folder)
+        _resolved[key] = _resolved[repository.kind, repository.name, repository.commit, *more] = snapshot
     return _resolved[key]
 
 

@@ -46,10 +46,10 @@ def free_memory(root: Path = Path("/")) -> int | None:
     Args:
         root: where ``proc`` and ``sys`` are.
     """
-    found = _kilobytes(root / "proc/meminfo")
-    if "MemAvailable" not in found:
+    sizes = _kilobytes(root / "proc/meminfo")
+    if "MemAvailable" not in sizes:
         return None
-    return min([found["MemAvailable"] + found.get("SwapFree", 0), *_left_in_cgroups(root)])
+    return min([sizes["MemAvailable"] + sizes.get("SwapFree", 0), *_left_in_cgroups(root)])
 
 
 def _left_in_cgroups(root: Path) -> list[int]:

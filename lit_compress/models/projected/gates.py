@@ -123,27 +123,27 @@ def gated_size(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) ->
                 number *= every[name][1]
         return Weights(number, *gated)
 
-    found = []
+    products = []
     for i, sublayer in enumerate(stream.attentions):
         whole = (("attention_layer", i), ("heads", i))
         for role, read in (*sublayer.roles.items(), ("o", sublayer.writes)):
             if has_head_projections(net):
                 inner = ("qk" if role in "qk" else "vo", i)
-                found.append(weights(1, ("hidden", read), inner, *whole))
+                products.append(weights(1, ("hidden", read), inner, *whole))
             else:
                 layer = net.get_submodule(sublayer.linears[role])
-                found.append(weights(layer.in_features if role == "o" else layer.out_features, ("hidden", read)))
+                products.append(weights(layer.in_features if role == "o" else layer.out_features, ("hidden", read)))
         if positions := relative_positions(net):  # every attention stores its queries and keys of them
-            found += [weights(positions, ("qk", i), *whole)] * 2
+            products += [weights(positions, ("qk", i), *whole)] * 2
     for i, sublayer in enumerate(stream.networks):
         for role, read in (*sublayer.roles.items(), (sublayer.last, sublayer.writes)):
-            found.append(weights(len(parts_of(role)), ("hidden", read), ("ffn_layer", i), ("neurons", i)))
+            products.append(weights(len(parts_of(role)), ("hidden", read), ("ffn_layer", i), ("neurons", i)))
     if "hidden" in form.gates:
         pairs = [
             (sublayer.reads, sublayer.writes) for sublayer in stream.sublayers if sublayer.reads != sublayer.writes
         ]
-        found += [weights(1, ("hidden", read), ("hidden", write)) for read, write in pairs]
-    return Size(found, gate_shapes(net, form), dense_site_params(net))
+        products += [weights(1, ("hidden", read), ("hidden", write)) for read, write in pairs]
+    return Size(products, gate_shapes(net, form), dense_site_params(net))
 
 
 class GateSlots:

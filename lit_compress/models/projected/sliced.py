@@ -70,15 +70,15 @@ def sliced_block(
         _multiply(small.get_submodule(name), net.net.get_submodule(name))
 
     def renamed(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        found = {}
+        tensors = {}
         for name, value in items:
             if f"{name}.".startswith(f"{own}."):
-                found[net.names[number] + name.removeprefix(own)] = value
+                tensors[net.names[number] + name.removeprefix(own)] = value
             elif not f"{name}.".startswith(tuple(f"{other}." for other in others)) and (
                 first if name.startswith(tuple(tables)) else last
             ):
-                found[name] = value
-        return found
+                tensors[name] = value
+        return tensors
 
     return renamed(small.state_dict().items()), renamed(describe(small).items())
 
