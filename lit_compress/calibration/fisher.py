@@ -201,7 +201,8 @@ def _add(total: Tensor, part: Tensor) -> None:
 def row_parts(task: TaskType, rows: dict[str, Tensor], tokens: int) -> Iterator[dict[str, Tensor]]:
     """Yield ``rows`` in parts of at most ``tokens`` tokens, padding and a decoder's included; one example at least."""
     examples = len(next(iter(rows.values())))
-    count = max(1, tokens // sum(mask.shape[1] for mask in task.masks(rows))) if examples else 1
+    masks = {id(mask): mask for mask in task.masks(rows)}.values()  # one of the two stacks is often the same
+    count = max(1, tokens // sum(mask.shape[1] for mask in masks)) if examples else 1
     for start in range(0, examples, count):
         yield {name: column[start : start + count] for name, column in rows.items()}
 

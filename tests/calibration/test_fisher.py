@@ -10,10 +10,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_compress.calibration import fisher
-from lit_compress.calibration.fisher import Fisher, estimate_fisher
+from lit_compress.calibration.fisher import Fisher, estimate_fisher, row_parts
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.losses import example_losses
+from lit_compress.tasks import task_type
+from lit_compress.tasks.records import get_task
 from lit_compress.utils.errors import UserError
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -375,3 +377,12 @@ def test_inside_configure_model(precision, tmp_path):
     for name, entry in expected.items():
         for found in (module.found[name], under[name]):
             assert torch.equal(found.rows, entry.rows) and torch.equal(found.columns, entry.columns)
+
+
+@pytest.mark.parametrize(("task", "expected"), [("wikitext2", [4, 1]), ("sst2", [4, 1]), ("xsum", [3, 2])])
+def test_parts_have_the_tokens_that_a_forward_has(task, expected):
+    """A mask that stands for both stacks counts once, two of an encoder-decoder both."""
+    mask = torch.ones(5, 128, dtype=torch.int64)
+    rows = {"input_ids": mask, "attention_mask": mask, "labels": mask[:, :32], "index": torch.arange(5)}
+    parts = list(row_parts(task_type(get_task(task)), rows, 512))
+    assert [len(part["index"]) for part in parts] == expected
