@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.numerics.chunked_logits import ChunkedLogits
+from lit_compress.numerics.summed_linear import summed_linear
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def run_to_output_layer(net: PreTrainedModel, inputs: dict[str, Tensor], **optio
                 "whole batches, which takes memory"
             )
             return net(**inputs, **options)
-    output.logits = ChunkedLogits(read[0], lambda states: ending(layer(states)), output.logits.shape[-1])
+    product = summed_linear(layer)
+    output.logits = ChunkedLogits(read[0], lambda states: ending(product(states)), output.logits.shape[-1])
     return output
 
 

@@ -136,7 +136,7 @@ def test_an_error_in_the_forward_leaves_no_hooks():
 
 # ------------------------------------------------------------------------------ nothing has the size of the logits
 
-VOCABULARY, SIZE, LENGTH, CHUNK = 20000, 4, 96, 1 << 18
+VOCABULARY, SIZE, LENGTH, CHUNK = 50_000, 4, 96, 1 << 19
 FEW = {"num_hidden_layers": 1, "decoder_layers": 1, "encoder_layers": 1, "num_layers": 1}
 
 
@@ -237,7 +237,7 @@ def test_fisher_information_of_a_part_of_the_batch_at_a_time(monkeypatch):
     sites, rows = [site.name for site in find_sites(net)], []
     whole = estimate_fisher(net, [batch], kind.name, sites)
     net.register_forward_pre_hook(lambda *args: rows.append(len(args[-1]["input_ids"])), with_kwargs=True)
-    monkeypatch.setattr(fisher, "TOKENS", 48)  # 24 of each of two masks
+    monkeypatch.setattr(fisher, "TOKENS", 24)
     found = estimate_fisher(net, [batch], kind.name, sites)
     assert rows == [2, 2, 1]
     for name in sites:
