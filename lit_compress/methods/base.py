@@ -68,7 +68,8 @@ class Method(pl.LightningModule):
         dense: fine-tuning of the backbone; its result is the teacher of the later stages.
         distillation: weights of the loss terms that compare the net with its teacher in the later stages.
         recompute: blocks compute their activations again in the backward, in stages that allow it: less memory, a third
-            more time. Without it they do if a batch has more than 4 GiB of them (accelerators: half of what is free).
+            more time. Without it they do if a batch has more than 4 GiB of them (a language model: 0.5 GiB; on an
+            accelerator: half of what is free).
 
     Attributes:
         stores_zeros: True if the exported file keeps removed weights as zeros: the density says what was removed, but
@@ -185,7 +186,8 @@ class Method(pl.LightningModule):
         for teacher in self._teacher:
             teacher.to(self.device)
         assert self.stage is not None and self.net is not None
-        shape, most = self.trainer.datamodule.train_dataloader().largest, most_kept(self.device)  # type: ignore
+        shape = self.trainer.datamodule.train_dataloader().largest  # type: ignore
+        most = most_kept(self.device, self.kind.over_vocabulary)
         if self.recompute is False or self.device_mesh is not None:
             return
         if self.recompute is None and surely_few(self.net, shape, most):

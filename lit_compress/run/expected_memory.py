@@ -138,8 +138,10 @@ def check_fit(parts: Components, dense: PreTrainedModel, finished: Collection[st
     device, texts = made.strategy.root_device, parts.data.batch_size
     copies = made.num_devices if device.type == "cpu" else 1
 
+    most = most_kept(device, parts.method.kind.over_vocabulary)
+
     def needed(texts: int) -> Need:
-        return _largest_of(need.times(copies) for need in fit_needs(parts, dense, finished, texts, most_kept(device)))
+        return _largest_of(need.times(copies) for need in fit_needs(parts, dense, finished, texts, most))
 
     need = needed(texts)
 

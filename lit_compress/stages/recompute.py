@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MOST = 4 * 2**30  # bytes of the activations of a forward that a CPU keeps
+MOST_OF_LANGUAGE_MODELS = 2**29  # their losses over a vocabulary, and its gradient, take memory of their own
 MOST_WIDTHS = 100  # more numbers than a block keeps of a token and of each of its dimensions
 
 
-def most_kept(device: torch.device) -> float:
+def most_kept(device: torch.device, over_vocabulary: bool) -> float:
     """Return how many bytes of activations a forward keeps: on an accelerator half of the memory that is free."""
-    return MOST if device.type == "cpu" else free_bytes(device) / 2
+    if device.type == "cpu":
+        return MOST_OF_LANGUAGE_MODELS if over_vocabulary else MOST
+    return free_bytes(device) / 2
 
 
 def activations(

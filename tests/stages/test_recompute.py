@@ -11,7 +11,7 @@ from lit_compress.__main__ import main
 from lit_compress.models.activations import forward_bytes
 from lit_compress.stages import recompute
 from lit_compress.stages.base import Stage, Training
-from lit_compress.stages.recompute import activations, surely_few
+from lit_compress.stages.recompute import activations, most_kept, surely_few
 
 
 @pytest.mark.parametrize("method", ["SVD", "SecondOrder", "LPAF", "LLMPruner"])
@@ -40,6 +40,12 @@ def test_blocks_recompute_above_a_limit_only(short_run, tmp_path, monkeypatch):
     args = ["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir"]
     main([*args, str(tmp_path / "run")])
     assert [line.partition(":")[0] for line in notes if "recompute" in line] == ["dense", "retrain"]
+
+
+def test_a_language_model_keeps_less():
+    """Its losses over a vocabulary take memory of their own."""
+    cpu = torch.device("cpu")
+    assert 0 < most_kept(cpu, over_vocabulary=True) < most_kept(cpu, over_vocabulary=False)
 
 
 def test_what_is_kept():
