@@ -5,8 +5,8 @@
 `smollm2` is SmolLM2-135M, which `python -m benchmarks.speed.smollm2` gets. `gemma` is a random Gemma 3 of two blocks
 with Gemma's vocabulary and SmolLM2's tokenizer. DIR has wikitext2/ as parquet files: its validation split trains, its
 test split is the dev set. Options are the defaults, and the 8 texts in a batch of the recipes for WikiText-2. Memory
-depends on neither the number of calibration examples nor that of dev rows, so there are few; `fit` makes two steps.
-The goal is what the commands load, the optimizer's moments, and 2.5 GB. Writes
+depends on neither the number of calibration examples nor that of dev rows, if these fill a batch, so there are few.
+`fit` makes two steps. The goal is what the commands load, the optimizer's moments, and 2.5 GB. Writes
 benchmarks/speed/results/vocabulary/<shape>-<part>.json.
 """
 
@@ -26,7 +26,7 @@ GEMMA = {"vocab_size": 262144, "hidden_size": 640, "intermediate_size": 2048, "n
          "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}  # fmt: skip
 PARTS, SHAPES = ("factorize", "validate", "fit"), ("smollm2", "gemma")
 DENSITY, BATCH, STEPS, EXAMPLES, ROOM = 0.5, 8, 2, 8, 2.5e9
-ROWS = {"validate": 24, "factorize": 4, "fit": 4}
+ROWS = {"smollm2": 24, "gemma": 4}  # a whole batch of evaluation at least
 
 
 def random_gemma(tokenizer: Path, to: Path) -> Path:
@@ -40,9 +40,9 @@ def random_gemma(tokenizer: Path, to: Path) -> Path:
     return to
 
 
-def measure(options: Any, part: str, net: Path, data: Path, work: Path) -> dict[str, Any]:
+def measure(options: Any, part: str, net: Path, rows: int, data: Path, work: Path) -> dict[str, Any]:
     """Return the peak of a command, and the bytes that it is to have at most."""
-    own = ["--data.task", "wikitext2", "--data.path", data, "--data.validation_examples", ROWS[part]]
+    own = ["--data.task", "wikitext2", "--data.path", data, "--data.validation_examples", rows]
     few = ["--model.retrain.calibration_examples", EXAMPLES, "--model.density", DENSITY]
     out = work / part
     if part == "validate":
@@ -77,9 +77,9 @@ def main() -> None:
             for part in options.only:
                 if not common.missing(options, f"{shape}-{part}"):
                     continue
-                found = measure(options, part, net, data, Path(work) / shape)
+                found = measure(options, part, net, ROWS[shape], data, Path(work) / shape)
                 found["goal"] = found["loaded"] + found["moments"] + ROOM
-                setting = {"threads": options.threads, "length": 512, "batch": BATCH, "rows": ROWS[part]}
+                setting = {"threads": options.threads, "length": 512, "batch": BATCH, "rows": ROWS[shape]}
                 timing.store(options, f"{shape}-{part}", found, setting=setting)
 
 
