@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lit_compress.models.record import Architecture, Role, Stack, SubLayerSpec, SubLayerType
+from lit_compress.models.record import Architecture, Returns, Role, Stack, SubLayerSpec, SubLayerType
 from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -32,91 +32,61 @@ def _feed_forward(path: str) -> dict[str, Role]:
 def _bert(suffix: str = "", also: tuple[str, ...] = ()) -> tuple[SubLayerSpec, SubLayerSpec]:
     """Return the sub-layers of BERT and similar architectures; ``suffix`` is that of the names of q, k, v."""
     attention, output = "attention.self", "attention.output.dense"
+    linears = _under(attention, {f"query{suffix}": "q", f"key{suffix}": "k", f"value{suffix}": "v"})
     return (
         SubLayerSpec(
-            "attention",
-            {
-                **_under(attention, {f"query{suffix}": "q", f"key{suffix}": "k", f"value{suffix}": "v"}),
-                output: "o",
-            },
-            norm="attention.output.LayerNorm",
-            when_removed={attention: "pair", output: "zero"},
-            module=attention,
-            also=tuple(f"{attention}.{name}" for name in also),
+            "attention", linears | {output: "o"}, "attention.output.LayerNorm", {attention: "pair", output: "zero"},
+            attention, tuple(f"{attention}.{name}" for name in also),
         ),
         SubLayerSpec(
-            "ffn",
-            {"intermediate.dense": "up", "output.dense": "down"},
-            norm="output.LayerNorm",
-            when_removed={"intermediate": "input", "output.dense": "zero"},
+            "ffn", {"intermediate.dense": "up", "output.dense": "down"}, "output.LayerNorm",
+            {"intermediate": "input", "output.dense": "zero"},
         ),
-    )
+    )  # fmt: skip
 
 
 def _attention(path: str, kind: SubLayerType = "attention") -> SubLayerSpec:
     """Return an attention of BART or OPT."""
     linears: dict[str, Role] = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"}
-    return SubLayerSpec(kind, _under(path, linears), f"{path}_layer_norm", {path: "pair"}, module=path)
+    return SubLayerSpec(kind, _under(path, linears), f"{path}_layer_norm", {path: "pair"}, path)
 
 
+def _whole(path: str, linears: dict[str, Role], norm: str, kind: SubLayerType = "attention") -> SubLayerSpec:
+    """Return a sub-layer that is one module at ``path``, and removed with it."""
+    returns: Returns = "zero" if kind == "ffn" else "pair"
+    return SubLayerSpec(kind, _under(path, linears), norm, {path: returns}, "" if kind == "ffn" else path)
+
+
+_QKVO: dict[str, Role] = {"q": "q", "k": "k", "v": "v", "o": "o"}
 _WORDS = ("embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings")
 _NORM = "embeddings.LayerNorm"
 _BERT = Architecture(
     stacks={"encoder": Stack("encoder.layer.*", _WORDS, norm=_NORM)},
     sublayers=_bert(),
-    embeddings=("embeddings",),
-    activation="hidden_act",
-    removes_heads=True,
-    cuts_stream=True,
-)
+    embeddings=("embeddings",), activation="hidden_act", removes_heads=True, cuts_stream=True,
+)  # fmt: skip
 _LLAMA = Architecture(
     stacks={"decoder": Stack("layers.*", ("embed_tokens",), norm="norm")},
     sublayers=(
-        SubLayerSpec(
-            "attention",
-            _under("self_attn", {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"}),
-            norm="input_layernorm",
-        ),
-        SubLayerSpec(
-            "ffn",
-            _under("mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}),
-            norm="post_attention_layernorm",
-        ),
+        SubLayerSpec("attention", _under("self_attn", {f"{name}_proj": role for name, role in _QKVO.items()}),
+                     "input_layernorm"),
+        SubLayerSpec("ffn", _under("mlp", {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}),
+                     "post_attention_layernorm"),
     ),
-    pre_norm=True,
-    rms=True,
-    rotary=True,
-    narrows=True,
-    activation="hidden_act",
-    removes_heads=True,
+    pre_norm=True, rms=True, rotary=True, narrows=True, activation="hidden_act", removes_heads=True,
     heads_fields=("num_attention_heads", "num_key_value_heads"),
-)
+)  # fmt: skip
 
 # its block adds what attention and network find in the same hidden states; every head has its q, k, v together
 _GPT_NEOX = Architecture(
     stacks={"decoder": Stack("layers.*", ("embed_in",), norm="final_layer_norm")},
     sublayers=(
-        SubLayerSpec(
-            "attention",
-            {"attention.query_key_value": "qkv_by_head", "attention.dense": "o"},
-            norm="input_layernorm",
-            when_removed={"attention": "pair"},
-            module="attention",
-        ),
-        SubLayerSpec(
-            "ffn",
-            {"mlp.dense_h_to_4h": "up", "mlp.dense_4h_to_h": "down"},
-            norm="post_attention_layernorm",
-            when_removed={"mlp": "zero"},
-        ),
+        _whole("attention", {"query_key_value": "qkv_by_head", "dense": "o"}, "input_layernorm"),
+        _whole("mlp", {"dense_h_to_4h": "up", "dense_4h_to_h": "down"}, "post_attention_layernorm", "ffn"),
     ),
-    pre_norm=True,
-    rotary=True,
     keeps_basis="its attentions and networks read the same hidden states",
-    activation="hidden_act",
-    removes_heads=True,
-    cached=True,
-)
+    pre_norm=True, rotary=True, activation="hidden_act", removes_heads=True, cached=True,
+)  # fmt: skip
 
 # norms before and after every sub-layer, and embeddings that are multiplied, so the stream is not projected
 _GEMMA = replace(
@@ -135,11 +105,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mpnet": Architecture(
         stacks={"encoder": Stack("encoder.layer.*", _WORDS[:2])},
         sublayers=(
-            SubLayerSpec("attention", _under("attention.attn", {"q": "q", "k": "k", "v": "v", "o": "o"})),
+            SubLayerSpec("attention", _under("attention.attn", _QKVO)),
             SubLayerSpec("ffn", {"intermediate.dense": "up", "output.dense": "down"}),
         ),
-        embeddings=("embeddings", "encoder.relative_attention_bias"),
-        activation="hidden_act",
+        embeddings=("embeddings", "encoder.relative_attention_bias"), activation="hidden_act",
     ),
     "electra": replace(
         _BERT,
@@ -149,21 +118,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "distilbert": Architecture(
         stacks={"encoder": Stack("transformer.layer.*", _WORDS[:2], norm=_NORM)},
         sublayers=(
-            SubLayerSpec(
-                "attention",
-                _under("attention", {"q_lin": "q", "k_lin": "k", "v_lin": "v", "out_lin": "o"}),
-                norm="sa_layer_norm",
-                when_removed={"attention": "pair"},
-                module="attention",
-            ),
-            SubLayerSpec(
-                "ffn", {"ffn.lin1": "up", "ffn.lin2": "down"}, norm="output_layer_norm", when_removed={"ffn": "zero"}
-            ),
+            _whole("attention", {"q_lin": "q", "k_lin": "k", "v_lin": "v", "out_lin": "o"}, "sa_layer_norm"),
+            _whole("ffn", {"lin1": "up", "lin2": "down"}, "output_layer_norm", "ffn"),
         ),
-        embeddings=("embeddings",),
-        activation="activation",
-        removes_heads=True,
-        cuts_stream=True,
+        embeddings=("embeddings",), activation="activation", removes_heads=True, cuts_stream=True,
         neurons_field="hidden_dim",
     ),
     # a block is one object that runs num_hidden_layers / num_hidden_groups times
@@ -174,15 +132,11 @@ ARCHITECTURES: dict[str, Architecture] = {
             )
         },
         sublayers=(
-            SubLayerSpec(
-                "attention",
-                _under("attention", {"query": "q", "key": "k", "value": "v", "dense": "o"}),
-                norm="attention.LayerNorm",
-            ),
-            SubLayerSpec("ffn", {"ffn": "up", "ffn_output": "down"}, norm="full_layer_layer_norm"),
+            SubLayerSpec("attention", _under("attention", {"query": "q", "key": "k", "value": "v", "dense": "o"}),
+                         "attention.LayerNorm"),
+            SubLayerSpec("ffn", {"ffn": "up", "ffn_output": "down"}, "full_layer_layer_norm"),
         ),
-        embeddings=("embeddings",),
-        repeated=True,
+        embeddings=("embeddings",), repeated=True,
     ),
     # its attention has the number of heads as an attribute, and is silently wrong if that is wrong
     "deberta-v2": Architecture(
@@ -195,67 +149,34 @@ ARCHITECTURES: dict[str, Architecture] = {
     "modernbert": Architecture(
         stacks={"encoder": Stack("layers.*", ("embeddings.tok_embeddings",), norm="final_norm")},
         sublayers=(
-            SubLayerSpec(
-                "attention",
-                {"attn.Wqkv": "qkv", "attn.Wo": "o"},
-                norm="attn_norm",
-                when_removed={"attn": "pair"},
-                module="attn",
-            ),
-            SubLayerSpec(
-                "ffn", {"mlp.Wi": "gate_up", "mlp.Wo": "down"}, norm="mlp_norm", when_removed={"mlp": "zero"}
-            ),
+            _whole("attn", {"Wqkv": "qkv", "Wo": "o"}, "attn_norm"),
+            _whole("mlp", {"Wi": "gate_up", "Wo": "down"}, "mlp_norm", "ffn"),
         ),
-        embeddings=("embeddings",),
-        pre_norm=True,
-        rotary=True,
-        bare_start=True,
-        activation="hidden_activation",
+        embeddings=("embeddings",), pre_norm=True, rotary=True, bare_start=True, activation="hidden_activation",
         removes_heads=True,
     ),
     "opt": Architecture(
         stacks={
-            "decoder": Stack(
-                "decoder.layers.*",
-                ("decoder.embed_tokens", "decoder.embed_positions"),
-                "decoder.project_in",
-                "decoder.final_layer_norm",
-            )
+            "decoder": Stack("decoder.layers.*", ("decoder.embed_tokens", "decoder.embed_positions"),
+                             "decoder.project_in", "decoder.final_layer_norm")
         },
         sublayers=(
             _attention("self_attn"),
-            SubLayerSpec(
-                "ffn",
-                {"fc1": "up", "fc2": "down"},
-                norm="final_layer_norm",
-                when_removed={"fc1": "input", "fc2": "zero"},
-            ),
+            SubLayerSpec("ffn", {"fc1": "up", "fc2": "down"}, "final_layer_norm", {"fc1": "input", "fc2": "zero"}),
         ),
-        pre_norm=True,
-        activation="activation_function",
+        pre_norm=True, activation="activation_function", cached=True, neurons_field="ffn_dim",
         head_attributes=lambda width, heads: {"num_heads": heads, "embed_dim": heads * width},
-        cached=True,
-        neurons_field="ffn_dim",
     ),
     # its projections are transposed in files (transposed.py); q, k, v are one, and the attention has their width
     "gpt2": Architecture(
         stacks={"decoder": Stack("h.*", ("wte", "wpe"), norm="ln_f")},
         sublayers=(
-            SubLayerSpec(
-                "attention",
-                {"attn.c_attn": "qkv", "attn.c_proj": "o"},
-                norm="ln_1",
-                when_removed={"attn": "pair"},
-                module="attn",
-            ),
-            SubLayerSpec("ffn", {"mlp.c_fc": "up", "mlp.c_proj": "down"}, norm="ln_2", when_removed={"mlp": "zero"}),
+            _whole("attn", {"c_attn": "qkv", "c_proj": "o"}, "ln_1"),
+            _whole("mlp", {"c_fc": "up", "c_proj": "down"}, "ln_2", "ffn"),
         ),
-        pre_norm=True,
         keeps_basis="its blocks have no form with bases of their own",
-        activation="activation_function",
+        pre_norm=True, activation="activation_function", cached=True, neurons_field="n_inner",
         head_attributes=lambda width, heads: {"split_size": heads * width},
-        cached=True,
-        neurons_field="n_inner",
     ),
     "gpt_neox": _GPT_NEOX,
     "llama": _LLAMA,
@@ -269,56 +190,39 @@ ARCHITECTURES: dict[str, Architecture] = {
             replace(_LLAMA.sublayers[0], linears={"self_attn.qkv_proj": "qkv", "self_attn.o_proj": "o"}),
             replace(_LLAMA.sublayers[1], linears={"mlp.gate_up_proj": "gate_up", "mlp.down_proj": "down"}),
         ),
-        removes_heads=False,
-        heads_fields=(),
+        removes_heads=False, heads_fields=(),
     ),
     "gemma2": _GEMMA,
     "gemma3_text": replace(_GEMMA, head_norms=True),
     "bart": Architecture(
         stacks={
-            stack: Stack(
-                f"{stack}.layers.*",
-                (f"{stack}.embed_tokens", f"{stack}.embed_positions"),
-                norm=f"{stack}.layernorm_embedding",
-            )
+            stack: Stack(f"{stack}.layers.*", (f"{stack}.embed_tokens", f"{stack}.embed_positions"),
+                         norm=f"{stack}.layernorm_embedding")
             for stack in ("encoder", "decoder")
         },
         sublayers=(
             _attention("self_attn"),
             _attention("encoder_attn", "cross"),
-            SubLayerSpec(
-                "ffn",
-                {"fc1": "up", "fc2": "down"},
-                norm="final_layer_norm",
-                when_removed={"fc1": "input", "activation_fn": "input", "fc2": "zero"},
-            ),
+            SubLayerSpec("ffn", {"fc1": "up", "fc2": "down"}, "final_layer_norm",
+                         {"fc1": "input", "activation_fn": "input", "fc2": "zero"}),
         ),
-        embeddings=("shared",),
-        activation="activation_function",
-        removes_heads=True,
-        cached=True,
+        embeddings=("shared",), activation="activation_function", removes_heads=True, cached=True,
         neurons_field="{stack}_ffn_dim",
     ),
     # the feed-forward network is plain (wi) or gated (wi_0, wi_1); number 1 in a block, 2 in a decoder's. All layers
     # share the heads of one bias of relative positions, so heads are not removed
     "t5": Architecture(
-        stacks={
-            stack: Stack(f"{stack}.block.*", (f"{stack}.embed_tokens",)) for stack in ("encoder", "decoder")
-        },
+        stacks={stack: Stack(f"{stack}.block.*", (f"{stack}.embed_tokens",)) for stack in ("encoder", "decoder")},
         sublayers=(
-            SubLayerSpec("attention", _under("layer.0.SelfAttention", {"q": "q", "k": "k", "v": "v", "o": "o"})),
-            SubLayerSpec("cross", _under("layer.1.EncDecAttention", {"q": "q", "k": "k", "v": "v", "o": "o"})),
-            SubLayerSpec(
-                "ffn", _feed_forward("layer.1.DenseReluDense") | _feed_forward("layer.2.DenseReluDense")
-            ),
+            SubLayerSpec("attention", _under("layer.0.SelfAttention", _QKVO)),
+            SubLayerSpec("cross", _under("layer.1.EncDecAttention", _QKVO)),
+            SubLayerSpec("ffn", _feed_forward("layer.1.DenseReluDense") | _feed_forward("layer.2.DenseReluDense")),
         ),
         embeddings=(
             "shared",
             *(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias" for stack in ("encoder", "decoder")),
         ),
-        passes_on=True,
-        activation="dense_act_fn",
-        neurons_field="d_ff",
+        passes_on=True, activation="dense_act_fn", neurons_field="d_ff",
     ),
 }  # fmt: skip
 

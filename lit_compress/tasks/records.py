@@ -126,184 +126,72 @@ class Task:
 
 
 def _glue(
-    name: str,
-    text: tuple[str, ...],
-    labels: tuple[str, ...],
-    metrics: tuple[str, ...],
-    length: int,
-    validation: tuple[str, ...] = ("validation",),
+    name: str, text: str, labels: str, metrics: str, length: int, validation: tuple[str, ...] = ("validation",)
 ) -> Task:
     kind: KindName = "classification" if labels else "regression"
-    return Task(name, kind, text, labels, metrics, ("nyu-mll/glue", name), validation, length)
+    hub = ("nyu-mll/glue", name)
+    return Task(name, kind, tuple(text.split()), tuple(labels.split()), tuple(metrics.split()), hub, validation, length)
 
 
-def _squad(name: str, repository: str, metrics: tuple[str, ...], spans: Spans) -> Task:
-    return Task(
-        name,
-        "span_qa",
-        ("question", "context"),
-        (),
-        metrics,
-        (repository, None),
-        length=165,
-        max_length=384,
-        label="answers",
-        spans=spans,
-    )
+def _summaries(name: str, text: str, label: str, metric: str, hub: tuple[str, str | None]) -> Task:
+    """Length, beams and 128 tokens are those of LoSparse (section 4.3) and its program."""
+    return Task(name, "summarization", (text,), (), (metric,), hub, length=256, max_length=256, label=label)
 
 
-_ENTAILMENT = ("entailment", "not_entailment")
+def _plain_text(name: str, hub: tuple[str, str] | None) -> Task:
+    kind: KindName = "language_modelling"
+    return Task(name, kind, ("text",), (), ("perplexity",), hub, length=512, max_length=512, label="text")
+
+
+def _squad(name: str, spans: Spans) -> Task:
+    text, metrics, hub = ("question", "context"), ("answer_f1", "exact_match"), (f"rajpurkar/{name}", None)
+    return Task(name, "span_qa", text, (), metrics, hub, length=165, max_length=384, label="answers", spans=spans)
+
+
+_EMOTIONS = (
+    "admiration amusement anger annoyance approval caring confusion curiosity desire disappointment disapproval "
+    "disgust embarrassment excitement fear gratitude grief joy love nervousness optimism pride realization relief "
+    "remorse sadness surprise neutral"
+)
+_AREAS = "concurrency files gui language network numbers testing text"
+_ENTITIES = "O B-PER I-PER B-ORG I-ORG B-LOC I-LOC B-MISC I-MISC"
 
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        _glue("cola", ("sentence",), ("unacceptable", "acceptable"), ("matthews",), 10),
-        _glue("sst2", ("sentence",), ("negative", "positive"), ("accuracy",), 25),
-        _glue("mrpc", ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("accuracy", "f1"), 53),
-        _glue("stsb", ("sentence1", "sentence2"), (), ("pearson_spearman", "pearson", "spearman"), 28),
-        _glue("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1"), 27),
-        _glue(
-            "mnli",
-            ("premise", "hypothesis"),
-            ("entailment", "neutral", "contradiction"),
-            ("accuracy",),
-            36,
-            ("validation_matched", "validation_mismatched"),
-        ),
-        _glue("qnli", ("question", "sentence"), _ENTAILMENT, ("accuracy",), 48),
-        _glue("rte", ("sentence1", "sentence2"), _ENTAILMENT, ("accuracy",), 53),
-        _glue("wnli", ("sentence1", "sentence2"), ("not_entailment", "entailment"), ("accuracy",), 33),
-        Task(
-            "conll2003",
-            "tagging",
-            ("tokens",),
-            ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"),
-            ("entity_f1",),
-            ("lhoestq/conll2003", None),  # as parquet; eriktks/conll2003 needs a script, which datasets 4 does not run
-            length=16,
-            label="ner_tags",
-        ),
-        # length, beams and 128 tokens as in LoSparse (section 4.3) and its program
-        Task(
-            "xsum",
-            "summarization",
-            ("document",),
-            (),
-            ("rougeL",),
-            ("EdinburghNLP/xsum", None),
-            length=256,
-            max_length=256,
-            label="summary",
-        ),
-        Task(
-            "cnn_dailymail",
-            "summarization",
-            ("article",),
-            (),
-            ("rougeLsum",),
-            ("abisee/cnn_dailymail", "3.0.0"),
-            length=256,
-            max_length=256,
-            label="highlights",
-        ),
-        Task(
-            "wikitext2",
-            "language_modelling",
-            ("text",),
-            (),
-            ("perplexity",),
-            ("Salesforce/wikitext", "wikitext-2-v1"),
-            length=512,
-            max_length=512,
-            label="text",
-        ),
-        # also: any plain text, --data.path to train.txt and validation.txt
-        Task(
-            "plain_text",
-            "language_modelling",
-            ("text",),
-            (),
-            ("perplexity",),
-            None,
-            length=512,
-            max_length=512,
-            label="text",
-        ),
+        _glue("cola", "sentence", "unacceptable acceptable", "matthews", 10),
+        _glue("sst2", "sentence", "negative positive", "accuracy", 25),
+        _glue("mrpc", "sentence1 sentence2", "not_equivalent equivalent", "accuracy f1", 53),
+        _glue("stsb", "sentence1 sentence2", "", "pearson_spearman pearson spearman", 28),
+        _glue("qqp", "question1 question2", "not_duplicate duplicate", "accuracy f1", 27),
+        _glue("mnli", "premise hypothesis", "entailment neutral contradiction", "accuracy", 36,
+              ("validation_matched", "validation_mismatched")),
+        _glue("qnli", "question sentence", "entailment not_entailment", "accuracy", 48),
+        _glue("rte", "sentence1 sentence2", "entailment not_entailment", "accuracy", 53),
+        _glue("wnli", "sentence1 sentence2", "not_entailment entailment", "accuracy", 33),
+        # as parquet; eriktks/conll2003 needs a script, which datasets 4 does not run
+        Task("conll2003", "tagging", ("tokens",), tuple(_ENTITIES.split()), ("entity_f1",), ("lhoestq/conll2003", None),
+             length=16, label="ner_tags"),
+        _summaries("xsum", "document", "summary", "rougeL", ("EdinburghNLP/xsum", None)),
+        _summaries("cnn_dailymail", "article", "highlights", "rougeLsum", ("abisee/cnn_dailymail", "3.0.0")),
+        _plain_text("wikitext2", ("Salesforce/wikitext", "wikitext-2-v1")),
+        _plain_text("plain_text", None),  # any plain text, --data.path to train.txt and validation.txt
         # two texts whose vectors' cosine is to have the order of the scores; other columns through task custom
-        Task(
-            "stsb_embedding",
-            "embedding",
-            ("sentence1", "sentence2"),
-            (),
-            ("spearman", "pearson"),
-            ("nyu-mll/glue", "stsb"),
-            length=14,
-        ),
+        Task("stsb_embedding", "embedding", ("sentence1", "sentence2"), (), ("spearman", "pearson"),
+             ("nyu-mll/glue", "stsb"), length=14),
         # sentences of Wikipedia for a question, of which some answer it
-        Task(
-            "wiki_qa",
-            "reranking",
-            ("question", "answer"),
-            (),
-            ("ndcg_at_10", "mrr_at_10"),
-            ("microsoft/wiki_qa", None),
-            length=40,
-        ),
+        Task("wiki_qa", "reranking", ("question", "answer"), (), ("ndcg_at_10", "mrr_at_10"),
+             ("microsoft/wiki_qa", None), length=40),
         # comments of Reddit, each with one or more of 28 emotions
-        Task(
-            "go_emotions",
-            "multi_label",
-            ("text",),
-            (
-                "admiration",
-                "amusement",
-                "anger",
-                "annoyance",
-                "approval",
-                "caring",
-                "confusion",
-                "curiosity",
-                "desire",
-                "disappointment",
-                "disapproval",
-                "disgust",
-                "embarrassment",
-                "excitement",
-                "fear",
-                "gratitude",
-                "grief",
-                "joy",
-                "love",
-                "nervousness",
-                "optimism",
-                "pride",
-                "realization",
-                "relief",
-                "remorse",
-                "sadness",
-                "surprise",
-                "neutral",
-            ),
-            ("micro_f1",),
-            ("google-research-datasets/go_emotions", "simplified"),
-            length=18,
-            label="labels",
-        ),
-        _squad("squad", "rajpurkar/squad", ("answer_f1", "exact_match"), Spans()),
-        _squad("squad_v2", "rajpurkar/squad_v2", ("answer_f1", "exact_match"), Spans(null_threshold=0.0)),
+        Task("go_emotions", "multi_label", ("text",), tuple(_EMOTIONS.split()), ("micro_f1",),
+             ("google-research-datasets/go_emotions", "simplified"), length=18, label="labels"),
+        _squad("squad", Spans()),
+        _squad("squad_v2", Spans(null_threshold=0.0)),
         # needs no download: which area of the standard library a docstring comes from (models/embedded.py)
-        Task(
-            "docstrings",
-            "classification",
-            ("text",),
-            ("concurrency", "files", "gui", "language", "network", "numbers", "testing", "text"),
-            ("accuracy",),
-            None,
-            length=30,
-            max_length=64,
-        ),
+        Task("docstrings", "classification", ("text",), tuple(_AREAS.split()), ("accuracy",), None, length=30,
+             max_length=64),
     )
-}
+}  # fmt: skip
 
 
 def get_task(name: str) -> Task:
