@@ -20,42 +20,26 @@ from the nearest ones there.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.block_states import Shape, stored, written
-from lit_compress.calibration.fisher import Fisher, Squares
-from lit_compress.calibration.gradients import MeanGradient, mean_gradient
-from lit_compress.calibration.grams import Gram
-from lit_compress.calibration.kronecker import (
-    KroneckerFactors,
-    Rows,
-    _hooked,
-    _mask_of,
-    _parts,
-    _places,
-    _real_rows,
-    _Sums,
-    _tokens,
-)
+from lit_compress.calibration.statistics import TOKENS, Collector, Statistic
+from lit_compress.calibration.uses import Rows, hooked, mask_of, real_rows, row_parts, token_places
 from lit_compress.models.block_net import BlockNet, Ending
-from lit_compress.models.sites import Site, find_sites, shared_inputs
-from lit_compress.numerics.losses import example_losses
-from lit_compress.numerics.sampled_labels import Labels, fisher_losses
+from lit_compress.models.sites import Site, find_sites
+from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import place_within
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
-Found = dict[str, KroneckerFactors] | dict[str, Fisher] | dict[str, MeanGradient]
-What = Literal[
-    "moments", "fisher", "gradients", "squares"
-]  # squares: the gradients, and the squares of every example's
 Finish = Callable[[int, nn.Module, Any], None]
 
 
@@ -127,113 +111,29 @@ class Sweeps:
         self.path(what, number).unlink(missing_ok=True)
 
 
-class _SumsOfBlock(Protocol):
-    """What is summed over the uses of a block's sites."""
-
-    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor, rows: int) -> None:
-        """Take the inputs of a use of site ``name``, of so many examples, and watch for the gradient by its output."""
-
-    def result(self) -> Found:
-        """Return what was found, which alone has the sums afterwards."""
-
-
-class _Moments:
-    """Kronecker factors of a block; with ``gradients``, or of its inputs only."""
-
-    def __init__(
-        self, shapes: Any, sites: dict[str, Site], examples: int, gradients: bool, device: torch.device
-    ) -> None:
-        self.sums, self.gradients = _Sums(shapes, sites, torch.float32, device, gradients), gradients
-        self.sums.examples = examples
-
-    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor, rows: int) -> None:
-        self.sums.add_inputs(name, _tokens(x.detach(), mask))
-        if self.gradients:
-            add = self.sums.outer[name].add
-            output.requires_grad_().register_hook(lambda gradient: add(_tokens(gradient, mask)))
-
-    def result(self) -> Found:
-        found = self.sums.result()
-        self.sums.grams.clear()
-        self.sums.outer.clear()
-        return found
-
-
-class _Squares:
-    """Diagonal Fisher information of a block, per example."""
-
-    def __init__(self, shapes: Any, sites: dict[str, Site], examples: int) -> None:
-        self.examples = examples
-        self.sums = {name: Squares.empty(shapes.get_submodule(name).weight.shape) for name in sites}
-
-    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor, rows: int) -> None:
-        add, read = self.sums[name].add, x.detach().reshape(rows, -1, x.shape[-1])
-        output.requires_grad_().register_hook(lambda g: add([(read, g.reshape(rows, -1, g.shape[-1]))]))
-
-    def result(self) -> Found:
-        return {name: sums.mean(name, float(self.examples)) for name, sums in self.sums.items()}
-
-
-class _Gradients:
-    """Mean gradients of a block's matrices; with ``squares`` also the means of the squares of every example's."""
-
-    def __init__(self, shapes: Any, sites: dict[str, Site], examples: int, squares: bool) -> None:
-        self.examples, sizes = examples, {name: shapes.get_submodule(name).weight.shape for name in sites}
-        self.sums = {name: torch.zeros(size) for name, size in sizes.items()}
-        self.squares = {name: torch.zeros(size) for name, size in sizes.items() if squares}
-
-    def use(self, name: str, x: Tensor, output: Tensor, mask: Tensor, rows: int) -> None:
-        read = x.detach().reshape(rows, -1, x.shape[-1])
-
-        def add(gradient: Tensor) -> None:
-            for one, inputs in zip(gradient.reshape(rows, -1, gradient.shape[-1]), read, strict=True):
-                found = (one.mT @ inputs).cpu()
-                self.sums[name] += found
-                if name in self.squares:
-                    self.squares[name] += found.square_()
-
-        output.requires_grad_().register_hook(add)
-
-    def result(self) -> Found:
-        return {
-            name: mean_gradient(name, total, self.squares.get(name), self.examples) for name, total in self.sums.items()
-        }
-
-
-class BlockMoments:
-    """Collects the Kronecker factors, the Fisher information or the gradients of one block after the other.
+class BlockStatistics:
+    """Collects a statistic of one block after the other.
 
     Args:
         sweeps: over the calibration examples.
         shapes: the whole net, without values.
-        labels: of the gradients; None for the moments of inputs only.
-        seed: of drawn labels.
-        what: is collected; all but the moments are under labels ``true``, of vectors under ``drawn``.
-        only: names of the sites whose moments are wanted; None for all.
+        statistic: what is collected; per example, not per batch.
     """
 
-    def __init__(
-        self, sweeps: Sweeps, shapes: Any, labels: Labels | None, seed: int, what: What = "moments",
-        only: Collection[str] | None = None,
-    ) -> None:  # fmt: skip
-        self.sweeps, self.shapes, self.labels, self.seed, self.what = sweeps, shapes, labels, seed, what
-        self.examples = sum(len(rows["index"]) for rows in sweeps.parts)
-        wanted = [site for site in find_sites(shapes) if only is None or site.name in only]
+    def __init__(self, sweeps: Sweeps, shapes: Any, statistic: Statistic) -> None:
+        self.sweeps, self.shapes, self.statistic = sweeps, shapes, statistic
+        names = set(statistic.names(shapes))
+        wanted = [site for site in find_sites(shapes) if site.name in names]
         self.sites: list[dict[str, Site]] = [
             {site.name: site for site in wanted if site.name.startswith(f"{name}.")} for name in sweeps.net.names
         ]
 
     def bytes(self) -> int:
         """Return the largest number of bytes that the sums of one block take."""
-        if self.what != "moments":
-            shapes = ([self.shapes.get_submodule(name).weight.shape for name in sites] for sites in self.sites)
-            each = {"fisher": lambda shape: 8 * sum(shape), "gradients": lambda shape: 4 * prod(shape),
-                    "squares": lambda shape: 8 * prod(shape)}[self.what]  # fmt: skip
-            return max((sum(map(each, of_block)) for of_block in shapes), default=0)
-        return max((4 * sum(_numbers(self.shapes, sites, self.labels is not None)) for sites in self.sites), default=0)
+        return max((self.statistic.bytes(self.shapes, list(sites)) for sites in self.sites), default=0)
 
     def collect(self, done: Callable[[int], bool], finish: Finish) -> None:
-        """Collect the moments of every block that has sites, one at a time.
+        """Collect the statistic of every block that has sites, one at a time.
 
         Args:
             done: says of a block's number that nothing is to be done for it.
@@ -243,18 +143,13 @@ class BlockMoments:
         todo = [i for i in range(count) if self.sites[i] and not done(i)]
         if not todo:
             return
-        if self.labels is None:
-            for i in track(todo, self._what, len(todo)):
+        forwards, title = self.statistic.labels is None, f"{self.statistic.title} by blocks"
+        for i in track(todo if forwards else todo[::-1], title, len(todo)):
+            if forwards:
                 self._inputs(i, finish)
-            return
-        for i in track(todo[::-1], self._what, len(todo)):
-            self._reach_gradients(i + 1)
-            self._both(i, finish)
-
-    @property
-    def _what(self) -> str:
-        names = {"moments": "Kronecker factors", "fisher": "Fisher information"}
-        return f"{names.get(self.what, 'gradients')} by blocks"
+            else:
+                self._reach_gradients(i + 1)
+                self._both(i, finish)
 
     def _inputs(self, number: int, finish: Finish) -> None:
         """Sum the inputs of a block's sites while it gives the next one's."""
@@ -312,50 +207,33 @@ class BlockMoments:
                 hidden = states.to(sweeps.net.device, torch.float32).requires_grad_()
                 ending: Any = Ending(sweeps.net, lambda hidden=hidden: iter([hidden]))  # type: ignore[misc]
                 logits = task.logits(task.run(ending, rows), rows)
-                losses = self._losses(logits, rows)
+                losses = self.statistic.losses(task, logits, rows, len(rows["index"]))
                 more = len(losses) > 1
                 add(torch.cat([torch.autograd.grad(loss, hidden, retain_graph=more)[0][None] for loss in losses]))
 
-    def _losses(self, logits: Tensor, rows: Rows) -> list[Tensor]:
-        """Return the losses whose gradients are wanted, one after the other."""
-        task = self.sweeps.task
-        if self.what != "moments" and task.loss != "vectors":
-            return [example_losses(logits, rows["labels"], task.loss).sum() * (len(rows["index"]) / len(logits))]
-        assert self.labels is not None
-        return fisher_losses(
-            logits, task.loss, self.labels, labels=rows.get("labels"), counted=task.counted(rows), index=rows["index"],
-            seed=self.seed,
-        )  # fmt: skip
-
-    def _sums(self, number: int) -> _SumsOfBlock:
-        if self.what == "fisher":
-            return _Squares(self.shapes, self.sites[number], self.examples)
-        if self.what != "moments":
-            return _Gradients(self.shapes, self.sites[number], self.examples, self.what == "squares")
-        gradients, sites = self.labels is not None, self.sites[number]
-        size = 4 * sum(_numbers(self.shapes, sites, gradients))
+    def _sums(self, number: int) -> Collector:
+        names = list(self.sites[number])
+        size = self.statistic.bytes(self.shapes, names)
         device = place_within(self.sweeps.net.device, size, "calibration: sums of a block")
-        return _Moments(self.shapes, sites, self.examples, gradients, device)
+        return self.statistic.collector(self.shapes, names, device)
 
-    def _watched(self, number: int, block: nn.Module, rows: Rows, sums: _SumsOfBlock | None) -> Any:
+    @contextmanager
+    def _watched(self, number: int, block: nn.Module, rows: Rows, sums: Collector | None) -> Iterator[None]:
         """Let every use of a block's sites add to ``sums``, as in the net in memory."""
-        places = [_places(mask) for mask in self.sweeps.task.masks(rows)]
-        sites = self.sites[number]
-        start = f"{self.sweeps.net.names[number]}."
+        if sums is None:
+            yield
+            return
+        places = [token_places(mask) for mask in self.sweeps.task.masks(rows)] if sums.by_token else []
+        sites, start, groups = self.sites[number], f"{self.sweeps.net.names[number]}.", len(rows["index"])
+        sums.examples += groups
 
         def on_forward(path: str, x: Tensor, output: Tensor) -> None:
-            if sums is not None:
-                sums.use(start + path, x, output, _mask_of(sites[start + path], places), len(rows["index"]))
+            name = start + path
+            sums.use(name, x, output, mask_of(sites[name], places) if places else None, groups)
 
-        return _hooked(block, [name.removeprefix(start) for name in sites], on_forward)
-
-
-def _numbers(shapes: Any, sites: dict[str, Site], gradients: bool) -> Iterator[int]:
-    """Yield how many numbers every sum of some sites has."""
-    for group in shared_inputs(shapes):
-        modules = [shapes.get_submodule(name) for name in group if name in sites]
-        for size in [*(m.in_features for m in modules[:1]), *(m.out_features for m in modules if gradients)]:
-            yield sum(Gram.numbers(size))
+        with hooked(block, [name.removeprefix(start) for name in sites], on_forward):
+            yield
+        sums.end()
 
 
 def _back(output: Tensor, hidden: Tensor | None, gradients: Tensor) -> Tensor | None:
@@ -378,7 +256,7 @@ def calibration_parts(task: TaskType, batches: Iterable[Rows], labels: Labels | 
         UserError: there are none, or labels are missing.
     """
     cpu = torch.device("cpu")
-    found = [part for batch in batches for part in _parts(task, _real_rows(task, batch, cpu, labels))]
+    found = [part for batch in batches for part in row_parts(task, real_rows(task, batch, cpu, labels), TOKENS)]
     if not found:
         raise UserError("calibration: there are no examples; give at least 1")
     return found

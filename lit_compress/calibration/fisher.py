@@ -17,19 +17,21 @@ are concatenated on the token axis. Vectors have no labels; a target is drawn ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from lit_compress.calibration.statistics import TOKENS, ExampleGradients, Pair, Statistic, whole
+from lit_compress.calibration.uses import Rows, row_parts
 from lit_compress.numerics.decompose import Axis, Importance
 from lit_compress.numerics.losses import example_losses
 from lit_compress.numerics.ranks import break_even_rank
 from lit_compress.numerics.sampled_labels import fisher_losses
-from lit_compress.tasks import TaskType, task_type
+from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import place_of_sums
 from lit_compress.utils.errors import UserError, nearest
 
@@ -37,9 +39,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Estimator = Literal["per_example", "batch"]
-Pair = tuple[Tensor, Tensor]  # inputs [groups, tokens, in] and gradients [groups, tokens, out] of one use of a Linear
-
-TOKENS = 512  # of one forward of a language model, padding included; the graph of more takes gigabytes
 _CHUNK, _CHUNK_CPU = 1 << 26, 1 << 20  # most elements of a temporary tensor; on a CPU, those that fit a core's cache
 
 
@@ -75,6 +74,60 @@ class Fisher:
         return self.elements
 
 
+@dataclass(frozen=True)
+class DiagonalFisher(Statistic):
+    """The Fisher information, under the true labels; of vectors under drawn ones, with seed 0.
+
+    Attributes:
+        estimator: as for :func:`estimate_fisher`.
+        elements: whether the values of every element are kept.
+    """
+
+    estimator: Estimator = "per_example"
+    elements: bool = False
+    title = "Fisher information"
+    needs_labels = "the Fisher information needs them"
+
+    def names(self, net: Any) -> list[str]:
+        """Return the names, which may be those of any Linears."""
+        if self.sites is None:
+            return super().names(net)
+        linears = {name: module for name, module in net.named_modules() if isinstance(module, nn.Linear)}
+        if not self.sites:
+            raise UserError(f"sites: none was named; {nearest('', linears)}")
+        for name in self.sites:
+            if name not in linears:
+                raise UserError(f"sites: '{name}' is no Linear of the net; {nearest(name, linears)}")
+        return list(self.sites)
+
+    def bytes(self, net: Any, names: Sequence[str]) -> int:
+        """Return how many bytes the sums of some sites take."""
+        return sum(8 * (prod if self.elements else sum)(net.get_submodule(name).weight.shape) for name in names)
+
+    def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> ExampleGradients:
+        """Return empty sums."""
+        place = place_of_sums(device)
+        shapes = {name: net.get_submodule(name).weight.shape for name in names}
+        return ExampleGradients({name: Squares.empty(shape, self.elements, place) for name, shape in shapes.items()})
+
+    def losses(self, task: TaskType, logits: Any, rows: Rows, groups: int) -> list[Tensor]:
+        """Return one loss, the mean over the examples of each group, summed."""
+        if task.loss == "vectors":
+            (total,) = fisher_losses(logits, task.loss, "drawn", index=rows["index"])
+        else:
+            total = example_losses(logits, rows["labels"], task.loss).sum()
+        return [total * (groups / len(logits))]
+
+    def parts(self, task: TaskType, rows: Rows) -> Iterable[Rows]:
+        """Return the whole batch; of a language model parts of at most :data:`TOKENS` tokens."""
+        long = task.over_vocabulary and self.estimator == "per_example"
+        return row_parts(task, rows, TOKENS) if long else [rows]
+
+    def groups(self, rows: Rows) -> int:
+        """Return the number of gradients to square."""
+        return len(rows["index"]) if self.estimator == "per_example" else 1
+
+
 def estimate_fisher(
     net: PreTrainedModel,
     batches: Iterable[dict[str, Tensor]],
@@ -87,58 +140,19 @@ def estimate_fisher(
 ) -> dict[str, Fisher]:
     """Return {site: Fisher information of its matrix} on the examples of ``batches``.
 
-    The net runs on its device, in evaluation mode and its own dtype (float32 or float64), not wrapped by any strategy;
-    afterwards modes, ``requires_grad``, gradients and hooks are as before.
-
     Args:
-        net: a fine-tuned net with its task's head.
-        batches: as :class:`lit_compress.data.datamodule.PaddedBatches` makes them, with labels. Rows whose ``index`` is
-            -1 are left out. Ranks may have different numbers of batches; an example should be on one rank only.
-        kind: of the task; or its name, for the usual one.
+        net, batches, kind, reduce: as for :func:`~lit_compress.calibration.statistics.whole`; the batches have labels.
         sites: names of Linears.
         estimator: ``per_example`` squares each example's gradient (Eq. 3). ``batch`` squares the mean gradient of each
             batch and averages over batches, as re-implementations do: mu^2 + var / batch instead of mu^2 + var.
         elements: True to return the element-wise values too, which takes 8 bytes per weight.
-        reduce: in-place all-reduce (SUM) of a float64 vector over ranks with other examples; called once, at the end.
 
     Raises:
         UserError: a site is no Linear of the net, a batch has no labels, there are no examples, or a gradient is inf or
             NaN.
     """
-    linears = {name: module for name, module in net.named_modules() if isinstance(module, nn.Linear)}
-    if not sites:
-        raise UserError(f"sites: none was named; {nearest('', linears)}")
-    for name in sites:
-        if name not in linears:
-            raise UserError(f"sites: '{name}' is no Linear of the net; {nearest(name, linears)}")
-    assert net.dtype in (torch.float32, torch.float64), net.dtype
-    watched = {name: linears[name] for name in sites}
-    sizes = [m.weight.numel() if elements else sum(m.weight.shape) for m in watched.values()]
-    totals = torch.zeros(1 + sum(sizes), dtype=torch.float64, device=place_of_sums(net.device))
-    count, parts = totals[:1], totals[1:].split(sizes)  # views of one vector, so that one reduction serves all
-    sums = {
-        name: Squares(part, module.weight.shape, elements)
-        for (name, module), part in zip(watched.items(), parts, strict=True)
-    }
-    with _frozen(net), torch.enable_grad(), torch.autocast(net.device.type, enabled=False):
-        task = task_type(kind)
-        long = task.over_vocabulary and estimator == "per_example"
-        for batch in batches:
-            rows = _rows(batch, net.device, task.loss == "vectors")
-            for part in row_parts(task, rows, TOKENS) if long else [rows]:
-                groups = len(part["input_ids"]) if estimator == "per_example" else min(1, len(part["input_ids"]))
-                if groups == 0:
-                    continue
-                count += groups
-                mixed = _collect(net, part, kind, watched, groups, sums)
-                for i in range(groups) if mixed else ():
-                    row = {name: column[i : i + 1] for name, column in part.items()}
-                    _collect(net, row, kind, mixed, 1, sums)
-    if reduce is not None:
-        reduce(totals)
-    if not count:
-        raise UserError("fisher: there are no examples to estimate from; give at least 1")
-    return {name: part.mean(name, float(count)) for name, part in sums.items()}
+    statistic = DiagonalFisher(sites=sites, estimator=estimator, elements=elements)
+    return whole(net, statistic, batches, kind, reduce=reduce)
 
 
 class Squares:
@@ -156,9 +170,14 @@ class Squares:
             self.rows, self.columns = part.split(list(shape))
 
     @classmethod
-    def empty(cls, shape: torch.Size) -> Squares:
-        """Return sums by rows and columns of a matrix of this shape, on the CPU."""
-        return cls(torch.zeros(sum(shape), dtype=torch.float64), shape, False)
+    def empty(cls, shape: torch.Size, elements: bool, device: torch.device | str) -> Squares:
+        """Return empty sums of a matrix of this shape."""
+        size = shape.numel() if elements else sum(shape)
+        return cls(torch.zeros(size, dtype=torch.float64, device=device), shape, elements)
+
+    def totals(self) -> list[Tensor]:
+        """Return the sums."""
+        return [self.rows, self.columns] if self.elements is None else [self.elements]
 
     def add(self, uses: Sequence[Pair]) -> None:
         """Add the squares of every group's gradient, which is the sum over the uses."""
@@ -198,118 +217,5 @@ def _add(total: Tensor, part: Tensor) -> None:
     total += part.to(total.device)
 
 
-def row_parts(task: TaskType, rows: dict[str, Tensor], tokens: int) -> Iterator[dict[str, Tensor]]:
-    """Yield ``rows`` in parts of at most ``tokens`` tokens, padding and a decoder's included; one example at least."""
-    examples = len(next(iter(rows.values())))
-    masks = {id(mask): mask for mask in task.masks(rows)}.values()  # one of the two stacks is often the same
-    count = max(1, tokens // sum(mask.shape[1] for mask in masks)) if examples else 1
-    for start in range(0, examples, count):
-        yield {name: column[start : start + count] for name, column in rows.items()}
-
-
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-
-def _rows(batch: dict[str, Tensor], device: torch.device, drawn: bool) -> dict[str, Tensor]:
-    """Return the columns of ``batch`` on ``device``, without rows that only fill up the batch (``index`` -1).
-
-    ``drawn``: labels are drawn, none are needed.
-    """
-    if "labels" not in batch and not drawn:
-        raise UserError(f"labels: the data has none, only {', '.join(batch)}; the Fisher information needs them")
-    rows = {name: column.to(device) for name, column in batch.items()}
-    index = rows.get("index")
-    return rows if index is None else {name: column[index >= 0] for name, column in rows.items()}
-
-
-@contextmanager
-def _frozen(net: nn.Module) -> Iterator[None]:
-    """Set evaluation mode and no gradients for parameters inside the context; restore both afterwards."""
-    modes = [(module, module.training) for module in net.modules()]
-    wanted = [(parameter, parameter.requires_grad) for parameter in net.parameters()]
-    net.eval().requires_grad_(False)
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for parameter, value in wanted:
-            parameter.requires_grad_(value)
-
-
-def _collect(
-    net: PreTrainedModel,
-    rows: dict[str, Tensor],
-    kind: TaskType | str,
-    watched: dict[str, nn.Linear],
-    groups: int,
-    sums: dict[str, Squares],
-) -> dict[str, nn.Linear]:
-    """Do a forward and a backward pass of ``rows``, and add every matrix's squared gradients to its sums.
-
-    A matrix is added as soon as the gradients at all its uses are known, which frees their memory.
-
-    Args:
-        net: frozen; the graph begins at the outputs of the first watched Linears.
-        rows: a batch with labels, or with the index that they are drawn by.
-        kind: type of the task.
-        watched: the Linears, by site.
-        groups: number of gradients to square: one per row, or 1 for the mean over the rows.
-        sums: the sums to add to, by site.
-
-    Returns:
-        The Linears that were left out because some of their inputs belong to no single row (DeBERTa projects its
-        relative positions to queries and keys once for the whole batch).
-    """
-    task = task_type(kind)
-    inputs = task.inputs(net, rows)
-    texts, length = inputs["input_ids"].shape
-    uses: dict[str, list[Pair]] = {name: [] for name in watched}
-    missing = dict.fromkeys(watched, 0)
-    mixed: dict[str, nn.Linear] = {}
-
-    def watch(name: str, module: nn.Linear) -> Any:
-        def on_forward(_: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
-            if groups > 1 and not _belongs_to_rows(output, texts, length):
-                mixed[name] = module
-                return
-            read = [args[0].detach().reshape(groups, -1, module.in_features)]
-            missing[name] += 1
-
-            def on_gradient(gradient: Tensor) -> None:
-                uses[name].append((read.pop(), gradient.reshape(groups, -1, module.out_features)))
-                missing[name] -= 1
-                if not missing[name]:
-                    add(name)
-
-            output.requires_grad_().register_hook(on_gradient)
-
-        return module.register_forward_hook(on_forward)
-
-    def add(name: str) -> None:
-        found, uses[name] = uses[name], []
-        if found and name not in mixed:
-            sums[name].add(found)
-
-    handles = [watch(name, module) for name, module in watched.items()]
-    try:
-        logits = task.logits(task.run(net, rows), rows)
-        if task.loss == "vectors":
-            (total,) = fisher_losses(logits, task.loss, "drawn", index=rows["index"])
-        else:
-            total = example_losses(logits, rows["labels"], task.loss).sum()
-        loss = total * (groups / len(logits))
-        if loss.requires_grad:
-            loss.backward()
-        for name in watched:  # some use may have had no influence on the loss
-            add(name)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return mixed
-
-
-def _belongs_to_rows(x: Tensor, rows: int, length: int) -> bool:
-    """Say whether the first axis of ``x`` is the batch, or batch and tokens flattened (OPT)."""
-    return x.shape[0] == rows or (x.ndim == 2 and x.shape[0] == rows * length)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lit_compress.calibration.fisher import _frozen, _rows
+from lit_compress.calibration.statistics import ExampleGradients, Pair, Statistic, whole
+from lit_compress.calibration.uses import Rows, single_rows
 from lit_compress.numerics.losses import example_losses
-from lit_compress.tasks import TaskType, task_type
+from lit_compress.tasks import TaskType
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,6 +32,75 @@ class MeanGradient:
     squares: Tensor | None
 
 
+@dataclass(frozen=True)
+class Gradients(Statistic):
+    """The mean gradients.
+
+    Attributes:
+        squares: whether the means of the squares of every example's are wanted, too.
+    """
+
+    squares: bool = False
+    title = "gradients"
+    needs_labels = "gradients need them"
+
+    def bytes(self, net: Any, names: Sequence[str]) -> int:
+        """Return how many bytes the sums of some sites take."""
+        weights = [net.get_submodule(name).weight for name in names]
+        return (2 if self.squares else 1) * sum(w.numel() * w.element_size() for w in weights)
+
+    def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> ExampleGradients:
+        """Return empty sums."""
+        weights = {name: net.get_submodule(name).weight for name in names}
+        return ExampleGradients(
+            {name: GradientSums(torch.zeros_like(w, device=device), self.squares) for name, w in weights.items()}
+        )
+
+    def losses(self, task: TaskType, logits: Any, rows: Rows, groups: int) -> list[Tensor]:
+        """Return one loss, summed over the examples."""
+        return [example_losses(logits, rows["labels"], task.loss).sum()]
+
+    def parts(self, task: TaskType, rows: Rows) -> Iterator[Rows]:
+        """Return the examples one by one."""
+        return single_rows(rows)
+
+
+class GradientSums:
+    """Sums of the gradients of one matrix, and of their squares.
+
+    Args:
+        total: zeros [out, in].
+        squares: whether the squares are summed.
+    """
+
+    def __init__(self, total: Tensor, squares: bool) -> None:
+        self.total, self.squares = total, torch.zeros_like(total) if squares else None
+
+    def add(self, uses: Sequence[Pair]) -> None:
+        """Add the gradient of every example, which is the sum over the uses."""
+        for i in range(len(uses[0][0])):
+            first, *others = (delta[i].mT @ x[i] for x, delta in uses)
+            gradient = sum(others, start=first).to(self.total.device)
+            self.total += gradient
+            if self.squares is not None:
+                self.squares += gradient.square_()
+
+    def totals(self) -> list[Tensor]:
+        """Return the sums."""
+        return [self.total] if self.squares is None else [self.total, self.squares]
+
+    def mean(self, name: str, count: float) -> MeanGradient:
+        """Return the means over ``count`` examples of the matrix ``name``.
+
+        Raises:
+            UserError: a gradient is inf or NaN.
+        """
+        mean, *squares = ((total / count).cpu() for total in self.totals())
+        if not mean.isfinite().all():
+            raise UserError(f"calibration: gradients at '{name}' are inf or NaN; give a net with a finite loss")
+        return MeanGradient(mean, squares[0] if squares else None)
+
+
 def mean_gradients(
     net: PreTrainedModel,
     batches: Iterable[dict[str, Tensor]],
@@ -42,58 +112,14 @@ def mean_gradients(
 ) -> dict[str, MeanGradient]:
     """Return {site: mean gradient of its matrix} of the loss on the examples of ``batches``, one backward for each.
 
-    The net runs on its device, in evaluation mode; afterwards it is as it was. The sums take as much memory as the
-    matrices, and with ``squares`` twice that.
+    The sums take as much memory as the matrices, and with ``squares`` twice that.
 
     Args:
-        net: with its task's head.
-        batches: with labels and ``index``; rows whose index is -1 are left out.
-        kind: of the task; or its name, for the usual one.
+        net, batches, kind, reduce: as for :func:`~lit_compress.calibration.statistics.whole`; the batches have labels.
         sites: names of Linears.
         squares: whether to return them, too.
-        reduce: in-place all-reduce (SUM) over ranks with other examples.
 
     Raises:
         UserError: a batch has no labels, there are no examples, or a gradient is inf or NaN.
     """
-    weights = [net.get_parameter(f"{name}.weight") for name in sites]
-    sums, seconds = ([torch.zeros_like(w) for w in weights] if wanted else [] for wanted in (True, squares))
-    count = torch.zeros(1, dtype=torch.int64, device=net.device)
-    task = task_type(kind)
-    with _frozen(net), torch.enable_grad(), torch.autocast(net.device.type, enabled=False):
-        for weight in weights:
-            weight.requires_grad_(True)
-        for batch in batches:
-            rows = _rows(batch, net.device, drawn=False)
-            for i in range(len(rows["labels"])):
-                row = {name: column[i : i + 1] for name, column in rows.items()}
-                logits = task.logits(task.run(net, row), row)
-                loss = example_losses(logits, row["labels"], task.loss).sum()
-                found = torch.autograd.grad(loss, weights, allow_unused=True)
-                count += 1
-                for j, gradient in enumerate(found):
-                    if gradient is not None:
-                        sums[j] += gradient
-                        if squares:
-                            seconds[j] += gradient.square()
-    for total in (count, *sums, *seconds) if reduce is not None else ():
-        reduce(total)  # type: ignore[misc]
-    if not count:
-        raise UserError("calibration: there are no examples; give at least 1")
-    return {
-        name: mean_gradient(name, sums[i], seconds[i] if squares else None, float(count))
-        for i, name in enumerate(sites)
-    }
-
-
-def mean_gradient(name: str, total: Tensor, squares: Tensor | None, count: float) -> MeanGradient:
-    """Return the means of sums over ``count`` examples of the matrix ``name``.
-
-    Raises:
-        UserError: a gradient is inf or NaN.
-    """
-    mean, second = (None if each is None else (each.detach() / count).cpu() for each in (total, squares))
-    assert mean is not None
-    if not mean.isfinite().all():
-        raise UserError(f"calibration: gradients at '{name}' are inf or NaN; give a net with a finite loss")
-    return MeanGradient(mean, second)
+    return whole(net, Gradients(sites=sites, squares=squares), batches, kind, reduce=reduce)

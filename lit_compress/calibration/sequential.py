@@ -17,8 +17,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.calibration.fisher import _frozen
-from lit_compress.calibration.kronecker import Rows, Uses, _hooked, _loose_uses, _mask_of, _places, _real_rows, _tokens
+from lit_compress.calibration.uses import (
+    Rows,
+    Stop,
+    Uses,
+    frozen,
+    hooked,
+    loose_uses,
+    mask_of,
+    real_rows,
+    token_places,
+    tokens_at,
+)
 from lit_compress.layers import LowRankLinear, StackedLowRankLinear
 from lit_compress.models.sites import Site, find_sites, shared_inputs
 from lit_compress.numerics.kronecker import corrected_bias
@@ -29,10 +39,6 @@ from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class _Stop(Exception):
-    """Ends a forward after the block in question."""
 
 
 class _Pairs:
@@ -136,12 +142,12 @@ def _moments(
     like = next(net.parameters()).detach()
     found = {g[0]: (g, _Pairs(net.get_submodule(g[0]).in_features, like)) for g in groups if g}  # type: ignore[arg-type]
     leaders, loose = {name: sites[name] for name in found}, None
-    with _frozen(dense), _frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
+    with frozen(dense), frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
         for batch in batches:
-            rows = _real_rows(task, batch, net.device, None)
+            rows = real_rows(task, batch, net.device, None)
             if not len(rows["index"]):
                 continue
-            loose = _loose_uses(dense, task, rows, leaders) if loose is None else loose
+            loose = loose_uses(dense, task, rows, leaders) if loose is None else loose
             old, new = (_inputs(some, task, rows, leaders, loose, end) for some in (dense, net))
             for name, (_, pairs) in found.items():
                 for x, other in zip(old[name], new[name], strict=True):
@@ -153,21 +159,21 @@ def _inputs(
     net: PreTrainedModel, task: TaskType, rows: Rows, sites: dict[str, Site], loose: Uses, end: str | None
 ) -> dict[str, list[Tensor]]:
     """Return the inputs [tokens, in] of every use of ``sites`` in a forward that stops before ``end``."""
-    places = [_places(mask) for mask in task.masks(rows)]
+    places = [token_places(mask) for mask in task.masks(rows)]
     found: dict[str, list[Tensor]] = {name: [] for name in sites}
 
     def on_forward(name: str, x: Tensor, _: Tensor) -> None:
-        mask = None if len(found[name]) in loose[name] else _mask_of(sites[name], places)
-        found[name].append(_tokens(x, mask))
+        mask = None if len(found[name]) in loose[name] else mask_of(sites[name], places)
+        found[name].append(tokens_at(x, mask))
 
     def stop(module: nn.Module, args: Any) -> None:
-        raise _Stop
+        raise Stop
 
     handle = net.get_submodule(end).register_forward_pre_hook(stop) if end else None
     try:
-        with _hooked(net, sites, on_forward):
+        with hooked(net, sites, on_forward):
             task.run(net, rows)
-    except _Stop:
+    except Stop:
         pass
     finally:
         if handle is not None:

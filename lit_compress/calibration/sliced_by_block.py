@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from lit_compress.calibration.by_block import Sweeps
 from lit_compress.calibration.grams import Gram
-from lit_compress.calibration.kronecker import Rows, _places, _tokens
 from lit_compress.calibration.sliced_stream import note_few_tokens
+from lit_compress.calibration.uses import Rows, Stop, token_places, tokens_at
 from lit_compress.layers import StreamBlock
 from lit_compress.models.residual_stream import StreamSubLayer, residual_stream
 from lit_compress.numerics.pca import centred_axes, principal_axes
@@ -26,10 +26,6 @@ from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.progress import track
 
 Axes = dict[int, Tensor]  # by number of the site
-
-
-class _Stop(Exception):
-    """Ends a forward at the norm of a site."""
 
 
 class _Slice(nn.Module):
@@ -117,20 +113,20 @@ class BlockAxes:
 
         def read(x: Tensor) -> None:
             nonlocal count
-            taken = double(_tokens(x, places))
+            taken = double(tokens_at(x, places))
             gram.add(taken)
             count += len(taken)
 
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             read(args[0])
             if not ends:
-                raise _Stop
+                raise Stop
 
         handle = block.get_submodule(_inside(sublayer.norm, sublayer)).register_forward_pre_hook(hook)
         try:
             for rows, hidden in zip(sweeps.rows(), sweeps.states(number), strict=True):
-                places = _places(sweeps.task.masks(rows)[0])
-                with suppress(_Stop):
+                places = token_places(sweeps.task.masks(rows)[0])
+                with suppress(Stop):
                     read(self._step(number, rows, hidden))
         finally:
             handle.remove()

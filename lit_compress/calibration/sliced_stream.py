@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.calibration.fisher import _frozen
 from lit_compress.calibration.grams import Gram
-from lit_compress.calibration.kronecker import Rows, _places, _real_rows, _tokens
+from lit_compress.calibration.uses import Rows, Stop, frozen, real_rows, token_places, tokens_at
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.numerics.pca import centred_axes, principal_axes
 from lit_compress.tasks import TaskType, task_type
@@ -25,10 +24,6 @@ from lit_compress.utils.progress import note, track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-class _Stop(Exception):
-    """Ends a forward behind the last norm of a site."""
 
 
 def sliced_axes(
@@ -65,7 +60,7 @@ def sliced_axes(
     stacks = list(dict.fromkeys(place.stack for place in stream.sites))
     find = centred_axes if centred else principal_axes
     try:
-        with _frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
+        with frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
             for i, place in track(list(enumerate(stream.sites)), "principal axes", len(stream.sites)):
                 gram, tokens = _gram(net, place.norms, stacks.index(place.stack), batches(), task_type(kind), reduce)
                 note_few_tokens(tokens, gram.size)
@@ -100,11 +95,11 @@ def _gram(
     places = torch.zeros(0)
 
     def read(x: Tensor, last: bool) -> None:
-        taken = double(_tokens(x, places))
+        taken = double(tokens_at(x, places))
         gram.add(taken)
         count.add_(len(taken))
         if last:
-            raise _Stop
+            raise Stop
 
     def hook(name: str) -> Any:
         return lambda _, args: read(args[0], name == norms[-1])
@@ -112,11 +107,11 @@ def _gram(
     handles = [net.get_submodule(name).register_forward_pre_hook(hook(name)) for name in norms]
     try:
         for batch in batches:
-            rows = _real_rows(task, batch, net.device, None)
+            rows = real_rows(task, batch, net.device, None)
             if not len(rows["index"]):
                 continue
-            places = _places(task.masks(rows)[stack])
-            with suppress(_Stop):
+            places = token_places(task.masks(rows)[stack])
+            with suppress(Stop):
                 task.run(net, rows)
     finally:
         for handle in handles:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import TYPE_CHECKING
 
-from lit_compress.calibration.grams import Gram
-from lit_compress.calibration.kronecker import KroneckerFactors
+from lit_compress.calibration.kronecker import KroneckerFactors, group_bytes
 from lit_compress.models.sites import shared_inputs
 
 if TYPE_CHECKING:
@@ -62,28 +61,12 @@ def parts_within(net: PreTrainedModel, limit: float, table: str | None = None) -
     Sites that read the same input stay together. The table, if it is collected, too, is in the first part.
     """
     parts: list[list[str]] = [[table] if table else []]
-    left, bytes_each = limit, next(net.parameters()).element_size()
+    left = limit
     for group in shared_inputs(net):
-        needs = bytes_each * _numbers(net, group)
+        needs = group_bytes(net, group)
         if needs > left and any(name != table for name in parts[-1]):
             parts.append([])
             left = limit
         parts[-1] += group
         left -= needs
     return parts
-
-
-def sums_bytes(net: PreTrainedModel, gradients: bool = True, names: Collection[str] | None = None) -> int:
-    """Return how many bytes the sums of the sites ``names`` of ``net`` take in its dtype, all without names.
-
-    ``gradients``: count those of gradients, too.
-    """
-    groups = [[name for name in group if names is None or name in names] for group in shared_inputs(net)]
-    return next(net.parameters()).element_size() * sum(_numbers(net, some, gradients) for some in groups if some)
-
-
-def _numbers(net: PreTrainedModel, group: Sequence[str], gradients: bool = True) -> int:
-    """Return how many numbers the sums of sites have that read the same input."""
-    modules: list[Any] = [net.get_submodule(name) for name in group]
-    sizes = [modules[0].in_features, *(module.out_features for module in modules if gradients)]
-    return sum(sum(Gram.numbers(size)) for size in sizes)

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from lit_compress.calibration.by_block import BlockMoments, Sweeps, What, calibration_parts, check_disk
-from lit_compress.calibration.kronecker import TOKENS
+from lit_compress.calibration.by_block import BlockStatistics, Sweeps, calibration_parts, check_disk
+from lit_compress.calibration.fisher import DiagonalFisher
+from lit_compress.calibration.gradients import Gradients
+from lit_compress.calibration.kronecker import Moments
 from lit_compress.calibration.sliced_by_block import BlockAxes
+from lit_compress.calibration.statistics import TOKENS, Statistic
 from lit_compress.cli.one_shot import OneShot, Pruner
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate
@@ -147,8 +150,8 @@ def factorize_by_block(
     before = Sweeps(net, kind, dev, own_folder / "dense", dtype)
     parts = calibration_parts(kind, plan.examples, plan.labels) if reads else []
     sweeps = Sweeps(net, kind, parts, own_folder / "calibration", dtype)
-    moments = plan.collector(sweeps, dense)
-    sums = moments.bytes() if reads else 0
+    statistics = plan.collector(sweeps, dense) if reads else None
+    sums = statistics.bytes() if statistics else 0
     memory = {"outside": _bytes(net.net), "block": max(map(_bytes, net.blocks)), "statistics": sums}
     note(check_memory_by_block(**memory))
     work = _Work(own_folder, settings)
@@ -159,8 +162,8 @@ def factorize_by_block(
         data.label_by(Ending(net, before.last))
     scores = evaluate(Ending(net, before.last), data, sure=True)  # type: ignore[arg-type]
     work.ended("dense metric")
-    if reads:
-        moments.collect(kept.done, kept.write)
+    if statistics:
+        statistics.collect(kept.done, kept.write)
     else:
         for i in (i for i in range(len(net)) if not kept.done(i)):
             with net.block(i) as block:
@@ -176,7 +179,7 @@ def factorize_by_block(
         else:
             form = write_shards(net, form, partial(kept.change, chosen), *files)
         work.ended("export")
-        del net, sweeps, moments
+        del net, sweeps, statistics
         own = BlockNet(
             config_of(temporary), LazyTensors(temporary, "export"), describe(form), dtype=None, device=device
         )
@@ -210,25 +213,27 @@ class _Plan:
     Attributes:
         kept: of the blocks, on disk.
         examples: batches of them; None where weights are enough.
-        labels: of the gradients; None without gradients.
-        seed: of drawn labels.
-        what: is collected of a block.
+        statistic: what is collected of a block; None of slices.
         calibration: field of the report.
     """
 
     kept: Changes | BlockSlices
     examples: Any = None
-    labels: Labels | None = None
-    seed: int = 0
-    what: What = "moments"
+    statistic: Statistic | None = None
     calibration: dict[str, Any] | None = None
 
-    def collector(self, sweeps: Sweeps, dense: PreTrainedModel) -> BlockMoments | BlockAxes:
+    @property
+    def labels(self) -> Labels | None:
+        """Of the gradients; None without gradients."""
+        return self.statistic and self.statistic.labels
+
+    def collector(self, sweeps: Sweeps, dense: PreTrainedModel) -> BlockStatistics | BlockAxes:
         """Return what goes over the blocks for it."""
         kept = self.kept
         if isinstance(kept, BlockSlices):
             return BlockAxes(sweeps, dense, kept.widths, not get_architecture(dense).rms, kept.read)
-        return BlockMoments(sweeps, dense, self.labels, self.seed, self.what, kept.sites)
+        assert self.statistic is not None
+        return BlockStatistics(sweeps, dense, self.statistic)
 
 
 def _weighted(method: OneShot, dense: PreTrainedModel, data: DataModule, folder: Path) -> _Plan:
@@ -242,13 +247,9 @@ def _weighted(method: OneShot, dense: PreTrainedModel, data: DataModule, folder:
     calibration, fisher = calibration_of(settings, data, 0.0), settings.weighting == "fisher"
     if calibration is None and not fisher:
         return _Plan(kept)
-    # as in memory: calibration/fisher.py draws for vectors only, with seed 0
-    true: Labels = "drawn" if method.kind.loss == "vectors" else "true"
-    labels: dict[str, Labels] = {"kfac": settings.labels_of(data.record), "fisher": true}
-    return _Plan(
-        kept, of_weighting(settings, data), labels.get(settings.weighting), 0 if fisher else seed_of(settings, data),
-        "fisher" if fisher else "moments", calibration,
-    )  # fmt: skip
+    labels = settings.labels_of(data.record) if settings.weighting == "kfac" else None
+    statistic = DiagonalFisher(sites=kept.sites) if fisher else Moments(labels, seed_of(settings, data), kept.sites)
+    return _Plan(kept, of_weighting(settings, data), statistic, calibration)
 
 
 def _pruning(method: LLMPruner, dense: PreTrainedModel, data: DataModule, folder: Path) -> _Plan:
@@ -257,8 +258,10 @@ def _pruning(method: LLMPruner, dense: PreTrainedModel, data: DataModule, folder
     if stage.density == 1:
         raise UserError("--by_block: at density 1 nothing is removed; nearest: 0.9")
     stage.check(dense)
-    what: What = "squares" if stage.settings.importance == "element2" else "gradients"
-    return _Plan(BlockPruning(folder, dense, _names(dense), stage), stage.examples(data), "true", what=what)
+    kept = BlockPruning(folder, dense, _names(dense), stage)
+    return _Plan(
+        kept, stage.examples(data), Gradients(sites=kept.sites, squares=stage.settings.importance == "element2")
+    )
 
 
 def _slicing(method: SliceGPT, dense: PreTrainedModel, data: DataModule, folder: Path) -> _Plan:

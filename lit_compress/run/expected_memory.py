@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lit_compress.calibration.kronecker import TOKENS
-from lit_compress.calibration.streamed import sums_bytes
+from lit_compress.calibration.kronecker import TOKENS, sums_bytes
 from lit_compress.models.accounting import counted_weights
 from lit_compress.models.activations import forward_bytes
 from lit_compress.models.sites import blocks

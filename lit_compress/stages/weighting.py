@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from lit_compress.calibration.fisher import Estimator, Fisher, estimate_fisher
-from lit_compress.calibration.kronecker import KroneckerFactors, collect_kronecker
+from lit_compress.calibration.kronecker import KroneckerFactors, collect_kronecker, sums_bytes
 from lit_compress.calibration.sequential import refit_net
-from lit_compress.calibration.streamed import StreamedFactors, parts_within, sums_bytes
+from lit_compress.calibration.streamed import StreamedFactors, parts_within
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_row_importance
 from lit_compress.numerics.decompose import Axis

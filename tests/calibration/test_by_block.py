@@ -7,10 +7,10 @@ import torch
 from tiny import make_batch, make_net
 
 from lit_compress.calibration.block_states import stored, written
-from lit_compress.calibration.by_block import BlockMoments, Sweeps, calibration_parts, check_disk
-from lit_compress.calibration.fisher import estimate_fisher
-from lit_compress.calibration.gradients import mean_gradients
-from lit_compress.calibration.kronecker import collect_kronecker
+from lit_compress.calibration.by_block import BlockStatistics, Sweeps, calibration_parts, check_disk
+from lit_compress.calibration.fisher import DiagonalFisher, estimate_fisher
+from lit_compress.calibration.gradients import Gradients, mean_gradients
+from lit_compress.calibration.kronecker import Moments, collect_kronecker
 from lit_compress.models.block_net import BlockNet
 from lit_compress.models.shards import LazyTensors
 from lit_compress.models.sites import find_sites
@@ -30,7 +30,7 @@ def test_moments_by_blocks_are_those_of_the_whole_net(family, task, labels, tmp_
     parts = calibration_parts(kind, batches, labels)
     blocks = BlockNet(net.config, LazyTensors(tmp_path / "net", "model"))
     sweeps = Sweeps(blocks, kind, parts, tmp_path / "work", torch.float32)
-    moments, found = BlockMoments(sweeps, net, labels, 3), {}
+    moments, found = BlockStatistics(sweeps, net, Moments(labels, seed=3)), {}
     moments.collect(lambda number: False, lambda number, block, factors: found.update(factors))
     assert found.keys() == expected.keys()
     for name, factors in expected.items():
@@ -59,7 +59,7 @@ def test_fisher_information_by_blocks_is_that_of_the_whole_net(family, task, tmp
     parts = calibration_parts(KINDS[kind], batches, "true")
     blocks = BlockNet(net.config, LazyTensors(tmp_path / "net", "model"))
     sweeps = Sweeps(blocks, KINDS[kind], parts, tmp_path / "work", torch.float32)
-    moments, found = BlockMoments(sweeps, net, "true", 0, "fisher"), {}
+    moments, found = BlockStatistics(sweeps, net, DiagonalFisher()), {}
     moments.collect(lambda number: False, lambda number, block, fisher: found.update(fisher))
     assert set(found) == set(names) and moments.bytes() > 0
     for name in names:
@@ -81,7 +81,7 @@ def test_gradients_by_blocks_are_those_of_the_whole_net(family, task, tmp_path):
     blocks = BlockNet(net.config, LazyTensors(tmp_path / "net", "model"))
     parts = calibration_parts(KINDS[kind], batches, "true")
     sweeps = Sweeps(blocks, KINDS[kind], parts, tmp_path / "work", torch.float32)
-    moments, found = BlockMoments(sweeps, net, "true", 0, "squares", names), {}
+    moments, found = BlockStatistics(sweeps, net, Gradients(sites=names, squares=True)), {}
     moments.collect(lambda number: False, lambda number, block, gradients: found.update(gradients))
     assert list(found) == names
     assert moments.bytes() == 8 * sum(net.get_submodule(name).weight.numel() for name in names)

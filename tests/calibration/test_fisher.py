@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_compress.calibration import fisher
-from lit_compress.calibration.fisher import Fisher, estimate_fisher, row_parts
+from lit_compress.calibration.fisher import Fisher, estimate_fisher
+from lit_compress.calibration.uses import row_parts
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.losses import example_losses
@@ -316,7 +317,7 @@ def test_one_of_two_uses_without_influence():
 def test_errors():
     net, sites = make()
     batch = batch_of(net)
-    with pytest.raises(UserError, match=r"no examples .* at least 1"):
+    with pytest.raises(UserError, match=r"no examples.* at least 1"):
         estimate_fisher(net, [], "classification", sites)
     with pytest.raises(UserError, match=r"no examples"):
         estimate_fisher(net, [batch | {"index": torch.full((5,), -1)}], "classification", sites)

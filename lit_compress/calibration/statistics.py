@@ -1,0 +1,313 @@
+"""What the blocks' matrices can be asked on some examples: a statistic, the sums it makes, and a walk that makes them.
+
+A statistic says which losses it takes the gradients of, and makes a collector. A collector sums what it sees at the
+uses of sites. Two walks show it the uses, so every statistic goes both ways:
+
+    whole (this file)              one forward and backward of the model in memory
+    BlockStatistics (by_block.py)  one block in memory at a time, the states between blocks on disk
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from lit_compress.calibration.uses import (
+    Rows,
+    Uses,
+    belongs_to_rows,
+    frozen,
+    hooked,
+    loose_uses,
+    mask_of,
+    real_rows,
+    row_parts,
+    single_rows,
+    token_places,
+)
+from lit_compress.models.sites import Site, find_sites
+from lit_compress.numerics.sampled_labels import Labels
+from lit_compress.tasks import TaskType, task_type
+from lit_compress.utils.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOKENS = 512  # of one forward, padding included; one example at least. The graph of more takes gigabytes
+Pair = tuple[Tensor, Tensor]  # inputs [groups, tokens, in] and gradients [groups, tokens, out] of one use of a Linear
+
+
+class Collector(ABC):
+    """Sums over the uses of some sites.
+
+    Attributes:
+        examples: how many were summed.
+        by_token: whether padding is left out; if not, every use is a batch of examples.
+    """
+
+    examples = 0
+    by_token: ClassVar[bool]
+
+    @abstractmethod
+    def use(self, name: str, x: Tensor, output: Tensor, places: Tensor | None, groups: int) -> None:
+        """Take a use of site ``name``, and watch for the gradient by its output.
+
+        Args:
+            name: of the site.
+            x: its inputs [b, length, in] or [b * length, in].
+            output: what it gives.
+            places: of the tokens that count, int64; None for all.
+            groups: number of examples.
+        """
+
+    def skip(self, name: str) -> None:
+        """Add nothing of site ``name`` before :meth:`end`."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def end(self) -> None:
+        """Take note that a pass has ended."""
+
+    @abstractmethod
+    def totals(self) -> Iterable[Tensor]:
+        """Return all sums, which :meth:`reduce` adds over processes in place."""
+
+    @abstractmethod
+    def result(self) -> dict[str, Any]:
+        """Return what was found by site; only it has the sums afterwards.
+
+        Raises:
+            UserError: something is inf or NaN.
+        """
+
+    def reduce(self, reduce: Callable[[Tensor], object], device: torch.device) -> None:
+        """Sum everything over the ranks, on ``device``."""
+        examples = torch.tensor([float(self.examples)], dtype=torch.float64)
+        for total in (examples, *self.totals()):
+            there = total.to(device)
+            reduce(there)
+            total.copy_(there)
+        self.examples = int(examples)
+
+
+class MatrixSums(Protocol):
+    """What is summed of one matrix."""
+
+    def add(self, uses: Sequence[Pair]) -> None:
+        """Add every example's gradient, which is the sum over the uses."""
+
+    def totals(self) -> Iterable[Tensor]:
+        """Return the sums."""
+
+    def mean(self, name: str, count: float) -> Any:
+        """Return the means over ``count`` examples."""
+
+
+class ExampleGradients(Collector):
+    """Gives the gradients of every example to the sums of each matrix, once those of all its uses in a pass are known.
+
+    That frees their memory early.
+    """
+
+    by_token = False
+
+    def __init__(self, sums: Mapping[str, MatrixSums]) -> None:
+        self.sums = dict(sums)
+        self.uses: dict[str, list[Pair]] = {name: [] for name in sums}
+        self.missing, self.skipped = dict.fromkeys(sums, 0), set[str]()
+
+    def use(self, name: str, x: Tensor, output: Tensor, places: Tensor | None, groups: int) -> None:
+        """Keep the inputs until the gradient comes."""
+        read = [x.detach().reshape(groups, -1, x.shape[-1])]
+        self.missing[name] += 1
+
+        def on_gradient(gradient: Tensor) -> None:
+            self.uses[name].append((read.pop(), gradient.reshape(groups, -1, gradient.shape[-1])))
+            self.missing[name] -= 1
+            if not self.missing[name]:
+                self._add(name)
+
+        output.requires_grad_().register_hook(on_gradient)
+
+    def skip(self, name: str) -> None:
+        """Drop the uses of a pass."""
+        self.skipped.add(name)
+
+    def end(self) -> None:
+        """Add what waits in vain for another use, which had no influence on the loss."""
+        for name in self.sums:
+            self._add(name)
+        self.skipped.clear()
+
+    def _add(self, name: str) -> None:
+        uses, self.uses[name], self.missing[name] = self.uses[name], [], 0
+        if uses and name not in self.skipped:
+            self.sums[name].add(uses)
+
+    def totals(self) -> Iterator[Tensor]:
+        """Yield the sums of all matrices."""
+        for sums in self.sums.values():
+            yield from sums.totals()
+
+    def result(self) -> dict[str, Any]:
+        """Return the means over the examples."""
+        sums, self.sums = self.sums, {}
+        return {name: sums.pop(name).mean(name, float(self.examples)) for name in list(sums)}
+
+
+@dataclass(frozen=True)
+class Statistic(ABC):
+    """What is summed over the examples at the sites of a model.
+
+    Attributes:
+        labels: of the losses whose gradients are taken; None for no gradients, in forwards only.
+        seed: of drawn labels, which depend on it and on an example's index.
+        sites: names of those that are asked; None for all.
+    """
+
+    labels: Labels | None = "true"
+    seed: int = 0
+    sites: Sequence[str] | None = None
+    title: ClassVar[str]  # in progress bars
+    needs_labels: ClassVar[str]  # end of the message that there are none
+
+    @abstractmethod
+    def bytes(self, net: Any, names: Sequence[str]) -> int:
+        """Return how many bytes the sums of some sites take; only shapes are read."""
+
+    @abstractmethod
+    def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> Collector:
+        """Return a collector for some sites of ``net``, of which only shapes are read; its sums are on ``device``."""
+
+    @abstractmethod
+    def losses(self, task: TaskType, logits: Any, rows: Rows, groups: int) -> list[Tensor]:
+        """Return the losses whose gradients are wanted, one after the other."""
+
+    def parts(self, task: TaskType, rows: Rows) -> Iterable[Rows]:
+        """Return the rows of a batch in the parts in which they go through the model in memory."""
+        return row_parts(task, rows, TOKENS)
+
+    def groups(self, rows: Rows) -> int:
+        """Return over how many groups of ``rows`` gradients are summed: the examples."""
+        return len(rows["index"])
+
+    def names(self, net: Any) -> list[str]:
+        """Return the names of the chosen sites, in forward order.
+
+        Raises:
+            UserError: some are not of ``net``, or none is named.
+        """
+        there = [site.name for site in find_sites(net)]
+        if self.sites is not None and not self.sites:
+            raise UserError(f"sites: none was named; {nearest('', there)}")
+        for name in self.sites or ():
+            if name not in there:
+                raise UserError(f"sites: '{name}' is no site of the net; {nearest(name, there)}")
+        return [name for name in there if self.sites is None or name in self.sites]
+
+
+def whole(
+    net: PreTrainedModel,
+    statistic: Statistic,
+    batches: Iterable[Rows],
+    kind: TaskType | str,
+    *,
+    device: torch.device | str | None = None,
+    reduce: Callable[[Tensor], object] | None = None,
+) -> dict[str, Any]:
+    """Return a statistic of the model in memory on the examples of ``batches``, from one forward and backward of each.
+
+    The model runs where it is, in evaluation mode and its own dtype (float32 or float64), not wrapped by any strategy;
+    afterwards modes, ``requires_grad``, gradients and hooks are as before.
+
+    Args:
+        net: with its task's head.
+        statistic: what is collected.
+        batches: as :class:`lit_compress.data.datamodule.PaddedBatches` makes them, ``index`` included; rows whose index
+            is -1 are left out. Ranks may have different numbers of batches; an example should be on one rank only.
+        kind: of the task; or its name, for the usual one.
+        device: where the sums are; None for where the model is.
+        reduce: in-place all-reduce (SUM) over ranks with other examples; called at the end, for every sum.
+
+    Raises:
+        UserError: a site is not one of the model's, labels are missing, there are no examples, or something is inf or
+            NaN.
+    """
+    assert net.dtype in (torch.float32, torch.float64), net.dtype
+    task, names = task_type(kind), statistic.names(net)
+    sums = statistic.collector(net, names, device or net.device)
+    walk = _Whole(net, statistic, task, sums, {site.name: site for site in find_sites(net) if site.name in names})
+    gradients = statistic.labels is not None
+    with frozen(net), torch.set_grad_enabled(gradients), torch.autocast(net.device.type, enabled=False):
+        for batch in batches:
+            rows = real_rows(task, batch, net.device, statistic.labels, statistic.needs_labels)
+            for part in statistic.parts(task, rows) if len(rows["index"]) else ():
+                walk.add(part, names)
+    if reduce is not None:
+        sums.reduce(reduce, net.device)
+    if not sums.examples:
+        raise UserError("calibration: there are no examples; give at least 1")
+    return sums.result()
+
+
+@dataclass
+class _Whole:
+    """Puts examples through a model and back.
+
+    A site may also read something that belongs to no example: DeBERTa projects its relative positions once for the
+    whole batch. Such sites see the examples one by one.
+    """
+
+    net: PreTrainedModel
+    statistic: Statistic
+    task: TaskType
+    sums: Collector
+    sites: dict[str, Site]
+    loose: Uses | None = None
+
+    def add(self, rows: Rows, names: Sequence[str]) -> None:
+        """Add a part of the examples."""
+        groups = self.statistic.groups(rows)
+        self.sums.examples += groups
+        if self.loose is None:
+            self.loose = loose_uses(self.net, self.task, rows, self.sites) if self.sums.by_token else {}
+        single = {name for name in names if groups > 1 and self.loose.get(name)}
+        single |= self._pass(rows, [name for name in names if name not in single], groups)
+        for row in single_rows(rows) if single else ():
+            self._pass(row, [name for name in names if name in single], 1)
+
+    def _pass(self, rows: Rows, names: Sequence[str], groups: int) -> set[str]:
+        """Show the uses of the modules ``names`` to the collector; return those that it must see by single examples.
+
+        The graph begins at the outputs of the first of them.
+        """
+        task, masks = self.task, self.task.masks(rows)
+        places = [token_places(mask) for mask in masks] if self.sums.by_token else []
+        number, left_out, loose = dict.fromkeys(names, 0), set[str](), self.loose or {}
+
+        def on_forward(name: str, x: Tensor, output: Tensor) -> None:
+            own = None
+            if self.sums.by_token:
+                if number[name] not in loose.get(name, ()):
+                    own = mask_of(self.sites[name], places) if name in self.sites else places[0]  # of a table
+            elif groups > 1 and not belongs_to_rows(output, masks[0]):
+                left_out.add(name)
+                self.sums.skip(name)
+                return
+            number[name] += 1
+            self.sums.use(name, x, output, own, groups)
+
+        with hooked(self.net, names, on_forward):
+            output = task.run(self.net, rows)
+            if self.statistic.labels is not None:
+                losses = self.statistic.losses(task, task.logits(output, rows), rows, groups)
+                for i, loss in enumerate(losses):
+                    if loss.requires_grad:
+                        loss.backward(retain_graph=i + 1 < len(losses))
+        self.sums.end()
+        return left_out
