@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.utils.files import atomic_folder
+from lit_compress.utils.tables import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,9 +30,9 @@ def _by(rows: Rows, key: str) -> dict[Any, Rows]:
     return {value: [r for r in rows if r[key] == value] for value in dict.fromkeys(r[key] for r in rows)}
 
 
-def _curves(axes: Axes, rows: Rows, x: str, y: str, marker: str = "o", by: str = "weighting") -> None:
+def _curves(axes: Axes, rows: Rows, x: str, y: str, by: str = "weighting") -> None:
     for label, group in _by(rows, by).items():
-        axes.plot([r[x] for r in group], [r[y] for r in group], marker=marker, markersize=4, label=label)
+        axes.plot([r[x] for r in group], [r[y] for r in group], marker="o", markersize=4, label=label)
     axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
     axes.grid(alpha=0.3)
 
@@ -187,11 +188,6 @@ def write_rows(kind: str, rows: Rows, out: Path) -> None:
         figure.savefig(folder / f"{kind}.png")
         events = SummaryWriter(str(folder), filename_suffix=f".{kind}")
         events.add_figure(kind, figure)
-        events.add_text(kind, _markdown(rows[:200]))
+        shown = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows[:200]]
+        events.add_text(kind, markdown_table(list(rows[0]), shown))
         events.close()
-
-
-def _markdown(rows: Rows) -> str:
-    lines = [list(rows[0]), ["---"] * len(rows[0])]
-    lines += [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

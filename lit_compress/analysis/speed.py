@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.export.report import short
+from lit_compress.utils.tables import screen_table
 from lit_compress.utils.timing import STEADY, Speedup
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def is_busy(result: SpeedResult) -> bool:
 
 def times_table(result: SpeedResult) -> Table:
     """Return the table of times for the terminal: median, p10 and p90 of a forward, and the speed-ups."""
-    return _table(*rows(result), left=2)
+    return screen_table(*rows(result), left=2, whole=2)
 
 
 def programs_table(result: SpeedResult) -> Table:
@@ -73,18 +74,7 @@ def programs_table(result: SpeedResult) -> Table:
             if result["device"] != "cpu":
                 row.append("" if fresh["gpu_peak_mib"] is None else f"{fresh['gpu_peak_mib']:,.0f}")
         body.append(row)
-    return _table(header, body, left=2)
-
-
-def _table(header: list[str], body: list[list[str]], left: int) -> Table:
-    from rich.table import Table
-
-    shown = Table()
-    for i, name in enumerate(header):
-        shown.add_column(name, justify="left" if i < left else "right", no_wrap=i < left)
-    for row in body:
-        shown.add_row(*row)
-    return shown
+    return screen_table(header, body, left=2, whole=2)
 
 
 def speed_figure(result: SpeedResult) -> Figure:

@@ -24,6 +24,7 @@ from lit_compress.models.positions import usable_positions
 from lit_compress.models.shards import net_bytes
 from lit_compress.utils.devices import accelerator_name
 from lit_compress.utils.progress import track
+from lit_compress.utils.tables import markdown_table, screen_table
 from lit_compress.utils.timing import STEADY, Speedup, processor, speedup, spread, summary
 from lit_compress.version import __version__
 
@@ -333,15 +334,8 @@ def same_tokens(generation: dict[str, Any]) -> str:
 
 def table(report: dict[str, Any]) -> Table:
     """Return the final table for the terminal and for a log: at most 100 columns for four nets of BERT's size."""
-    from rich.table import Table
-
     header, body = rows(report)
-    shown = Table()
-    for i, name in enumerate(header):
-        shown.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
-    for row in body:
-        shown.add_row(*row)
-    return shown
+    return screen_table(header, body, whole=len(header))
 
 
 def print_table(report: dict[str, Any]) -> None:
@@ -360,5 +354,4 @@ def print_table(report: dict[str, Any]) -> None:
 def markdown(report: dict[str, Any]) -> str:
     """Return the final table as Markdown, for TensorBoard and the model card."""
     header, body = rows(report)
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(cell.strip() for cell in row) + " |" for row in body)])
+    return markdown_table(header, ([cell.strip() for cell in row] for row in body))

@@ -8,9 +8,7 @@ from functools import lru_cache, partial
 from math import fsum
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from lit_compress.evaluation.claims import Claim, ClaimedResult, Value, evaluate_claims
 from lit_compress.evaluation.intervals import FRACTIONS, standard_error
@@ -18,6 +16,10 @@ from lit_compress.run.comparison import Cell, Job
 from lit_compress.run.details import ANSWERS
 from lit_compress.run.workers import Layout, is_running
 from lit_compress.utils.files import write_json
+from lit_compress.utils.tables import screen_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 FORMAT = 1
 FILE = "compare.json"
@@ -163,14 +165,11 @@ def write(place: Layout, comparison: dict[str, Any]) -> None:
 def table(comparison: dict[str, Any], place: Layout) -> Table:
     """Return the table for the screen: the dev metric of every method at every budget, over the seeds."""
     budgets = list(dict.fromkeys(cell["budget"] for cell in comparison["cells"]))
-    shown = Table()
-    shown.add_column("method")
-    for budget in budgets:
-        shown.add_column(budget, justify="right")
+    body = []
     for label in dict.fromkeys(cell["label"] for cell in comparison["cells"]):
         mine = [cell for cell in comparison["cells"] if cell["label"] == label]
-        shown.add_row(label, *(_shown([c for c in mine if c["budget"] == budget], place) for budget in budgets))
-    return shown
+        body.append([label, *(_shown([c for c in mine if c["budget"] == budget], place) for budget in budgets)])
+    return screen_table(["method", *budgets], body)
 
 
 def _shown(cells: Sequence[dict[str, Any]], place: Layout) -> str:

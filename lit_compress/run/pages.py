@@ -16,6 +16,7 @@ from lit_compress.run.changes import changed_line
 from lit_compress.run.results import Results, RunResult, read_results
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder, write_json
+from lit_compress.utils.tables import markdown_table
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
@@ -123,8 +124,7 @@ def _escaped(text: Any) -> str:
 
 
 def _rows_of(header: list[str], body: list[list[Any]]) -> str:
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(_escaped(cell) for cell in row) + " |" for row in body)])
+    return markdown_table(header, ([_escaped(cell) for cell in row] for row in body))
 
 
 def markdown(results: Results, studies: list[dict[str, Any]]) -> str:

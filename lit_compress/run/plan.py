@@ -12,6 +12,7 @@ from lit_compress.models.sites import find_sites
 from lit_compress.run.solve import Outline, cost, dense_milliseconds
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.progress import spoken
+from lit_compress.utils.tables import screen_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -121,44 +122,34 @@ def budget_plan(budget: Budget, density: float, outline: Outline) -> str:
 
 def stages_table(plan: RunPlan, seconds: Sequence[float]) -> Table:
     """Return a table of the stages: epochs, optimizer steps, and about how long they take."""
-    from rich.table import Table
-
-    table = Table()
-    table.add_column(plan.method)
-    for name in ("epochs", "steps", "about"):
-        table.add_column(name, justify="right")
-    for stage, needs in zip(plan.stages, seconds, strict=True):
-        table.add_row(stage.name, str(stage.epochs), f"{stage.steps:,}", spoken(needs))
-    table.add_row("all", "", f"{sum(s.steps for s in plan.stages):,}", spoken(sum(seconds)))
-    return table
+    body = [
+        (stage.name, str(stage.epochs), f"{stage.steps:,}", spoken(needs))
+        for stage, needs in zip(plan.stages, seconds, strict=True)
+    ]
+    whole = ("all", "", f"{sum(s.steps for s in plan.stages):,}", spoken(sum(seconds)))
+    return screen_table((plan.method, "epochs", "steps", "about"), [*body, whole])
 
 
 def sizes_table(outline: Outline) -> Table:
     """Return a table of the sizes of the dense net and of the export."""
-    from rich.table import Table
-
     whole = Outline(outline.dense, outline.dense, outline.length, False)
-    table = Table()
-    for name in ("", "dense", "about" if outline.about else "export", "ratio"):
-        table.add_column(name, justify="right" if name else "left")
     rows: tuple[tuple[str, str, Callable[[Outline], float]], ...] = (
         ("parameters of the sites", ",", lambda o: o.params.sites),
         ("total parameters", ",", lambda o: o.params.total),
         ("bytes on disk", ",", lambda o: o.bytes),
         (f"MFLOPs, 1 x {outline.length} tokens", ",.1f", lambda o: o.flops / 1e6),
     )
+    body = []
     for label, form, value in rows:
         before, after = value(whole), value(outline)
-        table.add_row(label, f"{before:{form}}", f"{after:{form}}", f"{after / before:.3f}")
+        body.append((label, f"{before:{form}}", f"{after:{form}}", f"{after / before:.3f}"))
     before, after = whole.milliseconds, outline.milliseconds
-    table.add_row("CPU latency ms, estimated", f"{before:.2f}", f"{after:.2f}", f"{before / after:.2f}x")
-    return table
+    body.append(("CPU latency ms, estimated", f"{before:.2f}", f"{after:.2f}", f"{before / after:.2f}x"))
+    return screen_table(("", "dense", "about" if outline.about else "export", "ratio"), body)
 
 
 def layers_table(outline: Outline) -> Table:
     """Return a table of widths (out x in), ranks and rows of the matrices; like layers share a row."""
-    from rich.table import Table
-
     dense, left = find_sites(outline.dense), {site.name for site in find_sites(outline.net)}
     columns = list(dict.fromkeys((site.cross, site.role) for site in dense))
     stacks = len({site.stack for site in dense}) > 1
@@ -167,16 +158,12 @@ def layers_table(outline: Outline) -> Table:
         cells = layers.setdefault((site.stack, site.layer), [""] * len(columns))
         shape = matrix_shape(outline.net.get_submodule(site.name)) if site.name in left else "removed"
         cells[columns.index((site.cross, site.role))] = shape
-    table = Table()
-    table.add_column("layers")
-    for cross, role in columns:
-        table.add_column(f"cross {role}" if cross else role, justify="right")
-    groups = groupby(layers.items(), key=lambda item: (item[0][0], item[1]))
+    body, groups = [], groupby(layers.items(), key=lambda item: (item[0][0], item[1]))
     for (stack, cells), group in groups:
         numbers = [layer for (_, layer), _ in group]
         ends = f"{numbers[0]} - {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
-        table.add_row(f"{stack} {ends}" if stacks else ends, *cells)
-    return table
+        body.append([f"{stack} {ends}" if stacks else ends, *cells])
+    return screen_table(["layers", *(f"cross {role}" if cross else role for cross, role in columns)], body)
 
 
 def matrix_shape(layer: Any) -> str:
@@ -210,21 +197,16 @@ _COLUMNS = ("rows", "inputs", "longest", "cut", "empty", "repeated", "in_train")
 
 def facts_table(task: str, facts: DataFacts) -> Table:
     """Return a table with a row per split; columns in which all is 0 are left out."""
-    from rich.table import Table
-
-    shown = Table(title=None)
     names = [n for n in _COLUMNS if n in ("rows", "longest", "cut") or any(getattr(s, n) for s in facts.splits)]
     if all(split.inputs == split.rows for split in facts.splits):
         names.remove("inputs")
-    shown.add_column(f"data of {task}")
-    for name in names:
-        shown.add_column(name.replace("_", " "), justify="right")
+    body = []
     for split in facts.splits:
         cells = {name: f"{getattr(split, name):,}" for name in names}
         if split.rows < split.available and split.inputs >= split.rows:
             cells["rows"] += f" of {split.available:,}"
-        shown.add_row(split.split, *cells.values())
-    return shown
+        body.append([split.split, *cells.values()])
+    return screen_table([f"data of {task}", *(name.replace("_", " ") for name in names)], body)
 
 
 def facts_lines(facts: DataFacts) -> Iterator[str]:
