@@ -223,13 +223,14 @@ class BlockStatistics:
         if sums is None:
             yield
             return
-        places = [token_places(mask) for mask in self.sweeps.task.masks(rows)] if sums.by_token else []
+        where: Any = self.sweeps.task.masks(rows)
+        if sums.by_token:
+            where = [token_places(mask) for mask in where]
         sites, start, groups = self.sites[number], f"{self.sweeps.net.names[number]}.", len(rows["index"])
         sums.examples += groups
 
         def on_forward(path: str, x: Tensor, output: Tensor) -> None:
-            name = start + path
-            sums.use(name, x, output, mask_of(sites[name], places) if places else None, groups)
+            sums.use(start + path, x, output, mask_of(sites[start + path], where), groups)
 
         with hooked(block, [name.removeprefix(start) for name in sites], on_forward):
             yield

@@ -19,11 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_compress.calibration.statistics import TOKENS, ExampleGradients, Pair, Statistic, whole
 from lit_compress.calibration.uses import Rows, row_parts
@@ -33,7 +32,7 @@ from lit_compress.numerics.ranks import break_even_rank
 from lit_compress.numerics.sampled_labels import fisher_losses
 from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import place_of_sums
-from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,27 +87,11 @@ class DiagonalFisher(Statistic):
     title = "Fisher information"
     needs_labels = "the Fisher information needs them"
 
-    def names(self, net: Any) -> list[str]:
-        """Return the names, which may be those of any Linears."""
-        if self.sites is None:
-            return super().names(net)
-        linears = {name: module for name, module in net.named_modules() if isinstance(module, nn.Linear)}
-        if not self.sites:
-            raise UserError(f"sites: none was named; {nearest('', linears)}")
-        for name in self.sites:
-            if name not in linears:
-                raise UserError(f"sites: '{name}' is no Linear of the net; {nearest(name, linears)}")
-        return list(self.sites)
-
-    def bytes(self, net: Any, names: Sequence[str]) -> int:
-        """Return how many bytes the sums of some sites take."""
-        return sum(8 * (prod if self.elements else sum)(net.get_submodule(name).weight.shape) for name in names)
-
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> ExampleGradients:
         """Return empty sums."""
         place = place_of_sums(device)
-        shapes = {name: net.get_submodule(name).weight.shape for name in names}
-        return ExampleGradients({name: Squares.empty(shape, self.elements, place) for name, shape in shapes.items()})
+        shapes = [net.get_submodule(name).weight.shape for name in names]
+        return ExampleGradients({n: Squares.empty(s, self.elements, place) for n, s in zip(names, shapes, strict=True)})
 
     def losses(self, task: TaskType, logits: Any, rows: Rows, groups: int) -> list[Tensor]:
         """Return one loss, the mean over the examples of each group, summed."""

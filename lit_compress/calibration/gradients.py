@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.calibration.statistics import ExampleGradients, Pair, Statistic, whole
-from lit_compress.calibration.uses import Rows, single_rows
+from lit_compress.calibration.uses import Rows, row_parts
 from lit_compress.numerics.losses import example_losses
 from lit_compress.tasks import TaskType
 from lit_compress.utils.errors import UserError
@@ -44,17 +44,10 @@ class Gradients(Statistic):
     title = "gradients"
     needs_labels = "gradients need them"
 
-    def bytes(self, net: Any, names: Sequence[str]) -> int:
-        """Return how many bytes the sums of some sites take."""
-        weights = [net.get_submodule(name).weight for name in names]
-        return (2 if self.squares else 1) * sum(w.numel() * w.element_size() for w in weights)
-
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> ExampleGradients:
         """Return empty sums."""
-        weights = {name: net.get_submodule(name).weight for name in names}
-        return ExampleGradients(
-            {name: GradientSums(torch.zeros_like(w, device=device), self.squares) for name, w in weights.items()}
-        )
+        zeros = {name: torch.zeros_like(net.get_submodule(name).weight, device=device) for name in names}
+        return ExampleGradients({name: GradientSums(total, self.squares) for name, total in zeros.items()})
 
     def losses(self, task: TaskType, logits: Any, rows: Rows, groups: int) -> list[Tensor]:
         """Return one loss, summed over the examples."""
@@ -62,7 +55,7 @@ class Gradients(Statistic):
 
     def parts(self, task: TaskType, rows: Rows) -> Iterator[Rows]:
         """Return the examples one by one."""
-        return single_rows(rows)
+        return row_parts(task, rows, 1)
 
 
 class GradientSums:

@@ -102,14 +102,11 @@ class Moments(Statistic):
     table: str | None = None
     title = "Kronecker factors"
     needs_labels = "drawn labels need none"
+    asked = "site"
 
     def names(self, net: Any) -> list[str]:
         """Return the names of the table, if its factors are collected, and of the chosen sites."""
         return [*filter(None, [self.table]), *super().names(net)]
-
-    def bytes(self, net: Any, names: Sequence[str]) -> int:
-        """Return how many bytes the sums of some sites take."""
-        return sums_bytes(net, self.labels is not None, names)
 
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> MomentSums:
         """Return empty sums."""
@@ -207,20 +204,17 @@ class MomentSums(Collector):
             if gradients:
                 self.outer[table] = Gram(module.embedding_dim, dtype, device)
 
-    def use(self, name: str, x: Tensor, output: Tensor, places: Tensor | None, groups: int) -> None:
+    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, groups: int) -> None:
         """Add the inputs, unless another site does, and the gradient as soon as it is known."""
         if self.leader[name] == name:
-            inputs = tokens_at(x.detach() if name != self.table else x[..., None], places)
+            inputs = tokens_at(x.detach() if name != self.table else x[..., None], where)
             self.grams[name].add(inputs)
             if name != self.table:
                 self.means[name][:-1] += double(inputs).sum(0).to(self.means[name].device)
             self.means[name][-1] += len(inputs)
         if self.with_gradients:
             add = self.outer[name].add
-            output.requires_grad_().register_hook(lambda gradient: add(tokens_at(gradient, places)))
-
-    def end(self) -> None:
-        """Do nothing: the sums have every use already."""
+            output.requires_grad_().register_hook(lambda gradient: add(tokens_at(gradient, where)))
 
     def totals(self) -> Iterator[Tensor]:
         """Yield the sums of all sites."""

@@ -10,12 +10,12 @@ uses of sites. Two walks show it the uses, so every statistic goes both ways:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_compress.calibration.uses import (
     Rows,
@@ -27,7 +27,6 @@ from lit_compress.calibration.uses import (
     mask_of,
     real_rows,
     row_parts,
-    single_rows,
     token_places,
 )
 from lit_compress.models.sites import Site, find_sites
@@ -54,24 +53,20 @@ class Collector(ABC):
     by_token: ClassVar[bool]
 
     @abstractmethod
-    def use(self, name: str, x: Tensor, output: Tensor, places: Tensor | None, groups: int) -> None:
-        """Take a use of site ``name``, and watch for the gradient by its output.
+    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, groups: int) -> None:
+        """Take a use of site ``name`` by so many examples, and watch for the gradient by its output.
 
         Args:
             name: of the site.
             x: its inputs [b, length, in] or [b * length, in].
             output: what it gives.
-            places: of the tokens that count, int64; None for all.
-            groups: number of examples.
+            where: :attr:`by_token`: places of the tokens that count, int64, None for all; else their mask [b, length].
+            groups: number of examples, or 1 for all of them as one.
         """
 
-    def skip(self, name: str) -> None:
-        """Add nothing of site ``name`` before :meth:`end`."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def end(self) -> None:
-        """Take note that a pass has ended."""
+    def end(self) -> set[str]:
+        """Take note that a pass has ended, and return the sites that need another one, by single examples."""
+        return set()
 
     @abstractmethod
     def totals(self) -> Iterable[Tensor]:
@@ -95,34 +90,27 @@ class Collector(ABC):
         self.examples = int(examples)
 
 
-class MatrixSums(Protocol):
-    """What is summed of one matrix."""
-
-    def add(self, uses: Sequence[Pair]) -> None:
-        """Add every example's gradient, which is the sum over the uses."""
-
-    def totals(self) -> Iterable[Tensor]:
-        """Return the sums."""
-
-    def mean(self, name: str, count: float) -> Any:
-        """Return the means over ``count`` examples."""
-
-
 class ExampleGradients(Collector):
-    """Gives the gradients of every example to the sums of each matrix, once those of all its uses in a pass are known.
+    """Adds the gradients of every example to the sums of each matrix, once those of all its uses in a pass are known.
 
     That frees their memory early.
+
+    Args:
+        sums: by site; have ``add(uses)``, ``totals()`` and ``mean(name, examples)``.
     """
 
     by_token = False
 
-    def __init__(self, sums: Mapping[str, MatrixSums]) -> None:
-        self.sums = dict(sums)
+    def __init__(self, sums: dict[str, Any]) -> None:
+        self.sums, self.mixed = sums, set[str]()
         self.uses: dict[str, list[Pair]] = {name: [] for name in sums}
-        self.missing, self.skipped = dict.fromkeys(sums, 0), set[str]()
+        self.missing = dict.fromkeys(sums, 0)
 
-    def use(self, name: str, x: Tensor, output: Tensor, places: Tensor | None, groups: int) -> None:
-        """Keep the inputs until the gradient comes."""
+    def use(self, name: str, x: Tensor, output: Tensor, where: Tensor | None, groups: int) -> None:
+        """Keep the inputs until the gradient comes, unless a use belongs to no example."""
+        if groups > 1 and where is not None and not belongs_to_rows(output, where):
+            self.mixed.add(name)
+            return
         read = [x.detach().reshape(groups, -1, x.shape[-1])]
         self.missing[name] += 1
 
@@ -134,19 +122,16 @@ class ExampleGradients(Collector):
 
         output.requires_grad_().register_hook(on_gradient)
 
-    def skip(self, name: str) -> None:
-        """Drop the uses of a pass."""
-        self.skipped.add(name)
-
-    def end(self) -> None:
+    def end(self) -> set[str]:
         """Add what waits in vain for another use, which had no influence on the loss."""
         for name in self.sums:
             self._add(name)
-        self.skipped.clear()
+        mixed, self.mixed = self.mixed, set()
+        return mixed
 
     def _add(self, name: str) -> None:
         uses, self.uses[name], self.missing[name] = self.uses[name], [], 0
-        if uses and name not in self.skipped:
+        if uses and name not in self.mixed:
             self.sums[name].add(uses)
 
     def totals(self) -> Iterator[Tensor]:
@@ -175,10 +160,7 @@ class Statistic(ABC):
     sites: Sequence[str] | None = None
     title: ClassVar[str]  # in progress bars
     needs_labels: ClassVar[str]  # end of the message that there are none
-
-    @abstractmethod
-    def bytes(self, net: Any, names: Sequence[str]) -> int:
-        """Return how many bytes the sums of some sites take; only shapes are read."""
+    asked: ClassVar[str] = "Linear"  # what may be named
 
     @abstractmethod
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> Collector:
@@ -196,19 +178,27 @@ class Statistic(ABC):
         """Return over how many groups of ``rows`` gradients are summed: the examples."""
         return len(rows["index"])
 
+    def bytes(self, net: Any, names: Sequence[str]) -> int:
+        """Return how many bytes the sums of some sites take; only shapes are read."""
+        return sum(total.numel() * total.element_size() for total in self.collector(net, names, "meta").totals())
+
     def names(self, net: Any) -> list[str]:
-        """Return the names of the chosen sites, in forward order.
+        """Return the names of what is asked.
 
         Raises:
             UserError: some are not of ``net``, or none is named.
         """
         there = [site.name for site in find_sites(net)]
-        if self.sites is not None and not self.sites:
+        if self.sites is None:
+            return there
+        if self.asked == "Linear":
+            there = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+        if not self.sites:
             raise UserError(f"sites: none was named; {nearest('', there)}")
-        for name in self.sites or ():
+        for name in self.sites:
             if name not in there:
-                raise UserError(f"sites: '{name}' is no site of the net; {nearest(name, there)}")
-        return [name for name in there if self.sites is None or name in self.sites]
+                raise UserError(f"sites: '{name}' is no {self.asked} of the net; {nearest(name, there)}")
+        return list(self.sites)
 
 
 def whole(
@@ -272,13 +262,13 @@ class _Whole:
 
     def add(self, rows: Rows, names: Sequence[str]) -> None:
         """Add a part of the examples."""
-        groups = self.statistic.groups(rows)
-        self.sums.examples += groups
+        task, sums, groups = self.task, self.sums, self.statistic.groups(rows)
+        sums.examples += groups
         if self.loose is None:
-            self.loose = loose_uses(self.net, self.task, rows, self.sites) if self.sums.by_token else {}
+            self.loose = loose_uses(self.net, task, rows, self.sites) if sums.by_token else {}
         single = {name for name in names if groups > 1 and self.loose.get(name)}
         single |= self._pass(rows, [name for name in names if name not in single], groups)
-        for row in single_rows(rows) if single else ():
+        for row in row_parts(task, rows, 1) if single else ():
             self._pass(row, [name for name in names if name in single], 1)
 
     def _pass(self, rows: Rows, names: Sequence[str], groups: int) -> set[str]:
@@ -286,21 +276,14 @@ class _Whole:
 
         The graph begins at the outputs of the first of them.
         """
-        task, masks = self.task, self.task.masks(rows)
-        places = [token_places(mask) for mask in masks] if self.sums.by_token else []
-        number, left_out, loose = dict.fromkeys(names, 0), set[str](), self.loose or {}
+        task, where, number, loose = self.task, self.task.masks(rows), dict.fromkeys(names, 0), self.loose or {}
+        if self.sums.by_token:
+            where = tuple(map(token_places, where))  # type: ignore[assignment]
 
         def on_forward(name: str, x: Tensor, output: Tensor) -> None:
-            own = None
-            if self.sums.by_token:
-                if number[name] not in loose.get(name, ()):
-                    own = mask_of(self.sites[name], places) if name in self.sites else places[0]  # of a table
-            elif groups > 1 and not belongs_to_rows(output, masks[0]):
-                left_out.add(name)
-                self.sums.skip(name)
-                return
+            own = mask_of(self.sites[name], where) if name in self.sites else where[0]  # of a table
+            self.sums.use(name, x, output, None if number[name] in loose.get(name, ()) else own, groups)
             number[name] += 1
-            self.sums.use(name, x, output, own, groups)
 
         with hooked(self.net, names, on_forward):
             output = task.run(self.net, rows)
@@ -309,5 +292,4 @@ class _Whole:
                 for i, loss in enumerate(losses):
                     if loss.requires_grad:
                         loss.backward(retain_graph=i + 1 < len(losses))
-        self.sums.end()
-        return left_out
+        return self.sums.end()

@@ -81,12 +81,6 @@ def row_parts(task: TaskType, rows: Rows, tokens: int) -> Iterator[Rows]:
         yield {name: column[start : start + count] for name, column in rows.items()}
 
 
-def single_rows(rows: Rows) -> Iterator[Rows]:
-    """Yield ``rows`` one by one."""
-    for i in range(len(rows["index"])):
-        yield {name: column[i : i + 1] for name, column in rows.items()}
-
-
 def token_places(mask: Tensor) -> Tensor:
     """Return the numbers of the positions that are not 0 in ``mask``, int64; the host waits for how many there are."""
     return mask.flatten().nonzero()[:, 0]
