@@ -73,8 +73,7 @@ class Certificate:
             if answered.shape[-1] != expected.shape[-1]:  # a token has another number in the vocabulary of the export
                 expected = expected[..., self._numbers(data, answered.shape[-1])]
             if answered.shape == expected.shape:  # not where a text has other pieces now
-                answered, expected = (self._kind.at_tokens(results, inputs) for results in (answered, expected))
-                differences.append((answered - expected).abs().max() / expected.abs().max().clamp_min(1))
+                differences.append(self._difference(answered, expected, inputs))
         difference = float(torch.stack(differences).max()) if differences else None
         allowed = TOLERANCE[form["format"]] if same else None
         if allowed is not None and (difference is None or not difference <= allowed):
@@ -100,7 +99,18 @@ class Certificate:
         return batches
 
     def _stacked(self, results: Inputs) -> Tensor:
-        return torch.stack([results[name].float() for name in self._kind.results])
+        values = [results[name].float() for name in self._kind.results]
+        return torch.stack(values) if len(values) > 1 else values[0][None]  # not copied
+
+    def _difference(self, answered: Tensor, expected: Tensor, inputs: Inputs) -> Tensor:
+        """Return the largest difference, relative above 1; one text at a time, as logits can be large."""
+        differences, sizes = [], []
+        for i in range(answered.shape[1]):
+            text = {name: value[i : i + 1] for name, value in inputs.items()}
+            one, other = (self._kind.at_tokens(results[:, i : i + 1], text) for results in (answered, expected))
+            differences.append((one - other).abs().max())
+            sizes.append(other.abs().max())
+        return torch.stack(differences).max() / torch.stack(sizes).max().clamp_min(1)
 
     def _numbers(self, data: DataModule, size: int) -> list[int]:
         """Return which token of the net before export each of the export's ``size`` tokens is."""

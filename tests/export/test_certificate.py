@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from largest import largest_tensor
 from tiny import WORDS, write_backbone
 from transformers import AutoTokenizer
 
@@ -14,6 +15,7 @@ from lit_compress.data.tokens import with_tokenizer
 from lit_compress.export.certificate import Certificate, answers
 from lit_compress.models.backbones import load_net
 from lit_compress.models.vocabulary import keep_tokens
+from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Custom, get_task
 from lit_compress.utils.errors import UserError
 
@@ -93,3 +95,19 @@ def test_nets_that_write_with_fewer_tokens(family, task, tmp_path):
     torch.nn.init.zeros_(small.get_output_embeddings().weight)
     with pytest.raises(UserError):
         before.compare(FOLDER, small, with_tokenizer(data, tokenizer), partial(answers, small))
+
+
+def test_one_text_at_a_time():
+    """Logits over a vocabulary are compared without a copy of those of all texts; padding does not count."""
+    certificate = Certificate.__new__(Certificate)
+    certificate._kind = task_type(get_task("wikitext2"))
+    mask = torch.ones(3, 8, dtype=torch.int64)
+    mask[1, 5:] = 0
+    expected = torch.randn(1, 3, 8, 50) * 3
+    answered = expected.clone()
+    answered[0, 1, 6] += 100
+    answered[0, 2, 3, 4] += 0.5
+    with largest_tensor() as largest:
+        found = certificate._difference(answered, expected, {"attention_mask": mask})
+    assert largest() <= 8 * 50
+    torch.testing.assert_close(found, 0.5 / expected[:, mask.bool()].abs().max(), rtol=1e-4, atol=0)
