@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from lit_compress.evaluation.kept_rows import KeptRows
 
-class LabelScores(Metric):
+
+class LabelScores(KeptRows):
     """F1 over all decisions, mean F1 of the labels that are seen, and the share of rows whose labels are all right.
 
     A label is seen if some row has it, or is given it. Takes decisions and labels, int [batch, labels] of 0 and 1.
     """
 
-    full_state_update = False
-    higher_is_better = True
     predicted: list[Tensor]
     true: list[Tensor]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("predicted", default=[], dist_reduce_fx="cat")
-        self.add_state("true", default=[], dist_reduce_fx="cat")
-
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add one batch."""
-        self.predicted.append(preds.to(torch.uint8))
-        self.true.append(target.to(torch.uint8))
+        self.keep(preds.to(torch.uint8), target.to(torch.uint8))
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Return decisions and labels, bool [rows, labels], of all ranks, on the CPU."""

@@ -23,6 +23,7 @@ from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.utilities import dim_zero_cat
 
 from lit_compress.evaluation.confusion import macro_f1
+from lit_compress.evaluation.kept_rows import KeptRows
 from lit_compress.evaluation.label_metrics import LabelScores
 from lit_compress.evaluation.ranking_metrics import Ranking, Retrieval
 from lit_compress.evaluation.text_metrics import Perplexity, Rouge
@@ -63,27 +64,22 @@ class MacroF1(MulticlassConfusionMatrix):
         return macro_f1(self.confmat.float())
 
 
-class Correlation(Metric):
+class Correlation(KeptRows):
     """The mean of correlation coefficients; takes predictions [batch] or [batch, 1] and labels [batch].
 
     All values are kept, as Spearman's ranks cannot be computed from running sums.
     """
 
-    full_state_update = False
-    higher_is_better = True
     predictions: list[Tensor]
     labels: list[Tensor]
 
     def __init__(self, *coefficients: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.coefficients = coefficients
-        self.add_state("predictions", default=[], dist_reduce_fx="cat")
-        self.add_state("labels", default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add one batch."""
-        self.predictions.append(preds.detach().reshape(-1).float())
-        self.labels.append(target.reshape(-1).float())
+        self.keep(preds.detach().reshape(-1).float(), target.reshape(-1).float())
 
     def compute(self) -> Tensor:
         """Return the score of all batches of all ranks."""
@@ -101,7 +97,7 @@ class Correlation(Metric):
         return torch.nan_to_num(torch.stack(values).mean(), nan=0.0)
 
 
-class Entities(Metric):
+class Entities(KeptRows):
     """Precision, recall and F1 of the entities in tagged words, as ``seqeval`` counts them, and the words' accuracy.
 
     An entity is correct if its type, its first and its last word are. Takes per word the predicted class, the true
@@ -109,18 +105,15 @@ class Entities(Metric):
     several batches.
     """
 
-    full_state_update = False
-    higher_is_better = True
     words: list[Tensor]
 
     def __init__(self, labels: Sequence[str]) -> None:
         super().__init__()
         self.names = tuple(labels)
-        self.add_state("words", default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, target: Tensor, example: Tensor, word: Tensor) -> None:
         """Add one batch."""
-        self.words.append(torch.stack([example, word, preds, target], dim=1))
+        self.keep(torch.stack([example, word, preds, target], dim=1))
 
     def compute(self) -> dict[str, Tensor]:
         """Return entity_f1, entity_precision, entity_recall and word_accuracy of all words of all ranks."""
@@ -164,7 +157,7 @@ def entities(words: Sequence[tuple[int, str]]) -> list[tuple[str, int, int]]:
     return spans
 
 
-class Answers(Metric):
+class Answers(KeptRows):
     """Exact match and F1 of answer spans as in SQuAD's evaluation, in [0, 1]; takes logits and windows of contexts.
 
     If questions may have no answer, there are also both metrics for questions with and without an answer, and the best
@@ -174,8 +167,6 @@ class Answers(Metric):
         rows: the rows of the split, with texts and true answers; to be set before :meth:`compute`.
     """
 
-    full_state_update = False
-    higher_is_better = True
     examples: list[Tensor]
     places: list[Tensor]
     scores: list[Tensor]
@@ -183,15 +174,10 @@ class Answers(Metric):
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.task, self.rows = task, None
-        for name in ("examples", "places", "scores"):
-            self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, example: Tensor, begin: Tensor, end: Tensor) -> None:
         """Add the n-best answers of a batch."""
-        places, scores = n_best(preds, begin, end, self.task.spans.n_best, self.task.spans.max_answer)
-        self.examples.append(example)
-        self.places.append(places)
-        self.scores.append(scores)
+        self.keep(example, *n_best(preds, begin, end, self.task.spans.n_best, self.task.spans.max_answer))
 
     def compute(self) -> dict[str, Tensor]:
         """Return the scores of all questions of all ranks."""

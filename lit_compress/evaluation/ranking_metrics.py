@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 from torchmetrics.functional.retrieval import retrieval_normalized_dcg, retrieval_recall, retrieval_reciprocal_rank
 from torchmetrics.utilities import dim_zero_cat
+
+from lit_compress.evaluation.kept_rows import KeptRows
 
 TOP = 10
 NAMES = ("ndcg_at_10", "recall_at_10")
 
 
-class Retrieval(Metric):
+class Retrieval(KeptRows):
     """How well queries find their documents among all documents of the split, by cosine: nDCG@10 and recall@10.
 
     A query that stands in several rows has several documents. Equal texts are one query or one document, so that the
     documents are all different texts of the split, those that are none of any query included.
     """
 
-    full_state_update = False
-    higher_is_better = True
     vectors: list[Tensor]
     texts: list[Tensor]
     rows: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("vectors", "texts", "rows"):
-            self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, target: Tensor, index: Tensor | None = None) -> None:
         """Add one batch.
@@ -42,9 +36,7 @@ class Retrieval(Metric):
             target: int [b, texts], the same number for equal texts.
             index: int [b], the rows' numbers in the data; None: rows come in order.
         """
-        self.vectors.append(preds.float())
-        self.texts.append(target)
-        self.rows.append(_numbers(self.rows, target) if index is None else index)
+        self.keep(preds.float(), target, _numbers(self.rows, target) if index is None else index)
 
     def values(self) -> dict[str, Tensor]:
         """Return the scores [queries] by name, of all queries of all ranks."""
@@ -67,24 +59,17 @@ class Retrieval(Metric):
         return _means(self.values(), self.device)
 
 
-class Ranking(Metric):
+class Ranking(KeptRows):
     """How well logits put the documents of every query in order: nDCG@10 and the reciprocal rank of the first relevant.
 
     Rows with the same query belong together. Queries none of whose documents is relevant are left out. For the
     reciprocal rank a document is relevant from 0.5 on; it is 0 where none of these is among the first ten.
     """
 
-    full_state_update = False
-    higher_is_better = True
     logits: list[Tensor]
     relevance: list[Tensor]
     queries: list[Tensor]
     rows: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("logits", "relevance", "queries", "rows"):
-            self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, target: Tensor, queries: Tensor, index: Tensor | None = None) -> None:
         """Add one batch.
@@ -95,10 +80,8 @@ class Ranking(Metric):
             queries: int [b], the same number for equal queries.
             index: int [b], the rows' numbers in the data; None: rows come in order.
         """
-        self.logits.append(preds.detach().reshape(-1).float())
-        self.relevance.append(target.reshape(-1).float())
-        self.queries.append(queries.reshape(-1))
-        self.rows.append(_numbers(self.rows, queries) if index is None else index)
+        numbers = _numbers(self.rows, queries) if index is None else index
+        self.keep(preds.detach().reshape(-1).float(), target.reshape(-1).float(), queries.reshape(-1), numbers)
 
     def values(self) -> dict[str, Tensor]:
         """Return the scores [queries] by name, of all queries of all ranks."""

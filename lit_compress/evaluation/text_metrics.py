@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
+
+from lit_compress.evaluation.kept_rows import KeptRows
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
@@ -21,26 +22,20 @@ def _scorer() -> Any:
     return RougeScorer(list(ROUGE), use_stemmer=True)
 
 
-class Rouge(Metric):
+class Rouge(KeptRows):
     """ROUGE-1, 2, L and Lsum of the package ``rouge_score``, with stemming: F, mean over the texts, 0 to 1.
 
     Lsum compares sentences, which are separated by line ends in predictions and references, as in CNN/DailyMail. No
     other sentence splitter is used, so that nothing is downloaded. On one line Lsum equals L.
     """
 
-    full_state_update = False
-    higher_is_better = True
     scores: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("scores", default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Sequence[str], target: Sequence[str]) -> None:
         """Add one batch."""
         by_text = [_scorer().score(true, text) for text, true in zip(preds, target, strict=True)]
         rows = [[scores[name].fmeasure for name in ROUGE] for scores in by_text]
-        self.scores.append(torch.tensor(rows, device=self.device).view(-1, len(ROUGE)))
+        self.keep(torch.tensor(rows, device=self.device).view(-1, len(ROUGE)))
 
     def compute(self) -> dict[str, Tensor]:
         """Return rouge1, rouge2, rougeL and rougeLsum of all texts of all ranks."""
@@ -49,21 +44,15 @@ class Rouge(Metric):
         return dict(zip(ROUGE, means.float().to(self.device), strict=True))
 
 
-class Perplexity(Metric):
+class Perplexity(KeptRows):
     """Exponential of the mean negative log-likelihood of all tokens of all batches and ranks; infinite without any."""
 
-    full_state_update = False
     higher_is_better = False
     sums: list[Tensor]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("sums", default=[], dist_reduce_fx="cat")
-
     def update(self, losses: Tensor, counted: Tensor) -> None:
         """Add one batch: losses [b, tokens] in nats, and bool [b, tokens], which of them count."""
-        rows = torch.stack([torch.where(counted, losses.float(), 0.0).sum(1), counted.sum(1)], dim=1)
-        self.sums.append(rows)
+        self.keep(torch.stack([torch.where(counted, losses.float(), 0.0).sum(1), counted.sum(1)], dim=1))
 
     def compute(self) -> Tensor:
         """Return the perplexity of all batches of all ranks."""

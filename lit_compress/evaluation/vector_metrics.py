@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from lit_compress.evaluation.kept_rows import KeptRows
 
-class TeacherCosine(Metric):
+
+class TeacherCosine(KeptRows):
     """The mean cosine of vectors and those that a teacher gives the same texts."""
 
-    full_state_update = False
-    higher_is_better = True
     cosines: list[Tensor]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("cosines", default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add one batch: vectors [b, texts, width] and the teacher's [b, texts * width]."""
-        self.cosines.append((preds * target.view(preds.shape).to(preds)).sum(-1).mean(1).float())
+        self.keep((preds * target.view(preds.shape).to(preds)).sum(-1).mean(1).float())
 
     def values(self) -> Tensor:
         """Return the cosines of all rows of all ranks."""
