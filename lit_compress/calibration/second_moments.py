@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lit_compress.calibration.uses import frozen
 from lit_compress.models.residual_stream import StreamSubLayer, has_head_projections, residual_stream
 from lit_compress.models.sites import head_width
 from lit_compress.tasks.base import inputs_of
@@ -178,8 +179,6 @@ class _Sums:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Set evaluation mode and hooks at every site, q, k and v inside the context; undo both afterwards."""
-        modes = [(module, module.training) for module in self.net.modules()]
-        self.net.eval()
         handles = []
         for i, place in enumerate(self.stream.rotatable):
             for name in place.norms:
@@ -191,9 +190,8 @@ class _Sums:
                 hook = lambda _, args, y, i=i, sublayer=sublayer, role=role: self._heads(i, sublayer, role, y)  # noqa: E731
                 handles.append(layer.register_forward_hook(hook))
         try:
-            yield
+            with frozen(self.net):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
-            for module, mode in modes:
-                module.training = mode

@@ -12,6 +12,7 @@ a block the moments are those before its own refit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -171,10 +172,8 @@ def _inputs(
 
     handle = net.get_submodule(end).register_forward_pre_hook(stop) if end else None
     try:
-        with hooked(net, sites, on_forward):
+        with hooked(net, sites, on_forward), suppress(Stop):
             task.run(net, rows)
-    except Stop:
-        pass
     finally:
         if handle is not None:
             handle.remove()

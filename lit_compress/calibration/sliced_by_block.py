@@ -9,7 +9,8 @@ What is finished is a file, so a killed process goes on with the block it was at
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,11 @@ from torch import Tensor, nn
 
 from lit_compress.calibration.by_block import Sweeps
 from lit_compress.calibration.grams import Gram
-from lit_compress.calibration.sliced_stream import note_few_tokens
-from lit_compress.calibration.uses import Rows, Stop, token_places, tokens_at
+from lit_compress.calibration.sliced_stream import stream_gram
+from lit_compress.calibration.uses import Rows, token_places
 from lit_compress.layers import StreamBlock
 from lit_compress.models.residual_stream import StreamSubLayer, residual_stream
 from lit_compress.numerics.pca import centred_axes, principal_axes
-from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.progress import track
 
 Axes = dict[int, Tensor]  # by number of the site
@@ -100,37 +100,20 @@ class BlockAxes:
         axes: Axes = {}
         for sublayer in self.sublayers(number):
             with self._sliced(number, block, axes):
-                gram, tokens = self._gram(number, block, sublayer)
-            note_few_tokens(tokens, gram.size)
+                gram = self._gram(number, block, sublayer)
             axes[sublayer.reads] = self.find(gram.whole())[0]
         return axes
 
-    def _gram(self, number: int, block: nn.Module, sublayer: StreamSubLayer) -> tuple[Gram, int]:
-        """Return the sum of x x^T over the tokens that reach the norms of a sub-layer's site, and their number."""
+    def _gram(self, number: int, block: nn.Module, sublayer: StreamSubLayer) -> Gram:
+        """Return the sum of x x^T over the tokens that reach the norms of a sub-layer's site."""
         sweeps = self.sweeps
-        gram, count, places = Gram(self.size, torch.float64, place_of_sums(sweeps.net.device)), 0, torch.zeros(0)
         ends = len(self.stream.sites[sublayer.reads].norms) > 1  # the last norm of the net reads what the block gives
-
-        def read(x: Tensor) -> None:
-            nonlocal count
-            taken = double(tokens_at(x, places))
-            gram.add(taken)
-            count += len(taken)
-
-        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            read(args[0])
-            if not ends:
-                raise Stop
-
-        handle = block.get_submodule(_inside(sublayer.norm, sublayer)).register_forward_pre_hook(hook)
-        try:
-            for rows, hidden in zip(sweeps.rows(), sweeps.states(number), strict=True):
-                places = token_places(sweeps.task.masks(rows)[0])
-                with suppress(Stop):
-                    read(self._step(number, rows, hidden))
-        finally:
-            handle.remove()
-        return gram, count
+        passes = (
+            (token_places(sweeps.task.masks(rows)[0]), partial(self._step, number, rows, hidden))
+            for rows, hidden in zip(sweeps.rows(), sweeps.states(number), strict=True)
+        )
+        norm = block.get_submodule(_inside(sublayer.norm, sublayer))
+        return stream_gram([norm], self.size, sweeps.net.device, passes, stop=not ends)
 
     @contextmanager
     def _sliced(self, number: int, block: nn.Module, axes: Axes) -> Iterator[None]:

@@ -6,8 +6,9 @@ x. In these coordinates, those of the dense net, a slice is a hook, and nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,8 +63,9 @@ def sliced_axes(
     try:
         with frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
             for i, place in track(list(enumerate(stream.sites)), "principal axes", len(stream.sites)):
-                gram, tokens = _gram(net, place.norms, stacks.index(place.stack), batches(), task_type(kind), reduce)
-                note_few_tokens(tokens, gram.size)
+                norms = [net.get_submodule(name) for name in place.norms]
+                passes = _passes(net, batches(), task_type(kind), stacks.index(place.stack))
+                gram = stream_gram(norms, net.config.hidden_size, net.device, passes, reduce=reduce)
                 axes.append(agree(lambda gram=gram: find(gram.whole())[0]))  # type: ignore[misc]
                 handles += _slice(net, stream, i, axes[i][:, : widths[i]])
     finally:
@@ -72,47 +74,46 @@ def sliced_axes(
     return axes
 
 
-def note_few_tokens(tokens: int, size: int) -> None:
-    """Say that there are fewer tokens than dimensions of hidden states, where it is so."""
-    if tokens < size:
-        note(
-            f"calibration: {tokens} tokens are fewer than the {size} dimensions of hidden states; the axes of those "
-            "without any are chosen at random"
-        )
+def stream_gram(
+    norms: Sequence[nn.Module],
+    size: int,
+    device: torch.device,
+    passes: Iterable[tuple[Tensor, Callable[[], Any]]],
+    stop: bool = True,
+    reduce: Callable[[Tensor], object] | None = None,
+) -> Gram:
+    """Return the sum of x x^T over the tokens that reach some norms; a note says if they are fewer than dimensions.
 
+    Args:
+        norms: in the order of a forward.
+        size: of a hidden state.
+        device: of the forwards.
+        passes: places of the tokens that count, int64, and a function that does a forward.
+        stop: whether a forward stops at the last norm; else what it returns is read, too.
+        reduce: in-place all-reduce (SUM) over ranks with other examples.
 
-def _gram(
-    net: PreTrainedModel,
-    norms: Sequence[str],
-    stack: int,
-    batches: Iterable[Rows],
-    task: TaskType,
-    reduce: Callable[[Tensor], object] | None,
-) -> tuple[Gram, int]:
-    """Return the sum of x x^T over the tokens that reach ``norms``, and their number."""
-    gram = Gram(net.config.hidden_size, torch.float64, place_of_sums(net.device))
-    count = torch.zeros(1, dtype=torch.int64, device=net.device)
+    Raises:
+        UserError: there are no examples.
+    """
+    gram, count = Gram(size, torch.float64, place_of_sums(device)), torch.zeros(1, dtype=torch.int64, device=device)
     places = torch.zeros(0)
 
-    def read(x: Tensor, last: bool) -> None:
+    def read(x: Tensor, last: bool = False) -> None:
         taken = double(tokens_at(x, places))
         gram.add(taken)
         count.add_(len(taken))
-        if last:
+        if last and stop:
             raise Stop
 
-    def hook(name: str) -> Any:
-        return lambda _, args: read(args[0], name == norms[-1])
+    def hook(norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+        read(args[0], norm is norms[-1])
 
-    handles = [net.get_submodule(name).register_forward_pre_hook(hook(name)) for name in norms]
+    handles = [norm.register_forward_pre_hook(hook) for norm in norms]
     try:
-        for batch in batches:
-            rows = real_rows(task, batch, net.device, None)
-            if not len(rows["index"]):
-                continue
-            places = token_places(task.masks(rows)[stack])
+        for where, forward in passes:
+            places = where
             with suppress(Stop):
-                task.run(net, rows)
+                read(forward())
     finally:
         for handle in handles:
             handle.remove()
@@ -120,7 +121,21 @@ def _gram(
         reduce(total)  # type: ignore[misc]
     if not count:
         raise UserError("calibration: there are no examples; give at least 1")
-    return gram, int(count)
+    if count < size:
+        note(
+            f"calibration: {int(count)} tokens are fewer than the {size} dimensions of hidden states; the axes of "
+            "those without any are chosen at random"
+        )
+    return gram
+
+
+def _passes(
+    net: PreTrainedModel, batches: Iterable[Rows], task: TaskType, stack: int
+) -> Iterator[tuple[Tensor, Callable[[], Any]]]:
+    for batch in batches:
+        rows = real_rows(task, batch, net.device, None)
+        if len(rows["index"]):
+            yield token_places(task.masks(rows)[stack]), partial(task.run, net, rows)
 
 
 def _slice(net: PreTrainedModel, stream: ResidualStream, site: int, kept: Tensor) -> list[Any]:
