@@ -78,8 +78,9 @@ class DiagonalFisher(Statistic):
     """The Fisher information, under the true labels; of vectors under drawn ones, with seed 0.
 
     Attributes:
-        estimator: as for :func:`estimate_fisher`.
-        elements: whether the values of every element are kept.
+        estimator: ``per_example`` squares each example's gradient (Eq. 3). ``batch`` squares the mean gradient of each
+            batch and averages over batches, as re-implementations do: mu^2 + var / batch instead of mu^2 + var.
+        elements: whether the values of every element are kept, which takes 8 bytes per weight.
     """
 
     estimator: Estimator = "per_example"
@@ -112,23 +113,15 @@ class DiagonalFisher(Statistic):
 
 
 def estimate_fisher(
-    net: PreTrainedModel,
-    batches: Iterable[dict[str, Tensor]],
-    kind: TaskType | str,
-    sites: Sequence[str],
-    *,
-    estimator: Estimator = "per_example",
-    elements: bool = False,
+    net: PreTrainedModel, batches: Iterable[Rows], kind: TaskType | str, sites: Sequence[str], *,
+    estimator: Estimator = "per_example", elements: bool = False,
     reduce: Callable[[Tensor], object] | None = None,
-) -> dict[str, Fisher]:
-    """Return {site: Fisher information of its matrix} on the examples of ``batches``.
+) -> dict[str, Fisher]:  # fmt: skip
+    """Return the Fisher information of Linears of the model in memory, on the examples of ``batches``.
 
     Args:
         net, batches, kind, reduce: as for :func:`~lit_compress.calibration.statistics.whole`; the batches have labels.
-        sites: names of Linears.
-        estimator: ``per_example`` squares each example's gradient (Eq. 3). ``batch`` squares the mean gradient of each
-            batch and averages over batches, as re-implementations do: mu^2 + var / batch instead of mu^2 + var.
-        elements: True to return the element-wise values too, which takes 8 bytes per weight.
+        sites, estimator, elements: as for :class:`DiagonalFisher`.
 
     Raises:
         UserError: a site is no Linear of the net, a batch has no labels, there are no examples, or a gradient is inf or

@@ -34,10 +34,10 @@ class MeanGradient:
 
 @dataclass(frozen=True)
 class Gradients(Statistic):
-    """The mean gradients.
+    """The mean gradients, which take as much memory as the matrices; one backward for each example.
 
     Attributes:
-        squares: whether the means of the squares of every example's are wanted, too.
+        squares: whether the means of the squares of every example's are wanted, too; they take as much again.
     """
 
     squares: bool = False
@@ -95,22 +95,14 @@ class GradientSums:
 
 
 def mean_gradients(
-    net: PreTrainedModel,
-    batches: Iterable[dict[str, Tensor]],
-    kind: TaskType | str,
-    sites: Sequence[str],
-    *,
-    squares: bool = False,
-    reduce: Callable[[Tensor], object] | None = None,
-) -> dict[str, MeanGradient]:
-    """Return {site: mean gradient of its matrix} of the loss on the examples of ``batches``, one backward for each.
-
-    The sums take as much memory as the matrices, and with ``squares`` twice that.
+    net: PreTrainedModel, batches: Iterable[Rows], kind: TaskType | str, sites: Sequence[str], *,
+    squares: bool = False, reduce: Callable[[Tensor], object] | None = None,
+) -> dict[str, MeanGradient]:  # fmt: skip
+    """Return the mean gradients of Linears of the model in memory, on the examples of ``batches``.
 
     Args:
         net, batches, kind, reduce: as for :func:`~lit_compress.calibration.statistics.whole`; the batches have labels.
-        sites: names of Linears.
-        squares: whether to return them, too.
+        sites, squares: as for :class:`Gradients`.
 
     Raises:
         UserError: a batch has no labels, there are no examples, or a gradient is inf or NaN.

@@ -91,9 +91,14 @@ class KroneckerFactors:
 
 @dataclass(frozen=True)
 class Moments(Statistic):
-    """The Kronecker factors; without labels the second moments of the inputs only.
+    """The Kronecker factors of sites, at which stand Linears or what has replaced them.
+
+    A site with fewer tokens than inputs has a singular A, which a note says; a decomposition damps it.
 
     Attributes:
+        labels: ``drawn`` from the model, one for every distribution; ``exact``, the expectation over the classes, for
+            one distribution per example, in classes - 1 backward passes; ``true``, those of the data, which only these
+            need. None: no gradients, only the second moments of the inputs, in forwards only.
         dtype: of the sums; None for the model's.
         table: name of the table of token embeddings, to collect its factors as those of a matrix [width, tokens].
     """
@@ -127,38 +132,22 @@ class Moments(Statistic):
 
 
 def collect_kronecker(
-    net: PreTrainedModel,
-    batches: Iterable[Rows],
-    kind: TaskType | str,
-    sites: Sequence[str] | None = None,
-    *,
-    labels: Labels | None = "drawn",
-    seed: int = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-    table: str | None = None,
+    net: PreTrainedModel, batches: Iterable[Rows], kind: TaskType | str, sites: Sequence[str] | None = None, *,
+    labels: Labels | None = "drawn", seed: int = 0, dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu", table: str | None = None,
     reduce: Callable[[Tensor], object] | None = None,
-) -> dict[str, KroneckerFactors]:
-    """Return the Kronecker factors of the Fisher information of every site, on the examples of ``batches``.
+) -> dict[str, KroneckerFactors]:  # fmt: skip
+    """Return the Kronecker factors of every site of the model in memory, on the examples of ``batches``.
 
-    What stands at a site may be a Linear or what has replaced it.
+    Calls for a part of the sites each, one after the other, need less memory.
 
     Args:
-        net, batches, kind, reduce: as for :func:`~lit_compress.calibration.statistics.whole`.
-        sites: their names; None for all. Calls for a part of them each, one after the other, need less memory.
-        labels: ``drawn`` from the net, one for every distribution; ``exact``, the expectation over the classes, for one
-            distribution per example, in classes - 1 backward passes; ``true``, those of the data, which only these
-            need. None: no gradients, only the inputs, in forwards only.
-        seed: of the draws, which depend on it and on an example's index.
-        dtype: of the sums; None for the net's.
-        device: where the sums are.
-        table: name of the table of token embeddings, to collect its factors as those of a matrix [width, tokens].
+        net, batches, kind, device, reduce: as for :func:`~lit_compress.calibration.statistics.whole`.
+        sites, labels, seed, dtype, table: as for :class:`Moments`.
 
     Raises:
         UserError: a site is not one of the net's, labels are missing, there are no examples, no gradient reaches a
             site, or inputs or gradients are inf or NaN.
-
-    A site with fewer tokens than inputs has a singular A, which a note says; a decomposition damps it.
     """
     return whole(net, Moments(labels, seed, sites, dtype, table), batches, kind, device=device, reduce=reduce)
 
