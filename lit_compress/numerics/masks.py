@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from lit_compress.numerics.foreach import ELEMENTS, constant, joined, together
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import local
 
-Scope = Literal["global", "matrix"]
 Reduce = Callable[[Tensor], object]
 
 _BINS = 1 << 16
@@ -111,46 +109,6 @@ def _find(counts: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def topk_masks(
-    scores: Sequence[Tensor],
-    keep: int | Sequence[int],
-    scope: Scope = "global",
-    reduce: Reduce | None = None,
-    shard: tuple[int, int] = (0, 1),
-) -> list[Tensor]:
-    """Return masks that keep exactly the largest ``keep`` elements; of equal ones the first are kept.
-
-    "First" is the order of the tensors, then of the rows: if all scores are equal the *last* tensors
-    lose everything, so pruning should start after some steps of scoring.
-
-    Args:
-        scores: float32, any shapes.
-        keep: number of elements over all tensors (``global``), or one number per tensor (``matrix``).
-        scope: rank the elements of all tensors together, or of each tensor by itself.
-        reduce: see the top of the module.
-        shard: (rank, ranks) among the processes that ``reduce`` sums over, each holding a slice of the rows of
-            every tensor; needed to divide ties among them.
-
-    Returns:
-        One bool tensor per score, True = keep, of its shape (for DTensors: of the local shard).
-    """
-    if scope == "matrix":
-        assert not isinstance(keep, int), "one number per tensor"
-        return [
-            topk_masks([score], number, reduce=reduce, shard=shard)[0]
-            for score, number in zip(scores, keep, strict=True)
-        ]
-    assert isinstance(keep, int), "one number for all tensors"
-    threshold = kth_largest(scores, keep, reduce)
-    shards = [local(score) for score in scores]
-    quotas, _, _ = _share_ties(shards, threshold, keep, reduce, shard)
-    return [
-        (score >= threshold) & ~_ties_after(score, threshold, quota)
-        for score, quota in zip(shards, quotas, strict=True)
-    ]
-
-
-@torch.no_grad()
 def break_ties_(
     scores: Sequence[Tensor],
     threshold: Tensor,
@@ -164,6 +122,7 @@ def break_ties_(
     Of the elements equal to the threshold the last ones in index order are lowered to the next smaller
     normal float32. So a step needs one comparison only, and nothing but the scores is saved. Typical ties are
     the exact zeros of weights that never had a gradient. Ties at -inf cannot be lowered.
+    If all scores are equal the *last* tensors lose everything, so pruning should start after some steps of scoring.
 
     Args:
         scores: float32; changed in place.
@@ -171,7 +130,8 @@ def break_ties_(
         keep: number of elements to keep.
         tolerance: a surplus up to this fraction of all elements is not changed; 0 for an exact count.
         reduce: see the top of the module.
-        shard: see :func:`topk_masks`.
+        shard: (rank, ranks) among the processes that ``reduce`` sums over, each holding a slice of the rows of
+            every tensor; needed to divide ties among them.
 
     Returns:
         The surplus before, in elements over all ranks.
@@ -258,7 +218,7 @@ def select_rows(
         costs: parameters of one row of each matrix.
         budget: parameters to keep over all matrices and ranks, also 0-dim on the scores' device; 0 keeps nothing.
         reduce: see the top of the module; here also of float32 [rows of all ranks].
-        shard: see :func:`topk_masks`.
+        shard: see :func:`break_ties_`.
 
     Returns:
         One bool tensor per matrix, True = keep, of the shape of its score (for DTensors: of the local shard).
