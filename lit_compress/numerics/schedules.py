@@ -6,8 +6,6 @@ ends of a schedule are exact, also when the number of steps is odd.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from lit_compress.utils.errors import UserError
 
 
@@ -66,8 +64,8 @@ def linear_decay_to_zero(step: int, total: int, initial: float) -> float:
     return initial * (max(0, total - 2 * step) / total)
 
 
-def linear_warmup_decay(step: int, total: int, warmup: int, after: Literal["linear", "constant"] = "linear") -> float:
-    """Return the factor in [0, 1] of the learning rate: linear warm-up, then linear to 0 at ``total`` or constant 1.
+def linear_warmup_decay(step: int, total: int, warmup: int) -> float:
+    """Return the factor in [0, 1] of the learning rate: linear warm-up, then linear to 0 at ``total``.
 
     The same values as ``get_linear_schedule_with_warmup`` of transformers.
 
@@ -75,7 +73,6 @@ def linear_warmup_decay(step: int, total: int, warmup: int, after: Literal["line
         step: completed optimizer steps.
         total: optimizer steps of the whole stage.
         warmup: steps of warm-up.
-        after: what follows the warm-up.
 
     Raises:
         UserError: ``warmup`` is negative or longer than ``total``.
@@ -84,8 +81,6 @@ def linear_warmup_decay(step: int, total: int, warmup: int, after: Literal["line
         raise UserError(f"schedule: warmup={warmup} of total={total} steps; valid: 0 to {max(total, 0)}")
     if step < warmup:
         return step / warmup
-    if after == "constant":
-        return 1.0
     return max(0, total - step) / max(1, total - warmup)
 
 

@@ -23,13 +23,13 @@ def is_secret(label: Any) -> bool:
     return label in (UNLABELLED, str(UNLABELLED), str(float(UNLABELLED)))
 
 
-def class_number(task: Task, where: str, label: Any, what: str = "label") -> int:
+def class_number(task: Task, where: str, label: Any) -> int:
     """Return the class number of a label, which is a name or, where the task has ``numbered``, a number.
 
     Raises:
         UserError: the label is no class of ``task``; the message begins with ``where``.
     """
-    name = label_name(where, label, what)
+    name = label_name(where, label)
     for known in (name, whole_number(name)):
         if known in task.labels:
             return task.labels.index(known)
@@ -41,24 +41,24 @@ def class_number(task: Task, where: str, label: Any, what: str = "label") -> int
     hint = f", or 0..{len(task.labels) - 1}" if numbers else ""
     if is_number and not (numbers or have_numbers):
         hint = "; that numbers are classes in this order is said by --data.custom.numbered true"
-    raise UserError(f"{where}: {what} {label!r:.60} is none of task '{task.name}'; {nearest(label, task.labels)}{hint}")
+    raise UserError(f"{where}: label {label!r:.60} is none of task '{task.name}'; {nearest(label, task.labels)}{hint}")
 
 
-def label_name(where: str, label: Any, what: str = "label") -> str:
+def label_name(where: str, label: Any) -> str:
     """Return a label as text: a text without blanks around it, a whole number (also as float), True or False.
 
     Raises:
         UserError: the label is null, empty or of another type; the message begins with ``where``.
     """
     if label is None or label != label or (isinstance(label, str) and not label.strip()):
-        raise UserError(f"{where}: the {what} is null; fill it in or leave the row out")
+        raise UserError(f"{where}: the label is null; fill it in or leave the row out")
     if isinstance(label, float) and label.is_integer():
         return str(int(label))
     if isinstance(label, str | int):
         return str(label).strip()
     if isinstance(label, float):
-        raise UserError(fraction_line(where, label, what))
-    raise UserError(f"{where}: {what} {label!r:.60} is neither text nor a whole number")
+        raise UserError(fraction_line(where, label))
+    raise UserError(f"{where}: label {label!r:.60} is neither text nor a whole number")
 
 
 def class_name(task: Task, label: Any) -> Any:
@@ -69,10 +69,10 @@ def class_name(task: Task, label: Any) -> Any:
         return label
 
 
-def fraction_line(where: str, label: object, what: str = "label") -> str:
+def fraction_line(where: str, label: object) -> str:
     """Return what is said of a number with a fraction in a column of classes."""
     return (
-        f"{where}: {what} {label!r:.60} is a number with a fraction, neither text nor a whole number; kind regression "
+        f"{where}: label {label!r:.60} is a number with a fraction, neither text nor a whole number; kind regression "
         "predicts numbers, data.custom.labels gives numbers that are names of classes"
     )
 
