@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lit_compress.numerics.kronecker import Moment, centred
+
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
     """Draw a float64 tensor."""
@@ -16,3 +18,22 @@ def moment(size: int, seed: int) -> Tensor:
     rows = draw(4 * size, size, seed=seed) * torch.logspace(0, -1, size, dtype=torch.float64)
     rows = rows @ torch.linalg.qr(draw(size, size, seed=seed + 100)).Q
     return rows.T @ rows / len(rows)
+
+
+def estimated_loss(
+    weight: Tensor, approx: Tensor, inputs: Moment = None, gradients: Moment = None, mean: Tensor | None = None
+) -> float:
+    """Return (M) = tr(G (W - X) A (W - X)^T), the estimate of 2 dL / T, without any damping.
+
+    Args:
+        weight: W [out, in].
+        approx: X [out, in].
+        inputs: A [in, in], [in] or None.
+        gradients: G [out, out], [out] or None. With G times T it is 2 dL of an example.
+        mean: m [in], if the bias was corrected by (W - X) m.
+    """
+    error = (weight.double() - approx.double()).cpu()
+    inputs, gradients = (None if x is None else x.cpu().double() for x in (centred(inputs, mean), gradients))
+    right = error if inputs is None else error * inputs if inputs.ndim == 1 else error @ inputs
+    left = error if gradients is None else gradients[:, None] * error if gradients.ndim == 1 else gradients @ error
+    return float((left * right).sum())

@@ -268,7 +268,7 @@ def decompose_elementwise(
         decompose(wide, rank, columns, "in", name=name),
         decompose(wide, rank, (rows, columns), "both", name=name),
     ]
-    start = min(starts, key=lambda f: float(torch.linalg.matrix_norm((wide - f[0] @ f[1]) * squared**0.5)))
+    start = min(starts, key=lambda factors: weighted_error(wide, factors[0] @ factors[1], squared, "element"))
     left, right = alternating_least_squares(wide, squared, *start, iterations, tolerance)
     left, right = decompose(left @ right, rank, sigma_side=side)  # of all pairs with this product
     return _like(left, weight, weight.device), _like(right, weight, weight.device)
@@ -350,6 +350,33 @@ def rank_of(weight: Tensor) -> int:
     sigma = torch.linalg.svdvals(weight.detach().to("cpu", torch.float64))
     tolerance = sigma.max() * max(weight.shape) * torch.finfo(torch.float32).eps
     return int((sigma > tolerance).sum())
+
+
+@torch.no_grad()
+def weighted_error(
+    weight: Tensor, approx: Tensor, importance: Importance | None = None, axis: Axis = "out", power: float = 0.5
+) -> float:
+    """Return || diag(importance ** power) (weight - approx) ||_F; for ``axis="in"`` the diagonal is on the right.
+
+    For ``both`` there is one on each side, for ``element`` one factor per element. No floor and no normalisation:
+    with power 0.5 its square is the objective of LPAF Eq. 7.
+
+    Args:
+        weight: [out, in].
+        approx: [out, in].
+        importance: [out], [in], ([out], [in]) or [out, in] to match ``axis``; None for the plain Frobenius norm.
+        axis: whether the importance belongs to rows, columns, both, or single elements.
+        power: exponent of the importance.
+    """
+    error = weight.double() - approx.double()
+    if isinstance(importance, tuple):
+        assert axis == "both"
+        rows, columns = (side.double() ** power for side in importance)
+        error = rows[:, None] * error * columns
+    elif importance is not None:
+        scale = importance.double() ** power
+        error = error * (scale[:, None] if axis == "out" else scale)
+    return float(torch.linalg.matrix_norm(error))
 
 
 def component_groups(size: int, groups: int = 10) -> list[tuple[int, int]]:

@@ -302,26 +302,6 @@ def _balance(left: Tensor, right: Tensor, side: SigmaSide) -> None:
     right /= scale[:, None]
 
 
-@torch.no_grad()
-def estimated_loss(
-    weight: Tensor, approx: Tensor, inputs: Moment = None, gradients: Moment = None, mean: Tensor | None = None
-) -> float:
-    """Return (M) = tr(G (W - X) A (W - X)^T), the estimate of 2 dL / T, without any damping.
-
-    Args:
-        weight: W [out, in].
-        approx: X [out, in].
-        inputs: A [in, in], [in] or None.
-        gradients: G [out, out], [out] or None. With G times T it is 2 dL of an example.
-        mean: m [in], if the bias was corrected by (W - X) m.
-    """
-    error = (weight.double() - approx.double()).cpu()
-    inputs, gradients = (None if x is None else x.cpu().double() for x in (centred(inputs, mean), gradients))
-    right = error if inputs is None else error * inputs if inputs.ndim == 1 else error @ inputs
-    left = error if gradients is None else gradients[:, None] * error if gradients.ndim == 1 else gradients @ error
-    return float((left * right).sum())
-
-
 def corrected_bias(
     bias: Tensor, weight: Tensor, approx: Tensor, mean: Tensor, new_mean: Tensor | None = None
 ) -> Tensor:

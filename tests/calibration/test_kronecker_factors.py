@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from moments import estimated_loss
 from tiny import ALL, SOFTMAX_IN_FLOAT32, make_net
 from torch import nn
 from torch.nn import functional as F
@@ -13,7 +14,7 @@ from lit_compress.calibration import grams
 from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.models.sites import find_sites, token_table
 from lit_compress.models.surgery import factorize
-from lit_compress.numerics.kronecker import corrected_bias, estimated_loss, kronecker_svd
+from lit_compress.numerics.kronecker import corrected_bias, kronecker_svd
 from lit_compress.numerics.sampled_labels import draw_labels
 from lit_compress.tasks import KINDS
 from lit_compress.utils.errors import UserError

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from weighted_error import weighted_error
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.methods import FWSVD, SVD
 from lit_compress.methods.fwsvd import Weighted
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
+from lit_compress.numerics.decompose import weighted_error
 from lit_compress.utils.errors import UserError
 
 

@@ -10,9 +10,8 @@ import torch
 from decompositions import SHAPES, nested, positive, product
 from moments import draw
 from torch import Tensor
-from weighted_error import weighted_error
 
-from lit_compress.numerics.decompose import Axis, component_groups, decompose, rank_of
+from lit_compress.numerics.decompose import Axis, component_groups, decompose, rank_of, weighted_error
 from lit_compress.utils.errors import UserError
 
 

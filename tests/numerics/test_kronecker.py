@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from moments import draw, moment
+from moments import draw, estimated_loss, moment
 from torch import Tensor
 
 from lit_compress.numerics.decompose import decompose, weighted_error
@@ -13,7 +13,6 @@ from lit_compress.numerics.kronecker import (
     centred,
     corrected_bias,
     damped_root,
-    estimated_loss,
     kronecker_svd,
     row_costs,
 )

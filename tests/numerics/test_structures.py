@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 import torch
-from moments import draw, moment
+from moments import draw, estimated_loss, moment
 
 from lit_compress.numerics import structures
-from lit_compress.numerics.kronecker import corrected_bias, damped_root, estimated_loss, kronecker_svd
+from lit_compress.numerics.kronecker import corrected_bias, damped_root, kronecker_svd
 from lit_compress.numerics.ranks import Price, allocate
 from lit_compress.numerics.structures import (
     cheapest_first,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from moments import estimated_loss
 from tiny import make_batch, make_net
 
 from lit_compress.analysis.truncation import replaced, site_weights
@@ -13,7 +14,7 @@ from lit_compress.methods.fwsvd import Weighted
 from lit_compress.models.accounting import stored_density
 from lit_compress.models.sites import find_sites, stacks
 from lit_compress.models.surgery import factorize, stacked_weight
-from lit_compress.numerics.kronecker import estimated_loss, kronecker_svd
+from lit_compress.numerics.kronecker import kronecker_svd
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
