@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from lit_compress.tasks import task_type_of_net
+from lit_compress.export.program import difference as difference_of
+from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ class Certificate:
 
     def __init__(self, net: PreTrainedModel, data: DataModule, split: Literal["train", "validation"]) -> None:
         self.entries: list[Entry] = []
-        self._split, self._data, self._kind = split, data, task_type_of_net(net.config)
+        self._split, self._data, self._kind = split, data, task_type(data.record)
         self._rows = _some_rows(_batches(data, split).encoded["length"])
-        self._expected = [self._stacked(answers(net.eval(), inputs)) for inputs in self.inputs(net, data)]
+        self._expected = [self.answers(net.eval(), inputs) for inputs in self.inputs(net, data)]
 
     def compare(
         self, form: Entry, net: PreTrainedModel, data: DataModule, run: Callable[[Inputs], Inputs], same: bool = True
@@ -69,11 +70,13 @@ class Certificate:
         """
         batches, differences = self.inputs(net, data), []
         for inputs, expected in zip(batches, self._expected, strict=True):
-            answered = self._stacked(run(inputs))
-            if answered.shape[-1] != expected.shape[-1]:  # a token has another number in the vocabulary of the export
-                expected = expected[..., self._numbers(data, answered.shape[-1])]
-            if answered.shape == expected.shape:  # not where a text has other pieces now
-                differences.append(self._difference(answered, expected, inputs))
+            given = run(inputs)
+            for name, theirs in expected.items():
+                ours = given[name].float()
+                if ours.shape[-1] != theirs.shape[-1]:  # a token has another number in the vocabulary of the export
+                    theirs = theirs[..., self._numbers(data, ours.shape[-1])]
+                if ours.shape == theirs.shape:  # not where a text has other pieces now
+                    differences.append(difference_of(self._kind, name, ours, theirs, inputs))
         difference = float(torch.stack(differences).max()) if differences else None
         allowed = TOLERANCE[form["format"]] if same else None
         if allowed is not None and (difference is None or not difference <= allowed):
@@ -98,30 +101,14 @@ class Certificate:
             batches.append({name: value for name, value in inputs.items() if name in takes})
         return batches
 
-    def _stacked(self, results: Inputs) -> Tensor:
-        values = [results[name].float() for name in self._kind.results]
-        return torch.stack(values) if len(values) > 1 else values[0][None]  # not copied
-
-    def _difference(self, answered: Tensor, expected: Tensor, inputs: Inputs) -> Tensor:
-        """Return the largest difference, relative above 1; one text at a time, as logits can be large."""
-        differences, sizes = [], []
-        for i in range(answered.shape[1]):
-            text = {name: value[i : i + 1] for name, value in inputs.items()}
-            one, other = (self._kind.at_tokens(results[:, i : i + 1], text) for results in (answered, expected))
-            differences.append((one - other).abs().max())
-            sizes.append(other.abs().max())
-        return torch.stack(differences).max() / torch.stack(sizes).max().clamp_min(1)
+    def answers(self, net: PreTrainedModel, inputs: Inputs) -> Inputs:
+        """Return by name what a program of ``net`` gives."""
+        with torch.inference_mode():
+            return {name: value.float() for name, value in self._kind.gives(net(**inputs), inputs).items()}
 
     def _numbers(self, data: DataModule, size: int) -> list[int]:
         """Return which token of the net before export each of the export's ``size`` tokens is."""
         return self._data.tokenizer.convert_tokens_to_ids(data.tokenizer.convert_ids_to_tokens(range(size)))
-
-
-def answers(net: PreTrainedModel, inputs: Inputs) -> Inputs:
-    """Return the results of ``net`` by name."""
-    with torch.inference_mode():
-        output = net(**inputs)
-    return {name: output[name] for name in task_type_of_net(net.config).results}
 
 
 def _batches(data: DataModule, split: str) -> Any:

@@ -12,7 +12,7 @@ from lit_compress.evaluation.continuation import continuations
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.evaluation.intervals import FRACTIONS
 from lit_compress.export.card import write_report_and_card
-from lit_compress.export.certificate import Certificate, answers
+from lit_compress.export.certificate import Certificate
 from lit_compress.export.check import check_export
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.embeddings import shrink_embeddings, table_bytes
@@ -122,7 +122,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
         exported, difference = _store(fused, folder, choices)
         same = choices.keeps_logits and not (fused.fields["vocabulary"] or {}).get("changed")
         form = {"file": "model.safetensors", "format": "hf"}
-        certificate.compare(form, exported, fused.data, partial(answers, exported), same)
+        certificate.compare(form, exported, fused.data, partial(certificate.answers, exported), same)
         report = _measure(source, fused, exported, folder, task)
         report |= fused.fields | {
             "export_difference": difference,
@@ -219,7 +219,9 @@ def write_programs(
     """
     if choices.format != "hf":
         for _ in track([0], f"write and check {choices.format}"):
-            made = report["program"] = write_program(net, data.tokenizer, folder, choices.format)
+            made = report["program"] = write_program(
+                net, data.tokenizer, folder, choices.format, task_type(data.record)
+            )
             if net.can_generate() and choices.format != "openvino":
                 texts = certificate.inputs(net, data)
                 made["writing"] = write_writing(net, folder, choices.format, texts)

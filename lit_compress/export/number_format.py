@@ -54,7 +54,8 @@ def quantize_program(folder: Path, net: PreTrainedModel, data: DataModule) -> di
 
     Matrices get one scale per column and 7 bits, so that sums do not overflow on processors without instructions for
     8 bits; activations 8 bits, in the range that they have on training examples. The last matrix of a feed-forward
-    network, which reads a few very large values, products of two activations, norms and embeddings stay as they are.
+    network, which reads a few very large values, products of two activations, norms, embeddings and the Dense modules
+    of a sentence model stay as they are.
 
     Returns:
         Its ``dtype`` and ``bytes``; its ``metric`` and the ``interval`` of that, or None; the number of ``examples``;
@@ -74,8 +75,7 @@ def quantize_program(folder: Path, net: PreTrainedModel, data: DataModule) -> di
                 path, small, _Ranges(path, data, examples), quant_format=QuantFormat.QDQ, per_channel=True,
                 reduce_range=True, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
                 op_types_to_quantize=["MatMul", "Gemm"], calibrate_method=CalibrationMethod.MinMax,
-                extra_options={"MatMulConstBOnly": True, "CalibMovingAverage": True},
-                nodes_to_exclude=_nodes_of(path, large),
+                extra_options={"CalibMovingAverage": True}, nodes_to_exclude=_kept(path, large),
             )  # fmt: skip
     except Exception as error:  # the library raises anything
         reason = " ".join(str(error).split())[:160] or type(error).__name__
@@ -90,16 +90,22 @@ def quantize_program(folder: Path, net: PreTrainedModel, data: DataModule) -> di
     }  # fmt: skip
 
 
-def _nodes_of(path: Path, modules: set[str]) -> list[str]:
-    """Return the names of the nodes of a program that modules of the net have become, by the exporter's metadata."""
+def _kept(path: Path, modules: set[str]) -> list[str]:
+    """Return the names of the nodes that stay in float.
+
+    These are the nodes that ``modules`` of the net have become, all nodes after the net, and products of two
+    activations: in this format ONNX Runtime ignores its option ``MatMulConstBOnly``.
+    """
     import onnx
 
-    wanted, nodes = {f"net.{name}" for name in modules}, []
-    for node in onnx.load(path).graph.node:
+    graph, wanted, found = onnx.load(path).graph, {f"net.{name}" for name in modules}, []
+    constants = {item.name for item in graph.initializer}
+    for node in graph.node:
         scopes = [item.value for item in node.metadata_props if item.key == _SCOPES]
-        if wanted & {name for value in scopes for name in ast.literal_eval(value)}:
-            nodes.append(node.name)
-    return nodes
+        names = {name for value in scopes for name in ast.literal_eval(value)}
+        if wanted & names or "net" not in names or not constants & set(node.input):
+            found.append(node.name)
+    return found
 
 
 class OnnxProgram(nn.Module):

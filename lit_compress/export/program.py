@@ -1,6 +1,7 @@
 """Writing a net as one program that runs without transformers: ``model.pt2``, ``model.onnx``, ``openvino_model.xml``.
 
-Its inputs are the tokenizer's tensors, of any batch size and length; its outputs are logits. A net that generates text
+Its inputs are the tokenizer's tensors, of any batch size and length; its outputs are logits, of a sentence model the
+states of the tokens and the finished vectors. A net that generates text
 returns the logits of every next token: generation, with its cache and beams, needs the folder itself. The file is read
 back and compared with the net on batches of other shapes, one of a single text.
 
@@ -31,6 +32,8 @@ from lit_compress.utils.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from lit_compress.tasks import TaskType
+
 ProgramFormat = Literal["onnx", "torch", "openvino"]
 Format = Literal["hf", "onnx", "torch", "openvino"]
 FILES = {"onnx": "model.onnx", "torch": "model.pt2", "openvino": "openvino_model.xml"}
@@ -49,20 +52,34 @@ def check_format(form: Format) -> None:
 
 
 def write_program(
-    net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, form: ProgramFormat
+    net: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    form: ProgramFormat,
+    kind: TaskType | None = None,
 ) -> dict[str, Any]:
     """Write ``net`` as a program into ``folder``; return its file, format, inputs, outputs, bytes and difference.
 
     Afterwards ``net`` is in evaluation mode, and its parameters require no gradients.
+
+    Args:
+        net: the net to write.
+        tokenizer: says whether texts have token types.
+        folder: to write into.
+        form: of the program.
+        kind: type of the task, which says what the program gives; None: the usual one of the net's class.
 
     Raises:
         UserError: PyTorch or the runtime cannot follow this net; the program's logits differ from the net's by more
             than ``TOLERANCE`` (relative above 1).
     """
     path = folder / FILES[form]
-    module = _Logits(net.eval().requires_grad_(False), task_type_of_net(net.config).results)
+    module = _Logits(net.eval().requires_grad_(False), kind or task_type_of_net(net.config))
+    inputs = example_inputs(net, tokenizer, 4, 16)
+    with torch.no_grad():
+        module.results = tuple(module(**inputs))
     try:
-        _writer(form)(module, example_inputs(net, tokenizer, 4, 16), path)
+        _writer(form)(module, inputs, path)
         run = read_program(path, module.results)
         differences = [_difference(module, run, example_inputs(net, tokenizer, *shape)) for shape in ((1, 11), (3, 37))]
         difference, allowed = float(torch.stack(differences).max()), TOLERANCE[form]
@@ -78,7 +95,7 @@ def write_program(
             "nothing was exported"
         )
     return {
-        "file": path.name, "format": form, "inputs": list(example_inputs(net, tokenizer, 1, 4)),
+        "file": path.name, "format": form, "inputs": list(inputs),
         "outputs": list(module.results), "bytes": program_bytes(path), "difference": difference,
     }  # fmt: skip
 
@@ -86,9 +103,9 @@ def write_program(
 class _Logits(nn.Module):
     """A net that returns a dict of tensors instead of an output class of transformers."""
 
-    def __init__(self, net: PreTrainedModel, results: tuple[str, ...]) -> None:
+    def __init__(self, net: PreTrainedModel, kind: TaskType) -> None:
         super().__init__()
-        self.net, self.results = net, results
+        self.net, self.kind, self.results = net, kind, kind.results
 
     def forward(
         self,
@@ -101,8 +118,7 @@ class _Logits(nn.Module):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         for name, value in (("token_type_ids", token_type_ids), ("decoder_input_ids", decoder_input_ids)):
             inputs |= {} if value is None else {name: value}
-        output = self.net(**inputs)
-        return {name: output[name] for name in self.results}
+        return self.kind.gives(self.net(**inputs), inputs)
 
 
 def example_inputs(
@@ -121,14 +137,26 @@ def example_inputs(
 
 
 def _difference(module: _Logits, run: Callable[[Inputs], Inputs], inputs: Inputs) -> Tensor:
-    """Return the largest difference between the results of ``run`` and ``module`` at tokens, relative above 1."""
-    kind = task_type_of_net(module.net.config)
+    """Return the largest :func:`difference` between the outputs of ``run`` and ``module``."""
     with torch.inference_mode():
-        answered, expected = (
-            kind.at_tokens(torch.stack([output[name] for name in module.results]), inputs)
-            for output in (run(inputs), module(**inputs))
-        )
-    return (answered - expected).abs().max() / expected.abs().max().clamp_min(1)
+        answered, expected = run(inputs), module(**inputs)
+    return torch.stack([difference(module.kind, n, answered[n], expected[n], inputs) for n in expected]).max()
+
+
+def difference(kind: TaskType, name: str, answered: Tensor, expected: Tensor, inputs: Inputs) -> Tensor:
+    """Return the largest difference between two outputs called ``name``, relative above 1; of states, at tokens.
+
+    One text is compared at a time, as logits can be large.
+    """
+    differences, sizes = [], []
+    for i in range(len(expected)):
+        one, other = answered[i : i + 1][None], expected[i : i + 1][None]
+        if name in kind.results:
+            text = {key: value[i : i + 1] for key, value in inputs.items()}
+            one, other = kind.at_tokens(one, text), kind.at_tokens(other, text)
+        differences.append((one - other).abs().max())
+        sizes.append(other.abs().max())
+    return torch.stack(differences).max() / torch.stack(sizes).max().clamp_min(1)
 
 
 def program_bytes(path: Path) -> int:

@@ -226,6 +226,10 @@ class TaskType:
         """Return which of the distributions in the logits count: bool [b, ...]; None for all of them."""
         return None
 
+    def gives(self, output: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the outputs of a program of the net by name, from the net's ``output`` for ``inputs``."""
+        return {name: output[name] for name in self.results}
+
     def at_tokens(self, results: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """Return stacked ``results`` [n, b, ...] of a net without the places of padding, whose values mean nothing.
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from lit_compress.tasks.base import Columns, TaskType, token_columns
 from lit_compress.tasks.regression import Regression
-from lit_compress.tasks.sentences import Pooling, VectorMaker
+from lit_compress.tasks.sentences import STATES, VECTORS, Pooling, VectorMaker
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Embedding(TaskType):
     pipeline = "sentence-similarity"
     library = "sentence-transformers"
     loss: LossKind = "vectors"
-    results = ("last_hidden_state",)
+    results = (STATES,)
     per_token = True
     label = ""  # scores of pairs, if they are named
     texts = (1, 3)
@@ -152,6 +152,11 @@ class Embedding(TaskType):
         """Return the vectors [b, texts, width] as the model makes them; of several forwards in a row."""
         states, mask = output.last_hidden_state, _joined(batch, "attention_mask")
         return self.make(states, mask.repeat(len(states) // len(mask), 1)).unflatten(0, (-1, _texts(batch)))
+
+    def gives(self, output: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the states, and the texts' vectors [b, width] as the model makes them."""
+        given = super().gives(output, inputs)
+        return {**given, VECTORS: self.make(given[STATES], inputs["attention_mask"])}
 
     def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
         """Return the vectors as the model makes them, [b, texts, width]."""

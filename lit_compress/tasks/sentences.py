@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from lit_compress.numerics.pooling import POOLINGS, pool
 from lit_compress.utils.errors import UserError, nearest
 
-STATES = "last_hidden_state"
+STATES, VECTORS = "last_hidden_state", "sentence_embedding"  # of programs: per token, per text
 SETTINGS = "config_sentence_transformers.json"
 _CAN = "Pooling, Dense and Normalize, in this order, can be kept"
 
@@ -209,8 +209,8 @@ def _check_dense(config: dict[str, Any], what: str) -> None:
     kind = getattr(nn, activation.rpartition(".")[2], None)
     if not (activation.startswith("torch.nn.") and isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise UserError(f"{what}: its Dense module has the activation '{activation}'; one of torch.nn can be kept")
-    inputs = {config.get(f"module_{end}_name") or "sentence_embedding" for end in ("input", "output")}
-    if inputs != {"sentence_embedding"} or config.get("use_residual"):
+    inputs = {config.get(f"module_{end}_name") or VECTORS for end in ("input", "output")}
+    if inputs != {VECTORS} or config.get("use_residual"):
         raise UserError(f"{what}: its Dense module does more than activation(Wx + b) to the vector, which is not kept")
 
 

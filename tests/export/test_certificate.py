@@ -12,11 +12,14 @@ from transformers import AutoTokenizer
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.tokens import with_tokenizer
-from lit_compress.export.certificate import Certificate, answers
+from lit_compress.export.certificate import Certificate
+from lit_compress.export.program import difference
 from lit_compress.models.backbones import load_net
 from lit_compress.models.vocabulary import keep_tokens
 from lit_compress.tasks import task_type
+from lit_compress.tasks.embedding import Embedding
 from lit_compress.tasks.records import Custom, get_task
+from lit_compress.tasks.sentences import Pooling
 from lit_compress.utils.errors import UserError
 
 FOLDER = {"file": "model.safetensors", "format": "hf"}
@@ -34,7 +37,7 @@ def net(data):
 
 def test_the_same_net_is_the_same_on_two_shapes(net, data):
     certificate = Certificate(net, data, "validation")
-    entry = certificate.compare(FOLDER, net, data, partial(answers, net))
+    entry = certificate.compare(FOLDER, net, data, partial(certificate.answers, net))
     assert entry["difference"] == 0 and entry["verdict"] == "same" and certificate.entries == [entry]
     one, three = entry["shapes"]
     lengths = data.val_dataloader()[0].dataset.encoded["length"]
@@ -67,12 +70,25 @@ def test_places_of_padding_are_not_compared(tmp_path):
     certificate = Certificate(net, data, "train")
 
     def run(inputs, at=0):
-        states = net(**inputs).last_hidden_state.detach()
-        return {"last_hidden_state": states.masked_fill((inputs["attention_mask"] == at)[..., None], torch.nan)}
+        found = certificate.answers(net, inputs)
+        places = (inputs["attention_mask"] == at)[..., None]
+        return found | {"last_hidden_state": found["last_hidden_state"].masked_fill(places, torch.nan)}
 
     assert certificate.compare(FOLDER, net, data, run)["difference"] == 0
     with pytest.raises(UserError, match="by nan"):
         certificate.compare(FOLDER, net, data, partial(run, at=1))
+
+
+def test_vectors_are_compared(tmp_path):
+    """A program of a sentence model that pools in another way gives the same states."""
+    (tmp_path / "texts.csv").write_text("\n".join(["text", *(" ".join(WORDS[:number]) for number in range(2, 22))]))
+    folder = str(write_backbone(tmp_path / "net", "bert", "stsb_embedding"))
+    data = DataModule("custom", folder, str(tmp_path / "texts.csv"), custom=Custom("embedding"))
+    net = load_net(folder, data.record).eval()
+    certificate = Certificate(net, data, "train")
+    other = Embedding(Pooling("cls"))
+    with torch.no_grad(), pytest.raises(UserError, match="differ from those of the net before export"):
+        certificate.compare(FOLDER, net, data, lambda inputs: other.gives(net(**inputs), inputs))
 
 
 @pytest.mark.parametrize(("family", "task"), [("opt", "plain_text"), ("bart", "xsum")])
@@ -90,24 +106,23 @@ def test_nets_that_write_with_fewer_tokens(family, task, tmp_path):
         write_backbone(tmp_path / "few", family, task, WORDS[15::-1], max_position_embeddings=200)
     )
     small = keep_tokens(net, data.tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(range(20))))
-    entry = before.compare(FOLDER, small, with_tokenizer(data, tokenizer), partial(answers, small))
+    entry = before.compare(FOLDER, small, with_tokenizer(data, tokenizer), partial(before.answers, small))
     assert entry["difference"] < 1e-5 and small.config.vocab_size < net.config.vocab_size
     torch.nn.init.zeros_(small.get_output_embeddings().weight)
     with pytest.raises(UserError):
-        before.compare(FOLDER, small, with_tokenizer(data, tokenizer), partial(answers, small))
+        before.compare(FOLDER, small, with_tokenizer(data, tokenizer), partial(before.answers, small))
 
 
 def test_one_text_at_a_time():
     """Logits over a vocabulary are compared without a copy of those of all texts; padding does not count."""
-    certificate = Certificate.__new__(Certificate)
-    certificate._kind = task_type(get_task("wikitext2"))
+    kind = task_type(get_task("wikitext2"))
     mask = torch.ones(3, 8, dtype=torch.int64)
     mask[1, 5:] = 0
-    expected = torch.randn(1, 3, 8, 50) * 3
+    expected = torch.randn(3, 8, 50) * 3
     answered = expected.clone()
-    answered[0, 1, 6] += 100
-    answered[0, 2, 3, 4] += 0.5
+    answered[1, 6] += 100
+    answered[2, 3, 4] += 0.5
     with largest_tensor() as largest:
-        found = certificate._difference(answered, expected, {"attention_mask": mask})
+        found = difference(kind, "logits", answered, expected, {"attention_mask": mask})
     assert largest() <= 8 * 50
-    torch.testing.assert_close(found, 0.5 / expected[:, mask.bool()].abs().max(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(found, 0.5 / expected[mask.bool()].abs().max(), rtol=1e-4, atol=0)

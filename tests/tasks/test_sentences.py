@@ -10,6 +10,8 @@ from tiny import WORDS, make_net
 
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
+from lit_compress.export.number_format import quantize_program
+from lit_compress.export.program import read_program, write_program
 from lit_compress.export.sentences import write_sentence_files
 from lit_compress.models.backbones import load_finetuned
 from lit_compress.tasks import task_type
@@ -115,6 +117,54 @@ def test_vectors_are_those_of_sentence_transformers(place, tmp_path, base, name)
     assert torch.allclose(_theirs(written, texts), expected, atol=1e-6)
     again, own = read_pooling(written, "model"), data.record.pooling
     assert [again.similarity, again.prompts, again.dim] == [own.similarity, own.prompts, own.dim]
+
+
+PROGRAMS = [
+    ("bert", "mean", "onnx"), ("bert", "cls", "onnx"), ("bert", "two dense", "onnx"), ("bert", "cut", "torch"),
+    ("qwen3", "last", "onnx"), ("qwen3", "last", "torch"), ("qwen3", "joined", "onnx"),
+    ("bert", "weighted", "openvino"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("base, name, form", PROGRAMS)
+def test_programs_give_the_vectors(place, tmp_path, base, name, form):
+    """Of one text, and of a padded batch, as the tokenizer of the folder pads it."""
+    pytest.importorskip({"onnx": "onnxruntime", "torch": "torch", "openvino": "openvino"}[form])
+    model = _save(tmp_path / "model", place / base, **MODELS[name])
+    data = DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
+    texts = [json.loads(line)["text"] for line in (place / "texts" / "validation.jsonl").read_text().splitlines()]
+    net = load_finetuned(str(model), data.record)
+    made = write_program(net, data.tokenizer, tmp_path, form, task_type(data.record))
+    assert made["outputs"] == ["last_hidden_state", "sentence_embedding"]
+    run, expected = read_program(tmp_path / made["file"], tuple(made["outputs"])), _theirs(model, texts)
+    for some in ([0], range(len(texts))):
+        tokens = data.tokenizer([texts[i] for i in some], padding=True, return_tensors="pt")
+        found = run({name: tokens[name] for name in made["inputs"]})
+        assert found["last_hidden_state"].shape == (*tokens["input_ids"].shape, 32)
+        assert torch.allclose(found["sentence_embedding"], expected[list(some)], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("base, name", [("bert", "two dense"), ("qwen3", "last")])
+def test_int8_vectors_do_not_depend_on_the_batch(place, tmp_path, base, name):
+    """A text alone, with two longer ones, and padded to a multiple of 16; Dense modules keep their float weights."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    model = _save(tmp_path / "model", place / base, **MODELS[name])
+    data = DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
+    net = load_finetuned(str(model), data.record)
+    made = write_program(net, data.tokenizer, tmp_path, "onnx", task_type(data.record))
+    quantize_program(tmp_path, net, data)
+    floats = {tuple(item.dims) for item in onnx.load(tmp_path / "model.onnx").graph.initializer if item.data_type == 1}
+    assert name == "last" or ({(48, 32), (32, 48)} & floats and {(8, 48), (48, 8)} & floats)
+    run, text = read_program(tmp_path / "model.onnx", tuple(made["outputs"])), "a " + WORDS[7]
+    vectors = []
+    for texts, multiple in (([text], None), ([text, " ".join(WORDS[3:12]), WORDS[5]], None), ([text], 16)):
+        tokens = data.tokenizer(texts, padding=True, return_tensors="pt", pad_to_multiple_of=multiple)
+        vectors.append(run({name: tokens[name] for name in made["inputs"]})["sentence_embedding"][0])
+    for other in vectors[1:]:
+        assert torch.cosine_similarity(vectors[0], other, dim=0) > 0.9999
+    exact = torch.cosine_similarity(vectors[0], _theirs(model, [text])[0], dim=0)
+    assert 0.9 < exact < 1 - 1e-7
 
 
 @pytest.mark.slow
