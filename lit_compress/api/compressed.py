@@ -14,6 +14,7 @@ from lit_compress.export.folder import check_out
 from lit_compress.export.modelling import write_model
 from lit_compress.export.push import push
 from lit_compress.export.report import markdown
+from lit_compress.models.own_code import trust_code, trusts_code
 from lit_compress.models.shards import LazyTensors, net_shapes
 from lit_compress.models.storage import load_net, tied
 from lit_compress.utils.errors import UserError
@@ -62,15 +63,16 @@ class Place:
         return Place, (self.folder,)
 
 
-def load(folder: str | Path) -> Compressed:
+def load(folder: str | Path, trust_remote_code: bool = False) -> Compressed:
     """Load a compressed model: an export, or a finished run.
 
     Args:
         folder: written by ``export``, ``factorize``, ``fit`` or ``save_pretrained`` of a compressed model; or
             ``OWNER/NAME[@REVISION]`` of one on the hub.
+        trust_remote_code: run the code of the folder, which only models need that had code of their own before.
 
     Returns:
-        The net on the CPU, in evaluation mode, in the dtype of the file; it needs no code from the folder.
+        The net on the CPU, in evaluation mode, in the dtype of the file.
 
     Raises:
         UserError: there is no such folder or name, or no compressed model in it.
@@ -80,6 +82,7 @@ def load(folder: str | Path) -> Compressed:
         >>> small.report["compressed"]["density"]  # doctest: +SKIP
         0.25
     """
+    trust_code(trust_remote_code)
     given = (model_snapshot("load", str(folder)).folder if is_name(str(folder)) else Path(folder)).expanduser()
     if not given.is_dir():
         raise UserError(f"load: no folder '{folder}'; give an export or a finished run")
@@ -130,7 +133,7 @@ def _save(net: Compressed, save_directory: str | Path) -> None:
 
         note(f"'{save_directory}': the weights are not those that were measured; report.json and the card are left out")
         write_model(net, temporary)
-        AutoTokenizer.from_pretrained(net.folder).save_pretrained(temporary)
+        AutoTokenizer.from_pretrained(net.folder, trust_remote_code=trusts_code()).save_pretrained(temporary)
 
 
 def _is_as_exported(net: Compressed) -> bool:

@@ -368,7 +368,8 @@ def _target(model: Any, tokenizer: Any, brought: Path, command: str) -> Target:
         if tokenizer is not None:
             check_tokenizer(tokenizer)
         config = getattr(model, "report", {}).get("config")
-        return Target(what, folder, config and bring_up_to_date(copy.deepcopy(config)))
+        stored = config and bring_up_to_date(copy.deepcopy(config)) | {"trust_remote_code": False}
+        return Target(what, folder, stored)
     check_tokenizer(tokenizer)
     folder = brought / "model"
     folder.mkdir()

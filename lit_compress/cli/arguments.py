@@ -19,6 +19,7 @@ from lit_compress.methods import Method
 from lit_compress.utils.errors import UserError
 
 DEFAULT_METHOD = "SecondOrder"
+FLAGS = ("--allow_changed", "--trust_remote_code")  # options that need no value
 _METHOD = ("--model", "--model.class_path")
 
 
@@ -45,7 +46,7 @@ def resolve_configs(args: list[str]) -> list[str]:
     words = iter(args)
     for word in words:
         option, equals, name = word.partition("=")
-        if word == "--allow_changed":  # a flag; the parser wants a value
+        if word in FLAGS:  # the parser wants a value
             word = f"{word}=true"
         if option in _METHOD:
             chosen += [word] if equals else [word, *islice(words, 1)]

@@ -17,6 +17,7 @@ from lit_compress.cli.targets import Target, find_target
 from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings, bench
 from lit_compress.export.modelling import MODULE
 from lit_compress.export.runtimes import RUNTIMES
+from lit_compress.models.own_code import trust_code
 from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json, write_json
@@ -46,7 +47,8 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
     add("--seconds", type=float, default=SECONDS, metavar="S",
         help=f"no further round of a shape begins after these, five are made in any case ({SECONDS:g})")  # fmt: skip
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, ... (default the accelerator if there is one)")
-    add("--trust_remote_code", action="store_true", help="run the code of a folder that another version exported")
+    add("--trust_remote_code", action="store_true",
+        help="run the code of OUT and DENSE, also if another version exported it")  # fmt: skip
     add("--output", type=Path, metavar="DIR", help=f"folder of {FILE} and bench.png (default OUT; for a name this one)")
     parser.epilog = "Options of the data, e.g. --data.path FILE, add the median and the longest length of its texts."
     return parser
@@ -71,11 +73,14 @@ def bench_command(args: list[str], about: str | None) -> None:
             raise UserError(f"--runtimes: unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
     device = find_device(given.device, "--device")
     target = find_target(given.out, "bench")
+    trust = given.trust_remote_code or bool((target.config or {}).get("trust_remote_code"))
+    trust_code(trust)
     nets = {"compressed": _loadable(target.folder, given.out)}
     if baseline := _baseline(given.baseline, target, given.out):
         nets = {"dense": baseline, **nets}
     output = (given.output or target.place).expanduser()
     check_folder("--output", output)
+    rest += ["--trust_remote_code"] * bool(trust and rest)
     own = () if given.length and not rest else _own_lengths(target, rest)
     settings = Settings(
         tuple(given.batch), tuple(given.length or LENGTHS), own, tuple(dict.fromkeys(given.runtimes)), given.threads,

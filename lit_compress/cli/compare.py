@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from lit_compress.cli.arguments import chosen_method, resolve_configs
+from lit_compress.cli.arguments import FLAGS, chosen_method, resolve_configs
 from lit_compress.cli.options import CommandLine, parameters_of
 from lit_compress.cli.parsers import one_line, silence_libraries
 from lit_compress.cli.recipes import COMPARISONS, read_yaml, resolve_comparison, shipped_comparisons
@@ -164,9 +164,11 @@ def options_in(words: Sequence[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not word.startswith("--"):
             raise UserError(f"'{word}' stands without an option; see --help")
-        if not equals and (value := next(left, "")) == "":
+        if word in FLAGS:
+            value = "true"
+        elif not equals and (value := next(left, "")) == "":
             raise UserError(f"{name[2:]}: no value is given")
-        if name[2:].partition(".")[0] not in ("data", "model", "trainer", "checkpoint_every"):
+        if name[2:].partition(".")[0] not in ("data", "model", "trainer", "checkpoint_every", "trust_remote_code"):
             own = [row[0] for row in OWN]
             known = ["config", "out", "list", "index", "workers", *own, "data.path", "model.backbone"]
             raise UserError(f"unknown option '{name[2:]}'; {nearest(name[2:], known)}")

@@ -32,6 +32,7 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.data.sources import CUSTOM
 from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
+from lit_compress.models.own_code import trust_code
 from lit_compress.run.runner import Components
 from lit_compress.run.solve import Storage
 from lit_compress.run.strategies import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
@@ -141,6 +142,12 @@ class CommandLine(LightningCLI):
             default=False,
             help="true: continue with other data, options or version, and write down what was changed.",
         )
+        parser.add_argument(
+            "--trust_remote_code",
+            type=bool,
+            default=False,
+            help="true: run the code that models bring, with all rights of the user; a run and its export keep it.",
+        )
         parser.add_class_arguments(Choices, "export")
         parser.link_arguments("data.record", "model.init_args.task", task_name, apply_on="instantiate")
         parser.link_arguments("model.init_args.backbone", "data.backbone")
@@ -175,6 +182,7 @@ class CommandLine(LightningCLI):
         if self.config.model.class_path.endswith(".Method"):  # options of every method were given, and no method
             raise UserError(_no_method())
         self._check_budget()
+        trust_code(self.config.trust_remote_code)
         accelerator = self.config.trainer.accelerator
         use_device(accelerator if isinstance(accelerator, str) else "auto")
 
@@ -330,6 +338,7 @@ def _keys(method: type[Method] | None = None) -> list[str]:
         "checkpoint_every",
         "max_skipped",
         "allow_changed",
+        "trust_remote_code",
         "seed_everything",
         "config",
         "print_config",

@@ -77,7 +77,7 @@ def pin(config: Namespace, recorded: Mapping[str, Any], task: Task, option: str 
     before, known = recorded.get("model", {}).get("init_args", {}), recorded.get("data", {})
     if _is_name(init.backbone):
         found = model_snapshot(option, init.backbone, init.get("revision"))
-        folders["backbone"] = str(found.folder)
+        folders["backbone"] = resolve(str(found.folder), task, option)
         init.revision = _kept(before, init.revision, found.commit)
     elif init.get("revision") is not None:
         raise UserError(
@@ -88,7 +88,7 @@ def pin(config: Namespace, recorded: Mapping[str, Any], task: Task, option: str 
         resolve(init.backbone, task, option)  # is it a model, before data is asked for?
     if init.get("teacher") and _is_name(init.teacher):
         found = model_snapshot("model.teacher", init.teacher)
-        init.teacher, folders["teacher"] = found.pinned, str(found.folder)
+        init.teacher, folders["teacher"] = found.pinned, resolve(str(found.folder), task, "model.teacher")
     if (rows := located(data.task, data.get("path"), data.get("revision"))) is not None:
         data.revision = _kept(known, data.get("revision"), rows.commit)
     return folders

@@ -129,7 +129,9 @@ def find_target(name: str, command: str) -> Target:
         return Target(what, given / "export", Run(given).config())
     if is_export(given):
         config = read_json(command, given / "report.json", dict).get("config")
-        return Target(what, given, checked_config(f"{what}: its report.json", config))
+        stored = checked_config(f"{what}: its report.json", config)
+        stored.pop("trust_remote_code", None)  # it may be of somebody else
+        return Target(what, given, stored)
     check_form(what, given)
     if not (given / "config.json").is_file():
         raise UserError(

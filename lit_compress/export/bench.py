@@ -24,6 +24,7 @@ from lit_compress.export.modelling import MODULE, is_own_code
 from lit_compress.export.program import example_inputs, write_program
 from lit_compress.export.report import hardware, versions
 from lit_compress.export.runtimes import NEEDED, ONNX, ONNX_INT8, RUNTIMES, Inputs, Runner, Runtime, Setting
+from lit_compress.models.own_code import check_code, trusts_code
 from lit_compress.models.positions import usable_positions
 from lit_compress.models.shards import tensor_files
 from lit_compress.models.storage import load_net
@@ -97,9 +98,8 @@ class BenchedNet:
                 f"bench: '{folder}' brings code that this version of lit_compress does not write; --trust_remote_code "
                 "runs it, or export the net again"
             )
-        self.setting = Setting(
-            kind.auto_class, kind.results, settings.threads, settings.device, trust=(folder / f"{MODULE}.py").is_file()
-        )
+        trust = trusts_code() or (folder / f"{MODULE}.py").is_file()
+        self.setting = Setting(kind.auto_class, kind.results, settings.threads, settings.device, trust=trust)
 
     @property
     def longest(self) -> int:
@@ -119,9 +119,13 @@ class BenchedNet:
         if (self.folder / "structure.json").is_file():
             return load_net(self.folder)
         try:
-            config = transformers.AutoConfig.from_pretrained(self.folder)
+            check_code(f"bench: '{self.folder}'", self.folder)
+            trust = {"trust_remote_code": trusts_code()}
+            config = transformers.AutoConfig.from_pretrained(self.folder, **trust)
             kind = getattr(transformers, task_type_of_net(config).auto_class)
-            return kind.from_pretrained(self.folder, dtype=torch.float32).eval()
+            return kind.from_pretrained(self.folder, dtype=torch.float32, **trust).eval()
+        except UserError:
+            raise
         except Exception as error:
             reason = " ".join(str(error).split())[:160]
             raise UserError(f"bench: cannot load a net from '{self.folder}': {reason}") from error
@@ -159,7 +163,7 @@ def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
     except Exception:  # any of many
         return lambda text: {}
 

@@ -18,7 +18,7 @@ from lit_compress.export.card import card
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import read_task, write_tokenizer
 from lit_compress.export.fuse import MERGE
-from lit_compress.export.modelling import MODULE, write_form
+from lit_compress.export.modelling import MODULE, refuses, write_form
 from lit_compress.export.ordinary import hand_over, ordinary_form
 from lit_compress.export.report import add_intervals, compared, reading_length
 from lit_compress.models.accounting import count_params, dense_site_params, shape_flops
@@ -228,7 +228,7 @@ def write_report(
     add_intervals(report, {name: interval_of(metrics, key) for name, metrics in zip(stages, scores, strict=True)})
     report |= {
         "export_difference": None, "round_to": None, "pivot": None, "vocabulary": None, "embeddings": None,
-        "dtype": choices.dtype, "ordinary": not (out / f"{MODULE}.py").exists(), "refuses": bool(describe(form)),
+        "dtype": choices.dtype, "ordinary": not (out / f"{MODULE}.py").exists(), "refuses": refuses(form),
         "certificate": [], "budget": budget and budget[0].check(report, budget[1]), "generation": None,
         "merged": {"by": choices.merge, "above": MERGE, "sites": len(find_sites(form)), "matrices": {}},
     }  # fmt: skip

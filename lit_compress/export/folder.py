@@ -17,7 +17,7 @@ from lit_compress.export.check import check_export
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.embeddings import shrink_embeddings, table_bytes
 from lit_compress.export.fuse import MERGE, compact, fuse, merged, slower
-from lit_compress.export.modelling import MODULE, write_model
+from lit_compress.export.modelling import MODULE, refuses, write_model
 from lit_compress.export.narrow import pad_widths
 from lit_compress.export.number_format import cast, quantize_program
 from lit_compress.export.pivot import check_pivot, to_pivot_form
@@ -129,7 +129,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
             "round_to": choices.round_to,
             "dtype": choices.dtype if choices.half else "float32",
             "ordinary": not (folder / f"{MODULE}.py").exists(),
-            "refuses": bool(getattr(exported.config, "structure", None)),
+            "refuses": refuses(exported),
             "merged": {
                 "by": choices.merge, "above": MERGE, "sites": len(find_sites(fused.net)), "matrices": fused.merged,
             },

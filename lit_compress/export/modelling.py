@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from torch import nn
 
 from lit_compress.export.ordinary import ordinary_net
 from lit_compress.layers import LAYERS
+from lit_compress.models.own_code import DENSE, MODULE, file_of
 from lit_compress.models.storage import ACTIVATIONS, save_net
 from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type_of_net
@@ -26,7 +27,6 @@ from lit_compress.tasks import task_type_of_net
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-MODULE = "modeling_compressed"
 _NAMED = ("feed_forward_proj",)  # T5's, e.g. gated-gelu
 REFUSAL = "compressed: load this folder with trust_remote_code=True"
 
@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import {base}
+from {source} import {base}
 
 
 {layers}
@@ -98,19 +98,34 @@ def write_form(net: PreTrainedModel, folder: Path, save: Callable[[PreTrainedMod
     base = type(net).__name__
     net.config.structure = describe(net)
     net.config.architectures = [f"Compressed{base}"]
-    net.config.auto_map = {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{base}"}
+    own = getattr(net.config, DENSE, None) or (net.config.auto_map if file_of(net) else {})
+    if own:  # its configuration, and the class that the compressed one extends
+        setattr(net.config, DENSE, own)
+    net.config.auto_map = _auto_map(net, own)
     save(net, folder)
     kinds = {spec["kind"] for spec in net.config.structure.values()} - {"attributes"}
-    if net.config.structure:
+    if net.config.structure or own:
         _refuse_other_classes(net.config, folder / "config.json")
-    (folder / f"{MODULE}.py").write_text(code_of(base, kinds))
+    (folder / f"{MODULE}.py").write_text(code_of(base, kinds, file_of(net)))
 
 
-def code_of(base: str, kinds: Iterable[str]) -> str:
-    """Return the modelling file of a net of class ``base`` with layers of these kinds."""
+def _auto_map(net: PreTrainedModel, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the classes of an export; ``own``: those of the net."""
+    kept = {name: ref for name, ref in own.items() if name == "AutoConfig"}
+    return kept | {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{type(net).__name__}"}
+
+
+def refuses(net: PreTrainedModel) -> bool:
+    """Say whether the export of a net loads with its own code only, and fails with :data:`REFUSAL` without it."""
+    return bool(getattr(net.config, "structure", None)) or file_of(net) is not None
+
+
+def code_of(base: str, kinds: Iterable[str], file: str | None = None) -> str:
+    """Return the modelling file of a net of class ``base``, of transformers or in ``file``, with these layers."""
     layers = _with_bases([LAYERS[kind] for kind in sorted(kinds)])
     return _TEMPLATE.format(
         base=base,
+        source=f".{file}" if file else "transformers",
         activations=ACTIVATIONS,
         refusal=REFUSAL,
         layers="".join(f"{inspect.getsource(layer)}\n\n" for layer in layers),
@@ -120,12 +135,13 @@ def code_of(base: str, kinds: Iterable[str]) -> str:
 
 def is_own_code(net: PreTrainedModel, folder: Path) -> bool:
     """Say whether the code that ``folder`` brings, if any, is what :func:`write_model` writes for its ``net``."""
-    auto_map = json.loads((folder / "config.json").read_text()).get("auto_map")
+    auto_map, code = json.loads((folder / "config.json").read_text()).get("auto_map"), folder / f"{MODULE}.py"
     if auto_map is None:
         return True
-    base, kinds = type(net).__name__, {spec["kind"] for spec in describe(net).values()} - {"attributes"}
-    code, expected = folder / f"{MODULE}.py", {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{base}"}
-    return auto_map == expected and code.is_file() and code.read_text() == code_of(base, kinds)
+    kinds = {spec["kind"] for spec in describe(net).values()} - {"attributes"}
+    expected = _auto_map(net, getattr(net.config, "auto_map", {}) if file_of(net) else {})
+    text = code_of(type(net).__name__, kinds, file_of(net))
+    return auto_map == expected and code.is_file() and code.read_text() == text
 
 
 def _with_bases(layers: Sequence[type[nn.Module]]) -> list[type[nn.Module]]:

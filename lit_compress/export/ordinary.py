@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lit_compress.export.narrow import as_ordinary
+from lit_compress.models.own_code import file_of
 from lit_compress.models.shapes import empty_parameters
 from lit_compress.models.surgery import replace
 from lit_compress.models.transposed import as_linears
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 def ordinary_form(net: PreTrainedModel) -> PreTrainedModel | None:
     """Return the ordinary net whose layers have the sizes of those of the fused ``net``, its parameters without values.
 
-    None where the library's own class has no such net; only shapes are read.
+    None where the library's own class has no such net, or it is not of the library; only shapes are read.
     """
-    if (config := ordinary_config(net)) is None:
+    if file_of(net) or (config := ordinary_config(net)) is None:
         return None
     with empty_parameters():
         ordinary = as_linears(type(net)(config))  # type: ignore[call-arg]
@@ -40,7 +41,7 @@ def ordinary_net(net: PreTrainedModel) -> PreTrainedModel | None:
     or where all blocks share one basis of narrow hidden states (narrow.py).
     """
     if (ordinary := ordinary_form(net)) is None:
-        return as_ordinary(net)
+        return None if file_of(net) else as_ordinary(net)
     hand_over(net, ordinary)
     ordinary.tie_weights()
     for name, buffer in net.named_buffers():

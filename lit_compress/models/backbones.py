@@ -24,6 +24,7 @@ from lit_compress.models.checks import (
     warn_of_order,
 )
 from lit_compress.models.foreign import check_form
+from lit_compress.models.own_code import check_code, check_forward, own_class, trusts_code
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
 from lit_compress.models.pattern import set_pattern
 from lit_compress.models.transposed import as_linears
@@ -58,11 +59,13 @@ def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"{option}: '{backbone}' holds no config.json; give a folder written by save_pretrained")
+        check_code(f"{option}: '{backbone}'", path)
         return str(path)
     if not is_name(backbone):
         raise UserError(f"{option}: no folder '{backbone}'; give a folder with a config.json, or a hub name")
     folder = model_snapshot(option, backbone).folder
     check_form(f"{option}: '{backbone}'", folder)
+    check_code(f"{option}: '{backbone}'", folder)
     return str(folder)
 
 
@@ -77,8 +80,6 @@ def _one_line(what: str, name: str, option: str = "model.backbone") -> Iterator[
         reason = str(error).strip().split("\n")[0][:160]
         if "weights_only" in str(error):  # torch advises to run the file's code
             reason = "its weights are a pickle that holds other things than tensors; save the model as safetensors"
-        if "trust_remote_code" in str(error):
-            reason = "it has code of its own, which is not run; give a model of a family that transformers knows"
         raise UserError(f"{option}: cannot load the {what} from '{name}': {reason}") from error
 
 
@@ -94,10 +95,11 @@ def load_tokenizer(backbone: str, task: Task, option: str = "model.backbone") ->
     name = resolve(backbone, task, option)
     with _one_line("tokenizer", name, option):
         check_counts(f"{option}: '{backbone}'", Path(name))
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trusts_code())
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trusts_code())
         check_tokenizer(f"{option}: '{backbone}'", tokenizer, config)
-    tokenizer.init_kwargs.pop("auto_map", None)  # names code of others, which no export may ask its users to run
+    if not trusts_code():
+        tokenizer.init_kwargs.pop("auto_map", None)  # no export may ask its users to run code that is not in it
     if "local_files_only" in tokenizer.init_kwargs:  # whether the hub was asked says nothing about the tokenizer
         tokenizer.init_kwargs["local_files_only"] = False
     set_pad_token(f"{option}: '{backbone}'", tokenizer, config, task)
@@ -140,15 +142,15 @@ def load_config(
     name, kind = resolve(backbone, task, option), task_type(task)
     with _one_line("configuration", name, option):
         check_counts(f"{option}: '{backbone}'", Path(name))
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **kind.head(task))
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trusts_code(), **kind.head(task))
         kind.adopt(config, Path(name), option)
-    classes = _auto_class(kind)._model_mapping
-    if type(config) not in classes or not kind.fits(config):
+    own, classes = own_class(f"{option}: '{backbone}'", config, kind.auto_class), _auto_class(kind)._model_mapping
+    if (own is None and type(config) not in classes) or not kind.fits(config):
         raise UserError(
             f"{option}: '{backbone}' has architecture {config.model_type}, which has no head for {kind.name}; "
             f"task '{task.name}' needs another"
         )
-    config.architectures = [classes[type(config)].__name__]
+    config.architectures = [own or classes[type(config)].__name__]
     if kind.problem and config.problem_type is not None:
         config.problem_type = kind.problem
     set_pattern(config, sites)
@@ -181,7 +183,7 @@ def load_net(backbone: str, task: Task, sites: str | None = None) -> PreTrainedM
         check_size(what, Path(name), lambda: empty_net(config))
         net, info = _auto_class(task_type(task)).from_pretrained(
             name, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
-            key_mapping=_renamed(config, task),
+            key_mapping=_renamed(config, task), trust_remote_code=trusts_code(),
         )  # fmt: skip
         _clear_unused(net, info, task)
         check_tensors(what, net, info, new_head=True)
@@ -204,10 +206,10 @@ def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
     """
     import transformers
 
-    usual, own = (
-        getattr(cls._model_mapping[type(config)], "base_model_prefix", "")
-        for cls in (transformers.AutoModel, _auto_class(task_type(task)))
-    )
+    both = [cls._model_mapping for cls in (transformers.AutoModel, _auto_class(task_type(task)))]
+    if any(type(config) not in classes for classes in both):  # its code knows how it calls them
+        return None
+    usual, own = (getattr(classes[type(config)], "base_model_prefix", "") for classes in both)
     return None if usual == own else {rf"^{usual}\.": f"{own}."}
 
 
@@ -229,8 +231,9 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
     config = finetuned_config(name, task, option)
     with _one_line("model", folder, option):
         net, info = _auto_class(kind).from_pretrained(
-            folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
-        )
+            folder, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
+            trust_remote_code=trusts_code(),
+        )  # fmt: skip
         _clear_unused(net, info, task)
         if info["missing_keys"]:
             missing = sorted(info["missing_keys"])[0]
@@ -238,6 +241,7 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
         check_tensors(what, net, info, new_head=False)
     kind.configure(net, task)
     kind.adopt(net.config, Path(folder), option)
+    own_class(what, net.config, kind.auto_class)
     set_pattern(net.config, sites)
     net.config.pad_token_id = getattr(config, "pad_token_id", None)
     return as_linears(net).eval()
@@ -255,10 +259,11 @@ def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
     refuse_compressed(what, Path(folder))
     with _one_line("model", folder, option):
         check_counts(what, Path(folder))
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
         kind.adopt(config, Path(folder), option)
         check_head(what, config, task)
-        check_size(what, Path(folder), lambda: _auto_class(kind).from_config(config))
+        own_class(what, config, kind.auto_class)
+        check_size(what, Path(folder), lambda: _auto_class(kind).from_config(config, trust_remote_code=trusts_code()))
     set_padding(config, name, task, option)
     return config
 
@@ -283,13 +288,20 @@ def finetuned_on(backbone: str, task: Task) -> bool:
         return False
     with _one_line("configuration", str(folder)):
         check_counts(f"model.backbone: '{backbone}'", folder)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
         warn_of_order(f"model.backbone: '{backbone}'", config, task)
         return is_finetuned(config, task)
 
 
 def empty_net(config: PreTrainedConfig) -> PreTrainedModel:
-    """Build the net of ``config`` with random float32 weights, to be filled from a checkpoint."""
+    """Build the net of ``config`` with random float32 weights, to be filled from a checkpoint.
+
+    Raises:
+        UserError: it has code of its own, whose forward does not name what it reads.
+    """
     import torch
 
-    return as_linears(_auto_class(task_type_of_net(config)).from_config(config, dtype=torch.float32))
+    made = _auto_class(task_type_of_net(config))
+    net = made.from_config(config, dtype=torch.float32, trust_remote_code=trusts_code())
+    check_forward(net)
+    return as_linears(net)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lit_compress.models.foreign import check_floats
+from lit_compress.models.own_code import MODULE
 from lit_compress.models.shapes import stored_shapes, without_values
 from lit_compress.models.sites import gives_states
 from lit_compress.tasks import KINDS, task_type
@@ -31,8 +32,8 @@ _BUFFERS = ("inv_freq", "position_ids")  # constants that older files hold, and 
 
 
 def is_compressed(folder: Path) -> bool:
-    """Say whether the net in ``folder`` has layers of this package, or code of its own."""
-    for file, holds in (("structure.json", lambda structure: structure), ("config.json", _has_code)):
+    """Say whether the net in ``folder`` has layers of this package."""
+    for file, holds in (("structure.json", lambda structure: structure), ("config.json", _is_exported)):
         try:
             if holds(json.loads((folder / file).read_text())):
                 return True
@@ -41,10 +42,10 @@ def is_compressed(folder: Path) -> bool:
     return False
 
 
-def _has_code(config: Any) -> bool:
-    """Say whether a configuration names a class of a net outside the library."""
+def _is_exported(config: Any) -> bool:
+    """Say whether a configuration names the class of an export."""
     named = config.get("auto_map") if isinstance(config, dict) else None
-    return isinstance(named, dict) and any(name.startswith("AutoModel") for name in named)
+    return isinstance(named, dict) and any(str(ref).startswith(f"{MODULE}.") for ref in named.values())
 
 
 # names in a configuration -> largest number: of what is built one by one, and of what tensors are made of
@@ -112,10 +113,10 @@ def refuse_compressed(what: str, folder: Path) -> None:
         folder: of the net; a hub name is no folder.
 
     Raises:
-        UserError: the folder is an export, or brings code of its own.
+        UserError: the folder is an export.
     """
     if is_compressed(folder):
-        raise UserError(f"{what} is compressed already, or has layers of its own; give the net it was made from")
+        raise UserError(f"{what} is compressed already; give the net it was made from")
 
 
 def check_tensors(what: str, net: PreTrainedModel, info: dict[str, Any], new_head: bool) -> None:

@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_compress.models.own_code import trusts_code
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def cut_tokenizer(
         settings: Json = json.loads(path.read_text(encoding="utf-8"))
         settings.pop("added_tokens_decoder", None)  # with old ids; they are in tokenizer.json, too
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")
-        small = AutoTokenizer.from_pretrained(folder)
+        small = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
     small.name_or_path = small.init_kwargs["name_or_path"] = tokenizer.name_or_path
     return small, kept
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.checks import check_counts, check_finite
+from lit_compress.models.own_code import DENSE, check_code, save_code, trusts_code
 from lit_compress.models.shapes import empty_parameters, without_values
 from lit_compress.models.shards import WHOLE, load_tensors, net_shapes, only_dtype, write_shard
 from lit_compress.models.surgery import check_structure, describe, rebuild, replace
@@ -78,6 +79,7 @@ def save_form(net: PreTrainedModel, folder: Path) -> None:
     """Write what :func:`save_net` writes, but no values."""
     if not any(name.endswith(type(net).__name__) for name in net.config.architectures or ()):
         net.config.architectures = [type(net).__name__]  # names the task head
+    save_code(net, folder)
     net.config.save_pretrained(folder)
     if net.can_generate():
         net.generation_config.save_pretrained(folder)
@@ -119,10 +121,19 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
 
 
 def config_of(folder: Path) -> PreTrainedConfig:
-    """Return the configuration of a net that was saved or exported."""
+    """Return the configuration of a net that was saved or exported, with the classes of the dense net.
+
+    Raises:
+        UserError: it has code that is not trusted.
+    """
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder)
+    check_code(f"'{folder}'", folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
+    if hasattr(config, "structure"):  # of an export, whose class puts layers of its own into the net
+        config.__dict__.pop("auto_map", None)
+        if own := config.__dict__.pop(DENSE, None):
+            config.auto_map = own
     for name, value in config.__dict__.pop(ACTIVATIONS, {}).items():
         setattr(config, name, value)
     return config

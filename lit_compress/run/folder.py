@@ -43,7 +43,8 @@ _FREE = {
     "trainer.devices", "trainer.num_nodes", "trainer.enable_progress_bar", "trainer.logger", "trainer.callbacks",
     "trainer.log_every_n_steps", "trainer.enable_model_summary", "trainer.profiler",
 }  # fmt: skip
-_ADDED = {"model.init_args.shape": "free"}  # options that earlier versions had not -> what they did
+# options that earlier versions had not -> what they did
+_ADDED = {"model.init_args.shape": "free", "trust_remote_code": False}
 
 
 FORMER = {"bert-base-uncased": DEFAULT}  # names on the hub in earlier configs

@@ -27,7 +27,8 @@ CONVERTED = "refs/convert/parquet"  # the revision in which the hub keeps parque
 TABLE = re.compile(r".*\.(parquet|arrow|jsonl|json|csv|tsv|txt)(\.gz)?")
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.codes", "README.md")  # configurations, tokenizers, the card
+# configurations, tokenizers, code, which runs only if it is trusted, the card
+_TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.codes", "*.py", "README.md")
 _ELSEWHERE = ("[!0-9]*/*",)  # the same model for other libraries; modules of sentence-transformers begin with a number
 
 

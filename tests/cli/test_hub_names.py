@@ -220,8 +220,5 @@ def test_code_of_others_is_not_run(named, short_run, capsys, tmp_path):
     words = [word.replace("me/net", "me/own") for word in by_name(short_run, "--run_dir", tmp_path / "run")]
     line = fails(capsys, *words)
     assert "model.backbone" in line and "'me/own'" in line and not (tmp_path / "run").exists()
-    assert "has layers of its own" in fails(capsys, "validate", "me/own", "--data.task", "sst2")
-    del config["auto_map"]["AutoModel"]
-    named.add("me/own", {"config.json": json.dumps(config).encode(), "own.py": code, "model.safetensors": weights})
-    as_a_new_process()
-    assert "code of its own, which is not run" in fails(capsys, *words)
+    assert "code of its own (own.py), which is not run" in line
+    assert "code of its own (own.py), which is not run" in fails(capsys, "validate", "me/own", "--data.task", "sst2")

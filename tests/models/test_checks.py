@@ -146,7 +146,7 @@ def test_labels_of_a_trained_head_are_those_of_the_task(labels, words, folder, n
         load_finetuned(str(folder), SST2)
 
 
-def test_code_of_its_own_and_layers_of_ours_are_noticed(folder):
+def test_layers_of_ours_are_noticed(folder):
     assert not is_compressed(folder)
     (folder / "structure.json").write_text("{}\n")  # an ordinary net that a run wrote
     assert not is_compressed(folder)
@@ -155,7 +155,7 @@ def test_code_of_its_own_and_layers_of_ours_are_noticed(folder):
     for file, text in (("structure.json", '{"a": {"kind": "low_rank"}}'), ("config.json", None)):
         broken = shutil.copytree(folder, folder.with_name(file))
         if text is None:
-            configure(broken, auto_map={"AutoModelForSequenceClassification": "code.Net"})
+            configure(broken, auto_map={"AutoModelForSequenceClassification": "modeling_compressed.Net"})
         else:
             (broken / file).write_text(text)
         assert is_compressed(broken)

@@ -1,0 +1,141 @@
+"""Code that a model brings in its own folder: transformers runs it, with all rights of the user, only if it is trusted.
+
+Nothing here asks: the option ``--trust_remote_code`` decides for the whole process. The code of a trusted net goes
+wherever the net goes, into the folders of a run and into the export, because no other class computes what it computes.
+"""
+
+from __future__ import annotations
+
+import json
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+MODULE = "modeling_compressed"  # the modelling file of an export
+DENSE = "dense_auto_map"  # in the configuration of an export: the classes of the net that it was made from
+_trusted = False
+
+
+def trust_code(trusted: bool) -> None:
+    """Let this process run the code of models, or not."""
+    global _trusted
+    _trusted = trusted
+
+
+def trusts_code() -> bool:
+    """Say whether this process runs the code of models."""
+    return _trusted
+
+
+def check_code(what: str, folder: Path) -> None:
+    """Refuse a net with code of its own that is not trusted, or that is not in its folder.
+
+    Classes that transformers has by the same name were taken over by it: they are used, and the code is not needed. A
+    tokenizer is read from ``tokenizer.json`` without its code. Notes say both.
+
+    Args:
+        what: option and value, the begin of the message.
+        folder: of the net.
+
+    Raises:
+        UserError: the code is not trusted; or it is in another repository, whose revision nothing names.
+    """
+    import transformers
+
+    config = _read(folder / "config.json")
+    named = _classes(config.get("auto_map")) | _classes(config.get(DENSE))
+    own = sorted({ref for auto, ref in named.items() if auto == "AutoConfig" or auto.startswith("AutoModel")})
+    own = [ref for ref in own if ref.partition(".")[0] != MODULE]
+    of_words = sorted(set(_classes(_read(folder / "tokenizer_config.json").get("auto_map")).values()))
+    if _trusted:
+        if elsewhere := next((ref for ref in (*own, *of_words) if "--" in ref), None):
+            repository, _, file = elsewhere.partition("--")
+            raise UserError(
+                f"{what}: its code is in the repository '{repository}', whose revision nothing names; put "
+                f"{file.partition('.')[0]}.py beside its config.json, and take '{repository}--' out of auto_map there"
+            )
+        return
+    files = [f"{ref.rpartition('--')[2].partition('.')[0]}.py" for ref in (*own, *of_words)]
+    if strange := [ref for ref in own if not hasattr(transformers, ref.rpartition(".")[2])]:
+        raise UserError(
+            f"{what} has code of its own ({files[own.index(strange[0])]}), which is not run; read it, then "
+            "--trust_remote_code runs it with all your rights"
+        )
+    if own:
+        note(f"{what}: its code ({files[0]}) is not run; transformers has the class {own[0].rpartition('.')[2]}")
+    if of_words:
+        note(f"{what}: the code of its tokenizer ({files[-1]}) is not run; tokenizer.json is read without it")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; {} if it is not there or broken: whoever reads it says so."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _classes(auto_map: Any) -> dict[str, str]:
+    """Return the classes that an ``auto_map`` names, ``file.Class``, by the class of transformers that looks for it."""
+    if isinstance(auto_map, str | list):  # of tokenizers, in older files
+        auto_map = {"AutoTokenizer": auto_map}
+    found = auto_map.items() if isinstance(auto_map, dict) else ()
+    plain = {name: next(filter(None, ref), None) if isinstance(ref, list) else ref for name, ref in found}
+    return {name: ref for name, ref in plain.items() if isinstance(ref, str)}
+
+
+def own_class(what: str, config: PreTrainedConfig, auto_class: str) -> str | None:
+    """Return the name of the class of its own that a trusted net has; None if it has none, or is not trusted.
+
+    A configuration that is not trusted forgets its code, so that no file names code that is not beside it.
+
+    Args:
+        what: option and value, the begin of the message.
+        config: of the net.
+        auto_class: the class of transformers that loads the net, e.g. ``AutoModelForSequenceClassification``.
+
+    Raises:
+        UserError: its code has no class of this type, only others.
+    """
+    if not _trusted:
+        config.__dict__.pop("auto_map", None)
+        return None
+    named = _classes(getattr(config, "auto_map", None))
+    if any(name.startswith("AutoModel") for name in named) and auto_class not in named:
+        raise UserError(f"{what} has code of its own, and no class for {auto_class} in it ({', '.join(sorted(named))})")
+    return named[auto_class].rpartition(".")[2] if auto_class in named else None
+
+
+def file_of(net: PreTrainedModel) -> str | None:
+    """Return the name, without suffix, of the file that a net's class is from; None for a class of transformers."""
+    package, _, file = type(net).__module__.rpartition(".")
+    return file if package.startswith("transformers_modules") else None
+
+
+def check_forward(net: PreTrainedModel) -> None:
+    """Refuse a net of another class than transformers' whose forward does not name its inputs, as ``**kwargs`` do not.
+
+    Raises:
+        UserError: it does not.
+    """
+    takes = signature(type(net).forward).parameters
+    if file_of(net) and not {"input_ids", "attention_mask"} <= takes.keys():
+        raise UserError(
+            f"model.backbone: the forward of {type(net).__name__} has no parameters input_ids and attention_mask "
+            f"({', '.join(takes)}); name them in {file_of(net)}.py"
+        )
+
+
+def save_code(net: PreTrainedModel, folder: Path) -> None:
+    """Write the code that a net brought, if any, into ``folder``: its file and those that it imports."""
+    from transformers.dynamic_module_utils import custom_object_save
+
+    if file_of(net):
+        custom_object_save(net, folder)

@@ -1,0 +1,267 @@
+"""Models with code of their own: it runs only if it is trusted, and goes wherever the net goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from hub import as_a_new_process
+from mistakes import fails, fit
+
+import lit_compress as lc
+from lit_compress.__main__ import main
+
+# a BERT whose logits are doubled, with a configuration of its own in another file; and a tokenizer that reads backwards
+CONFIG = """
+import os
+from pathlib import Path
+
+from transformers import BertConfig
+
+Path(os.environ["RAN"]).touch()
+
+
+class DoubledConfig(BertConfig):
+    model_type = "bert"
+    factor = 2.0
+"""
+NET = """
+from transformers import BertForSequenceClassification
+
+from .configuration_doubled import DoubledConfig
+
+
+class DoubledForSequenceClassification(BertForSequenceClassification):
+    config_class = DoubledConfig
+
+    def forward(self, input_ids=None, attention_mask=None, token_type_ids=None, labels=None, **kwargs):
+        output = super().forward(input_ids, attention_mask, token_type_ids, labels=labels, **kwargs)
+        output.logits = output.logits * self.config.factor
+        return output
+"""
+WORDS = """
+from transformers import BertTokenizerFast
+
+
+class BackwardsTokenizerFast(BertTokenizerFast):
+    def __call__(self, text, *args, **kwargs):
+        text = text[::-1] if isinstance(text, str) else [one[::-1] for one in text]
+        return super().__call__(text, *args, **kwargs)
+"""
+AUTO_MAP = {
+    "AutoConfig": "configuration_doubled.DoubledConfig",
+    "AutoModelForSequenceClassification": "modeling_doubled.DoubledForSequenceClassification",
+}
+
+
+def configure(folder, file="config.json", **values):
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.fixture
+def ran(tmp_path, monkeypatch):
+    """The file that the code of the model makes when it runs."""
+    monkeypatch.setenv("RAN", str(tmp_path / "ran"))
+    return tmp_path / "ran"
+
+
+@pytest.fixture
+def own(tiny_backbone, tmp_path, ran):
+    """A fine-tuned model with code of its own."""
+    folder = shutil.copytree(tiny_backbone, tmp_path / "own")
+    (folder / "configuration_doubled.py").write_text(CONFIG)
+    (folder / "modeling_doubled.py").write_text(NET)
+    names = {"0": "negative", "1": "positive"}
+    configure(folder, auto_map=AUTO_MAP, architectures=["DoubledForSequenceClassification"], id2label=names,
+              label2id={name: int(i) for i, name in names.items()})  # fmt: skip
+    return folder
+
+
+def options(tiny_data):
+    return ["--data.task", "sst2", "--data.path", str(tiny_data), "--device", "cpu"]
+
+
+def with_own(short_run, own):
+    words = ["1" if word == "2" else word for word in short_run]
+    words[words.index("--model.backbone") + 1] = str(own)
+    return words
+
+
+def test_code_that_is_not_trusted_is_one_line_and_does_not_run(own, ran, short_run, tiny_data, tmp_path, capsys):
+    data, out = options(tiny_data), tmp_path / "out"
+    for words in (
+        fit(with_own(short_run, own), out), ["plan", "--model", "SVD", *with_own(short_run, own)],
+        ["factorize", own, out, "--rank_ratio", "0.5", *data], ["analyze", "spectra", own, out, *data],
+        ["validate", own, *data], ["predict", own, *data], ["bench", own, "--runtimes", "eager"],
+    ):  # fmt: skip
+        line = fails(capsys, *words)
+        assert "has code of its own (configuration_doubled.py), which is not run" in line
+        assert "--trust_remote_code runs it with all your rights" in line
+    assert not ran.exists() and not out.exists()
+
+
+def logits(folder, trust=True):
+    """Return what a folder answers in a process without this package."""
+    code = (
+        "import sys, torch, transformers; sys.modules['lit_compress'] = None\n"
+        f"net = transformers.AutoModelForSequenceClassification.from_pretrained({str(folder)!r}, "
+        f"trust_remote_code={trust}).eval()\n"
+        "print(net(torch.arange(5, 15)[None]).logits.tolist())"
+    )
+    bare = os.environ | {"PYTHONPATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=bare)
+    assert done.returncode == 0, done.stderr
+    return torch.tensor(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("ratio", ["0.5", "1.0"])
+def test_an_export_has_the_code_and_computes_what_it_computes(ratio, own, ran, tiny_data, tmp_path, capsys):
+    out, data = tmp_path / "out", options(tiny_data)
+    words = ["--weighting", "none", "--rank_ratio", ratio, "--trust_remote_code"]
+    main(["factorize", str(own), str(out), *words, *data])
+    assert {"configuration_doubled.py", "modeling_doubled.py", "modeling_compressed.py"} <= set(os.listdir(out))
+    with torch.inference_mode():
+        small = lc.load(out, trust_remote_code=True)(torch.arange(5, 15)[None]).logits
+    torch.testing.assert_close(logits(out), small, atol=1e-5, rtol=1e-5)
+    if ratio == "1.0":
+        torch.testing.assert_close(small, logits(own), atol=1e-4, rtol=1e-4)
+    else:  # BERT of transformers would answer half
+        plain = shutil.copytree(out, tmp_path / "plain")
+        (plain / "modeling_doubled.py").write_text(NET.replace("* self.config.factor", ""))
+        torch.testing.assert_close(2 * logits(plain), small, atol=1e-5, rtol=1e-5)
+    capsys.readouterr()
+    values = []
+    for target, more in ((own, data), (out, [])):
+        main(["validate", str(target), *more, "--trust_remote_code"])
+        values.append(capsys.readouterr().out)
+    ran.unlink()
+    # an export may be of somebody else: what its report says is no permission
+    assert "--trust_remote_code runs it" in fails(capsys, "validate", out)
+    assert "--trust_remote_code runs it" in fails(capsys, "bench", out, "--runtimes", "eager")
+    with pytest.raises(lc.UserError, match="--trust_remote_code runs it"):
+        lc.load(out)
+    with pytest.raises(lc.UserError, match="--trust_remote_code runs it"):
+        lc.evaluate(str(out))
+    assert not ran.exists()
+    assert "trust_remote_code=True" in (out / "README.md").read_text()
+
+
+def test_a_run_keeps_code_and_permission(own, ran, hub, short_run, tmp_path, capsys, monkeypatch):
+    """By name: the code is the commit's, and a run needs neither the hub nor the option again."""
+    files = {path.name: path.read_bytes() for path in own.iterdir()}
+    hub.add("me/own", files)
+    out = tmp_path / "run"
+    main([*fit(with_own(short_run, "me/own"), out), "--trust_remote_code", "--model.dense.epochs", "1"])
+    assert {"configuration_doubled.py", "modeling_doubled.py"} <= set(os.listdir(out / "dense" / "net"))
+    assert "trust_remote_code: true" in (out / "config.yaml").read_text()
+    hub.add("me/own", files | {"modeling_doubled.py": b"raise SystemExit('another commit was run')"})
+    hub.close()
+    as_a_new_process()
+    before = json.loads((out / "report.json").read_text())["compressed"]["metric"]
+    main(["export", str(out), str(tmp_path / "again")])
+    assert json.loads((tmp_path / "again" / "report.json").read_text())["compressed"]["metric"] == before
+    capsys.readouterr()
+    main(["validate", str(out)])
+    assert f"{before:.6f}" in capsys.readouterr().out
+    shutil.rmtree(out / "export")
+    shutil.rmtree(out / "retrain")
+    (out / "report.json").unlink()
+    (out / "stages.json").write_text(json.dumps(json.loads((out / "stages.json").read_text())[:1]))
+    resume = [*fit(with_own(short_run, "me/own"), out), "--model.dense.epochs", "1", "--ckpt_path", "last"]
+    assert "trust_remote_code" in fails(capsys, *resume)
+    main([*resume, "--trust_remote_code"])
+    assert json.loads((out / "report.json").read_text())["compressed"]["metric"] == before
+
+
+def test_a_tokenizer_with_code(tiny_backbone, tiny_data, tmp_path, capsys):
+    """Without trust its file is read alone, and a note says so; with it the export has the code."""
+    from transformers import AutoTokenizer
+
+    folder, data = shutil.copytree(tiny_backbone, tmp_path / "own"), options(tiny_data)
+    names = {"0": "negative", "1": "positive"}
+    configure(folder, id2label=names, label2id={name: int(i) for i, name in names.items()})
+    (folder / "tokenization_own.py").write_text(WORDS)
+    configure(
+        folder, "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "tokenization_own.BackwardsTokenizerFast"]}
+    )
+    words, text = ["--weighting", "none", "--rank_ratio", "0.5", *data], "a film"
+    for name, trust in (("plain", []), ("trusted", ["--trust_remote_code"])):
+        main(["factorize", str(folder), str(tmp_path / name), *words, *trust])
+        told = "tokenization_own.py) is not run" in capsys.readouterr().err
+        ids = AutoTokenizer.from_pretrained(tmp_path / name, trust_remote_code=True)(text)["input_ids"]
+        dense = AutoTokenizer.from_pretrained(folder, trust_remote_code=bool(trust))(text)["input_ids"]
+        assert ids == dense and told != bool(trust)
+        assert (tmp_path / name / "tokenization_own.py").exists() == bool(trust)
+        shown = (
+            "AutoTokenizer.from_pretrained(folder, trust_remote_code=True)"
+            in (tmp_path / name / "README.md").read_text()
+        )
+        assert shown == bool(trust)
+    assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] != dense
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"AutoConfig": "me/other--configuration_doubled.DoubledConfig"}, "in the repository 'me/other'"),
+        (
+            {"AutoModelForSequenceClassification": None, "AutoModel": "modeling_doubled.Net"},
+            "no class for AutoModelFor",
+        ),
+        ({"AutoConfig": "missing.Config"}, "missing.py"),
+    ],
+)
+def test_code_that_cannot_be_used_is_one_line(change, words, own, tiny_data, tmp_path, capsys):
+    configure(own, auto_map={name: ref for name, ref in (AUTO_MAP | change).items() if ref})
+    command = ["factorize", own, tmp_path / "out", "--trust_remote_code", *options(tiny_data)]
+    assert words in fails(capsys, *command) and not (tmp_path / "out").exists()
+
+
+def test_an_architecture_without_a_record_is_refused_with_trust_too(own, ran, tiny_data, tmp_path, capsys):
+    path = own / "configuration_doubled.py"
+    path.write_text(path.read_text().replace('"bert"', '"bertish"'))
+    configure(own, model_type="bertish")
+    command = ["factorize", own, tmp_path / "out", "--trust_remote_code", *options(tiny_data)]
+    assert "architecture 'bertish' is not supported" in fails(capsys, *command)
+
+
+def test_inputs_that_a_forward_does_not_name_are_one_line(own, ran, tiny_data, tmp_path, capsys):
+    path = own / "modeling_doubled.py"
+    (own / "configuration_doubled.py").write_text(
+        f"{CONFIG}# another file: transformers keeps one net for a class of it\n"
+    )
+    named = "input_ids=None, attention_mask=None, token_type_ids=None, labels=None, **"
+    path.write_text(NET.replace(named, "*args, **")
+                    .replace("input_ids, attention_mask, token_type_ids, labels=labels", "*args"))  # fmt: skip
+    command = ["factorize", own, tmp_path / "out", "--trust_remote_code", *options(tiny_data)]
+    assert "has no parameters input_ids and attention_mask (self, args, kwargs)" in fails(capsys, *command)
+
+
+def test_a_class_that_transformers_took_over_needs_no_code(own, ran, tiny_data, tmp_path, capsys):
+    """As that of Phi-3; no file of the export names code that is not in it."""
+    named = {"AutoConfig": "BertConfig", "AutoModelForSequenceClassification": "BertForSequenceClassification"}
+    named = {name: f"configuration_doubled.{ref}" for name, ref in named.items()}
+    configure(own, auto_map=named)
+    main(["factorize", str(own), str(tmp_path / "out"), "--density", "1.0", "--weighting", "none", *options(tiny_data)])
+    assert "(configuration_doubled.py) is not run; transformers has the class BertConfig" in capsys.readouterr().err
+    assert "doubled" not in (tmp_path / "out" / "config.json").read_text() and not ran.exists()
+
+
+def test_nothing_is_asked(own, ran, tiny_data, tmp_path):
+    """In a terminal, too: a pseudo-terminal that answers yes changes nothing."""
+    import pty
+
+    leader, follower = pty.openpty()
+    os.write(leader, b"y\n")
+    command = [sys.executable, "-m", "lit_compress", "validate", str(own), *options(tiny_data)]
+    done = subprocess.run(command, stdin=follower, capture_output=True, text=True, timeout=120)
+    os.close(leader)
+    os.close(follower)
+    assert done.returncode == 2 and "--trust_remote_code runs it" in done.stderr
+    assert not ran.exists() and "[y/N]" not in done.stdout + done.stderr
