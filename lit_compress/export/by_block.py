@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.evaluation.evaluate import interval_of
-from lit_compress.export.card import card
+from lit_compress.export.card import write_report_and_card
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import read_task, write_tokenizer
 from lit_compress.export.fuse import MERGE
@@ -26,7 +26,7 @@ from lit_compress.models.block_net import BlockNet, empty
 from lit_compress.models.shards import net_bytes, write_index, write_shard
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import save_form
-from lit_compress.models.surgery import Structure, describe, rebuild
+from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json, write_json
@@ -233,8 +233,5 @@ def write_report(
         "merged": {"by": choices.merge, "above": MERGE, "sites": len(find_sites(form)), "matrices": {}},
     }  # fmt: skip
     report |= more
-    write_json(out / "report.json", report)
-    (out / "README.md").write_text(
-        card(report, task, factors=any(spec.get("rank") for spec in describe(form).values()))
-    )
+    write_report_and_card(out, report, task, form)
     return report
