@@ -1,12 +1,17 @@
-"""The files around the package: one version."""
+"""The files around the package: one version, and every package that is imported is declared and pinned."""
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from lit_compress.version import __version__
 
@@ -28,3 +33,70 @@ def test_every_section_of_the_changelog_has_a_version_and_a_date():
     sections = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
     assert sections and len(sections) == len(set(sections))
     assert all(re.fullmatch(r"\d+\.\d+\.\d+ \(\d{4}-\d\d-\d\d\)", section) for section in sections), sections
+
+
+OTHER_NAMES = {"yaml": "pyyaml", "sklearn": "scikit-learn"}  # as it is imported -> as it is installed
+OWN = {"lit_compress", "benchmarks", *(path.stem for path in (ROOT / "tests").rglob("*.py")),
+       *(path.name for path in (ROOT / "tests").iterdir() if path.is_dir())}  # fmt: skip
+
+
+def declared(*extras: str) -> dict[str, Requirement]:
+    """Return the requirements of the package and of some extras, by name; an extra may name another one."""
+    found: dict[str, Requirement] = {}
+    for line in [
+        *PROJECT["project"]["dependencies"],
+        *(line for extra in extras for line in PROJECT["project"]["optional-dependencies"][extra]),
+    ]:
+        requirement = Requirement(line)
+        found |= declared(*requirement.extras) if requirement.name == "lit_compress" else {}
+        found[requirement.name.lower().replace("_", "-")] = requirement
+    return found
+
+
+def imported(node: ast.AST, needed: bool = True) -> Iterator[tuple[str, bool]]:
+    """Yield the packages that a file imports, and whether the file cannot be imported without them."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from ((alias.name.partition(".")[0], needed) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield str(child.module).partition(".")[0], needed
+        yield from imported(child, needed and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def undeclared(code: str, required: set[str], optional: set[str]) -> set[str]:
+    """Return the packages that code imports and that are not declared; ``optional`` are for functions only."""
+    return {
+        name for name, needed in imported(ast.parse(code))
+        if name not in sys.stdlib_module_names and name not in OWN
+        and OTHER_NAMES.get(name, name.replace("_", "-")) not in required | (set() if needed else optional)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("folder", "extras"),
+    [("lit_compress", ()), ("tests", ("dev",)), ("benchmarks", ("benchmarks",)), ("docs", ())],
+)
+def test_every_imported_package_is_declared(folder, extras):
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    required, optional = set(declared(*extras)), set(declared("onnx", "openvino", "wandb"))
+    missing = {str(path): names for path in files if (names := undeclared(path.read_text(), required, optional))}
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [("import yaml, scipy.stats", {"scipy"}), ("from onnx import helper", {"onnx"}),
+     ("def f():\n    import onnx, pandas", {"pandas"}), ("import os\nfrom lit_compress.utils import files", set())],
+)  # fmt: skip
+def test_an_undeclared_package_is_seen(code, names):
+    assert undeclared(code, set(declared()), set(declared("onnx"))) == names
+
+
+def test_every_declared_package_has_a_tested_version():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.lower().replace("_", "-").split("==") for line in lines if not line.startswith("#"))
+    for name, requirement in declared("dev", "benchmarks").items():
+        if name != "lit-compress":
+            assert name in pins, name
+            assert requirement.specifier.contains(pins[name]), f"{requirement} is not tested with {pins[name]}"
