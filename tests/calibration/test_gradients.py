@@ -11,8 +11,10 @@ from lit_compress.models.sites import find_sites
 from lit_compress.utils.errors import UserError
 
 
-def test_gradients_are_means_over_examples():
-    net = make_net("bert").double().train()
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_gradients_are_means_over_examples(family):
+    """Of ALBERT the gradients of one matrix are summed over its uses before they are squared."""
+    net = make_net(family, initializer_range=0.2).double().train()
     names = [site.name for site in find_sites(net)][::3]
     batch = make_batch(5, 9)
     full = {name: torch.cat([column, column[:1]]) for name, column in batch.items()}
