@@ -218,11 +218,11 @@ def sums(model: str, data: list[str], out: Path) -> dict[str, Any]:
     import second_device
 
     from lit_compress.export import folder
-    from lit_compress.stages import weighting
+    from lit_compress.stages import calibration
     from lit_compress.utils import devices
 
     folder.check_export = lambda net, path: 0.0
-    found, collect = {}, weighting.collect_kronecker
+    found, collect = {}, calibration.whole
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         second_device.reset()
@@ -230,7 +230,7 @@ def sums(model: str, data: list[str], out: Path) -> dict[str, Any]:
         found[case] = second_device.counts()["to_host_bytes"]
         return factors
 
-    weighting.collect_kronecker = watched
+    calibration.whole = watched
     for case, share in (("there", 0.8), ("not", 1e-9)):
         devices._ENOUGH = share
         with contextlib.redirect_stderr(io.StringIO()) as err:

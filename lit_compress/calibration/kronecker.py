@@ -250,3 +250,20 @@ def group_bytes(net: Any, group: Sequence[str], gradients: bool = True) -> int:
     modules: list[Any] = [net.get_submodule(name) for name in group]
     sizes = [*(m.in_features for m in modules[:1]), *(m.out_features for m in modules if gradients)]
     return next(net.parameters()).element_size() * sum(sum(Gram.numbers(size)) for size in sizes)
+
+
+def parts_within(net: PreTrainedModel, limit: float, table: str | None = None) -> list[list[str]]:
+    """Return the sites of ``net`` in parts whose sums take at most ``limit`` bytes each, in forward order.
+
+    Sites that read the same input stay together. The table, if it is collected, too, is in the first part.
+    """
+    parts: list[list[str]] = [[table] if table else []]
+    left = limit
+    for group in shared_inputs(net):
+        needs = group_bytes(net, group)
+        if needs > left and any(name != table for name in parts[-1]):
+            parts.append([])
+            left = limit
+        parts[-1] += group
+        left -= needs
+    return parts

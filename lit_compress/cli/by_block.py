@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,35 +15,27 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lit_compress.calibration.by_block import BlockStatistics, Sweeps, calibration_parts, check_disk
-from lit_compress.calibration.fisher import DiagonalFisher
-from lit_compress.calibration.gradients import Gradients
-from lit_compress.calibration.kronecker import Moments
 from lit_compress.calibration.sliced_by_block import BlockAxes
 from lit_compress.calibration.statistics import TOKENS, Statistic
-from lit_compress.cli.one_shot import OneShot, Pruner
+from lit_compress.cli.one_shot import one_shot_stage
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.by_block import check_choices_by_block, write_parts, write_report, write_shards
 from lit_compress.export.card import license_of
 from lit_compress.export.choices import Choices
 from lit_compress.methods import Method
-from lit_compress.methods.llm_pruner import BlockPruning, LLMPruner
-from lit_compress.methods.slicegpt import BlockSlices, SliceGPT
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.backbones import empty_net, finetuned_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block
-from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.shapes import without_values
 from lit_compress.models.shards import LazyTensors, net_bytes
-from lit_compress.models.sites import blocks
+from lit_compress.models.sites import blocks, find_sites
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe
-from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.run.expected_memory import check_memory_by_block
-from lit_compress.stages.by_block import BlockFactors, Changes, Kept, check_weighting
-from lit_compress.stages.units_by_block import BlockUnits
-from lit_compress.stages.weighted_retraining import calibration_of, check_removal
-from lit_compress.stages.weighting import of_weighting, seed_of
+from lit_compress.stages.by_block import MeasuredBlocks
+from lit_compress.stages.calibration import Axes
+from lit_compress.stages.compression import Compression
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import current_device
@@ -102,7 +93,7 @@ def check_budget(budget: Budget | None) -> None:
 
 def factorize_by_block(
     out: Path,
-    method: OneShot | Pruner,
+    method: Method,
     data: DataModule,
     config: dict[str, Any],
     choices: Choices,
@@ -136,54 +127,57 @@ def factorize_by_block(
         data.teacher = None  # its vectors come with its states
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
     own_folder = out.with_name(f"{out.name}.by_block")
-    given = (dense, data, own_folder)
-    if isinstance(method, SliceGPT):
-        plan = _slicing(method, *given)
-    else:
-        plan = _pruning(method, *given) if isinstance(method, LLMPruner) else _weighted(method, *given)
-    kept, calibration, reads = plan.kept, plan.calibration, plan.examples is not None
+    compression = _checked(method, dense, data)
+    asked = compression.calibration(dense, data)
+    statistic = None if asked is None else asked.statistic
+    labels, sites = (None, None) if statistic is None else (statistic.labels, statistic.sites)
+    wanted = [site.name for site in find_sites(dense) if sites is None or site.name in sites]
+    measured = MeasuredBlocks(own_folder, compression, dense, [name for *_, name, _ in blocks(dense)], wanted)
     tensors = LazyTensors(folder, f"model: '{folder}'")
     files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.glob("*.safetensors"))
     net = BlockNet(made, tensors, unused=kind.unused, device=device)
-    settings = short_hash(config, files, precision, data.fingerprint() if reads else None)
+    settings = short_hash(config, files, precision, None if statistic is None else data.fingerprint())
     dev = [batch for loader in data.val_dataloader() for batch in loader]
     before = Sweeps(net, kind, dev, own_folder / "dense", dtype)
-    parts = calibration_parts(kind, plan.examples, plan.labels) if reads else []
+    parts = [] if asked is None else calibration_parts(kind, asked.batches, labels)
     sweeps = Sweeps(net, kind, parts, own_folder / "calibration", dtype)
-    statistics = plan.collector(sweeps, dense) if reads else None
-    sums = statistics.bytes() if statistics else 0
+    collector = None if statistic is None else _collector(sweeps, dense, statistic, measured)
+    sums = 0 if collector is None else collector.bytes()
     memory = {"outside": _bytes(net.net), "block": max(map(_bytes, net.blocks)), "statistics": sums}
     note(check_memory_by_block(**memory))
     work = _Work(own_folder, settings)
-    check_disk(work.folder, _disk(before, sweeps, kept, plan.labels is not None))
+    check_disk(work.folder, _disk(before, sweeps, compression.bytes(dense), labels is not None))
 
     before.reach(len(net), keep=False, what="evaluate")
     if task.wants_vectors and data.teacher is None:
         data.label_by(Ending(net, before.last))
     scores = evaluate(Ending(net, before.last), data, sure=True)  # type: ignore[arg-type]
     work.ended("dense metric")
-    if statistics:
-        statistics.collect(kept.done, kept.write)
+    if collector is not None:
+        collector.collect(measured.done, measured.write)
     else:
-        for i in (i for i in range(len(net)) if not kept.done(i)):
+        for i in (i for i in range(len(net)) if not measured.done(i)):
             with net.block(i) as block:
-                kept.write(i, block, {})
-    work.ended(kept.name)
-    chosen, loss = kept.choose()
-    if calibration and calibration["estimated_loss"] is not None:
-        calibration["estimated_loss"] = loss
+                measured.write(i, block, {})
+    work.ended(compression.name)
+    chosen, loss = compression.choose(dense, measured)
+    calibration = one_shot_stage(method).record(data, loss)
+
+    def change(form: PreTrainedModel, number: int, values: bool) -> None:
+        compression.apply(form, measured.chosen(number, chosen), measured if values else None)
+
     with atomic_folder(out) as temporary:
         files = (choices.dtype, work.folder, temporary)
-        if isinstance(kept, BlockSlices):
-            form = write_parts(form, len(net), partial(kept.part, net), *files)
+        if compression.by_itself:
+            form = write_shards(net, form, change, *files)
         else:
-            form = write_shards(net, form, partial(kept.change, chosen), *files)
+            form = write_parts(form, len(net), partial(compression.part, dense, measured, net), *files)  # type: ignore
         work.ended("export")
-        del net, sweeps, statistics
+        del net, sweeps, collector
         own = BlockNet(
             config_of(temporary), LazyTensors(temporary, "export"), describe(form), dtype=None, device=device
         )
-        if not choices.half and isinstance(kept, Changes):
+        if not choices.half and compression.by_itself:
             before.net = own  # they are alike outside the blocks
         after = Sweeps(own, kind, dev, work.folder / "compressed", dtype)
         after.reach(len(own), keep=False, what="evaluate")
@@ -197,7 +191,7 @@ def factorize_by_block(
         report = write_report(
             temporary, dense, form, (scores, compressed), net_bytes(folder), type(method).__name__, data, config,
             choices, {
-                "calibration": calibration, "license": license_of(method.backbone), **kept.told(chosen),
+                "calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, chosen),
                 "by_block": {"states": precision, "seconds": work.seconds, "memory": memory | {"bound": bound}},
             },
             method.budget and (method.budget, method.density),
@@ -206,81 +200,29 @@ def factorize_by_block(
     return report
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What a method reads and keeps.
+def _checked(method: Method, dense: PreTrainedModel, data: DataModule) -> Compression:
+    """Return what the method does in one shot, after the checks; only shapes are read.
 
-    Attributes:
-        kept: of the blocks, on disk.
-        examples: batches of them; None where weights are enough.
-        statistic: what is collected of a block; None of slices.
-        calibration: field of the report.
+    Raises:
+        UserError: it cannot go block by block.
     """
-
-    kept: Changes | BlockSlices
-    examples: Any = None
-    statistic: Statistic | None = None
-    calibration: dict[str, Any] | None = None
-
-    @property
-    def labels(self) -> Labels | None:
-        """Of the gradients; None without gradients."""
-        return self.statistic and self.statistic.labels
-
-    def collector(self, sweeps: Sweeps, dense: PreTrainedModel) -> BlockStatistics | BlockAxes:
-        """Return what goes over the blocks for it."""
-        kept = self.kept
-        if isinstance(kept, BlockSlices):
-            return BlockAxes(sweeps, dense, kept.widths, not get_architecture(dense).rms, kept.read)
-        assert self.statistic is not None
-        return BlockStatistics(sweeps, dense, self.statistic)
-
-
-def _weighted(method: OneShot, dense: PreTrainedModel, data: DataModule, folder: Path) -> _Plan:
-    """Return the plan of factors, or of heads and neurons by their cost, after the checks."""
-    settings, rule = method.retrain, method.ranks
-    check_weighting(settings, rule)
-    check_removal(settings, rule, dense)
-    data.reads_labels = settings.reads_labels(method.kind)
-    kind = BlockUnits if settings.removes == "structures" else BlockFactors
-    kept = kind(folder, dense, _names(dense), settings, rule)
-    calibration, fisher = calibration_of(settings, data, 0.0), settings.weighting == "fisher"
-    if calibration is None and not fisher:
-        return _Plan(kept)
-    labels = settings.labels_of(data.record) if settings.weighting == "kfac" else None
-    statistic = DiagonalFisher(sites=kept.sites) if fisher else Moments(labels, seed_of(settings, data), kept.sites)
-    return _Plan(kept, of_weighting(settings, data), statistic, calibration)
-
-
-def _pruning(method: LLMPruner, dense: PreTrainedModel, data: DataModule, folder: Path) -> _Plan:
-    """Return the plan of heads and neurons by first-order scores, after the checks."""
-    stage = method.pruning()
-    if stage.density == 1:
-        raise UserError("--by_block: at density 1 nothing is removed; nearest: 0.9")
-    stage.check(dense)
-    kept = BlockPruning(folder, dense, _names(dense), stage)
-    return _Plan(
-        kept, stage.examples(data), Gradients(sites=kept.sites, squares=stage.settings.importance == "element2")
-    )
-
-
-def _slicing(method: SliceGPT, dense: PreTrainedModel, data: DataModule, folder: Path) -> _Plan:
-    """Return the plan of slices of hidden states, after the checks."""
-    stage = method.pruning()
+    stage = one_shot_stage(method)
     if stage.keeps_all:
-        raise UserError("--by_block: at density 1 nothing is sliced; nearest: 0.9")
-    stage.check(dense)
-    if not residual_stream(dense).pre_norm:
-        raise UserError(
-            f"--by_block: norms of '{dense.config.model_type}' stand after the sub-layers, and slices then need the "
-            "whole net; nearest: LLMPruner"
-        )
-    data.reads_labels = method.kind.reads_labels
-    return _Plan(BlockSlices(folder, dense, _names(dense), stage), stage.examples(data))
+        raise UserError("--by_block: at density 1 nothing is compressed; nearest: 0.9")
+    compression = stage.compression(Path(method.backbone).expanduser())
+    compression.check_by_block(dense)
+    stage.check_shapes(dense)
+    data.reads_labels = stage.reads_labels(method.kind)
+    return compression
 
 
-def _names(net: PreTrainedModel) -> list[str]:
-    return [name for *_, name, _ in blocks(net)]
+def _collector(
+    sweeps: Sweeps, dense: PreTrainedModel, statistic: Statistic | Axes, measured: MeasuredBlocks
+) -> BlockStatistics | BlockAxes:
+    """Return what goes over the blocks for a statistic."""
+    if isinstance(statistic, Axes):
+        return BlockAxes(sweeps, dense, statistic.widths, not get_architecture(dense).rms, measured.axes)
+    return BlockStatistics(sweeps, dense, statistic)
 
 
 def _shapes(config: PreTrainedConfig, folder: Path, method: Method) -> PreTrainedModel:
@@ -299,8 +241,8 @@ def _bytes(module: torch.nn.Module) -> int:
     return 4 * sum(value.numel() for value in module.parameters())
 
 
-def _disk(before: Sweeps, sweeps: Sweeps, kept: Kept, gradients: bool) -> int:
+def _disk(before: Sweeps, sweeps: Sweeps, kept: int, gradients: bool) -> int:
     """Return how many bytes the files of the work take at most: states, what is kept of blocks, and the export."""
     count, each = len(before.net), torch.empty(0, dtype=before.dtype).element_size()
     states = 4 * before.numbers() + (count + 2 if gradients else 2) * sweeps.numbers()
-    return each * states + kept.bytes() + sum(map(_bytes, (before.net.net, *before.net.blocks)))
+    return each * states + kept + sum(map(_bytes, (before.net.net, *before.net.blocks)))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -18,22 +18,19 @@ from lit_compress.export.card import license_of
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
-from lit_compress.methods.fwsvd import FWSVD
-from lit_compress.methods.llm_pruner import LLMPruner
-from lit_compress.methods.second_order import SecondOrder
-from lit_compress.methods.slicegpt import SliceGPT
+from lit_compress.methods import FWSVD, Method
 from lit_compress.models.backbones import empty_net, finetuned_config, load_finetuned
 from lit_compress.models.checks import is_compressed
 from lit_compress.models.shapes import without_values
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import Axis
 from lit_compress.run.expected_memory import check_factorize
 from lit_compress.run.folder import Run
 from lit_compress.run.solve import check_choices
-from lit_compress.stages.low_rank import Decomposer
-from lit_compress.stages.weighted_retraining import add_estimate, calibration_of, check_removal, remove_structures
-from lit_compress.stages.weighting import KRONECKER, Weighted, fisher_of, kronecker_of, refit, weigh
+from lit_compress.stages.calibration import collected
+from lit_compress.stages.compression import CompressedStage
+from lit_compress.stages.low_rank import Decomposer, LowRankRetraining
+from lit_compress.stages.weighting import KRONECKER, Weighted, calibration_for, weigh
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json
@@ -47,11 +44,7 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
 
 
-OneShot = FWSVD | SecondOrder  # methods whose factorization is used without training
-Pruner = LLMPruner | SliceGPT  # methods whose stage ``prune`` needs no training
-
-
-def load_model(name: str, method: OneShot | Pruner) -> PreTrainedModel:
+def load_model(name: str, method: Method) -> PreTrainedModel:
     """Load a net that was fine-tuned on the method's task.
 
     Raises:
@@ -60,38 +53,45 @@ def load_model(name: str, method: OneShot | Pruner) -> PreTrainedModel:
     return load_finetuned(name, method.task, "model", method.sites)
 
 
+def one_shot_stage(method: Method) -> CompressedStage:
+    """Return the stage of a method that compresses in one shot.
+
+    Raises:
+        UserError: the method has none.
+    """
+    stage = method.stages()[-1]
+    if not isinstance(stage, CompressedStage):
+        raise UserError(f"factorize: {type(method).__name__} has to train; use fit")
+    return stage
+
+
 def decomposers(
-    method: OneShot, net: PreTrainedModel, data: DataModule, settings: Sequence[Weighted], once: bool = False
+    method: FWSVD, net: PreTrainedModel, data: DataModule, settings: Sequence[Weighted]
 ) -> list[Decomposer]:
     """Return a decomposer of ``net`` for each of ``settings``, after one pass over training data for all of a kind.
-
-    With ``once`` every matrix is decomposed once, before ``net`` is changed; then a large net takes several passes.
 
     Raises:
         UserError: there are no scores, or no usable gradients.
     """
-    net.to(current_device())
-    fisher = {}
-    if any(s.weighting == "fisher" for s in settings):
-        batches = data.calibration_dataloader(method.retrain.fisher_examples)
-        fisher = fisher_of(net, method.task, batches, settings)
-    alone = len(settings) == 1 and once
-    moments = kronecker_of(net, method.task, data, settings, table=method.ranks.table(net), stream=alone)
-    net.to("cpu")
+    found: dict[str, Any] = {}
+    kinds = [[s for s in settings if s.weighting == "fisher"], [s for s in settings if s.weighting in KRONECKER]]
+    for same in filter(None, kinds):
+        calibration = calibration_for([replace(s, fisher_examples=method.retrain.fisher_examples) for s in same], data)
+        ((_, sums),) = collected(net, calibration, method.task, current_device(), most=inf)
+        found |= dict.fromkeys((s.weighting for s in same), sums)
     trim()
     folder = Path(method.backbone).expanduser()
-    return [weigh(s, net, fisher, moments, folder, s.rule(method.ranks).stacks(net), alone) for s in settings]
+    return [weigh(s, net, found.get(s.weighting, {}), folder, s.rule(method.ranks).stacks(net)) for s in settings]
 
 
 def factorize_model(
-    out: Path, method: OneShot | Pruner, data: DataModule, config: dict[str, Any], choices: Choices = AS_IS
+    out: Path, method: Method, data: DataModule, config: dict[str, Any], choices: Choices = AS_IS
 ) -> dict[str, Any]:
-    """Factorize or prune the method's backbone, export it to ``out`` and return the report.
+    """Compress the method's backbone in one shot, export it to ``out`` and return the report.
 
     Args:
         out: folder to write.
-        method: has the model (``backbone``), the task, and how matrices are factorized, heads and neurons chosen, or
-            hidden states sliced.
+        method: has the model (``backbone``), the task, and how the model is compressed.
         data: training data for a method or weighting that needs them, validation data for the report.
         config: of the command.
         choices: as :func:`write_export`.
@@ -100,23 +100,18 @@ def factorize_model(
         UserError: the model, the data or ``out`` cannot be used; nothing would be factorized for ``pivot``.
     """
     return_freed_memory()
-    prunes = isinstance(method, Pruner)
-    if choices.pivot and prunes:
-        raise UserError(f"factorize: --pivot is for factors, and {type(method).__name__} makes none; leave it out")
-    if choices.pivot and method.retrain.removes == "structures":
+    stage, name = one_shot_stage(method), type(method).__name__
+    if choices.pivot and not isinstance(stage, LowRankRetraining):
+        raise UserError(f"factorize: --pivot is for factors, and {name} makes none; leave it out")
+    if choices.pivot and isinstance(stage.settings, Weighted) and stage.settings.removes == "structures":
         raise UserError("factorize: --pivot is for factors, and retrain.removes structures makes none; nearest: both")
-    if isinstance(method, SliceGPT):
-        data.reads_labels = method.kind.reads_labels
-    elif not prunes:
-        data.reads_labels = method.retrain.reads_labels(method.kind)
+    data.reads_labels = stage.reads_labels(method.kind)
     shapes = finetuned_config(method.backbone, method.task, "model")
     choices.say_dtype(shapes.dtype)
-    stage = method.pruning() if prunes else method.stages()[-1]
     note(check_factorize(method, stage, without_values(lambda: empty_net(shapes)), data))
     dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)
-    net, made = (pruned(method, dense, data), None) if prunes else factorized(method, dense, data)
-    net.cpu()
+    net, made = compressed(method, dense, data)
     if made is not None:
         made["measured_loss"] = divergence(net, dense, data)
     scores, key = evaluate(dense, data, sure=True), f"val/{data.record.metrics[0]}"
@@ -124,43 +119,20 @@ def factorize_model(
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), scores[key], interval=interval_of(scores, key))}
-        budget, more = (
-            method.budget and (method.budget, method.density),
-            {"calibration": made, "license": license_of(method.backbone)},
-        )
-        source = Export(net, before, type(method).__name__, data, config, more=more, budget=budget)
-        return write_export(out, source, choices)
+        budget = method.budget and (method.budget, method.density)
+        more = {"calibration": made, "license": license_of(method.backbone)}
+        return write_export(out, Export(net, before, name, data, config, more=more, budget=budget), choices)
 
 
-def factorized(
-    method: OneShot, dense: PreTrainedModel, data: DataModule
+def compressed(
+    method: Method, dense: PreTrainedModel, data: DataModule
 ) -> tuple[PreTrainedModel, dict[str, Any] | None]:
-    """Return ``dense`` with factors, or fewer heads and neurons, and what the report says of the calibration."""
-    check_removal(method.retrain, method.ranks, dense)
-    whole = method.retrain.removes == "components"  # then nothing changes before all matrices are decomposed
-    net = dense if whole else copy.deepcopy(dense).to(current_device())
-    rule, loss = remove_structures(method.retrain, method.ranks, net, method.task, data)
-    made = calibration_of(method.retrain, data, loss)
-    if not rule.keeps_all:
-        (decomposer,) = decomposers(method, net, data, [method.retrain], once=True)
-        ranks, stacks = rule.allocate(net, decomposer.sigma), rule.stacks(net)
-        trim()
-        net = copy.deepcopy(dense) if whole else net
-        factorize(net, ranks, decomposer.factors, bias_change=decomposer.bias_change, stacks=stacks)
-        refit(method.retrain, dense, net, method.task, data)
-        add_estimate(made, decomposer, ranks)
-        del decomposer  # which holds as many components as the net has weights
-        trim()
-    return net, made
-
-
-def pruned(method: Pruner, dense: PreTrainedModel, data: DataModule) -> PreTrainedModel:
-    """Return a copy of ``dense`` after the stage ``prune`` of a method, without training."""
-    net, stage = copy.deepcopy(dense), method.pruning()
-    stage.check(net)
+    """Return a compressed copy of ``dense``, and what the report says of the calibration."""
+    stage = one_shot_stage(method)
+    stage.check_shapes(dense)
     stage.check_data(data.train_size())
-    stage.prune(net, method.task, data, current_device())
-    return net
+    folder = Path(method.backbone).expanduser()
+    return stage.compress(dense, folder, method.task, data, current_device(), keep=True)
 
 
 SEVERAL = ("ranks", "neurons", "pattern")  # analyses that take more than one model
@@ -224,7 +196,7 @@ def _named(models: Sequence[str]) -> dict[str, tuple[str, Path, str]]:
     return found
 
 
-def _several(kind: str, models: Sequence[str], method: OneShot, data: DataModule, site: str | None) -> Rows:
+def _several(kind: str, models: Sequence[str], method: FWSVD, data: DataModule, site: str | None) -> Rows:
     """Return the rows of an analysis of several models."""
     named = _named(models)
 
@@ -250,7 +222,7 @@ def analyze_model(
     kind: str,
     out: Path,
     models: Sequence[str],
-    method: OneShot,
+    method: FWSVD,
     data: DataModule,
     weightings: Sequence[str] = ("none", "fisher-in"),
     ratios: Sequence[float] = RATIOS,

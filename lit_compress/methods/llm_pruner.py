@@ -30,42 +30,37 @@ Deviations, and where paper and program differ:
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lit_compress.calibration.gradients import MeanGradient, mean_gradients
+from lit_compress.calibration.gradients import Gradients, MeanGradient
 from lit_compress.methods.base import Method
-from lit_compress.models.accounting import dense_site_params, stored_density
+from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.cut import cut_units
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import SubLayer, sublayers
-from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.models.uniform_shape import LayerShape, even_counts
 from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance
-from lit_compress.stages.base import Stage, StageContext
-from lit_compress.stages.by_block import Changes, stored_tensors
+from lit_compress.stages.base import Stage
+from lit_compress.stages.calibration import Calibration
+from lit_compress.stages.compression import CompressedStage, Compression, Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
-from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, require
-from lit_compress.utils.files import atomic_file
-from lit_compress.utils.progress import track
-from lit_compress.utils.sharding import from_first
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch.utils.data import DataLoader
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
-    from lit_compress.tasks.records import Task
 
 
 @dataclass(frozen=True)
@@ -192,7 +187,7 @@ def best_units(
     return torch.zeros(len(order), dtype=torch.bool).index_fill(0, order[:count], True)
 
 
-class CoupledStage(Stage):
+class CoupledStage(CompressedStage):
     """The stage ``prune``: score and remove heads and neurons, then train what is left.
 
     Args:
@@ -204,13 +199,18 @@ class CoupledStage(Stage):
 
     settings: CoupledPruning
 
-    uniform = shrinks_first = repeatable = True
+    uniform = True
 
     def __init__(
         self, settings: CoupledPruning, density: float, round_to: int | None, shape: LayerShape = "free"
     ) -> None:
         super().__init__("prune", settings)
         self.density, self.round_to, self.shape = density, round_to, shape
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is removed."""
+        return self.density == 1
 
     def counts(self, net: PreTrainedModel) -> dict[str, int]:
         """Return how many heads or neurons every pruned sub-layer keeps."""
@@ -242,110 +242,63 @@ class CoupledStage(Stage):
             cut_units(net, {name: torch.arange(units[name]) < count for name, count in self.counts(net).items()})
         return net
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Score heads and neurons of the dense net, and remove the least important ones; none at density 1."""
-        net = super().build(method, previous, structure)
-        if structure is not None:
-            rebuild(net, structure)
-        elif self.density < 1:
-            trainer = method.trainer
-            device, shared = trainer.strategy.root_device, trainer.world_size > 1
-            self.prune(net, method.task, trainer.datamodule, device, shared)
-        self.achieved = stored_density(net)
-        return net
-
-    def prune(
-        self, net: PreTrainedModel, task: Task, data: DataModule, device: torch.device, shared: bool = False
-    ) -> None:
-        """Remove the heads and neurons of ``net`` that :meth:`kept` does not keep, in place; none at density 1."""
-        if self.density < 1:
-            cut_units(net, self.kept(net, task, data, device, shared))
-
     def parts(self, net: PreTrainedModel) -> list[SubLayer]:
         """Return the sub-layers that lose units; only shapes are read."""
         counts = self.counts(net)
         return [part for part in pruned_parts(net, self.settings) if part.last in counts]
 
-    def examples(self, data: DataModule) -> DataLoader:
-        """Return the batches of the examples whose gradients decide."""
-        return data.calibration_dataloader(self.settings.examples, self.settings.calibration_seed, "prune.examples")
-
-    def kept(
-        self, net: PreTrainedModel, task: Task, data: DataModule, device: torch.device, shared: bool = False
-    ) -> dict[str, Tensor]:
-        """Return by last matrix the units to keep, bool [units], on every rank the same.
-
-        Args:
-            net: dense, on the CPU, as it is afterwards.
-            task: the task whose loss is differentiated.
-            data: gives the examples.
-            device: of the pass.
-            shared: True if every process of the default group has batches of its own.
-        """
-        settings, counts, parts, batches = self.settings, self.counts(net), self.parts(net), self.examples(data)
-        gradients = mean_gradients(
-            net.to(device), track(batches, "importance", len(batches)), task_type(task),  # type: ignore[arg-type]
-            [name for part in parts for name in part.sites.values()],
-            squares=settings.importance == "element2",
-            reduce=torch.distributed.all_reduce if shared else None,
-        )  # fmt: skip
-        net.to("cpu")  # type: ignore[arg-type]
-        return from_first(
-            lambda: {part.last: best_units(net, part, gradients, settings, counts[part.last]) for part in parts}
-        )
+    def compression(self, previous: Path | None) -> CoupledRemoval:
+        """Return the removal of the least important units."""
+        return CoupledRemoval(self)
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""
         return {"density": self.achieved, "target": self.density}
 
 
-@dataclass(frozen=True)
-class BlockPruning(Changes):
-    """The same with one block in memory: of every block one file that says which units stay.
+class CoupledRemoval(Compression):
+    """The heads and neurons of the smallest first-order scores go; how many of a block is known before.
 
-    Attributes:
+    Args:
         stage: has settings and density.
     """
 
     name = "units"
 
-    stage: CoupledStage
+    def __init__(self, stage: CoupledStage) -> None:
+        self.stage = stage
 
-    @property
-    def sites(self) -> list[str]:
-        """The matrices of the sub-layers that lose units."""
-        return [name for part in self.stage.parts(self.shapes) for name in part.sites.values()]
+    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration:
+        """Return the gradients of the matrices of the sub-layers that lose units."""
+        settings = self.stage.settings
+        batches = data.calibration_dataloader(settings.examples, settings.calibration_seed, "prune.examples")
+        sites = [name for part in self.stage.parts(net) for name in part.sites.values()]
+        return Calibration(Gradients(sites=sites, squares=settings.importance == "element2"), batches)
 
-    def bytes(self) -> int:
+    def bytes(self, net: PreTrainedModel) -> int:
         """Return one for every unit."""
-        return sum(count_units(self.shapes, part) for part in self.stage.parts(self.shapes))
+        return sum(count_units(net, part) for part in self.stage.parts(net))
 
-    def write(self, number: int, block: nn.Module, found: dict[str, MeanGradient]) -> None:
-        """Choose the units of a block, and write its file."""
-        from safetensors.torch import save_file
+    def measure(
+        self, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any]
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+        """Yield which units of a sub-layer stay, bool [units]."""
+        counts = self.stage.counts(net)
+        for part in (part for part in self.stage.parts(net) if part.last in names):
+            best = best_units(net, part, found, self.stage.settings, counts[part.last])
+            yield tuple(part.sites.values()), {f"{part.last}.kept": best}
 
-        counts, kept = self.stage.counts(self.shapes), {}
-        with self.lent(number, block, list(found)):
-            for part in (part for part in self.stage.parts(self.shapes) if part.last in found):
-                kept[part.last] = best_units(self.shapes, part, found, self.stage.settings, counts[part.last])
-        found.clear()
-        with atomic_file(self.path(number)) as temporary:
-            save_file(kept, temporary)
-
-    def choose(self) -> tuple[dict[str, Tensor], float]:
+    def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, Tensor], float]:
         """Return the units that stay by last matrix, bool [units]; no loss is estimated."""
-        found: dict[str, Tensor] = {}
-        for number in filter(self.done, range(len(self.blocks))):  # of those that stay whole there is none
-            found |= stored_tensors(self.path(number))
-        return found, 0.0
+        return {part.last: measured[f"{part.last}.kept"] for part in self.stage.parts(net)}, 0.0
 
-    def told(self, chosen: dict[str, Tensor]) -> dict[str, Any]:
+    def apply(self, net: PreTrainedModel, chosen: dict[str, Tensor], measured: Measured | None) -> None:
+        """Remove heads and neurons."""
+        cut_units(net, chosen)
+
+    def told(self, net: PreTrainedModel, chosen: dict[str, Tensor]) -> dict[str, Any]:
         """Return how many heads or neurons are left."""
         return {"units": {name: int(kept.sum()) for name, kept in chosen.items()}}
-
-    def change(self, chosen: dict[str, Tensor], net: PreTrainedModel, number: int, values: bool) -> None:
-        """Remove heads and neurons of a block."""
-        cut_units(net, {name: chosen[name] for name in self.of_one(number, chosen)})
 
 
 class LLMPruner(Method):
@@ -377,8 +330,4 @@ class LLMPruner(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), self.pruning()]
-
-    def pruning(self) -> CoupledStage:
-        """Return the stage ``prune``."""
-        return CoupledStage(self.prune, self.density, self.round_to, self.shape)
+        return [*self.dense_stage(), CoupledStage(self.prune, self.density, self.round_to, self.shape)]

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.methods.base import Distillation, Method
-from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import LowRankRetraining, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
@@ -36,7 +36,7 @@ from lit_compress.stages.rows import RowPruning, RowSparsePruning
 from lit_compress.utils.errors import UserError, require
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class FactorTuning(LowRankRetraining):
         super().__init__(settings, ranks)
         self.from_backbone = settings.init == "pretrained"
 
-    def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> WeightedDecomposer:
+    def decomposer(self, previous: Path | None) -> WeightedDecomposer:
         """Return the decomposer whose factors both get sqrt(Sigma) (Eqs. 6-7)."""
         return WeightedDecomposer(sigma_side="balanced")
 

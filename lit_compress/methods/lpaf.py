@@ -39,11 +39,12 @@ from lit_compress.numerics.chunked_logits import Logits, joined
 from lit_compress.numerics.importance import Weighting
 from lit_compress.numerics.schedules import linear_decay_to_zero
 from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.compression import Compression
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import Decomposer, LowRankRetraining, WeightedDecomposer
+from lit_compress.stages.low_rank import Factors, LowRankRetraining, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule, choose_rule
 from lit_compress.stages.unstructured import FirstOrderSettings, UnstructuredPruning
-from lit_compress.stages.weighting import Weighted, kronecker_decomposer
+from lit_compress.stages.weighting import Weighted, WeightedFactors
 from lit_compress.utils.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -168,16 +169,21 @@ class MixedRankRetraining(LowRankRetraining):
         self.p_init = self._choose_p_init(self.ranks.density_of(net))
         return net
 
-    def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> Decomposer:
-        """Return the decomposer of the sparsity-aware SVD (Eqs. 7-11), or that under K-FAC.
+    @property
+    def reads_examples(self) -> bool:
+        """Whether the weighting needs statistics."""
+        return self.settings.weighting == "kfac"
+
+    def compression(self, previous: Path | None) -> Compression:
+        """Return the factorization by the sparsity-aware SVD (Eqs. 7-11), or that under K-FAC.
 
         Biases stay, since the sparse matrices that are mixed in have them, too.
         """
         assert previous is not None
         if self.settings.weighting == "kfac":
-            return kronecker_decomposer(method, net, Weighted(weighting="kfac", centred=False))
+            return WeightedFactors(Weighted(weighting="kfac", centred=False), self.ranks, previous, self.layer)
         rows = load_row_importance(previous, self.settings.weighting)
-        return WeightedDecomposer(rows, axis="out", power=self.settings.power)
+        return Factors(self.ranks, WeightedDecomposer(rows, axis="out", power=self.settings.power), self.layer)
 
     def attach(self, net: PreTrainedModel) -> None:
         """Find the mixed-rank layers, for which a coin is thrown in every forward."""

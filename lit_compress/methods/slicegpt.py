@@ -33,44 +33,35 @@ Deviations, and where paper and program differ:
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lit_compress.calibration.sliced_stream import sliced_axes
 from lit_compress.methods.base import Method
-from lit_compress.models.accounting import stored_density
-from lit_compress.models.architectures import get_architecture
-from lit_compress.models.block_net import BlockNet
-from lit_compress.models.projected.bases import identity_bases
 from lit_compress.models.projected.gates import gated_size
-from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.projected.outline import outline_projected
-from lit_compress.models.projected.sliced import SLICED, slice_stream, sliced_block
+from lit_compress.models.projected.sliced import SLICED, slice_stream, sliced_block, whole_axes
 from lit_compress.models.residual_stream import residual_stream
-from lit_compress.models.surgery import Structure, rebuild
-from lit_compress.stages.base import Stage, StageContext
-from lit_compress.stages.by_block import Kept, stored_tensors
+from lit_compress.stages.base import Stage
+from lit_compress.stages.calibration import Axes, Calibration
+from lit_compress.stages.compression import CompressedStage, Compression, Measured
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.lora import Retraining
-from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, require
-from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import note
-from lit_compress.utils.sharding import from_first
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
-    from lit_compress.tasks.records import Task
+    from lit_compress.models.block_net import BlockNet
+    from lit_compress.models.surgery import Structure
+    from lit_compress.tasks.base import TaskType
 
 
 @dataclass(frozen=True)
@@ -92,7 +83,7 @@ class Slicing(Retraining):
         require(self, "prune.examples", low=1)
 
 
-class SlicingStage(Stage):
+class SlicingStage(CompressedStage):
     """The stage ``prune``: calibrate and slice; train, if asked to.
 
     Args:
@@ -104,7 +95,6 @@ class SlicingStage(Stage):
     """
 
     settings: Slicing
-    shrinks_first = repeatable = True
 
     def __init__(self, settings: Slicing, density: float, slicing: float | None, round_to: int | None) -> None:
         super().__init__("prune", settings)
@@ -178,117 +168,80 @@ class SlicingStage(Stage):
         """Return ``net`` with narrow hidden states."""
         return net if self.keeps_all else outline_projected(net, SLICED, {"hidden": torch.tensor(self.widths(net))})
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Calibrate the dense net and slice it; at density 1 return it unchanged."""
-        net = super().build(method, previous, structure)
-        if structure is not None:
-            rebuild(net, structure)
-        elif not self.keeps_all:
-            trainer = method.trainer
-            device, shared = trainer.strategy.root_device, trainer.world_size > 1
-            self.prune(net, method.task, trainer.datamodule, device, shared)
-        self.achieved = stored_density(net)
-        return net
+    def compression(self, previous: Path | None) -> Slices:
+        """Return the slices."""
+        return Slices(self)
 
-    def prune(
-        self, net: PreTrainedModel, task: Task, data: DataModule, device: torch.device, shared: bool = False
-    ) -> None:
-        """Calibrate the dense ``net`` and slice it in place; at density 1 leave it as it is.
-
-        Args:
-            net: on the CPU, as it is afterwards.
-            task: of the examples.
-            data: gives them.
-            device: of the passes.
-            shared: True if every process of the default group has batches of its own.
-        """
-        if not self.keeps_all:
-            widths = self.widths(net)
-            slice_stream(net, self._axes(net, widths, task, data, device, shared), widths)
-
-    def examples(self, data: DataModule) -> DataLoader:
-        """Return the batches of the calibration examples."""
-        count = self.settings.examples or min(512, data.train_size())
-        return data.calibration_dataloader(count, self.settings.calibration_seed, "prune.examples")
-
-    def _axes(
-        self, net: PreTrainedModel, widths: list[int], task: Task, data: DataModule, device: torch.device, shared: bool
-    ) -> list[Tensor]:
-        """Return the axes of every site, on every rank those of the first."""
-        hooked = net
-        if residual_stream(net).pre_norm:
-            hooked = insert_projections(copy.deepcopy(net), identity_bases(net), SLICED)
-        axes = sliced_axes(
-            hooked.to(device), residual_stream(hooked), widths,  # type: ignore[arg-type]
-            lambda: self.examples(data),
-            task_type(task),
-            centred=not get_architecture(net).rms,
-            reduce=torch.distributed.all_reduce if shared else None,
-            agree=from_first,
-        )  # fmt: skip
-        net.to("cpu")  # type: ignore[arg-type]
-        return axes
+    def reads_labels(self, kind: TaskType) -> bool:
+        """Say whether forwards need the labels."""
+        return kind.reads_labels
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""
         return {"density": self.achieved, "target": self.achieved if self.slicing is not None else self.density}
 
 
-@dataclass(frozen=True)
-class BlockSlices(Kept):
-    """The same with one block in memory: of every block one file with the axes that its two sites keep.
+class Slices(Compression):
+    """Hidden states keep their first principal directions; how many of a site is known before.
 
-    Attributes:
+    Args:
         stage: has settings and widths.
     """
 
-    name = "axes"
+    name, by_itself = "axes", False
 
-    stage: SlicingStage
+    def __init__(self, stage: SlicingStage) -> None:
+        self.stage = stage
 
-    @cached_property
-    def widths(self) -> list[int]:
-        """How many directions every site keeps."""
-        return self.stage.widths(self.shapes)
+    def check_by_block(self, net: PreTrainedModel) -> None:
+        """Refuse norms that stand after the sub-layers."""
+        if not residual_stream(net).pre_norm:
+            raise UserError(
+                f"--by_block: norms of '{net.config.model_type}' stand after the sub-layers, and slices then need the "
+                "whole net; nearest: LLMPruner"
+            )
 
-    @property
-    def sites(self) -> list[str]:
-        """No matrix has moments of its own."""
-        return []
+    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration:
+        """Return the axes of every site."""
+        settings = self.stage.settings
+        count = settings.examples or min(512, data.train_size())
+        batches = data.calibration_dataloader(count, settings.calibration_seed, "prune.examples")
+        return Calibration(Axes(self.stage.widths(net)), batches)
 
-    def bytes(self) -> int:
+    def bytes(self, net: PreTrainedModel) -> int:
         """Return the size of the axes."""
-        return 8 * self.shapes.config.hidden_size * sum(self.widths)
+        return 8 * net.config.hidden_size * sum(self.stage.widths(net))
 
-    def write(self, number: int, block: nn.Module, found: dict[int, Tensor]) -> None:
-        """Write the axes of a block's sites that stay."""
-        from safetensors.torch import save_file
+    def measure(
+        self, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any]
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+        """Yield the axes of a site that stay, U[:, :k] [d, k]."""
+        widths = self.stage.widths(net)
+        for site, axes in found.items():
+            yield (), {str(site): axes[:, : widths[site]].contiguous()}
 
-        kept = {str(site): axes[:, : self.widths[site]].contiguous() for site, axes in found.items()}
-        with atomic_file(self.path(number)) as temporary:
-            save_file(kept, temporary)
-
-    def read(self, number: int) -> dict[int, Tensor]:
-        """Return U [d, d] of a block's sites; the directions that go are 0."""
-        size = self.shapes.config.hidden_size
-        found = stored_tensors(self.path(number)).items()
-        return {int(site): nn.functional.pad(axes, (0, size - axes.shape[1])) for site, axes in found}
-
-    def choose(self) -> tuple[dict[str, Any], float]:
+    def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, Any], float]:
         """Choose nothing: the widths are known before."""
         return {}, 0.0
 
-    def told(self, chosen: dict[str, Any]) -> dict[str, Any]:
-        """Return the width of hidden states at every site."""
-        return {"widths": self.widths}
+    def apply(self, net: PreTrainedModel, chosen: dict[str, Any], measured: Measured | None) -> None:
+        """Slice a net in memory; without axes along those of the dense net, which gives the same shapes."""
+        widths, size = self.stage.widths(net), net.config.hidden_size
+        axes = [torch.eye(size) if measured is None else whole_axes(measured[str(i)]) for i in range(len(widths))]
+        slice_stream(net, axes, widths)
 
-    def part(self, net: BlockNet, number: int) -> tuple[dict[str, Tensor], Structure]:
+    def part(
+        self, shapes: PreTrainedModel, measured: Measured, net: BlockNet, number: int
+    ) -> tuple[dict[str, Tensor], Structure]:
         """Return the tensors of a sliced block, by their names in the net, and the specs of its modules."""
-        axes = self.read(number)
-        if number + 1 < len(self.blocks):
-            axes |= self.read(number + 1)
-        sites = sorted(axes)
-        return sliced_block(net, self.shapes, number, [axes[i] for i in sites], [self.widths[i] for i in sites])
+        names, widths = list(net.names)[number : number + 2], self.stage.widths(shapes)
+        sites = sorted({s.reads for s in residual_stream(shapes).sublayers if s.host in names})
+        axes = [whole_axes(measured[str(site)]) for site in sites]
+        return sliced_block(net, shapes, number, axes, [widths[site] for site in sites])
+
+    def told(self, net: PreTrainedModel, chosen: dict[str, Any]) -> dict[str, Any]:
+        """Return the width of hidden states at every site."""
+        return {"widths": self.stage.widths(net)}
 
 
 class SliceGPT(Method):
@@ -335,8 +288,4 @@ class SliceGPT(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), self.pruning()]
-
-    def pruning(self) -> SlicingStage:
-        """Return the stage ``prune``."""
-        return SlicingStage(self.prune, self.density, self.slicing, self.round_to)
+        return [*self.dense_stage(), SlicingStage(self.prune, self.density, self.slicing, self.round_to)]

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lit_compress.methods.base import Method
 from lit_compress.numerics.decompose import SigmaSide
-from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import LowRankRetraining, WeightedDecomposer
 from lit_compress.stages.rank_rule import Allocation, choose_rule
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Factorized(Retraining):
 class SVDRetraining(LowRankRetraining):
     """Factorize the dense net by truncated SVD, then train all of its parameters."""
 
-    def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> WeightedDecomposer:
+    def decomposer(self, previous: Path | None) -> WeightedDecomposer:
         """Return the decomposer of the truncated SVD (Eqs. 1-2)."""
         return WeightedDecomposer(sigma_side=self.settings.sigma_side)
 

@@ -77,7 +77,7 @@ def factorize(
         net: changed in place.
         ranks: name of a site, or of a table of embeddings, -> rank.
         factors: function of name, weight [out, in] and rank that returns left [out, rank] and right [rank, in]; None
-            for zeros, where a checkpoint will be loaded.
+            for zeros, where a checkpoint will be loaded, or for shapes only.
         layer: class of the layer that replaces a Linear.
         bias_change: function of name, weight and its approximation that returns what the bias [out] gets, or None.
         stacks: first site -> names of all sites that get one right factor; for the two functions the first name is
@@ -88,7 +88,9 @@ def factorize(
         names = stacks.get(name, (name,))
         weight = stacked_weight(net, names)
         if factors is None:
-            left, right = torch.zeros(weight.shape[0], rank), torch.zeros(rank, weight.shape[1])
+            left, right = (
+                torch.zeros(size, device=weight.device) for size in ((len(weight), rank), (rank, weight.shape[1]))
+            )
         else:
             left, right = factors(name, weight, rank)
             change = bias_change(name, weight, left @ right) if bias_change else None

@@ -302,6 +302,11 @@ def _balance(left: Tensor, right: Tensor, side: SigmaSide) -> None:
     right /= scale[:, None]
 
 
+def change_of_bias(weight: Tensor, approx: Tensor, mean: Tensor) -> Tensor:
+    """Return (W - X) m [out], which keeps the mean of the outputs, in the weight's dtype."""
+    return ((weight.cpu().double() - approx.cpu().double()) @ mean.cpu()).to(weight)
+
+
 def corrected_bias(
     bias: Tensor, weight: Tensor, approx: Tensor, mean: Tensor, new_mean: Tensor | None = None
 ) -> Tensor:

@@ -21,11 +21,12 @@ from lit_compress.models.sites import blocks
 from lit_compress.numerics.chunked_logits import chunk_size
 from lit_compress.run.trainer import make_trainer
 from lit_compress.stages.base import Stage
+from lit_compress.stages.calibration import MOST_BYTES
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import LowRankRetraining
 from lit_compress.stages.recompute import activations, most_kept
 from lit_compress.stages.unstructured import UnstructuredPruning
-from lit_compress.stages.weighting import KRONECKER, MOST_BYTES, Weighted
+from lit_compress.stages.weighting import KRONECKER, Weighted
 from lit_compress.utils.devices import current_device, free_bytes
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.memory import free_memory, resident

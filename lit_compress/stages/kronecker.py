@@ -14,10 +14,10 @@ from lit_compress.numerics.kronecker import (
     GRADIENT_DAMPING,
     INPUT_DAMPING,
     KroneckerSVD,
+    change_of_bias,
     kronecker_svd,
     row_costs,
 )
-from lit_compress.numerics.ranks import largest_rank
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -36,11 +36,6 @@ def biased_sites(net: PreTrainedModel, stacks: Mapping[str, tuple[str, ...]] | N
     if len(found) < len(modules):
         note(f"centred: {len(modules) - len(found)} of {len(modules)} matrices have no bias and are not centred")
     return found
-
-
-def change_of_bias(weight: Tensor, approx: Tensor, mean: Tensor) -> Tensor:
-    """Return (W - X) m [out], which keeps the mean of the outputs, in the weight's dtype."""
-    return ((weight.cpu().double() - approx.cpu().double()) @ mean.cpu()).to(weight)
 
 
 @dataclass(frozen=True)
@@ -63,20 +58,11 @@ class KroneckerDecomposer:
     damping: tuple[float, float] = (INPUT_DAMPING, GRADIENT_DAMPING)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     release: bool = False
-    _sigma: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
-    _kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
     nested = True
 
     def factors(self, name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """Return left [out, rank] and right [rank, in] of the matrix of site ``name``.
-
-        After :meth:`sigma` they are those that it kept.
-        """
-        if name in self._kept and rank <= len(self._kept[name][1]):
-            left, right = self._kept[name]
-            # rows of `right` are contiguous as they are: a view would keep all that are not wanted
-            return left[:, :rank].contiguous(), right[:rank].clone()
-        return self.svd(name, weight).factors(rank)
+        """Return left [out, rank] and right [rank, in] of the matrix of site ``name``."""
+        return self.svd(name, weight, rank).factors(rank)
 
     def svd(self, name: str, weight: Tensor, components: int | None = None) -> KroneckerSVD:
         """Return the decomposition of the matrix of site ``name`` with all its ranks, or as many as ``components``.
@@ -88,9 +74,8 @@ class KroneckerDecomposer:
         svd = kronecker_svd(
             weight, self.moments[name].inputs(), map(self._gradients, names) if self.gradients else None,
             sizes=[self.moments[site].outputs for site in names] if self.gradients else None,
-            mean=self._mean(name), damping=self.damping, name=name, components=components, overwrite=True,
+            mean=self.mean(name), damping=self.damping, name=name, components=components, overwrite=True,
         )  # fmt: skip
-        self._sigma[name] = svd.sigma
         self._release(names)
         return svd
 
@@ -103,32 +88,20 @@ class KroneckerDecomposer:
         for site in names if self.release else ():
             self.moments[site] = self.moments[site].released()
 
-    def estimate(self, ranks: Mapping[str, int]) -> float:
-        """Return the estimate of what factors of these ranks add to an example's loss, half of what (M) sums to.
-
-        It is that under the damped moments, of matrices that were decomposed here.
-        """
-        return sum(float(self._sigma[name][rank:].square().sum()) for name, rank in ranks.items()) / 2
-
     def sigma(self, name: str, weight: Tensor) -> Tensor:
-        """Return the singular values of the weighted matrix, falling, float64; keep the factors for :meth:`factors`.
-
-        Kept are as many components as make the matrix smaller, in its dtype: together no more than the net.
-        """
-        kept = max(1, largest_rank(*weight.shape))
-        svd = self.svd(name, weight, kept)
-        self._kept[name] = svd.factors(kept)
-        return svd.sigma
+        """Return the singular values of the weighted matrix, falling, float64."""
+        return self.svd(name, weight, 1).sigma
 
     def row_costs(self, name: str, matrix: Tensor) -> Tensor:
         """Return what it costs to leave out each row of ``matrix``, a part of that of site ``name``; float64 [out]."""
         moment = self.moments[name]
-        return row_costs(matrix, moment.inputs(), moment.gradients(), self._mean(name))
+        return row_costs(matrix, moment.inputs(), moment.gradients(), self.mean(name))
 
     def bias_change(self, name: str, weight: Tensor, approx: Tensor) -> Tensor | None:
         """Return (W - X) m [out], which keeps the mean of the outputs, in the weight's dtype; None if not centred."""
-        mean = self._mean(name)
+        mean = self.mean(name)
         return None if mean is None else change_of_bias(weight, approx, mean)
 
-    def _mean(self, name: str) -> Tensor | None:
+    def mean(self, name: str) -> Tensor | None:
+        """Return the mean [in] of the inputs that the bias takes over; None where it stays."""
         return self.moments[name].mean if name in self.centred else None

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from lit_compress.layers import LowRankLinear
-from lit_compress.models.surgery import Structure, factorize, multiply_out, rebuild
+from lit_compress.layers import LowRankLinear, LowRankSparseLinear
+from lit_compress.models.accounting import dense_site_params
+from lit_compress.models.surgery import Structure, factorize, multiply_out, stacked_weight
 from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, WeightedSVD, decompose, weighted_svd
-from lit_compress.stages.base import Stage, StageContext, Training
+from lit_compress.numerics.kronecker import change_of_bias
+from lit_compress.numerics.ranks import largest_rank
+from lit_compress.stages.base import Training
+from lit_compress.stages.compression import CompressedStage, Compression, Measured
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.sharding import from_first, is_first
+from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.stages.calibration import Calibration
 
 
 class DecomposedMatrix(Protocol):
@@ -54,6 +62,9 @@ class Decomposer(Protocol):
     def bias_change(self, name: str, weight: Tensor, approx: Tensor) -> Tensor | None:
         """Return what the bias [out] gets when ``approx`` replaces ``weight``; None for nothing."""
 
+    def mean(self, name: str) -> Tensor | None:
+        """Return the mean [in] of the inputs that the bias takes over; None where it stays."""
+
 
 @dataclass(frozen=True)
 class WeightedDecomposer:
@@ -80,6 +91,10 @@ class WeightedDecomposer:
         """Return None: biases stay."""
         return None
 
+    def mean(self, name: str) -> Tensor | None:
+        """Return None: biases stay."""
+        return None
+
     def factors(self, name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         """Return left [out, rank] and right [rank, in] of the matrix of site ``name``."""
         return decompose(weight, rank, self._of(name), self.axis, self.power, self.sigma_side, name)
@@ -102,7 +117,103 @@ class WeightedDecomposer:
         return None if self.importance is None else self.importance[name]
 
 
-class LowRankRetraining(Stage):
+class Factors(Compression):
+    """Low rank: factors in the places of matrices, stacks of them and tables, of ranks under one rule.
+
+    Args:
+        rule: for the ranks.
+        decomposer: how matrices are factorized.
+        layer: class of the layer that replaces a Linear.
+    """
+
+    name = "factors"
+
+    def __init__(
+        self, rule: RankRule, decomposer: Decomposer, layer: type[LowRankLinear | LowRankSparseLinear] = LowRankLinear
+    ) -> None:
+        self.rule, self.layer, self._decomposer = rule, layer, decomposer
+
+    def decomposer(self, net: PreTrainedModel, found: dict[Any, Any]) -> Decomposer:
+        """Return what decomposes the matrices of ``net`` with the statistics ``found``, which it gives up."""
+        return self._decomposer
+
+    def check_by_block(self, net: PreTrainedModel) -> None:
+        """Refuse a table of embeddings, and a measured price."""
+        if self.rule.scope == "all":
+            raise UserError(
+                "--by_block: scope 'all' factorizes the table of tokens, which is in no block; nearest: blocks"
+            )
+        if self.rule.price != "parameters":
+            raise UserError(f"--by_block: price '{self.rule.price}' is measured on the whole net; nearest: parameters")
+
+    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
+        """Return None: weights are enough."""
+        return None
+
+    def bytes(self, net: PreTrainedModel) -> int:
+        """Return the size of as many components as make every matrix smaller."""
+        return 4 * dense_site_params(net)
+
+    def measure(
+        self, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any]
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+        """Yield of every matrix or stack its factors, with all singular values and the mean of its inputs.
+
+        The factors have the rank that the rule gives, or, where singular values decide, as many components as make the
+        matrix smaller.
+        """
+        decomposer, even = self.decomposer(net, found), None
+        if self.rule.allocation == "uniform":
+            even = self.rule.allocate(net)
+        members = {name: sites for name, sites in self.rule.members(net).items() if name in names}
+        for name, sites in track(members.items(), "decompose", len(members)):
+            if even is not None and name not in even:
+                continue
+            weight = stacked_weight(net, sites)
+            rank = max(1, largest_rank(*weight.shape)) if even is None else even[name]
+            kept = {}
+            if decomposer.nested or even is None:  # who has no singular values says so
+                svd = decomposer.svd(name, weight, rank)
+                left, right = svd.factors(rank)
+                kept["sigma"] = svd.sigma
+                del svd
+            else:
+                left, right = decomposer.factors(name, weight, rank)
+            kept |= {"left": left, "right": right}
+            if (mean := decomposer.mean(name)) is not None:
+                kept["mean"] = mean
+            yield sites, {f"{name}.{key}": value for key, value in kept.items()}
+
+    def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, int], float]:
+        """Return {site: rank}, and the estimate of what factors of these ranks add to an example's loss."""
+        ranks = self.rule.allocate(net, lambda name, _: measured[f"{name}.sigma"])
+        known = {name: measured[f"{name}.sigma"] for name in ranks if f"{name}.sigma" in measured}
+        return ranks, sum(float(sigma[ranks[name] :].square().sum()) for name, sigma in known.items()) / 2
+
+    def apply(self, net: PreTrainedModel, chosen: dict[str, int], measured: Measured | None) -> None:
+        """Put factors in the places of matrices, and change biases."""
+        stacks = {name: sites for name, sites in self.rule.stacks(net).items() if name in chosen}
+        if measured is None:
+            factorize(net, chosen, None, self.layer, stacks=stacks)
+            return
+
+        def factors(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+            left, right = measured[f"{name}.left"], measured[f"{name}.right"]
+            # rows of `right` are contiguous as they are: a view would keep all that are not wanted
+            return left[:, :rank].contiguous().to(weight.device), right[:rank].clone().to(weight.device)
+
+        def bias_change(name: str, weight: Tensor, approx: Tensor) -> Tensor | None:
+            mean = measured.get(f"{name}.mean")
+            return None if mean is None else change_of_bias(weight, approx, mean)
+
+        factorize(net, chosen, factors, self.layer, bias_change, stacks)
+
+    def told(self, net: PreTrainedModel, chosen: dict[str, int]) -> dict[str, Any]:
+        """Return the ranks."""
+        return {"ranks": chosen}
+
+
+class LowRankRetraining(CompressedStage):
     """The stage ``retrain``: factorize the matrices of the net of the stage before, then train all parameters.
 
     Factors that this net has already are multiplied out before.
@@ -115,7 +226,6 @@ class LowRankRetraining(Stage):
     """
 
     layer: type[LowRankLinear] = LowRankLinear  # the layer that replaces a Linear
-    shrinks_first = repeatable = True
 
     def __init__(self, settings: Training, ranks: RankRule, distil: bool = True, name: str = "retrain") -> None:
         super().__init__(name, settings, distil)
@@ -127,23 +237,27 @@ class LowRankRetraining(Stage):
         return self.ranks.round_to
 
     @property
+    def keeps_all(self) -> bool:
+        """Whether no matrix is factorized."""
+        return self.ranks.keeps_all
+
+    @property
     def decided_by_data(self) -> bool:  # type: ignore[override]
         """Whether singular values decide on the ranks."""
         return self.ranks.allocation == "global" and not self.ranks.keeps_all
 
-    def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> Decomposer:
-        """Return the decomposer for ``net``, which was loaded from the folder ``previous`` (None: the backbone)."""
+    @property
+    def reads_examples(self) -> bool:
+        """Whether statistics over training examples decide: not here."""
+        return False
+
+    def decomposer(self, previous: Path | None) -> Decomposer:
+        """Return the decomposer of the net that was loaded from the folder ``previous`` (None: the backbone)."""
         raise NotImplementedError
 
-    def narrow(self, method: StageContext, net: PreTrainedModel) -> RankRule:
-        """Remove whole units of ``net`` before its matrices are factorized; return the rule for what is left."""
-        return self.ranks
-
-    def factorized(self, decomposer: Decomposer, ranks: dict[str, int]) -> None:
-        """Take note of the factorization; called on rank 0 after it, before training."""
-
-    def refine(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> None:
-        """Improve the factors of ``net``, made from that in the folder ``previous``; called on every rank."""
+    def compression(self, previous: Path | None) -> Compression:
+        """Return the factorization."""
+        return Factors(self.ranks, self.decomposer(previous), self.layer)
 
     def check(self, net: PreTrainedModel) -> None:
         """Refuse a rank that makes no matrix smaller."""
@@ -158,30 +272,20 @@ class LowRankRetraining(Stage):
         with torch.device("meta"):
             return factorize(net, ranks, None, LowRankLinear, stacks=stacks)
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Factorize the net of the stage before, or the backbone."""
-        net = multiply_out(super().build(method, previous, structure))
-        if structure is not None:
-            if self.layer is LowRankLinear:
-                rebuild(net, structure)
-            else:  # it needs the matrix, too
-                factorize(net, {name: spec["rank"] for name, spec in structure.items()}, None, self.layer)
-        elif not self.ranks.keeps_all:
-            self._factorize(method, net, self.narrow(method, net), previous)
-            self.refine(method, net, previous)
-        self.achieved = self.ranks.left_of(net)
-        return net
+    def prepared(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` with its factors multiplied out."""
+        return multiply_out(net)
 
-    def _factorize(self, method: StageContext, net: PreTrainedModel, rule: RankRule, previous: Path | None) -> None:
-        if rule.keeps_all:
-            return
-        decomposer = self.decomposer(method, net, previous)
-        ranks, stacks = from_first(lambda: rule.allocate(net, decomposer.sigma)), rule.stacks(net)
-        if is_first():
-            factorize(net, ranks, decomposer.factors, self.layer, decomposer.bias_change, stacks)
-            self.factorized(decomposer, ranks)
-        else:  # configure_model sends the values, which may differ between machines
-            factorize(net, ranks, None, self.layer, stacks=stacks)
+    def rebuild(self, net: PreTrainedModel, structure: Structure) -> None:
+        """Give ``net`` the modules of a checkpoint."""
+        if self.layer is LowRankLinear:
+            super().rebuild(net, structure)
+        else:  # it needs the matrix, too
+            factorize(net, {name: spec["rank"] for name, spec in structure.items()}, None, self.layer)
+
+    def density_left(self, net: PreTrainedModel) -> float:
+        """Return the density of ``net`` in the scope of the ranks."""
+        return self.ranks.left_of(net)
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""

@@ -25,7 +25,6 @@ from lit_compress.numerics.ranks import (
     stored,
 )
 from lit_compress.utils.errors import UserError, require
-from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -151,7 +150,7 @@ class RankRule:
         """
         if self.keeps_all:
             return {}
-        members = self._members(net)
+        members = self.members(net)
         shapes = _shapes({name: net.get_submodule(name) for names in members.values() for name in names}, members)
         ranks = {name: self._uniform(*shape) for name, shape in shapes.items()}
         kept = {name: rank for name, rank in ranks.items() if rank <= largest_rank(*shapes[name])}
@@ -230,13 +229,11 @@ class RankRule:
 
     def sigmas(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
         """Return the singular values of every matrix or stack, by ``sigma`` as for :meth:`allocate`."""
-        members = self._members(net)
-        todo = track(members.items(), "decompose", len(members))
-        return {name: sigma(name, stacked_weight(net, names)) for name, names in todo}
+        return {name: sigma(name, stacked_weight(net, names)) for name, names in self.members(net).items()}
 
     def prices(self, net: PreTrainedModel) -> dict[str, Price]:
         """Return what every matrix or stack costs, in the units of ``price``."""
-        members = self._members(net)
+        members = self.members(net)
         sizes = {site: _size(net.get_submodule(site)) for names in members.values() for site in names}
         shapes = {name: (tuple(sizes[site][0] for site in names), sizes[name][1]) for name, names in members.items()}
         found = prices_of(shapes, tokens_read(net, self.tokens), self.price, self.pivot)
@@ -266,7 +263,7 @@ class RankRule:
         if self.by_density:
             return self.density
         layers = dense_layers(net)
-        shapes = _shapes(layers, self._members(net) if self.stacked else {name: (name,) for name in layers}).values()
+        shapes = _shapes(layers, self.members(net) if self.stacked else {name: (name,) for name in layers}).values()
         left = sum(self._stored(shape, self._uniform(*shape)) for shape in shapes)
         return left / sum(out * inner for out, inner in shapes)
 
@@ -282,7 +279,7 @@ class RankRule:
         """Return {first site: names of all} of the matrices that get one right factor; {} if they are not stacked."""
         return stacks(net) if self.stacked else {}
 
-    def _members(self, net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
+    def members(self, net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
         """Return {name: sites} in forward order: the table, stacks, and every other site by itself."""
         stacked = self.stacks(net)
         inside = {name for names in stacked.values() for name in names[1:]}

@@ -38,7 +38,6 @@ from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows
 from lit_compress.numerics.ranks import break_even_rank, rank_for_density, rounded
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage, StageContext, Training
-from lit_compress.stages.kronecker import KroneckerDecomposer
 from lit_compress.stages.weighting import Weighted, kronecker_decomposer
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import Shards, local
@@ -179,7 +178,6 @@ class RowSparsePruning(Stage):
         self.decompose(net, structure, decomposer.factors)
         if self.kfac_rows:
             parts = {site.name: net.get_submodule(site.name).sparse for site in find_sites(net)}
-            assert isinstance(decomposer, KroneckerDecomposer)
             self._costs = [decomposer.row_costs(name, s) / s.shape[1] for name, s in parts.items()]  # type: ignore
         return net
 

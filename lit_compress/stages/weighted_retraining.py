@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
 
-from lit_compress.calibration.fisher import Fisher
+from lit_compress.calibration.sequential import refit_net
 from lit_compress.models.outline import cut_evenly, cut_uniformly
-from lit_compress.models.storage import load_net
-from lit_compress.models.surgery import multiply_out
 from lit_compress.models.uniform_shape import even_counts
-from lit_compress.stages.base import StageContext
-from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
-from lit_compress.stages.low_rank import Decomposer, LowRankRetraining
+from lit_compress.stages.compression import Compression
+from lit_compress.stages.kronecker import biased_sites
+from lit_compress.stages.low_rank import LowRankRetraining
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.units import choose_uniform, choose_units, find_units, least_density, remove_units
-from lit_compress.stages.weighting import (
-    KRONECKER,
-    Weighted,
-    fisher_of,
-    kronecker_decomposer,
-    kronecker_of,
-    of_weighting,
-    refit,
-    weigh,
-)
+from lit_compress.stages.unit_removal import UnitRemoval
+from lit_compress.stages.units import least_density
+from lit_compress.stages.weighting import KRONECKER, Weighted, WeightedFactors, calibration_batches
+from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.sharding import from_first, send_from_first
+from lit_compress.utils.sharding import send_from_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
+    from lit_compress.tasks.base import TaskType
     from lit_compress.tasks.records import Task
 
 
@@ -83,51 +74,6 @@ def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> N
         )
 
 
-def remove_structures(
-    settings: Weighted, rule: RankRule, net: PreTrainedModel, task: Task, data: DataModule, shared: bool = False
-) -> tuple[RankRule, float]:
-    """Remove heads, neurons and sub-layers of ``net`` in place, if ``settings`` ask for it.
-
-    Args:
-        settings: the weighting, and what is removed.
-        rule: has the density.
-        net: dense; on the device of the calibration.
-        task: the task whose loss is differentiated.
-        data: gives the examples.
-        shared: True if every process of the default group has batches of its own.
-
-    Returns:
-        The rule for what is left, and the estimate of what the removal adds to an example's loss.
-
-    Raises:
-        UserError: so many weights cannot be removed, or the moments are not usable.
-    """
-    if settings.removes == "components":
-        return rule, 0.0
-    moments, device = kronecker_of(net, task, data, [settings], shared), net.device
-    net.to("cpu")  # type: ignore[arg-type]
-    whole = from_first(lambda: rule.total(net))  # milliseconds differ between processes
-    biased = biased_sites(net) if settings.centred else frozenset()
-    damping = (settings.input_damping, settings.gradient_damping)
-
-    def choose() -> tuple[dict[str, Tensor], float]:
-        price, gradients = partial(rule.unit_price, net), settings.weighting == "kfac"
-        units = find_units(net, moments, biased, damping, price, gradients, rule.round_to, rule.uniform)
-        if rule.uniform:
-            return choose_uniform(net, units, whole * (1 - rule.density), rule.round_to)
-        sigma: dict[str, Tensor] = {}
-        if settings.removes == "both":
-            sigma = rule.sigmas(net, weigh(settings, net, {}, moments, Path(), rule.stacks(net)).sigma)
-        return choose_units(units, whole * (1 - rule.density), sigma, rule.prices(net))
-
-    removed, loss = from_first(choose)
-    remove_units(net, moments, removed, biased, settings.input_damping, rule.uniform)
-    net.to(device)  # type: ignore[arg-type]
-    if settings.removes == "structures":
-        return replace(rule, density=1.0), loss
-    return replace(rule, density=from_first(lambda: min(1.0, rule.density * whole / rule.total(net)))), loss
-
-
 def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[str, Any] | None:
     """Return what the report says of the calibration for ``inputs`` and ``kfac``; None for other weightings.
 
@@ -150,12 +96,6 @@ def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[st
     }
 
 
-def add_estimate(calibration: dict[str, Any] | None, decomposer: Decomposer, ranks: dict[str, int]) -> None:
-    """Add what factors of these ranks add to an example's loss to ``estimated_loss`` of :func:`calibration_of`."""
-    if calibration and isinstance(decomposer, KroneckerDecomposer) and decomposer.gradients:
-        calibration["estimated_loss"] += decomposer.estimate(ranks)
-
-
 class WeightedRetraining(LowRankRetraining):
     """Estimate what the weighting needs, factorize, fine-tune again."""
 
@@ -171,7 +111,11 @@ class WeightedRetraining(LowRankRetraining):
             )
         if self.ranks.allocation == "global" and settings.weighting == "fisher" and settings.axis == "element":
             raise UserError("retrain.axis: 'element' has no singular values for allocation global; nearest: both")
-        check_removal(settings, self.ranks, net)
+        self.check_shapes(net)
+
+    def check_shapes(self, net: PreTrainedModel) -> None:
+        """Refuse what :func:`check_removal` refuses."""
+        check_removal(self.settings, self.ranks, net)
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with factors, or with fewer heads and neurons."""
@@ -181,20 +125,25 @@ class WeightedRetraining(LowRankRetraining):
             return cut_evenly(net, self.ranks.density, whole=True)
         return super().outline(net)
 
-    def narrow(self, method: StageContext, net: PreTrainedModel) -> RankRule:
-        """Remove heads, neurons and sub-layers, if the settings ask for it."""
-        trainer = method.trainer
-        net.to(trainer.strategy.root_device)
-        shared = trainer.world_size > 1
-        rule, loss = remove_structures(self.settings, self.ranks, net, method.task, trainer.datamodule, shared)
-        net.to("cpu")
-        if calibration := calibration_of(self.settings, trainer.datamodule, loss):
-            self.notes = {"calibration": calibration}
-        return rule
+    @property
+    def reads_examples(self) -> bool:
+        """Whether the weighting needs statistics."""
+        return self.settings.weighting in (*KRONECKER, "fisher")
 
-    def factorized(self, decomposer: Decomposer, ranks: dict[str, int]) -> None:
-        """Add the estimate of what the factors cost to the record of the calibration."""
-        add_estimate(self.notes.get("calibration"), decomposer, ranks)
+    def compression(self, previous: Path | None) -> Compression:
+        """Return the factorization, the removal of heads and neurons, or both."""
+        folder = previous or Path()
+        if self.settings.removes == "components":
+            return WeightedFactors(self.settings, self.ranks, folder)
+        return UnitRemoval(self.settings, self.ranks)
+
+    def reads_labels(self, kind: TaskType) -> bool:
+        """Say whether the weighting needs the labels of the data."""
+        return self.settings.reads_labels(kind)
+
+    def record(self, data: DataModule, loss: float) -> dict[str, Any] | None:
+        """Return what :func:`calibration_of` says."""
+        return calibration_of(self.settings, data, loss)
 
     def check_data(self, examples: int) -> None:
         """Refuse a Fisher pass or a calibration over more examples than there are."""
@@ -204,29 +153,24 @@ class WeightedRetraining(LowRankRetraining):
         if asked is not None and asked > examples:
             raise UserError(f"retrain.{name}: {asked} is more than there are; the largest is {examples}")
 
-    def decomposer(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> Decomposer:
-        """Return the decomposer with the stage's weighting, after a pass over training data where it needs one."""
-        assert previous is not None
-        settings, trainer = self.settings, method.trainer
-        if settings.weighting in KRONECKER:
-            return kronecker_decomposer(method, net, settings, self.ranks.stacks(net), self.ranks.table(net))
-        fisher: dict[str, Fisher] = {}
-        if settings.weighting == "fisher":
-            net.to(trainer.strategy.root_device)
-            batches = of_weighting(settings, trainer.datamodule)
-            fisher = fisher_of(net, method.task, batches, [settings], trainer.world_size > 1)
-            net.to("cpu")
-        return weigh(settings, net, fisher, {}, previous)
-
-    def refine(self, method: StageContext, net: PreTrainedModel, previous: Path | None) -> None:
-        """Refit the factors block by block, if the settings ask for it."""
-        settings, trainer = self.settings, method.trainer
-        if not settings.refit or settings.weighting not in KRONECKER:
+    def refine(
+        self, dense: Callable[[], PreTrainedModel], net: PreTrainedModel, task: Task, data: DataModule,
+        device: torch.device, shared: bool,
+    ) -> None:  # fmt: skip
+        """Refit the factors block by block, if the settings ask for it (calibration/sequential.py)."""
+        settings = self.settings
+        if not settings.refit:
             return
-        assert previous is not None
-        device, shared = trainer.strategy.root_device, trainer.world_size > 1
         if shared:
             send_from_first(net, device)
-        dense = multiply_out(load_net(previous)).to(device)  # type: ignore[arg-type]
-        refit(settings, dense, net.to(device), method.task, trainer.datamodule, shared)  # type: ignore[arg-type]
-        net.to("cpu")
+        before = dense()
+        refit_net(
+            before.to(device),  # type: ignore[arg-type]
+            net.to(device),  # type: ignore[arg-type]
+            lambda: calibration_batches(settings, data),
+            task_type(task),
+            centred=biased_sites(before) if settings.centred else frozenset(),
+            reduce=torch.distributed.all_reduce if shared else None,
+        )
+        for model in (before, net):
+            model.to("cpu")  # type: ignore[arg-type]

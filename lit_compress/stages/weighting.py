@@ -11,28 +11,23 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from lit_compress.calibration.fisher import Estimator, Fisher, estimate_fisher
-from lit_compress.calibration.kronecker import KroneckerFactors, collect_kronecker, sums_bytes
-from lit_compress.calibration.sequential import refit_net
-from lit_compress.calibration.streamed import StreamedFactors, parts_within
-from lit_compress.models.sites import find_sites
+from lit_compress.calibration.fisher import DiagonalFisher, Estimator
+from lit_compress.calibration.kronecker import Moments
+from lit_compress.layers import LowRankLinear
 from lit_compress.models.storage import load_row_importance
 from lit_compress.numerics.decompose import Axis
 from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING
 from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.stages.base import StageContext
+from lit_compress.stages.calibration import Calibration, collected
 from lit_compress.stages.kronecker import KroneckerDecomposer, biased_sites
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import Decomposer, WeightedDecomposer
+from lit_compress.stages.low_rank import Decomposer, Factors, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.tasks import task_type
-from lit_compress.utils.devices import place_within
 from lit_compress.utils.errors import UserError, require
-from lit_compress.utils.progress import note, track
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -46,7 +41,6 @@ Removes = Literal["components", "structures", "both"]
 Weighting = Literal["none", "fisher", "importance", "inputs", "kfac"]
 KRONECKER = ("inputs", "kfac")  # weightings by whole moments
 CALIBRATION_EXAMPLES = 1024
-MOST_BYTES = 768 * 2**20  # of sums of second moments in one pass; those of BERT-base take 673 MiB
 
 
 @dataclass(frozen=True)
@@ -150,35 +144,6 @@ class Weighted(Retraining):
         return self.calibration_examples or min(CALIBRATION_EXAMPLES, there)
 
 
-def fisher_of(
-    net: PreTrainedModel, task: Task, batches: DataLoader, settings: Sequence[Weighted], shared: bool = False
-) -> dict[str, Fisher]:
-    """Return the Fisher information by site, from one pass over the data; {} if no setting asks for it.
-
-    Args:
-        net: fine-tuned on ``task``; on the device of the pass.
-        task: the task whose loss is differentiated.
-        batches: training examples, each once.
-        settings: one or several weightings with the same estimator.
-        shared: True if every process of the default group has batches of its own.
-
-    Raises:
-        UserError: the gradients are not usable.
-    """
-    asked = [s for s in settings if s.weighting == "fisher"]
-    if not asked:
-        return {}
-    return estimate_fisher(
-        net,
-        track(batches, "Fisher information", len(batches)),
-        task_type(task),
-        [site.name for site in find_sites(net)],
-        estimator=asked[0].estimator,
-        elements=any(s.axis == "element" for s in asked),
-        reduce=torch.distributed.all_reduce if shared else None,
-    )
-
-
 def calibration_batches(settings: Weighted, data: DataModule) -> DataLoader:
     """Return the batches of the calibration examples, in the same order at every call.
 
@@ -206,123 +171,57 @@ def seed_of(settings: Weighted, data: DataModule) -> int:
     return data.seed if settings.calibration_seed is None else settings.calibration_seed
 
 
-def refit(
-    settings: Weighted,
-    dense: PreTrainedModel,
-    net: PreTrainedModel,
-    task: Task,
-    data: DataModule,
-    shared: bool = False,
-) -> None:
-    """Refit ``net``, factorized from ``dense``, in place, if ``settings`` ask for it; calibration/sequential.py.
+def calibration_for(
+    settings: Sequence[Weighted], data: DataModule, sites: Sequence[str] | None = None, table: str | None = None
+) -> Calibration | None:
+    """Return what weightings of one kind need, of which all have the same examples; None where weights are enough.
 
     Args:
-        settings: have the examples, and whether biases take over means.
-        dense: on the device of ``net``.
-        net: factorized.
-        task: of the nets.
+        settings: with the same calibration, or, of Fisher information, estimator.
         data: gives the examples.
-        shared: True if every process of the default group has batches of its own.
-    """
-    if not settings.refit or settings.weighting not in KRONECKER:
-        return
-    refit_net(
-        dense,
-        net,
-        lambda: calibration_batches(settings, data),
-        task_type(task),
-        centred=biased_sites(dense) if settings.centred else frozenset(),
-        reduce=torch.distributed.all_reduce if shared else None,
-    )
-
-
-def kronecker_of(
-    net: PreTrainedModel,
-    task: Task,
-    data: DataModule,
-    settings: Sequence[Weighted],
-    shared: bool = False,
-    table: str | None = None,
-    stream: bool = False,
-) -> MutableMapping[str, KroneckerFactors]:
-    """Return the Kronecker factors by site, from one pass over calibration examples; {} if no setting asks for them.
-
-    Args:
-        net: fine-tuned on ``task``; on the device of the pass.
-        task: the task whose loss is differentiated.
-        data: gives the examples.
-        settings: one or several weightings with the same calibration.
-        shared: True if every process of the default group has batches of its own.
-        table: name of a table of embeddings whose factors are collected, too.
-        stream: take several passes if all sums are more than :data:`MOST_BYTES`; ``net`` must not change until the last
-            matrix was asked for.
+        sites: names; None for all.
+        table: name of a table of embeddings whose moments are collected, too.
 
     Raises:
-        UserError: the moments are not usable, or there are too few examples.
+        UserError: there are too few examples.
     """
-    asked = [s for s in settings if s.weighting in KRONECKER]
-    if not asked:
-        return {}
-    first = asked[0]
-    batches, device = calibration_batches(first, data), net.device
-
-    def collect(names: Sequence[str]) -> dict[str, KroneckerFactors]:
-        there = net.device
-        net.to(device)  # type: ignore[arg-type]
-        size = sums_bytes(net, any(s.weighting == "kfac" for s in asked), names)
-        found = collect_kronecker(
-            net,
-            track(batches, "Kronecker factors", len(batches)),
-            task_type(task),
-            [name for name in names if name != table],
-            labels=first.labels_of(task) if any(s.weighting == "kfac" for s in asked) else None,
-            seed=seed_of(first, data),
-            device=place_within(device, size, "calibration: sums of all matrices"),
-            table=table if table in names else None,
-            reduce=torch.distributed.all_reduce if shared else None,
-        )
-        net.to(there)  # type: ignore[arg-type]
-        return found
-
-    parts = parts_within(net, MOST_BYTES if stream and not shared else inf, table)
-    if len(parts) == 1:
-        return collect(parts[0])
-    note(f"calibration: {len(parts)} passes over the examples, as the sums of all matrices are too large for one")
-    return StreamedFactors(collect, parts)
+    first = settings[0]
+    if first.weighting == "fisher":
+        elements = any(s.axis == "element" for s in settings)
+        fisher = DiagonalFisher(sites=sites, estimator=first.estimator, elements=elements)
+        return Calibration(fisher, of_weighting(first, data))
+    if first.weighting not in KRONECKER:
+        return None
+    labels = first.labels_of(data.record) if any(s.weighting == "kfac" for s in settings) else None
+    moments = Moments(labels, seed_of(first, data), sites, table=table)
+    return Calibration(moments, calibration_batches(first, data))
 
 
-def kronecker_decomposer(
-    method: StageContext,
-    net: PreTrainedModel,
-    settings: Weighted,
-    stacks: Mapping[str, tuple[str, ...]] | None = None,
-    table: str | None = None,
-) -> Decomposer:
+def kronecker_decomposer(method: StageContext, net: PreTrainedModel, settings: Weighted) -> KroneckerDecomposer:
     """Return the decomposer of ``net`` under ``kfac`` or ``inputs``, after the calibration of a stage.
 
     Args:
         method: of the stage; has the task and, through its trainer, data and device.
         net: on the CPU, as it is afterwards; every rank has the same.
         settings: the weighting.
-        stacks: first site -> all sites that get one right factor.
-        table: name of a table of embeddings that is decomposed, too.
 
     Raises:
         UserError: the moments are not usable, or there are too few examples.
     """
     trainer = method.trainer
-    net.to(trainer.strategy.root_device)
-    moments = kronecker_of(net, method.task, trainer.datamodule, [settings], trainer.world_size > 1, table)
-    net.to("cpu")  # type: ignore[arg-type]
-    return weigh(settings, net, {}, moments, Path(), stacks)
+    calibration = calibration_for([settings], trainer.datamodule)
+    place = (method.task, trainer.strategy.root_device, trainer.world_size > 1)
+    ((_, moments),) = collected(net, calibration, *place, most=inf)
+    decomposer = weigh(settings, net, moments)
+    assert isinstance(decomposer, KroneckerDecomposer)
+    return decomposer
 
 
 def weigh(
     settings: Weighted,
     net: PreTrainedModel,
-    fisher: dict[str, Fisher],
-    moments: MutableMapping[str, KroneckerFactors],
-    folder: Path,
+    found: MutableMapping[str, Any],
+    folder: Path = Path(),
     stacks: Mapping[str, tuple[str, ...]] | None = None,
     release: bool = False,
 ) -> Decomposer:
@@ -331,8 +230,7 @@ def weigh(
     Args:
         settings: the weighting.
         net: whose matrices are decomposed.
-        fisher: Fisher information by site, for weighting ``fisher``.
-        moments: Kronecker factors by site, for weightings ``inputs`` and ``kfac``.
+        found: by site, Fisher information for weighting ``fisher``, Kronecker factors for ``inputs`` and ``kfac``.
         folder: folder of the net, with the scores of a pruning stage for weighting ``importance``.
         stacks: first site -> all sites that get one right factor, for weightings ``inputs`` and ``kfac``.
         release: give up the moments of a matrix with its decomposition; nothing else needs them.
@@ -344,7 +242,7 @@ def weigh(
         return WeightedDecomposer(sigma_side="in")
     if settings.weighting in KRONECKER:
         return KroneckerDecomposer(
-            moments,
+            found,
             gradients=settings.weighting == "kfac",
             centred=biased_sites(net, stacks) if settings.centred else frozenset(),
             damping=(settings.input_damping, settings.gradient_damping),
@@ -353,5 +251,43 @@ def weigh(
         )
     if settings.weighting == "importance":
         return WeightedDecomposer(load_row_importance(folder, "scores"), "out", settings.power)
-    importance = {name: found.importance(settings.axis) for name, found in fisher.items()}
+    importance = {name: fisher.importance(settings.axis) for name, fisher in found.items()}
     return WeightedDecomposer(importance, settings.axis, settings.power)
+
+
+class WeightedFactors(Factors):
+    """Low rank under a weighting.
+
+    Args:
+        settings: the weighting.
+        rule: for the ranks.
+        folder: of the net, with the scores of a pruning stage for weighting ``importance``.
+        layer: class of the layer that replaces a Linear.
+    """
+
+    def __init__(
+        self, settings: Weighted, rule: RankRule, folder: Path, layer: type[LowRankLinear] = LowRankLinear
+    ) -> None:
+        super().__init__(rule, WeightedDecomposer(), layer)
+        self.settings, self.folder = settings, folder
+
+    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
+        """Return what the weighting needs."""
+        return calibration_for([self.settings], data, table=self.rule.table(net))
+
+    def decomposer(self, net: PreTrainedModel, found: dict[str, Any]) -> Decomposer:
+        """Return the decomposer with the weighting."""
+        return weigh(self.settings, net, found, self.folder, self.rule.stacks(net), release=True)
+
+    def check_by_block(self, net: PreTrainedModel) -> None:
+        """Also refuse scores of the whole net, whole batches and a refit."""
+        settings = self.settings
+        if settings.weighting == "importance":
+            raise UserError("--by_block: weighting 'importance' reads the scores of the whole net; nearest: fisher")
+        if settings.weighting == "fisher" and settings.axis == "element":
+            raise UserError("--by_block: axis 'element' has no singular values to keep; nearest: both")
+        if settings.weighting == "fisher" and settings.estimator != "per_example":
+            raise UserError(f"--by_block: estimator '{settings.estimator}' needs whole batches; nearest: per_example")
+        if settings.refit:
+            raise UserError("--by_block: retrain.refit true needs both nets in memory; nearest: false")
+        super().check_by_block(net)

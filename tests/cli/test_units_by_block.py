@@ -16,7 +16,7 @@ from lit_compress.calibration.sliced_by_block import BlockAxes
 from lit_compress.export.check import check_export
 from lit_compress.models.shards import load_tensors, write_shard
 from lit_compress.models.storage import load_net
-from lit_compress.utils.files import atomic_file
+from lit_compress.utils.files import atomic_file, atomic_folder
 
 GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}
 UNITS = ["--removes", "structures"]
@@ -153,7 +153,7 @@ def test_a_killed_run_goes_on(name, made, data, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(BaseException):  # noqa: B017
         patch.setattr(Sweeps, "drop", dying)
         factorize(folder / "model", tmp_path / "out", *line)
-    assert sorted(path.name for path in work.glob("units-*")) == [f"units-0000{i}.safetensors" for i in (1, 2)]
+    assert sorted(path.name for path in work.glob("units-*")) == [f"units-0000{i}" for i in (1, 2)]
 
     def killed(tensors, path):
         if path.name == "block-00001.partial":
@@ -180,13 +180,18 @@ def test_a_killed_slicing_goes_on(killed_at, made, data, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return atomic_file(path, *args, **kwargs)
 
+    def dying_folder(path):
+        if killed_at in str(path):
+            raise KeyboardInterrupt
+        return atomic_folder(path)
+
     def killed(tensors, path):
         dying(path)
         write_shard(tensors, path)
 
     with monkeypatch.context() as patch, pytest.raises(BaseException):  # noqa: B017
-        for module in ("methods.slicegpt", "calibration.block_states"):
-            patch.setattr(f"lit_compress.{module}.atomic_file", dying)
+        patch.setattr("lit_compress.calibration.block_states.atomic_file", dying)
+        patch.setattr("lit_compress.stages.by_block.atomic_folder", dying_folder)
         patch.setattr("lit_compress.export.by_block.write_shard", killed)
         factorize(folder / "model", tmp_path / "out", *line)
     before = {path.name for path in work.glob("axes-*")}
@@ -213,13 +218,13 @@ def test_slices_by_blocks_in_half_precision(made, data, tmp_path):
     [
         (["--removes", "both"], "--by_block: retrain.removes 'both' calibrates the whole net twice; nearest: struct"),
         (["--removes", "structures", "--density", "0.001"], "0.001 cannot be reached with retrain.removes structures"),
-        ([*PRUNED, "--density", "1"], "--by_block: at density 1 nothing is removed; nearest: 0.9"),
+        ([*PRUNED, "--density", "1"], "--by_block: at density 1 nothing is compressed; nearest: 0.9"),
         ([*PRUNED, "--density", "0.001"], "model.density: 0.001 cannot be reached by LLMPruner"),
         (
             SLICED,
             "--by_block: norms of 'bert' stand after the sub-layers, and slices then need the whole net; near",
         ),
-        ([*SLICED, "--density", "1"], "--by_block: at density 1 nothing is sliced; nearest: 0.9"),
+        ([*SLICED, "--density", "1"], "--by_block: at density 1 nothing is compressed; nearest: 0.9"),
         ([*PRUNED, *UNITS], "model.retrain: LLMPruner has no stage retrain"),
         (["--shape", "uniform"], "retrain.removes 'components' makes factors; nearest: structures"),
     ],

@@ -7,8 +7,9 @@ import torch
 from tiny import make_net
 
 from lit_compress.data.datamodule import DataModule
+from lit_compress.stages.calibration import collected
 from lit_compress.stages.weighted_retraining import calibration_of
-from lit_compress.stages.weighting import Weighted, kronecker_of
+from lit_compress.stages.weighting import Weighted, calibration_for
 from lit_compress.tasks.records import get_task
 
 KFAC = Weighted(weighting="kfac")
@@ -35,7 +36,8 @@ def test_the_moments_of_two_classes_have_no_noise(tiny_data, tiny_backbone):
 
     def moments(seed, **settings):
         chosen = Weighted(weighting="kfac", calibration_examples=rows, calibration_seed=seed, **settings)
-        [*found] = kronecker_of(net, data.record, data, [chosen]).values()
+        ((_, found),) = collected(net, calibration_for([chosen], data), data.record, torch.device("cpu"))
+        found = [*found.values()]
         return torch.stack([factors.gradients().diagonal()[:2] for factors in found])
 
     assert torch.allclose(moments(1), moments(2), rtol=1e-5, atol=0)

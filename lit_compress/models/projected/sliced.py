@@ -32,6 +32,11 @@ SLICED = ProjectionSpec(("hidden",), heads="block")  # bases of hidden states al
 ROWS = 1024  # of a table, that are multiplied at once
 
 
+def whole_axes(axes: Tensor) -> Tensor:
+    """Return U [d, d] of the first axes [d, k]; the directions that go are 0."""
+    return nn.functional.pad(axes, (0, len(axes) - axes.shape[1]))
+
+
 def slice_stream(net: PreTrainedModel, axes: list[Tensor], widths: list[int]) -> PreTrainedModel:
     """Give hidden states their bases ``axes``, U [d, d] of every site, and keep the first directions, in place.
 

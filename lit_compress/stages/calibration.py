@@ -1,0 +1,129 @@
+"""A statistic of a model in memory, over examples, as a compression asks for it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lit_compress.calibration.kronecker import Moments, parts_within
+from lit_compress.calibration.sliced_stream import sliced_axes
+from lit_compress.calibration.statistics import Statistic, whole
+from lit_compress.models.architectures import get_architecture
+from lit_compress.models.projected.bases import identity_bases
+from lit_compress.models.projected.insert import insert_projections
+from lit_compress.models.projected.sliced import SLICED
+from lit_compress.models.residual_stream import residual_stream
+from lit_compress.models.sites import find_sites
+from lit_compress.tasks import TaskType, task_type
+from lit_compress.utils.devices import place_within
+from lit_compress.utils.progress import note, track
+from lit_compress.utils.sharding import from_first
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+    from transformers import PreTrainedModel
+
+    from lit_compress.tasks.records import Task
+
+MOST_BYTES = 768 * 2**20  # of sums of second moments in one pass; those of BERT-base take 673 MiB
+Reduce = Callable[[Tensor], object] | None
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Principal axes of the hidden states that every site of the residual stream reads, behind the slices before it.
+
+    Attributes:
+        widths: number of directions that every site keeps.
+    """
+
+    widths: Sequence[int]
+    labels = None
+    sites: tuple[str, ...] = ()  # no matrix has sums of its own
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A statistic, and the examples over which it is summed.
+
+    Attributes:
+        statistic: what is summed.
+        batches: of the examples, in the same order whenever they are iterated.
+    """
+
+    statistic: Statistic | Axes
+    batches: DataLoader
+
+
+def collected(
+    net: PreTrainedModel,
+    calibration: Calibration | None,
+    task: Task,
+    device: torch.device,
+    shared: bool = False,
+    most: float = MOST_BYTES,
+) -> Iterator[tuple[list[str], dict[Any, Any]]]:
+    """Yield names of matrices and their statistics by site, in forward order, in passes whose sums fit.
+
+    Args:
+        net: with its task's head, on the CPU, as it is between the passes; it must not change before the last.
+        calibration: what is summed; None: only the names are yielded.
+        task: the task whose loss is differentiated.
+        device: of the passes.
+        shared: True if every process of the default group has batches of its own; then there is one pass.
+        most: bytes of the sums of one pass over Kronecker moments.
+
+    Raises:
+        UserError: the sums are not usable, or there are too few examples.
+    """
+    if calibration is None:
+        yield [site.name for site in find_sites(net)], {}
+        return
+    statistic, batches, kind = calibration.statistic, calibration.batches, task_type(task)
+    reduce: Reduce = torch.distributed.all_reduce if shared else None
+    if isinstance(statistic, Axes):
+        net.to(device)  # type: ignore[arg-type]
+        axes = _axes(net, statistic, batches, kind, reduce)
+        net.to("cpu")  # type: ignore[arg-type]
+        yield [], dict(enumerate(axes))
+        return
+    parts = [names := statistic.names(net)]
+    if isinstance(statistic, Moments):
+        parts = parts_within(net, inf if shared else most, statistic.table)
+        parts = [own for part in parts if (own := [name for name in part if name in names])]
+        if len(parts) > 1:
+            note(f"calibration: {len(parts)} passes over the examples, the sums of all matrices are too large for one")
+    for part in parts:
+        place = place_within(device, statistic.bytes(net, part), "calibration: sums of all matrices")
+        net.to(device)  # type: ignore[arg-type]
+        found = whole(
+            net, of_sites(statistic, part), track(batches, statistic.title, len(batches)), kind, device=place,
+            reduce=reduce,
+        )  # fmt: skip
+        net.to("cpu")  # type: ignore[arg-type]
+        yield part, found
+
+
+def of_sites(statistic: Statistic, names: Sequence[str]) -> Statistic:
+    """Return the statistic of some of the matrices."""
+    if not isinstance(statistic, Moments):
+        return replace(statistic, sites=names)
+    table = statistic.table if statistic.table in names else None
+    return replace(statistic, sites=[name for name in names if name != table], table=table)
+
+
+def _axes(net: PreTrainedModel, asked: Axes, batches: Any, kind: TaskType, reduce: Reduce) -> list[Tensor]:
+    """Return the axes U [d, d] of every site, on every rank those of the first."""
+    hooked = net
+    if residual_stream(net).pre_norm:  # the residual path needs modules that can be hooked
+        hooked = insert_projections(copy.deepcopy(net), identity_bases(net), SLICED)
+    return sliced_axes(
+        hooked, residual_stream(hooked), asked.widths, lambda: batches, kind,
+        centred=not get_architecture(net).rms, reduce=reduce, agree=from_first,
+    )  # fmt: skip

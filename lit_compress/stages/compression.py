@@ -1,0 +1,246 @@
+"""Compression of a dense model in one shot, in memory or block by block: statistics, what they say, a choice, a change.
+
+What a method does is a :class:`Compression`. :func:`compress` applies it to a model in memory, for the stage of a fit
+and for ``factorize``; ``cli/by_block.py`` to one of which a block at a time is in memory. Ranks, or heads and neurons,
+under one budget need all matrices, and the statistics of a matrix are gone before the last one is known. So of every
+matrix only what the choice and the change need is kept (:meth:`Compression.measure`), together no more than the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lit_compress.models.accounting import stored_density
+from lit_compress.models.storage import load_net
+from lit_compress.models.surgery import Structure, rebuild
+from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.calibration import Calibration, collected
+from lit_compress.utils.memory import trim
+from lit_compress.utils.sharding import from_first, is_first, send_from_first
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.tasks.base import TaskType
+    from lit_compress.tasks.records import Task
+
+CPU = torch.device("cpu")
+Measured = Mapping[str, Tensor]
+Chosen = dict[str, Any]  # by site
+
+
+class Compression(ABC):
+    """What a method does to a dense model in one shot."""
+
+    name: ClassVar[str]  # of what it keeps of a block
+    by_itself: ClassVar[bool] = True  # whether a block can be changed without the others; else it has a method ``part``
+
+    def check_by_block(self, net: PreTrainedModel) -> None:  # noqa: B027
+        """Refuse what cannot be done block by block.
+
+        Args:
+            net: dense; only shapes are read.
+
+        Raises:
+            UserError: says what needs the whole model.
+        """
+
+    @abstractmethod
+    def calibration(self, net: PreTrainedModel, data: Any) -> Calibration | None:
+        """Return what is summed over which examples; None where weights are enough.
+
+        Args:
+            net: dense; only shapes are read.
+            data: gives the examples.
+        """
+
+    @abstractmethod
+    def bytes(self, net: PreTrainedModel) -> int:
+        """Return how many bytes what is measured takes at most; only shapes of the dense ``net`` are read."""
+
+    @abstractmethod
+    def measure(
+        self, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any]
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+        """Yield what is kept of some matrices, one after the other.
+
+        Args:
+            net: dense; the matrices ``names`` have values, on the CPU.
+            names: of the sites.
+            found: their statistics, by site, which are given up.
+
+        Returns:
+            Names of sites that are not read again, and tensors by names that begin with one of theirs.
+        """
+
+    @abstractmethod
+    def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[Chosen, float]:
+        """Return by site what goes or stays, and the estimate of what that adds to an example's loss.
+
+        Args:
+            net: dense; only shapes are read.
+            measured: of all matrices.
+        """
+
+    @abstractmethod
+    def apply(self, net: PreTrainedModel, chosen: Chosen, measured: Measured | None) -> None:
+        """Change the sites in ``chosen``, in place.
+
+        Args:
+            net: dense, in other sites maybe changed.
+            chosen: by :meth:`choose`, or a part of it.
+            measured: of these sites; None: shapes only, values come later.
+        """
+
+    def then(self, net: PreTrainedModel) -> Compression | None:
+        """Return what is to be done to the changed ``net`` afterwards; None for nothing."""
+        return None
+
+    @abstractmethod
+    def told(self, net: PreTrainedModel, chosen: Chosen) -> dict[str, Any]:
+        """Return the field of the report that says what was chosen; of the dense ``net`` only shapes are read."""
+
+
+def compress(
+    net: PreTrainedModel,
+    compression: Compression | None,
+    task: Task,
+    data: DataModule | None,
+    device: torch.device,
+    *,
+    shared: bool = False,
+    keep: bool = False,
+) -> tuple[PreTrainedModel, float]:
+    """Compress ``net`` in memory; return it, and the estimate of what that adds to an example's loss.
+
+    Args:
+        net: dense, on the CPU, as it is afterwards.
+        compression: what is done; None for nothing.
+        task: the task whose loss is differentiated.
+        data: gives the examples; None where weights are enough.
+        device: of the passes over examples.
+        shared: True if every process of the default group has batches of its own. Only the net of the first has the
+            right values afterwards.
+        keep: leave ``net`` as it is, and compress a copy, which is made when the statistics are gone.
+    """
+    total = 0.0
+    while compression is not None:
+        measured: dict[str, Tensor] = {}
+        for names, found in collected(net, compression.calibration(net, data), task, device, shared):
+            for _, tensors in compression.measure(net, names, found) if is_first() else ():
+                measured |= tensors
+            del found
+        trim()
+        chosen, loss = from_first(lambda: compression.choose(net, measured))  # type: ignore[union-attr] # noqa: B023
+        net, keep = copy.deepcopy(net) if keep else net, False
+        compression.apply(net, chosen, measured if is_first() else None)
+        total, compression = total + loss, compression.then(net)
+        if compression is not None and shared:
+            send_from_first(net, device)
+        del measured
+        trim()
+    return net, total
+
+
+class CompressedStage(Stage):
+    """A stage that compresses the net of the stage before in one shot, and then trains it."""
+
+    shrinks_first = repeatable = True
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is compressed."""
+        raise NotImplementedError
+
+    @property
+    def reads_examples(self) -> bool:
+        """Whether statistics over training examples decide."""
+        return True
+
+    def compression(self, previous: Path | None) -> Compression:
+        """Return what is done to the net of the folder ``previous``; None: the backbone."""
+        raise NotImplementedError
+
+    def reads_labels(self, kind: TaskType) -> bool:
+        """Say whether :meth:`compress` needs the labels of the data."""
+        return True
+
+    def record(self, data: Any, loss: float) -> dict[str, Any] | None:
+        """Return what the report says of the calibration, with the estimated ``loss``; None for nothing."""
+        return None
+
+    def prepared(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return the net that is compressed, in place of that of the stage before."""
+        return net
+
+    def check_shapes(self, net: PreTrainedModel) -> None:
+        """Refuse what cannot be done to ``net`` in one shot; only shapes are read."""
+        self.check(net)
+
+    def rebuild(self, net: PreTrainedModel, structure: Structure) -> None:
+        """Give ``net`` the modules of a checkpoint."""
+        rebuild(net, structure)
+
+    def refine(
+        self, dense: Callable[[], PreTrainedModel], net: PreTrainedModel, task: Task, data: Any,
+        device: torch.device, shared: bool,
+    ) -> None:  # fmt: skip
+        """Improve the compressed ``net``; ``dense`` returns that before. Called on every rank."""
+
+    def density_left(self, net: PreTrainedModel) -> float:
+        """Return the density of the compressed ``net``."""
+        return stored_density(net)
+
+    def compress(
+        self, net: PreTrainedModel, previous: Path | None, task: Task, data: DataModule | None = None,
+        device: torch.device = CPU, shared: bool = False, keep: bool = False,
+    ) -> tuple[PreTrainedModel, dict[str, Any] | None]:  # fmt: skip
+        """Return ``net`` compressed, and what the report says of the calibration.
+
+        Args:
+            net: of the folder ``previous``, on the CPU, as it is afterwards.
+            previous: folder of the net; None: the backbone itself.
+            task: the task whose loss is differentiated.
+            data: gives the examples; None where :attr:`reads_examples` is False.
+            device: of the passes over examples.
+            shared: True if every process of the default group has batches of its own.
+            keep: compress a copy.
+        """
+        if self.keeps_all:
+            return copy.deepcopy(net) if keep else net, self.record(data, 0.0)
+        dense = net if keep else None
+        net, loss = compress(net, self.compression(previous), task, data, device, shared=shared, keep=keep)
+
+        def before() -> PreTrainedModel:
+            assert dense is not None or previous is not None
+            return self.prepared(load_net(previous)) if dense is None else dense  # type: ignore[arg-type]
+
+        self.refine(before, net, task, data, device, shared)
+        return net, self.record(data, loss)
+
+    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
+        """Compress the net of the stage before, or give it the modules of a checkpoint."""
+        net = self.prepared(super().build(method, previous, structure))
+        if structure is not None:
+            self.rebuild(net, structure)
+        elif not self.keeps_all:
+            net, found = self.compress(
+                net, previous, method.task, *(_of_trainer(method) if self.reads_examples else ())
+            )
+            self.notes = {} if found is None else {"calibration": found}
+        self.achieved = self.density_left(net)
+        return net
+
+
+def _of_trainer(method: StageContext) -> tuple[DataModule, torch.device, bool]:
+    """Return the data, the device, and whether every process has batches of its own."""
+    trainer = method.trainer
+    return trainer.datamodule, trainer.strategy.root_device, trainer.world_size > 1

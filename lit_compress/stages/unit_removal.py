@@ -1,0 +1,134 @@
+"""Removal of heads and neurons as a compression (units.py).
+
+What goes is chosen in one queue over all blocks, so of every sub-layer the order and the costs of its units are kept.
+The update of what stays (U) depends on which units go, so the second moment of the last matrix' inputs is kept, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lit_compress.calibration.grams import Gram
+from lit_compress.calibration.kronecker import KroneckerFactors
+from lit_compress.models.sites import sublayers
+from lit_compress.models.surgery import stacked_weight
+from lit_compress.numerics.structures import RemovalPath
+from lit_compress.stages.compression import Compression, Measured
+from lit_compress.stages.kronecker import biased_sites
+from lit_compress.stages.rank_rule import RankRule
+from lit_compress.stages.units import (
+    Units,
+    choose_uniform,
+    choose_units,
+    cut_removed,
+    find_units,
+    unit_inputs,
+    update_rest,
+)
+from lit_compress.stages.weighting import Weighted, WeightedFactors, calibration_for, weigh
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.sharding import from_first
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.stages.calibration import Calibration
+
+
+class UnitRemoval(Compression):
+    """Heads, neurons and sub-layers go; then, where the settings remove both, components of what is left.
+
+    Args:
+        settings: the weighting.
+        rule: has the density.
+    """
+
+    name = "units"
+
+    def __init__(self, settings: Weighted, rule: RankRule) -> None:
+        self.settings, self.rule, self.both = settings, rule, settings.removes == "both"
+        self._whole = 0.0  # what the dense matrices cost, where the choice is made
+
+    def check_by_block(self, net: PreTrainedModel) -> None:
+        """Refuse to remove both."""
+        if self.both:
+            raise UserError(
+                "--by_block: retrain.removes 'both' calibrates the whole net twice; nearest: structures, or components"
+            )
+
+    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
+        """Return the moments of the last matrices of the sub-layers, or of all where components count, too."""
+        last = [part.last for part in sublayers(net, removable=False)]
+        return calibration_for([self.settings], data, None if self.both else last)
+
+    def bytes(self, net: PreTrainedModel) -> int:
+        """Return the size of the moments."""
+        modules: list[Any] = [net.get_submodule(part.last) for part in sublayers(net, removable=False)]
+        return 4 * sum(sum(Gram.numbers(module.in_features)) for module in modules)
+
+    def measure(
+        self, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any]
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+        """Yield of every last matrix the order and the costs of its units and the moments of its inputs."""
+        settings, rule = self.settings, self.rule
+        units = find_units(
+            net, found, biased_sites(net) if settings.centred else frozenset(),
+            (settings.input_damping, settings.gradient_damping), lambda *_: 0.0, settings.weighting == "kfac",
+            rule.round_to, rule.uniform,
+        )  # fmt: skip
+        if self.both:
+            decomposer = weigh(settings, net, found, stacks=rule.stacks(net))
+            for name, sites in rule.members(net).items():
+                yield (), {f"{name}.sigma": decomposer.sigma(name, stacked_weight(net, sites))}
+        for name, unit in units.items():
+            kept = found.pop(name).stored_inputs() | {"costs": unit.path.costs, "sizes": unit.path.sizes().long()}
+            kept["order"] = torch.cat([torch.zeros(0, dtype=torch.int64), *unit.path.steps])
+            yield (name,), {f"{name}.{key}": value for key, value in kept.items()}
+
+    def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, Tensor], float]:
+        """Return the units that go by last matrix, and the estimate of what that adds to an example's loss."""
+        units, rule = {}, self.rule
+        for part in sublayers(net, removable=False):
+            if f"{part.last}.costs" in measured:
+                order, sizes, costs = (measured[f"{part.last}.{key}"] for key in ("order", "sizes", "costs"))
+                count = len(unit_inputs(net, part))
+                path = RemovalPath(order.split(sizes.tolist()), costs)
+                units[part.last] = Units(part, path, rule.unit_price(net, part, count), count)
+        self._whole = rule.total(net)
+        saving = self._whole * (1 - rule.density)
+        if rule.uniform:
+            return choose_uniform(net, units, saving, rule.round_to)
+        if not self.both:
+            return choose_units(units, saving, {}, {})
+        return choose_units(units, saving, {n: measured[f"{n}.sigma"] for n in rule.members(net)}, rule.prices(net))
+
+    def apply(self, net: PreTrainedModel, chosen: dict[str, Tensor], measured: Measured | None) -> None:
+        """Remove heads and neurons, and the sub-layers that have none left."""
+        for name, gone in chosen.items() if measured is not None else ():
+            moments = KroneckerFactors.of_stored_inputs(
+                {key: measured[f"{name}.{key}"] for key in ("mean", "tokens", "inputs")}  # type: ignore[index]
+            )
+            biased = self.settings.centred and net.get_submodule(name).bias is not None
+            update_rest(net, {name: moments}, {name: gone}, frozenset([name] if biased else ()),
+                        self.settings.input_damping)  # fmt: skip
+        cut_removed(net, chosen, self.rule.uniform)
+
+    def then(self, net: PreTrainedModel) -> Compression | None:
+        """Return the factorization of what is left, where the settings remove both."""
+        if not self.both:
+            return None
+        rule, whole = self.rule, self._whole
+        rest = replace(rule, density=from_first(lambda: min(1.0, rule.density * whole / rule.total(net))))
+        return None if rest.keeps_all else WeightedFactors(self.settings, rest, Path())
+
+    def told(self, net: PreTrainedModel, chosen: dict[str, Tensor]) -> dict[str, Any]:
+        """Return how many heads or neurons are left."""
+        counts = {part.last: len(unit_inputs(net, part)) for part in sublayers(net, removable=False)}
+        return {"units": {name: counts[name] - len(gone) for name, gone in chosen.items()}}

@@ -1,0 +1,63 @@
+"""Kronecker factors in several passes are those of one pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+import torch
+from tiny import make_net
+
+from lit_compress.calibration import kronecker
+from lit_compress.calibration.kronecker import Moments, collect_kronecker
+from lit_compress.models.sites import find_sites, token_table
+from lit_compress.stages.calibration import Calibration, collected
+from lit_compress.stages.kronecker import KroneckerDecomposer
+from lit_compress.tasks.records import TASKS
+
+
+def batch(size=6, length=9):
+    ids = torch.randint(5, 100, (size, length), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "index": torch.arange(size)}
+
+
+def test_several_passes_equal_one():
+    net, cpu = make_net("bert").eval(), torch.device("cpu")
+    table, names = token_table(net), [site.name for site in find_sites(net)]
+    asked = Calibration(Moments("drawn", table=table), [batch()])
+    ((every, whole),) = collected(net, asked, TASKS["sst2"], cpu, most=inf)
+    passes = list(collected(net, asked, TASKS["sst2"], cpu, most=40_000))
+    assert every == [table, *names] == [name for part, _ in passes for name in part] and 1 < len(passes) < 8
+    for part, found in passes:
+        assert list(found) and set(found) == set(part)
+        for name in set(part) - {table}:
+            assert torch.allclose(found[name].inputs(), whole[name].inputs(), rtol=1e-4, atol=1e-6)
+            assert torch.allclose(found[name].gradients(), whole[name].gradients(), rtol=1e-4, atol=1e-9)
+    some = replace(asked, statistic=Moments(None, sites=names[2:4]))
+    ((part, found),) = collected(net, some, TASKS["sst2"], cpu)
+    assert part == names[2:4] == list(found)
+
+
+def test_a_decomposition_gives_its_moments_up():
+    net = make_net("bert").eval()
+    found = collect_kronecker(net, [batch()], "classification")
+    names = [site.name for site in find_sites(net)]
+    expected = [KroneckerDecomposer(found).sigma(n, net.get_submodule(n).weight) for n in names]
+    decomposer = KroneckerDecomposer(found, release=True)
+    for name, sigma in zip(names, expected, strict=True):
+        assert torch.equal(decomposer.sigma(name, net.get_submodule(name).weight), sigma)
+        with pytest.raises(AssertionError, match="released"):
+            found[name].inputs()
+
+
+def test_the_parts_of_a_batch_sum_to_it(monkeypatch):
+    net = make_net("bert").double().eval()
+    whole = collect_kronecker(net, [batch()], "classification")
+    monkeypatch.setattr(kronecker, "TOKENS", 20)
+    parts = collect_kronecker(net, [batch()], "classification")
+    for name, factors in whole.items():
+        assert torch.allclose(parts[name].inputs(), factors.inputs()) and parts[name].tokens == factors.tokens
+        assert torch.allclose(parts[name].gradients(), factors.gradients())
