@@ -1,4 +1,4 @@
-# Two commands: `make quickstart` and `make test`. Both make .venv first; nothing but Python 3.11+, make and pip is needed.
+# `make quickstart`, `make test` and `make lint`. All make .venv first; nothing but Python 3.11+, make and pip is needed.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -34,6 +34,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 --doctest-modules --import-mode=importlib lit_compress benchmarks
 
 clean:
 	rm -rf $(VENV) runs

@@ -90,10 +90,10 @@ def test_links_lead_somewhere() -> None:
             assert (path.parent / target).exists(), f"{path}: {target}"
 
 
-def test_the_summary_is_one_screen_with_ten_claims() -> None:
+def test_the_summary_is_one_screen_with_claims() -> None:
     assert len((HERE / "README.md").read_text().splitlines()) <= 65
     claims = (HERE / "claims.md").read_text().splitlines()[2:]
-    assert len(claims) == 10
+    assert claims
     verdicts = [line.split(" | ")[1] for line in claims]
     assert all(text.startswith(("held", "not held", "within the noise", "open")) for text in verdicts)
 

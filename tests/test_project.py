@@ -35,6 +35,17 @@ def test_every_section_of_the_changelog_has_a_version_and_a_date():
     assert all(re.fullmatch(r"\d+\.\d+\.\d+ \(\d{4}-\d\d-\d\d\)", section) for section in sections), sections
 
 
+def test_all_checks_are_the_same():
+    """The workflow, the hook before commits and CI call the targets of the Makefile."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["make"]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    targets = re.findall(r"^(\w+): \$\(READY\)", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert set(targets) == set(workflow["strategy"]["matrix"]["target"])
+    assert workflow["steps"][-1]["run"] == "make ${{ matrix.target }}"
+    assert "make lint" in [hook["entry"] for hook in hooks]
+    assert (ROOT / ".ci" / "run").read_text().endswith("make lint\nmake test\n")
+
+
 OTHER_NAMES = {"yaml": "pyyaml", "sklearn": "scikit-learn"}  # as it is imported -> as it is installed
 OWN = {"lit_compress", "benchmarks", *(path.stem for path in (ROOT / "tests").rglob("*.py")),
        *(path.name for path in (ROOT / "tests").iterdir() if path.is_dir())}  # fmt: skip

@@ -64,7 +64,7 @@ def sizes(name: str) -> tuple[int, int]:
     """Return the parameters of a net, and those of its blocks.
 
     >>> sizes("8B")
-    (8030261248, 6979588096)
+    (8030261248, 6979584000)
     """
     layers, width, keys, neurons, vocabulary, is_tied = NETS[name]
     block = 2 * width * width + 2 * width * keys + 3 * width * neurons + 2 * width

@@ -83,9 +83,7 @@ def test_every_command_is_known():
 def test_the_map_has_every_room():
     text = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
     rooms = set(re.findall(r"^  (\w+)/ ", text, flags=re.M))
-    assert len(rooms) == 15
-    if (ROOT / "lit_compress" / "run").is_dir():
-        assert rooms == {path.parent.name for path in (ROOT / "lit_compress").glob("*/__init__.py")}
+    assert rooms == {path.parent.name for path in (ROOT / "lit_compress").glob("*/__init__.py")}
 
 
 def test_blocks_have_a_language():
