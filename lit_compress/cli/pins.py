@@ -89,7 +89,7 @@ def pin(config: Namespace, recorded: Mapping[str, Any], task: Task, option: str 
     if init.get("teacher") and _is_name(init.teacher):
         found = model_snapshot("model.teacher", init.teacher)
         init.teacher, folders["teacher"] = found.pinned, resolve(str(found.folder), task, "model.teacher")
-    if (rows := located(data.task, data.get("path"), data.get("revision"))) is not None:
+    if (rows := located(data.task, data.get("path"), data.get("revision"), data.custom.configuration)) is not None:
         data.revision = _kept(known, data.get("revision"), rows.commit)
     return folders
 

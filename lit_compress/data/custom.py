@@ -49,8 +49,9 @@ def custom_task(settings: Custom, path: str | None, seed: int, encoding: str | N
         )
     label = settings.label or (text[0] if kind.label in kind.columns else kind.label)  # plain text is its own label
     draft = Task(
-        "custom", settings.kind, text, (), (), None, length=kind.length, max_length=kind.max_length, label=label
-    )
+        "custom", settings.kind, text, (), (), None, length=kind.length, max_length=kind.max_length, label=label,
+        configuration=settings.configuration,
+    )  # fmt: skip
     labels = tuple(label.strip() for label in settings.labels or ()) if kind.classes else ()
     numbered = True
     if kind.classes and not labels:

@@ -127,7 +127,7 @@ class DataModule(LightningDataModule):
         teacher: str | None = None,
     ) -> None:
         super().__init__()
-        if path is not None and (repository := located(task, path, revision)) is not None:
+        if path is not None and (repository := located(task, path, revision, custom.configuration)) is not None:
             path, revision = str(repository.folder), None
         self.record: Task = custom_task(custom, path, seed, encoding) if task == CUSTOM else get_task(task)
         spans = _asked(self.record.spans, stride=stride, null_threshold=null_threshold)

@@ -16,9 +16,9 @@ from lit_compress.data.encode import content_key
 from lit_compress.data.lines import UTF8
 from lit_compress.data.readers import READERS, Rows, from_table, suffix_of
 from lit_compress.tasks.records import TASKS, Task
-from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import POINTER, is_pointer
-from lit_compress.utils.hub import Snapshot, card_configurations, dataset_snapshot, is_name
+from lit_compress.utils.hub import Snapshot, card_configurations, choose_configuration, dataset_snapshot, is_name
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -29,20 +29,21 @@ _LAYOUTS = ("*-of-*.*", "*/*-of-*.*", "train/*.*", "*/train/*.*", "data/*.*")
 _OTHER = {"dev": "validation", "valid": "validation", "val": "validation"}  # names of splits
 
 
-def located(task: str, path: str | None, revision: str | None) -> Snapshot | None:
+def located(task: str, path: str | None, revision: str | None, configuration: str | None = None) -> Snapshot | None:
     """Return the data set of the hub that the options name, as a folder; None for local data, and for made data.
 
     Args:
         task: its name; without a path the task's own data set is meant.
         path: a file or a folder, or ``NAME[@REVISION]``.
         revision: a branch, a tag or a commit of it.
+        configuration: of a data set that the task does not know.
 
     Raises:
-        UserError: there is no such data set, or a revision of local data is given.
+        UserError: there is no such data set, it has several configurations, or a revision of local data is given.
     """
     hub = TASKS[task].hub if task in TASKS else None
     if path is not None and "/" in path and is_name(path) and suffix_of(Path(path)) not in READERS:
-        return dataset_snapshot("data.path", path, revision, hub and hub[1])
+        return dataset_snapshot("data.path", path, revision, configuration or (hub and hub[1]))
     if path is None and hub is not None:
         return dataset_snapshot("data.task", hub[0], revision, hub[1])
     if revision is not None:
@@ -73,18 +74,14 @@ def read_repository(task: Task, folder: Path, where: str, encoding: str | None =
     """
     import datasets
 
-    known, wanted = card_configurations(folder), task.hub and task.hub[1]
+    known, wanted = card_configurations(folder), task.configuration or (task.hub and task.hub[1])
     if not known:
         files = files_by_split(folder / wanted if wanted and (folder / wanted).is_dir() else folder)
         return with_test(task, {split: file_source(task, several, encoding) for split, several in files.items()})
-    chosen: str | None = None
-    if len(known) > 1:
-        if wanted not in known and "default" not in known:
-            hint = nearest(wanted or "", known)
-            raise UserError(f"{where} has several configurations; {hint} Download it, and give the folder of one")
-        chosen = wanted if wanted in known else "default"
+    chosen = choose_configuration(where, known, wanted)
     try:
-        tables = datasets.load_dataset(str(folder), chosen)
+        # with its files named, those of other configurations, which are not here, are not looked for
+        tables = datasets.load_dataset(str(folder), chosen, data_files=known[str(chosen)])
     except Exception as error:  # broken or missing files: datasets raises many classes
         reason = str(error.__cause__ or error).strip().split("\n")[0][:160]
         raise UserError(f"{where} cannot be read as a repository of the hub: {reason}") from error

@@ -67,6 +67,8 @@ class Custom:
         labels: names of the classes in order of their numbers; without it those of the training rows.
         numbered: whether 0, 1, ... in a file are the classes in that order, if these have other names; without it,
             where labels or a table of the library datasets gives the order.
+        configuration: which part of a data set of the hub is read, if its card names several, e.g. sst2 of
+            nyu-mll/glue.
     """
 
     kind: KindName = "classification"
@@ -74,6 +76,7 @@ class Custom:
     label: str | None = None
     labels: list[str] | None = None
     numbered: bool | None = None
+    configuration: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class Task:
     writing: Writing = Writing()
     pooling: Pooling = field(default=Pooling(), repr=False)
     numbered: bool = field(default=True, repr=False)
+    configuration: str | None = field(default=None, repr=False)
 
     @property
     def num_labels(self) -> int:

@@ -10,7 +10,7 @@ import glob
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -128,7 +128,8 @@ def dataset_snapshot(option: str, text: str, revision: str | None = None, config
     def fill(repository: _Repository) -> Path:
         folder = repository.files(("README.md", "dataset_infos.json"), ())
         names = repository.names(folder)
-        tables = tables_among(names, card_configurations(folder), configuration)
+        known = card_configurations(folder)
+        tables = tables_among(names, known, choose_configuration(f"{option}: '{name}'", known, configuration))
         if not tables and revision is None and any(n.endswith(".py") for n in names):
             note(f"{option}: '{name}' has a script, which is not run; the hub's parquet files of it are read")
             repository.go_to(CONVERTED)
@@ -140,8 +141,8 @@ def dataset_snapshot(option: str, text: str, revision: str | None = None, config
     return _once(_Repository(option, "dataset", name, revision), fill, str(configuration))
 
 
-def card_configurations(folder: Path) -> dict[str, list[str]]:
-    """Return the configurations that the card of a downloaded data set names, with their patterns of files."""
+def card_configurations(folder: Path) -> dict[str, Any]:
+    """Return the ``data_files`` of the configurations that the card of a downloaded data set names."""
     from huggingface_hub import DatasetCard
     from yaml import YAMLError
 
@@ -149,7 +150,30 @@ def card_configurations(folder: Path) -> dict[str, list[str]]:
         listed = DatasetCard.load(folder / "README.md").data.to_dict().get("configs") or []
     except (OSError, ValueError, YAMLError):
         return {}
-    return {str(c.get("config_name")): list(_texts(c.get("data_files"))) for c in listed if isinstance(c, dict)}
+    return {str(c.get("config_name")): c.get("data_files") for c in listed if isinstance(c, dict)}
+
+
+def choose_configuration(where: str, known: Collection[str], wanted: str | None) -> str | None:
+    """Return the configuration that is read: the one that is wanted, else the only one, else ``default``.
+
+    Args:
+        where: the begin of an error message.
+        known: names of all; if there are none, ``wanted`` is taken.
+        wanted: a configuration, or None.
+
+    Raises:
+        UserError: there are several, and none is wanted or called ``default``.
+    """
+    if wanted in known or not known:
+        return wanted
+    if len(known) > 1 and "default" not in known:
+        no_other = f", none is called '{wanted}'" if wanted else ""
+        names = f"{', '.join([*known][:20])}{', ...' * (len(known) > 20)}"
+        raise UserError(
+            f"{where} has several configurations: {names}{no_other}; choose one with --data.task custom "
+            f"--data.custom.configuration {next(iter(known))}"
+        )
+    return "default" if len(known) > 1 else next(iter(known))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -163,11 +187,10 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-def tables_among(names: Iterable[str], known: dict[str, list[str]], configuration: str | None) -> list[str]:
+def tables_among(names: Iterable[str], known: Mapping[str, Any], configuration: str | None) -> list[str]:
     """Return the files of a configuration: those that the card names, else those in its folder, else all tables."""
     tables = [name for name in names if TABLE.fullmatch(name) and name != "dataset_infos.json"]
-    chosen = configuration if configuration in known else next(iter(known)) if len(known) == 1 else None
-    if patterns := known.get(str(chosen)):
+    if patterns := list(_texts(known.get(str(configuration)))):
         return [name for name in names if any(fnmatch(name, pattern.removeprefix("./")) for pattern in patterns)]
     own = [name for name in tables if name.startswith(f"{configuration}/")]
     return own or tables

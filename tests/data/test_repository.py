@@ -19,14 +19,14 @@ ROWS = {"sentence": ["good one", "bad one", "so warm", "dull"] * 10, "label": [1
 CARD = """---
 license: other
 configs:
+- config_name: other
+  data_files: other.csv
 - config_name: {name}
   data_files:
   - split: train
     path: {name}/train-*
   - split: validation
     path: {name}/validation-*
-- config_name: other
-  data_files: other.csv
 ---
 # rows
 """
@@ -81,6 +81,29 @@ def test_a_data_set_of_anybody(given, hub, tmp_path, tiny_backbone):
     own = DataModule("custom", str(tiny_backbone), given, custom=Custom(text="sentence"))
     own.setup("fit")
     assert own.record.labels == ("0", "1") and own.train_size() == 36 and own.validation_size() == 4
+
+
+@pytest.mark.parametrize("given", ["me/glue", "folder"])
+def test_one_of_several_configurations_is_chosen(given, hub, tmp_path, tiny_backbone, capsys):
+    """Without a choice nothing is downloaded, and one line names all; a run keeps the choice."""
+    from lit_compress.tasks.records import Custom
+
+    files = glue()
+    hub.add("me/glue", files, kind="datasets")
+    if given == "folder":
+        for name, content in files.items():
+            (tmp_path / "rows" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "rows" / name).write_bytes(content)
+        given = str(tmp_path / "rows")
+    words = ["fit", "--model", "SVD", "--model.backbone", str(tiny_backbone), "--data.path", given]
+    line = fails(capsys, *words, "--data.task", "custom", "--data.custom.text", "sentence")
+    assert f"data.path: '{given}' has several configurations: other, sst2; choose one with --data.task custom " in line
+    assert line.endswith("--data.custom.configuration other") and not hub.asked(".parquet")
+    own = DataModule("custom", str(tiny_backbone), given, custom=Custom(text="sentence", configuration="sst2"))
+    own.setup("fit")
+    assert own.train_size() == 40 and own.validation_size() == 20
+    with pytest.raises(UserError, match="several configurations: other, sst2, none is called 'sst'"):
+        DataModule("custom", str(tiny_backbone), given, custom=Custom(text="sentence", configuration="sst"))
 
 
 def test_files_called_by_their_splits_are_read_as_in_any_folder(hub, tiny_backbone):

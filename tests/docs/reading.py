@@ -207,6 +207,10 @@ class Reader:
             made.add("me/small-model", self.base / "runs" / "lpaf-sst2" / "export", private=True)
             rows = "".join(f"{text},{label}\n" for text, label in (("a great film", "good"), ("so dull", "bad")) * 10)
             made.add("me/reviews", {"train.csv": f"review,label\n{rows}".encode()}, kind="datasets")
+            made.add("me/own", self.base / "runs" / "lpaf-sst2" / "dense" / "net", revision="v1.0")
+            several = "".join(f"- config_name: {name}\n  data_files: {name}.csv\n" for name in ("cola", "sst2"))
+            glue = {"README.md": f"---\nconfigs:\n{several}---\n", "sst2.csv": f"sentence,label\n{rows}"}
+            made.add("nyu-mll/glue", {name: text.encode() for name, text in glue.items()}, kind="datasets")
             patch.setenv("HF_TOKEN", "hf_me")
             yield
 

@@ -20,7 +20,8 @@ def names(folder):
 def test_only_what_is_needed_comes(hub):
     modules = {"modules.json": b"[]", "1_Pooling/config.json": b"{}", "2_Dense/pytorch_model.bin": b"x"}
     other = {"pytorch_model.bin": b"x", "tf_model.h5": b"x", "onnx/model.onnx": b"x", "onnx/config.json": b"{}",
-             "model.fp16.safetensors": b"x", "consolidated.safetensors": b"x", "code.py": b"x"}  # fmt: skip
+             "model.fp16.safetensors": b"x", "consolidated.safetensors": b"x"}  # fmt: skip
+    modules |= {"code.py": b"x"}  # which runs only if it is trusted
     commit = hub.add("me/net", FILES | modules | other)
     found = model_snapshot(OPTION, "me/net")
     assert (found.name, found.commit, found.pinned) == ("me/net", commit, f"me/net@{commit}")
@@ -142,5 +143,5 @@ def test_a_script_is_not_run_but_its_tables_are_read(hub, capsys):
 def test_tables_of_a_configuration():
     files = ["a/train-00000-of-00001.parquet", "b/train.csv", "README.md", "dataset_infos.json", "script.py"]
     assert tables_among(files, {"a": ["a/train-*"], "b": ["b/*"]}, "b") == ["b/train.csv"]
-    assert tables_among(files, {"only": ["a/*.parquet"]}, None) == ["a/train-00000-of-00001.parquet"]
+    assert tables_among(files, {"only": ["a/*.parquet"]}, "only") == ["a/train-00000-of-00001.parquet"]
     assert tables_among(files, {}, "a") == files[:1] and tables_among(files, {}, None) == files[:2]
