@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from lit_compress.calibration.statistics import TOKENS, ExampleGradients, Pair, Statistic, whole
-from lit_compress.calibration.uses import Rows, row_parts
+from lit_compress.calibration.statistics import ExampleGradients, Pair, Statistic, whole
+from lit_compress.calibration.uses import Rows
 from lit_compress.numerics.decompose import Axis, Importance
 from lit_compress.numerics.losses import example_losses
 from lit_compress.numerics.ranks import break_even_rank
@@ -103,9 +103,9 @@ class DiagonalFisher(Statistic):
         return [total * (groups / len(logits))]
 
     def parts(self, task: TaskType, rows: Rows) -> Iterable[Rows]:
-        """Return the whole batch; of a language model parts of at most :data:`TOKENS` tokens."""
+        """Return the whole batch; of a language model parts of it."""
         long = task.over_vocabulary and self.estimator == "per_example"
-        return row_parts(task, rows, TOKENS) if long else [rows]
+        return super().parts(task, rows) if long else [rows]
 
     def groups(self, rows: Rows) -> int:
         """Return the number of gradients to square."""

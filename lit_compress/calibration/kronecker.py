@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from lit_compress.calibration.grams import Counts, Gram
-from lit_compress.calibration.statistics import TOKENS as TOKENS
 from lit_compress.calibration.statistics import Collector, Statistic, whole
-from lit_compress.calibration.uses import Rows, row_parts, tokens_at
+from lit_compress.calibration.uses import Rows, tokens_at
 from lit_compress.models.sites import shared_inputs
 from lit_compress.numerics.sampled_labels import Labels, fisher_losses
 from lit_compress.tasks import TaskType
@@ -125,10 +124,6 @@ class Moments(Statistic):
             logits, task.loss, self.labels, labels=rows.get("labels"), counted=task.counted(rows), index=rows["index"],
             seed=self.seed,
         )  # fmt: skip
-
-    def parts(self, task: TaskType, rows: Rows) -> Iterator[Rows]:
-        """Return parts of at most :data:`TOKENS` tokens."""
-        return row_parts(task, rows, TOKENS)
 
 
 def collect_kronecker(

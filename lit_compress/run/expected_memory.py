@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lit_compress.calibration.kronecker import TOKENS, sums_bytes
+from lit_compress.calibration.kronecker import sums_bytes
+from lit_compress.calibration.statistics import TOKENS
 from lit_compress.models.accounting import counted_weights
 from lit_compress.models.activations import forward_bytes
 from lit_compress.models.sites import blocks

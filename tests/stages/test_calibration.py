@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import make_net
 
-from lit_compress.calibration import kronecker
+from lit_compress.calibration import statistics
 from lit_compress.calibration.kronecker import Moments, collect_kronecker
 from lit_compress.models.sites import find_sites, token_table
 from lit_compress.stages.calibration import Calibration, collected
@@ -56,7 +56,7 @@ def test_a_decomposition_gives_its_moments_up():
 def test_the_parts_of_a_batch_sum_to_it(monkeypatch):
     net = make_net("bert").double().eval()
     whole = collect_kronecker(net, [batch()], "classification")
-    monkeypatch.setattr(kronecker, "TOKENS", 20)
+    monkeypatch.setattr(statistics, "TOKENS", 20)
     parts = collect_kronecker(net, [batch()], "classification")
     for name, factors in whole.items():
         assert torch.allclose(parts[name].inputs(), factors.inputs()) and parts[name].tokens == factors.tokens

@@ -15,7 +15,7 @@ from tiny import DECODERS, make_net
 from torch import nn
 
 from lit_compress.analysis.pruning import calibrated_sensitivity
-from lit_compress.calibration import fisher
+from lit_compress.calibration import statistics
 from lit_compress.calibration.fisher import estimate_fisher
 from lit_compress.calibration.gradients import mean_gradients
 from lit_compress.calibration.kronecker import collect_kronecker
@@ -237,7 +237,7 @@ def test_fisher_information_of_a_part_of_the_batch_at_a_time(monkeypatch):
     sites, rows = [site.name for site in find_sites(net)], []
     whole = estimate_fisher(net, [batch], kind.name, sites)
     net.register_forward_pre_hook(lambda *args: rows.append(len(args[-1]["input_ids"])), with_kwargs=True)
-    monkeypatch.setattr(fisher, "TOKENS", 24)
+    monkeypatch.setattr(statistics, "TOKENS", 24)
     found = estimate_fisher(net, [batch], kind.name, sites)
     assert rows == [2, 2, 1]
     for name in sites:
