@@ -122,6 +122,8 @@ class ResumableLoader(DataLoader):
     ``DataLoader``. Give ``sampler=BatchOrder(...)`` and ``batch_size=None``.
     """
 
+    dataset: PaddedBatches
+
     @property
     def order(self) -> BatchOrder:
         """The sampler."""

@@ -136,7 +136,7 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
     names = dict.fromkeys([*(table.names or ()), *row])
     with pa.OSFile(str(folder / "rows.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         while number:
-            chunk = []
+            chunk: list[dict[str, Any]] = []
             while number and len(chunk) < CHUNK:
                 where = f"{source.where} row {number}"
                 chunk.append(_row(task, where, row, has_labels, labelled))

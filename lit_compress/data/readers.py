@@ -182,9 +182,8 @@ def _read_separated(usual: str) -> Reader:
         if _looks_like(first, task) == _JSON:
             raise UserError(f"{where} is JSON by its first line, not a table; call it .jsonl or .json")
         delimiter = _delimiter(task, where, first, usual)
-        quoting = csv.QUOTE_MINIMAL
-        if delimiter == "\t" == usual and not _has_quoted_fields(where, file, encoding):
-            quoting = csv.QUOTE_NONE
+        plain = delimiter == "\t" == usual and not _has_quoted_fields(where, file, encoding)
+        quoting = csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
         reader = csv.reader(chain([first], lines), delimiter=delimiter, quoting=quoting, strict=True)
         try:
             header = next(reader, [])

@@ -173,11 +173,10 @@ def _local(task: Task, path: str, wanted: list[str], encoding: str | None) -> So
         elif split not in task.validation[1:]:
             names, suffixes = "|".join(_names(task, split)), "|".join(end for end in READERS if not end.endswith(".gz"))
             there = sorted(Path(path).expanduser().iterdir())
-            there = (
-                nearest(split + there[0].suffix, (entry.name for entry in there)) if there else "the folder is empty"
-            )
+            ending = there[0].suffix if there else ""
+            near = nearest(split + ending, (entry.name for entry in there)) if there else "the folder is empty"
             raise UserError(
-                f"data.path: '{path}' has no file for the split '{split}'; looked for ({names})({suffixes}), {there}"
+                f"data.path: '{path}' has no file for the split '{split}'; looked for ({names})({suffixes}), {near}"
             )
     return sources
 

@@ -11,7 +11,7 @@ import torch
 from lit_compress.data.datamodule import PaddedBatches
 from lit_compress.evaluation.chance import sign_test
 from lit_compress.tasks import KINDS, task_type
-from lit_compress.utils.devices import current_device, to_device
+from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _pieces(net: PreTrainedModel, data: DataModule, rows: int) -> list[list[Any]
     task, kind, loader = data.record, task_type(data.record), data.val_dataloader()[0]
     batches, numbers = _inputs(loader.dataset, rows)
     device = current_device()
-    net = net.to(device).eval()
+    net = move(net, device).eval()
     by_row: list[list[Any]] = [[] for _ in range(rows)]
     parts = [numbers[i : i + data.eval_rows] for i in range(0, len(numbers), data.eval_rows)]
     for part in track(parts, "answers", len(parts)):
@@ -70,7 +70,7 @@ def _pieces(net: PreTrainedModel, data: DataModule, rows: int) -> list[list[Any]
         outputs = kind.outputs(net, to_device(batch, device), data.tokenizer).cpu()
         for number, piece in kind.pieces(task, outputs, batch):
             by_row[number].append(piece)
-    net.to("cpu")
+    move(net, "cpu")
     return by_row
 
 

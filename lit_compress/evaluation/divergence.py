@@ -9,7 +9,7 @@ import torch
 from lit_compress.numerics.chunked_logits import ChunkedLogits
 from lit_compress.numerics.losses import distillation_loss, token_divergences
 from lit_compress.tasks import task_type
-from lit_compress.utils.devices import current_device, to_device
+from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def divergence(net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, r
         rows: at most so many examples, the first ones.
     """
     device = current_device()
-    net, dense = net.to(device).eval(), dense.to(device).eval()
+    net, dense = move(net, device).eval(), move(dense, device).eval()
     kind, total, seen = task_type(data.record), 0.0, 0
     loader = data.val_dataloader()[0]
     for batch in track(loader, "compare", min(len(loader), -(-rows // (loader.batch_size or 1)))):
@@ -51,6 +51,6 @@ def divergence(net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, r
         seen += len(theirs)
         if seen >= rows:
             break
-    net.to("cpu")
-    dense.to("cpu")
+    move(net, "cpu")
+    move(dense, "cpu")
     return total / seen

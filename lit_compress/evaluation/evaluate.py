@@ -10,7 +10,7 @@ import torch
 from lit_compress.evaluation.intervals import Interval, intervals
 from lit_compress.evaluation.metrics import bind, build_metrics
 from lit_compress.tasks import task_type
-from lit_compress.utils.devices import current_device, to_device
+from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def evaluate(
             ``<split>/<metric>_low95`` and ``..._high95``.
     """
     device = current_device()
-    net = net.to(device).eval()
+    net = move(net, device).eval()
     if stage == "test":
         splits, rows = [("test", data.test_dataloader())], [data.test_rows]
     else:
@@ -55,7 +55,7 @@ def evaluate(
         if sure:
             scores |= _bounds(metrics, scores, len(loader.dataset) if kind.one_text else len(texts))
         values |= {f"{prefix}/{name}": value for name, value in scores.items()}
-    net.to("cpu")
+    move(net, "cpu")
     return values
 
 

@@ -7,7 +7,7 @@ anew: as many rows with replacement, 1000 times, the middle 95 % of the scores (
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -117,10 +117,14 @@ def _drawn(name: str, metric: Metric) -> dict[str, Interval]:
     if isinstance(metric, LabelScores):
         predicted, true = metric.rows()
         names = [name for name in label_scores(predicted, true) if name not in FRACTIONS]
-        return {n: bootstrap(lambda i, n=n: float(label_scores(predicted[i], true[i])[n]), len(true)) for n in names}
+
+        def score_of(name: str) -> Callable[[Any], float]:
+            return lambda i: float(label_scores(predicted[i], true[i])[name])
+
+        return {name: bootstrap(score_of(name), len(true)) for name in names}
     if isinstance(metric, F1):
-        cells = [metric.tn, metric.fp, metric.fn, metric.tp]
-        return {name: bootstrap_confusion(name, torch.stack([cell.cpu() for cell in cells]).view(2, 2))}
+        cells = [dim_zero_cat(cell) for cell in (metric.tn, metric.fp, metric.fn, metric.tp)]
+        return {name: bootstrap_confusion(name, torch.stack(cells).cpu().view(2, 2))}
     if isinstance(metric, Matthews | MacroF1):
         return {name: bootstrap_confusion(name, metric.confmat.cpu())}
     return {}

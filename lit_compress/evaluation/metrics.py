@@ -202,8 +202,10 @@ def answer_scores(task: Task, rows: Any, windows: dict[int, list[Piece]]) -> dic
         text = row[task.text[1]][spans[0][1] : spans[0][2]] if spans else ""
         margin = null - spans[0][0] if spans else math.inf
         given = "" if threshold is not None and margin > threshold else text
-        scores = [(exact_match(answer, truths), token_f1(answer, truths)) for answer in (given, text, "")]
-        questions.append((bool(truths), margin, *scores))
+        of_given, of_text, of_none = (
+            (exact_match(answer, truths), token_f1(answer, truths)) for answer in (given, text, "")
+        )
+        questions.append((bool(truths), margin, of_given, of_text, of_none))
     values = {}
     for i, name in enumerate(("exact_match", "answer_f1")):
         values[name] = _mean([given[i] for _, _, given, *_ in questions])

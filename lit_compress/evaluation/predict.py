@@ -10,7 +10,7 @@ import torch
 
 from lit_compress.data.checks import KEPT
 from lit_compress.tasks import task_type
-from lit_compress.utils.devices import current_device, to_device
+from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.files import atomic_file
 from lit_compress.utils.progress import track
 
@@ -30,7 +30,7 @@ def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int
         The number of lines written to ``path``, which appears only when complete.
     """
     device = current_device()
-    net = net.to(device).eval()
+    net = move(net, device).eval()
     loader = data.predict_dataloader()
     task, kind, texts = data.record, task_type(data.record), data.prediction_texts
     by_row: dict[int, list[Any]] = {number: [] for number in range(len(texts))}

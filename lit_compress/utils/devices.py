@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
 
+Net = TypeVar("Net", bound=nn.Module)
 _ENOUGH = 0.8  # share of the free memory that one user of it may take
 _asked = ("auto", "trainer.accelerator")  # name and option
 
@@ -77,6 +79,11 @@ def synchronize(device: torch.device) -> None:
     """Wait until ``device`` has done its work; the CPU always has."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
+
+
+def move(net: Net, device: torch.device | str) -> Net:
+    """Move a net to a device and return it: transformers hides the type of its own ``to``."""
+    return net.to(device)
 
 
 def to_device(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
