@@ -16,7 +16,9 @@ from tiny import make_batch
 
 from lit_compress.__main__ import main
 from lit_compress.models.storage import load_net
+from lit_compress.run.trainer import _on_accelerator, make_trainer
 from lit_compress.utils.devices import current_device, find_device, place_within, to_device, use_device
+from lit_compress.utils.errors import UserError
 
 KFAC = ["--calibration_examples", "30", "--density", "0.5"]
 LINES = {
@@ -120,6 +122,10 @@ def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str
             ask("bench", (bench["device"] == device, len(bench["shapes"]), bench["left_out"]))
             net, tokenizer = lc.load(run), AutoTokenizer.from_pretrained(f"{run}/export")
             ask("lc.evaluate", {k: round(v, 5) for k, v in lc.evaluate(net, device=device).items()})
+            moved = lc.load(run, device=torch.device(device, 0))
+            assert (net.device.type, moved.device.type, moved.folder) == ("cpu", device, net.folder)
+            logits = moved(**{name: column.to(device) for name, column in inputs().items()}).logits
+            ask("lc.load", [round(x, 4) for x in logits.flatten().tolist()])
             small = lc.factorize(
                 f"{run}/dense/net", data=data[3], task="sst2", density=0.5, device=device, calibration_examples=30
             )
@@ -177,7 +183,11 @@ def choices() -> None:
 
     second = torch.device("second")
     assert [find_device(name) for name in ("auto", "gpu", "second")] == [second] * 3
-    assert find_device("cpu") == torch.device("cpu")
+    assert [find_device(name) for name in ("gpu:0", "second:0")] == [torch.device("second", 0)] * 2
+    assert [find_device(name) for name in ("cpu", "cpu:0")] == [torch.device("cpu")] * 2
+    for name in ("second:1", "second:x", "second:", "auto:0", "cuda:0"):
+        with pytest.raises(UserError, match=rf"device: '{name}' is not on this machine, .*; valid: auto, cpu, second$"):
+            find_device(name, "device")
     use_device("cpu")
     assert current_device() == torch.device("cpu")
     use_device("auto")
@@ -189,6 +199,35 @@ def choices() -> None:
 
 def test_choices():
     processes.on_second_device(choices)
+
+
+def trainers() -> None:
+    """Lightning knows neither the device nor its autocast; other numbers and strategies are refused."""
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    for name in ("auto", "gpu", "second", "second:0"):
+        trainer = make_trainer(**quiet, accelerator=name, precision="bf16-mixed")
+        assert trainer.strategy.root_device == torch.device("second", 0) and trainer.precision == "bf16-mixed"
+        x = torch.rand(2, 2, device="second")
+        with trainer.precision_plugin.forward_context():
+            assert (x @ x).dtype == torch.bfloat16
+        assert make_trainer(**quiet, accelerator=name, precision="32-true").precision == "32-true"
+    for option, value in (("devices", 2), ("strategy", "ddp")):
+        with pytest.raises(UserError, match=rf"trainer\.{option}: .*{value}.*; valid: (1|auto)"):
+            make_trainer(**quiet, accelerator="second", **{option: value})
+
+
+def test_trainers():
+    processes.on_second_device(trainers)
+
+
+def test_one_of_several_devices(monkeypatch):
+    """Lightning takes type and number apart."""
+    monkeypatch.setattr("lit_compress.run.trainer.find_device", torch.device)
+    assert _on_accelerator({"accelerator": "cuda"}) == {}
+    assert _on_accelerator({"accelerator": "cuda:1"}) == {"accelerator": "cuda", "devices": [1]}
+    assert _on_accelerator({"accelerator": "mps:0", "devices": 1}) == {"accelerator": "mps", "devices": 1}
+    with pytest.raises(UserError, match=r"trainer\.devices: 2 of 'cuda:1' cannot be used; valid: 1"):
+        _on_accelerator({"accelerator": "cuda:1", "devices": 2})
 
 
 def batches(backbone: str, path: str) -> None:

@@ -17,6 +17,7 @@ from lit_compress.export.report import markdown
 from lit_compress.models.own_code import trust_code, trusts_code
 from lit_compress.models.shards import LazyTensors, net_shapes
 from lit_compress.models.storage import load_net, tied
+from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json
 from lit_compress.utils.hub import is_name, model_snapshot
@@ -63,19 +64,23 @@ class Place:
         return Place, (self.folder,)
 
 
-def load(folder: str | Path, trust_remote_code: bool = False) -> Compressed:
+def load(
+    folder: str | Path, *, device: str | torch.device | None = None, trust_remote_code: bool = False
+) -> Compressed:
     """Load a compressed model: an export, or a finished run.
 
     Args:
         folder: written by ``export``, ``factorize``, ``fit`` or ``save_pretrained`` of a compressed model; or
             ``OWNER/NAME[@REVISION]`` of one on the hub.
+        device: that the net is moved to: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; ``auto`` for the accelerator if
+            there is one. None for the CPU, as in transformers.
         trust_remote_code: run the code of the folder, which only models need that had code of their own before.
 
     Returns:
-        The net on the CPU, in evaluation mode, in the dtype of the file.
+        The net in evaluation mode, in the dtype of the file.
 
     Raises:
-        UserError: there is no such folder or name, or no compressed model in it.
+        UserError: there is no such folder or name, no compressed model in it, or no such device on this machine.
 
     Example:
         >>> small = load("runs/lpaf-sst2")  # doctest: +SKIP
@@ -92,7 +97,8 @@ def load(folder: str | Path, trust_remote_code: bool = False) -> Compressed:
         given = given / "export"
     if not (given / "structure.json").is_file():
         raise UserError(f"load: '{folder}' is not a compressed model (no structure.json); transformers loads others")
-    return with_export(given if is_name(str(folder)) else given.resolve())
+    place = torch.device("cpu") if device is None else find_device(str(device), "device")
+    return with_export(given if is_name(str(folder)) else given.resolve()).to(place)
 
 
 def with_export(folder: Path, temporary: tempfile.TemporaryDirectory[str] | None = None) -> Compressed:

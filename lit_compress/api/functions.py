@@ -67,7 +67,7 @@ def factorize(
             span_qa, summarization, language_modelling, embedding, reranking, multi_label.
         text: name of the column of texts, or names of two; None where the names are usual, or there is one.
         label: name of the column of labels; None where it is called so.
-        device: ``cpu``, ``cuda``, ``mps``, ...; None for the accelerator if there is one.
+        device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; None for the accelerator if there is one.
         **options: those of ``factorize`` and ``fit``, e.g. ``weighting="fisher"``, ``**{"data.batch_size": 8}``.
 
     Returns:
@@ -306,7 +306,7 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 
 def _placed(device: str | torch.device | None) -> dict[str, str]:
     """Return the option that names the device; none without one."""
-    return {} if device is None else {"trainer.accelerator": str(getattr(device, "type", device))}
+    return {} if device is None else {"trainer.accelerator": str(device)}
 
 
 def _one_shot(options: Mapping[str, Any]) -> list[str]:

@@ -72,6 +72,8 @@ def bench_command(args: list[str], about: str | None) -> None:
         if name not in RUNTIMES:
             raise UserError(f"--runtimes: unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
     device = find_device(given.device, "--device")
+    if device.index is not None:
+        raise UserError(f"--device: '{device}' names one of several; bench measures on the first: '{device.type}'")
     target = find_target(given.out, "bench")
     trust = given.trust_remote_code or bool((target.config or {}).get("trust_remote_code"))
     trust_code(trust)

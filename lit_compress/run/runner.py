@@ -344,7 +344,7 @@ def _finish_stage(
 
 def _memory() -> dict[str, float]:
     """Return the most memory that this process has had so far, in MiB; on an accelerator also PyTorch's there."""
-    peak = None if current_device().type == "cpu" else peak_bytes()
+    peak = peak_bytes(current_device())
     gpu = {} if peak is None else {"gpu_peak_mib": round(peak / 2**20, 1)}
     return {"peak_mib": round(peak_mib(), 1), **gpu}
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
     from lit_compress.methods.base import Method
 
+_MIXED: dict[str, Literal["16-mixed", "bf16-mixed"]] = {
+    "16": "16-mixed", "bf16": "bf16-mixed", "16-mixed": "16-mixed", "bf16-mixed": "bf16-mixed",
+}  # fmt: skip
 _HALF = {"16-true": "16-mixed", "bf16-true": "bf16-mixed", "transformer-engine-float16": "16-mixed"}
 
 
@@ -63,7 +67,8 @@ def make_trainer(**arguments: Any) -> Trainer:
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(PlainFiles())
     try:
-        return Trainer(**arguments | {"plugins": plugins} | _on_accelerator(arguments))
+        arguments = arguments | {"plugins": plugins}
+        return Trainer(**arguments | _on_accelerator(arguments))
     except (TypeError, ValueError, MisconfigurationException) as error:
         named = next((name for name in arguments if f"`{name}`" in str(error)), None)
         option = f"trainer.{named}: '{arguments[named]}'" if named else "trainer"
@@ -71,21 +76,35 @@ def make_trainer(**arguments: Any) -> Trainer:
 
 
 def _on_accelerator(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what puts the Trainer on an accelerator that Lightning does not know; nothing for CPU, CUDA and MPS.
+    """Return what puts the Trainer on one device of several, or on an accelerator that Lightning does not know.
+
+    Nothing for CPU, CUDA and MPS without a number.
 
     Raises:
-        UserError: the accelerator is not on this machine, or several of such devices are asked for.
+        UserError: the accelerator is not on this machine, or more than the one device is asked for.
     """
     name = arguments.get("accelerator") or "auto"
-    if not isinstance(name, str) or (device := find_device(name)).type in ("cpu", "cuda", "mps"):
+    if not isinstance(name, str):
+        return {}
+    device = find_device(name)
+    known = device.type in ("cpu", "cuda", "mps")
+    if known and device.index is None:
         return {}
     if (arguments.get("devices") or "auto") not in ("auto", 1, "1", -1, "-1"):
-        raise UserError(f"trainer.devices: {arguments['devices']} of type '{device.type}' cannot be used; valid: 1")
+        raise UserError(f"trainer.devices: {arguments['devices']} of '{name}' cannot be used; valid: 1")
+    if known:
+        return {"accelerator": device.type, "devices": [device.index] if device.type == "cuda" else 1}
     if (arguments.get("strategy") or "auto") != "auto":
         raise UserError(f"trainer.strategy: '{arguments['strategy']}' does not work on '{device.type}'; valid: auto")
-    (device,) = OtherAccelerator.get_parallel_devices(1)
+    if device.index is None:
+        device = torch.device(device.type, torch.accelerator.current_device_index())
     strategy = SingleDeviceStrategy(device=device, accelerator=OtherAccelerator())
-    return {"accelerator": "auto", "devices": "auto", "strategy": strategy}
+    placed = {"accelerator": "auto", "devices": "auto", "strategy": strategy}
+    precision = _MIXED.get(str(arguments.get("precision")))
+    if precision is None:
+        return placed
+    plugins = [*arguments["plugins"], MixedPrecision(precision, device.type)]  # Lightning's own is for CUDA
+    return placed | {"precision": None, "plugins": plugins}
 
 
 def forget(trainer: Trainer, method: Method) -> None:

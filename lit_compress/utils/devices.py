@@ -20,7 +20,7 @@ def use_device(name: str, option: str = "trainer.accelerator") -> None:
     """Make the device of ``name`` the one of this process; :func:`current_device` checks it.
 
     Args:
-        name: as users type it: ``auto``, ``cpu``, ``gpu``, ``cuda``, ``mps``, ``xpu``, ...
+        name: as users type it: ``auto``, ``cpu``, ``gpu``, ``cuda``, ``cuda:1``, ``mps``, ``xpu``, ...
         option: that it was given to.
     """
     global _asked
@@ -47,11 +47,17 @@ def find_device(name: str, option: str = "trainer.accelerator") -> torch.device:
         UserError: this machine, or this build of PyTorch, has no such device.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if name == "cpu" or (name == "auto" and accelerator is None):
+    if name in ("cpu", "cpu:0") or (name == "auto" and accelerator is None):
         return torch.device("cpu")
-    if accelerator is not None and name in ("auto", "gpu", accelerator.type):
-        return accelerator
-    here = "cpu" if accelerator is None else f"cpu, {accelerator.type}"
+    here = "cpu"
+    if accelerator is not None:
+        kind, _, number = name.partition(":")
+        if name in ("auto", "gpu", accelerator.type):
+            return accelerator
+        count = torch.accelerator.device_count()
+        if kind in ("gpu", accelerator.type) and number in map(str, range(count)):
+            return torch.device(accelerator.type, int(number))
+        here += f", {accelerator.type}" + (f", {accelerator.type}:0 to :{count - 1}" if count > 1 else "")
     raise UserError(f"{option}: '{name}' is not on this machine, or PyTorch was built without it; valid: auto, {here}")
 
 
@@ -78,7 +84,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 def synchronize(device: torch.device) -> None:
     """Wait until ``device`` has done its work; the CPU always has."""
     if device.type != "cpu":
-        torch.accelerator.synchronize()
+        torch.accelerator.synchronize(device)
 
 
 def move(net: Net, device: torch.device | str) -> Net:
@@ -105,17 +111,17 @@ def accelerator_name() -> str | None:
     return str(named()) if named else device.type
 
 
-def peak_bytes() -> int | None:
-    """Return the most memory of the accelerator that PyTorch has had; None without one, or where PyTorch cannot say."""
-    return _ask("max_memory_allocated")
+def peak_bytes(device: torch.device) -> int | None:
+    """Return the most memory of ``device`` that PyTorch has had; None for the CPU, or where PyTorch cannot say."""
+    return _ask("max_memory_allocated", device)
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return how much memory of the accelerator ``device`` is free; inf if PyTorch cannot tell.
+    """Return how much memory of the accelerator ``device`` is free; inf for the CPU, or if PyTorch cannot tell.
 
     It cannot on MPS, and on no device before PyTorch 2.10.
     """
-    free = _ask("get_memory_info")
+    free = _ask("get_memory_info", device)
     return inf if free is None else float(free[0])
 
 
@@ -127,12 +133,12 @@ def place_within(device: torch.device, size: int, what: str) -> torch.device:
     return torch.device("cpu")
 
 
-def _ask(question: str) -> Any:
-    """Return what ``torch.accelerator`` answers; None without an accelerator or where it has no answer."""
+def _ask(question: str, device: torch.device) -> Any:
+    """Return what ``torch.accelerator`` answers about ``device``; None for the CPU or if it has no answer."""
     ask = getattr(torch.accelerator, question, None)  # the youngest came with PyTorch 2.10
-    if ask is None or torch.accelerator.current_accelerator(check_available=True) is None:
+    if ask is None or device.type == "cpu":
         return None
     try:
-        return ask()
+        return ask(device)
     except (RuntimeError, NotImplementedError):  # MPS
         return None
