@@ -252,33 +252,45 @@ def test_batches_are_pinned(tiny_backbone, tiny_data):
     processes.on_second_device(batches, str(tiny_backbone), str(tiny_data))
 
 
-def sums(model: str, data: list[str], out: Path) -> dict[str, Any]:
+SUMS = {
+    # options, the function that sums, and how many times more bytes come to the host without room (states always do)
+    "kfac": (KFAC, "lit_compress.stages.calibration.whole", 10),
+    "block-kfac": ([*KFAC, "--by_block", "float32"], "lit_compress.calibration.by_block.BlockStatistics.collect", 2),
+    "block-LLMPruner": (LINES["block-LLMPruner"], "lit_compress.calibration.by_block.BlockStatistics.collect", 3),
+    "block-fisher": (LINES["block-fisher"], "lit_compress.calibration.by_block.BlockStatistics.collect", 1),
+}
+
+
+def sums(model: str, data: list[str], out: Path, line: list[str], where: str) -> dict[str, Any]:
     """Return what a calibration copies to the host, and its notes: with room for its sums, and without."""
     import second_device
+    from _pytest.monkeypatch import derive_importpath
 
     from lit_compress.export import folder
-    from lit_compress.stages import calibration
     from lit_compress.utils import devices
 
     folder.check_export = lambda net, path: 0.0
-    found, collect = {}, calibration.whole
+    name, owner = derive_importpath(where, True)
+    found, collect = {}, getattr(owner, name)
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         second_device.reset()
         factors = collect(*args, **kwargs)
-        found[case] = second_device.counts()["to_host_bytes"]
+        found[case] = second_device.counts()
         return factors
 
-    calibration.whole = watched
+    setattr(owner, name, watched)
     for case, share in (("there", 0.8), ("not", 1e-9)):
         devices._ENOUGH = share
         with contextlib.redirect_stderr(io.StringIO()) as err:
-            said("factorize", model, out / case, *data, *KFAC, "--device", "second")
+            said("factorize", model, out / case, *data, *line, "--device", "second")
         found[f"{case} said"] = [line for line in err.getvalue().splitlines() if "do not fit" in line]
     return found
 
 
-def test_sums_of_kfac_are_on_the_device_while_they_fit(model, tmp_path):
-    found = processes.on_second_device(sums, str(model[0] / "dense" / "net"), model[1], tmp_path)
+@pytest.mark.parametrize("case", SUMS)
+def test_sums_are_on_the_device_while_they_fit(case, model, tmp_path):
+    line, where, times = SUMS[case]
+    found = processes.on_second_device(sums, str(model[0] / "dense" / "net"), model[1], tmp_path, line, where)
     assert found["there said"] == [] and len(found["not said"]) == 1
-    assert found["not"] > 10 * found["there"]
+    assert found["not"]["to_host_bytes"] > times * found["there"]["to_host_bytes"]
