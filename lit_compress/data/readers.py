@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lit_compress.data.json_rows import Row, json_rows
 from lit_compress.data.lines import text_lines
@@ -183,7 +183,7 @@ def _read_separated(usual: str) -> Reader:
             raise UserError(f"{where} is JSON by its first line, not a table; call it .jsonl or .json")
         delimiter = _delimiter(task, where, first, usual)
         plain = delimiter == "\t" == usual and not _has_quoted_fields(where, file, encoding)
-        quoting = csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
+        quoting: Literal[0, 3] = csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
         reader = csv.reader(chain([first], lines), delimiter=delimiter, quoting=quoting, strict=True)
         try:
             header = next(reader, [])
