@@ -17,7 +17,7 @@ from lit_compress.export.report import markdown
 from lit_compress.models.own_code import trust_code, trusts_code
 from lit_compress.models.shards import LazyTensors, net_shapes
 from lit_compress.models.storage import load_net, tied
-from lit_compress.utils.devices import find_device
+from lit_compress.utils.devices import find_device, move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json
 from lit_compress.utils.hub import is_name, model_snapshot
@@ -98,7 +98,7 @@ def load(
     if not (given / "structure.json").is_file():
         raise UserError(f"load: '{folder}' is not a compressed model (no structure.json); transformers loads others")
     place = torch.device("cpu") if device is None else find_device(str(device), "device")
-    return with_export(given if is_name(str(folder)) else given.resolve()).to(place)
+    return move(with_export(given if is_name(str(folder)) else given.resolve()), place)
 
 
 def with_export(folder: Path, temporary: tempfile.TemporaryDirectory[str] | None = None) -> Compressed:
