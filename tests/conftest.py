@@ -19,7 +19,7 @@ import torch
 from quick import quick_runs
 from reloads import Reloader
 from stage_fixtures import dense, fit  # noqa: F401
-from tiny import WORDS, make_net
+from tiny import WORDS, make_net, write_sentences
 
 torch.set_num_threads(1)
 offline.refuse()
@@ -84,19 +84,7 @@ def tiny_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with SST-2-shaped files: 100 training and 40 validation sentences, half of them positive."""
-    import json
-    import random
-
-    folder, rng = tmp_path_factory.mktemp("data"), random.Random(0)
-    for split, rows in (("train", 100), ("validation", 40)):
-        lines = []
-        for i in range(rows):
-            words = rng.choices(WORDS, k=rng.randint(2, 12)) + rng.choices(
-                ["great", "warm"] if i % 2 else ["bad", "dull"], k=2
-            )
-            lines.append(json.dumps({"sentence": " ".join(words), "label": i % 2}))
-        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
-    return folder
+    return write_sentences(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")

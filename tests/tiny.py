@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import random
+from pathlib import Path
+
 import torch
 
 from lit_compress.models.transposed import as_linears
@@ -140,4 +144,40 @@ def write_backbone(folder, family: str, task: str, words: list[str] = WORDS, **s
     )
     tokenizer.save_pretrained(folder)
     make_net(family, task, dropout=0.1, **settings).save_pretrained(folder)
+    return folder
+
+
+def write_model(folder, family: str, task: str, **settings):
+    """Write a net of three blocks with large weights, and biases, into ``folder``; return the folder."""
+    layers = {"gpt2": "n_layer"}.get(family, "num_hidden_layers")
+    write_backbone(folder, family, task)
+    net = make_net(family, task, initializer_range=0.2, **({layers: 3} | settings))
+    with torch.no_grad():
+        for name, value in net.named_parameters():
+            if name.endswith("bias"):
+                value.normal_(std=0.3)
+    net.save_pretrained(folder)
+    return folder
+
+
+def write_sentences(folder: Path, train: int = 100, validation: int = 40) -> Path:
+    """Write SST-2-shaped files, half of whose sentences are positive, into ``folder``; return the folder."""
+    rng = random.Random(0)
+    for split, rows in (("train", train), ("validation", validation)):
+        lines = []
+        for i in range(rows):
+            words = rng.choices(WORDS, k=rng.randint(2, 12)) + rng.choices(
+                ["great", "warm"] if i % 2 else ["bad", "dull"], k=2
+            )
+            lines.append(json.dumps({"sentence": " ".join(words), "label": i % 2}))
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def write_texts(folder: Path, shortest: int = 1) -> Path:
+    """Write 60 training and 13 validation lines of up to 12 words into ``folder``; return the folder."""
+    rng = random.Random(0)
+    for split, lines in (("train", 60), ("validation", 13)):
+        rows = [" ".join(rng.choices(WORDS, k=rng.randint(shortest, 12))) for _ in range(lines)]
+        (folder / f"{split}.txt").write_text("\n".join(rows) + "\n")
     return folder

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 from mistakes import fails
-from tiny import WORDS, make_net, write_backbone
+from tiny import WORDS, make_net, write_backbone, write_texts
 from transformers import AutoModelForCausalLM
 
 from lit_compress.__main__ import main
@@ -36,10 +36,7 @@ def llama(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory):
-    folder, rng = tmp_path_factory.mktemp("texts"), random.Random(0)
-    for split, lines in (("train", 60), ("validation", 13)):
-        rows = [" ".join(rng.choices(WORDS, k=rng.randint(0, 12))) for _ in range(lines)]
-        (folder / f"{split}.txt").write_text("\n".join(rows) + "\n")
+    folder = write_texts(tmp_path_factory.mktemp("texts"), shortest=0)
     return [
         "--data.task",
         "plain_text",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 
 import pytest
 import torch
 from mistakes import fails
-from tiny import WORDS, make_net, write_backbone
+from tiny import write_model, write_texts
 
 from lit_compress.__main__ import main
 from lit_compress.calibration.by_block import Sweeps
@@ -54,26 +53,10 @@ CASES = {
 EQUAL = ("params", "flops", "kept", "stored", "density", "metric")
 
 
-def write_model(folder, family, task, settings):
-    """Write a net of three blocks with large weights, and biases; return its folder."""
-    layers = {"gpt2": "n_layer"}.get(family, "num_hidden_layers")
-    write_backbone(folder, family, task)
-    net = make_net(family, task, initializer_range=0.2, **{layers: 3}, **settings)
-    with torch.no_grad():
-        for name, value in net.named_parameters():
-            if name.endswith("bias"):
-                value.normal_(std=0.3)
-    net.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, tiny_data):
     """Task -> what names its data."""
-    folder, rng = tmp_path_factory.mktemp("texts"), random.Random(0)
-    for split, lines in (("train", 60), ("validation", 13)):
-        rows = [" ".join(rng.choices(WORDS, k=rng.randint(1, 12))) for _ in range(lines)]
-        (folder / f"{split}.txt").write_text("\n".join(rows) + "\n")
+    folder = write_texts(tmp_path_factory.mktemp("texts"))
     folders, more = {"plain_text": folder, "sst2": tiny_data}, ["--data.max_length", "16", "--data.batch_size", "4"]
     return {task: ["--data.task", task, "--data.path", str(path), *more] for task, path in folders.items()}
 
@@ -94,7 +77,7 @@ def made(data, tmp_path_factory):
             folder = found[name] = tmp_path_factory.mktemp(name.replace(" ", "_"))
             (folder / "model").mkdir()
             line = [*data[task], *options]
-            write_model(folder / "model", family, task, settings)
+            write_model(folder / "model", family, task, **settings)
             factorize(folder / "model", folder / "whole", *line)
             factorize(folder / "model", folder / "blocks", *line, "--by_block", "float32")
         return found[name]
