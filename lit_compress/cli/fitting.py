@@ -20,6 +20,7 @@ from lit_compress.cli.exporting import add_choices
 from lit_compress.cli.one_shot import factorize_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import parse_one_shot
+from lit_compress.cli.pins import follows_branches
 from lit_compress.export.folder import check_out
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.models.budget import budget_line
@@ -31,7 +32,7 @@ from lit_compress.run.folder import Run
 from lit_compress.run.loggers import log_report
 from lit_compress.run.plan import show_plan
 from lit_compress.run.runner import Components, check_stages, run_stages, shapes_of
-from lit_compress.run.settle import density_of_first, failure_told, settle_storage, solve_budget
+from lit_compress.run.settle import config_of_first, density_of_first, failure_told, settle_storage, solve_budget
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, read_json, write_json
@@ -60,9 +61,9 @@ def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
         if config[name] < 1:
             raise UserError(f"{name}: {config[name]} is below 1, the smallest valid value")
     run = run_of(cli)
-    parts = cli.ready(_recorded(run))
     with ExitStack() as claim:
         with failure_told(run):
+            parts = cli.ready(_recorded(run, cli))
             choose_teacher(cli, run, parts.data.record, args)
             settle_budget(cli, run)
             begin = _prepare_run(run, cli, config.ckpt_path)
@@ -124,10 +125,14 @@ def run_of(cli: CommandLine) -> Run:
     return Run(cli.config.run_dir or f"runs/{name}-{cli.config.data.task}")
 
 
-def _recorded(run: Run) -> dict[str, Any] | None:
-    """Return the config of a run that is continued, or that the first process has begun; None for a new one."""
-    begun = rank_zero_only.rank and (run.folder / "config.yaml").is_file()
-    return run.config() if run.started or begun else None
+def _recorded(run: Run, cli: CommandLine) -> dict[str, Any] | None:
+    """Return the config of a run that is continued; None for a new one.
+
+    If names do not say their commits, processes after the first wait for its config, which does.
+    """
+    if rank_zero_only.rank and not run.started and follows_branches(cli.config):
+        return config_of_first(run)
+    return run.config() if run.started else None
 
 
 def settle_budget(cli: CommandLine, run: Run | None = None) -> Components:

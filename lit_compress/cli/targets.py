@@ -160,6 +160,9 @@ def parse_stored(config: dict[str, Any], rest: list[str], command: str, net: Pat
     init, data = dict(config["model"]["init_args"]), dict(config["data"])
     origin = init["backbone"] if init.get("revision") is None else f"{init['backbone']}@{init['revision']}"
     init |= {"backbone": str(net), "revision": None}
+    if init.get("teacher"):  # of which a run has a copy
+        copies = (place / "dense" / "net" for place in net.resolve().parents[:2])
+        init["teacher"] = next((str(copy) for copy in copies if (copy / "config.json").is_file()), init["teacher"])
     if last_value(rest, "--data.task") or last_value(rest, "--data.path"):
         data.pop("revision", None)  # of the data that it was made with
     trainer = {name: value for name, value in config["trainer"].items() if name not in _CLASSES}
@@ -182,10 +185,7 @@ def parse_stored(config: dict[str, Any], rest: list[str], command: str, net: Pat
 
 def open_run(run: Run, command: str) -> Components:
     """Return method and data of a finished run, with the tokenizer and the teacher that it keeps."""
-    parts = parse_stored(run.config(), [], command, run.net("dense")).build()
-    if parts.method.teacher:
-        parts.data.teacher = str(run.net("dense"))  # its copy
-    return parts
+    return parse_stored(run.config(), [], command, run.net("dense")).build()
 
 
 def open_target(target: Target, rest: list[str], command: str) -> Components:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from yaml import YAMLError
@@ -53,9 +53,16 @@ def model_name(backbone: str) -> str:
 
 
 def license_of(backbone: str) -> str:
-    """Return the licence that the card in a backbone's folder names, which an export inherits; else ``unknown``."""
+    """Return the licence that the card of a backbone names, which an export inherits; else ``unknown``.
+
+    The card is in its folder, or, of a name, in the hub's cache.
+    """
+    name, _, revision = backbone.partition("@")
+    folder = Path(backbone).expanduser()
     try:
-        return str(ModelCard.load(Path(backbone).expanduser() / "README.md").data.license or "unknown")
+        cached = None if folder.is_dir() else try_to_load_from_cache(name, "README.md", revision=revision or None)
+        path = cached if isinstance(cached, str) else folder / "README.md"
+        return str(ModelCard.load(path).data.license or "unknown")
     except (OSError, ValueError, YAMLError):
         return "unknown"
 
@@ -94,10 +101,13 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         factors: whether matrices were replaced by factors.
     """
     model = report["config"]["model"]["init_args"]
-    name, licence = model_name(model["backbone"]), report.get("license") or license_of(model["backbone"])
+    name, revision = model_name(model["backbone"]), model.get("revision")
+    licence = report.get("license", "unknown")
+    if licence == "unknown":  # an earlier version did not look into the hub's cache
+        licence = license_of(f"{name}@{revision}" if revision else model["backbone"])
     made = ModelCard.from_template(
         _metadata(report, task, name, licence), str(TEMPLATE), report=report, task=task, kind=task_type(task),
-        name=name, commit=model.get("revision"), factors=factors, here=HERE, refusal=REFUSAL, rows=counted(report),
+        name=name, commit=revision, factors=factors, here=HERE, refusal=REFUSAL, rows=counted(report),
         table=markdown(report), speed=speed_lines(report), number=lambda x: "-" if x is None else f"{x:.1e}",
     )  # fmt: skip
     return f"{made}\n"

@@ -88,8 +88,9 @@ def check_size(what: str, folder: Path, build: Callable[[], PreTrainedModel]) ->
         UserError: it does.
     """
     stored = 0
-    for file in folder.glob("*.safetensors"):
+    for file in [*folder.glob("*.safetensors")] or folder.glob("pytorch_model*.bin"):
         check_floats(what, file)
+    for file in folder.glob("*.safetensors"):
         stored += sum(math.prod(shape) for shape in stored_shapes(file).values())
     stored = stored or sum(file.stat().st_size for file in folder.glob("*.bin")) // 2  # bytes of a number
     if not stored:

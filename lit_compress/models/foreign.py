@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
+
+import torch
 
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import POINTER, is_pointer
@@ -75,17 +78,24 @@ def check_floats(what: str, file: Path) -> None:
 
     Args:
         what: option and value, the begin of the message.
-        file: of safetensors.
+        file: of safetensors, or a pickle of tensors; of another pickle who loads it says so.
 
     Raises:
         UserError: a tensor that is called a weight has integers.
     """
     from safetensors import safe_open
 
-    with safe_open(file, framework="pt") as tensors:
-        for name in tensors.keys():  # noqa: SIM118
-            if name.endswith("weight") and (dtype := tensors.get_slice(name).get_dtype())[0] in "IU":
-                raise UserError(f"{what} is quantized ('{name}' is of type {dtype}); {FLOAT}")
+    dtypes: dict[str, str] = {}
+    if file.suffix == ".safetensors":
+        with safe_open(file, framework="pt") as tensors:
+            dtypes = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+    else:
+        with suppress(Exception):  # no tensors are read, only what is said of them
+            values = torch.load(file, map_location="meta", weights_only=True)
+            dtypes = {name: str(value.dtype).removeprefix("torch.") for name, value in values.items()}
+    for name, dtype in dtypes.items():
+        if name.endswith("weight") and dtype[0] in "IUiuq":
+            raise UserError(f"{what} is quantized ('{name}' is of type {dtype}); {FLOAT}")
 
 
 def quantization_method(settings: Any) -> str:

@@ -1,7 +1,8 @@
 """What is found before a run starts: the tokens that its export keeps, and the density that meets its budget.
 
-Milliseconds differ between processes, so the first process of a run finds the density that meets a speed-up, and the
-others read it from the run folder. There is no process group yet to wait in.
+Milliseconds differ between processes, and a branch on the hub may move between their requests. So the first process of
+a run finds the density that meets a speed-up, and the commits of names, and the others read them from the run folder.
+There is no process group yet to wait in.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -25,6 +27,7 @@ from lit_compress.run.solve import Storage, check_choices, solve
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import write_text
 
+T = TypeVar("T")
 MOST = 1800.0  # seconds that a process waits for the first one
 STALE = 30.0  # seconds after which a failure is that of this start: at a new start the first process removes the file
 
@@ -69,19 +72,31 @@ def density_of_first(run: Run, asked: str) -> float:
     Raises:
         UserError: the first process has failed, or takes longer than :data:`MOST`.
     """
+    return _from_first(run, lambda: run.density(asked), f"model.budget: '{asked}' has no density")
+
+
+def config_of_first(run: Run) -> dict[str, Any]:
+    """Return the config of a run, with the commits of its names, that the first process writes; wait for it.
+
+    Raises:
+        UserError: as :func:`density_of_first`.
+    """
+    there = run.folder / "config.yaml"
+    return _from_first(run, lambda: run.config() if there.is_file() else None, "run_dir: there is no config")
+
+
+def _from_first(run: Run, read: Callable[[], T | None], lack: str) -> T:
+    """Return what ``read`` returns once it is not None; ``lack`` is the begin of an error."""
     start, failed = time.monotonic(), 0.0
-    while (density := run.density(asked)) is None:
+    while (value := read()) is None:
         time.sleep(0.2)
         file, now = _failure(run), time.monotonic()
         failed = (failed or now) if file.is_file() else 0.0
         if failed and now - failed > STALE:
             raise UserError(f"the first process has failed: {file.read_text().strip()}")
         if now - start > MOST:
-            raise UserError(
-                f"model.budget: '{asked}' has no density from the first process after {MOST / 60:.0f} minutes; see "
-                "what it says"
-            )
-    return density
+            raise UserError(f"{lack} from the first process after {MOST / 60:.0f} minutes; see what it says")
+    return value
 
 
 @contextmanager

@@ -54,6 +54,11 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and not text.startswith(".") and not Path(text).expanduser().exists()
 
 
+def is_commit(revision: str) -> bool:
+    """Say whether a revision is a whole commit, which stays what it is."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
 def split_name(option: str, text: str, revision: str | None = None) -> tuple[str, str | None]:
     """Return name and revision of ``NAME[@REVISION]``.
 
@@ -233,7 +238,7 @@ class _Repository:
         from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT, is_offline_mode
         from huggingface_hub.errors import RevisionResolutionError
 
-        if _COMMIT.fullmatch(self.revision or ""):
+        if is_commit(self.revision or ""):
             self.commit = str(self.revision)
             if self._listed() is not None:
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -14,6 +15,8 @@ from mistakes import fails
 
 from lit_compress.__main__ import main
 from lit_compress.cli import fitting
+from lit_compress.cli.options import CommandLine
+from lit_compress.cli.pins import follows_branches
 
 CARD = b"---\nlicense: apache-2.0\n---\n# a net\n"
 
@@ -121,6 +124,39 @@ def test_a_run_goes_on_with_its_commit(made, stopped, again, tiny_backbone, shor
     assert first["compressed"]["metric"] == second["compressed"]["metric"] and not again.asked()
 
 
+def test_other_processes_read_the_commit_of_the_first(made, run, again, tiny_backbone, short_run, monkeypatch):
+    """They are started at once, and main may move between the requests of two."""
+    shutil.rmtree(run / "dense")
+    (run / "stages.json").unlink()
+    again.add("me/net", other_vocabulary(backbone_files(tiny_backbone)))
+    monkeypatch.setattr(fitting.rank_zero_only, "rank", 1)
+    seen = []
+    monkeypatch.setattr(fitting, "choose_teacher", lambda cli, *_: seen.append(cli.config.model.init_args.revision))
+    monkeypatch.setattr(fitting, "settle_budget", lambda *_: None)
+    monkeypatch.setattr(fitting, "run_stages", lambda *_: None)
+    monkeypatch.setattr(fitting, "_report", lambda *_: None)
+    shutil.move(run / "config.yaml", run / "later")
+    writer = threading.Timer(0.5, shutil.move, [run / "later", run / "config.yaml"])
+    writer.start()
+    main(by_name(short_run, "--run_dir", run))
+    writer.join()
+    assert seen == [made[1]]
+
+
+@pytest.mark.parametrize(
+    ("words", "moves"),
+    [
+        ([], True), (["--model.revision", "v1"], True), (["--model.revision", "a" * 40], False),
+        (["--model.revision", "a" * 40, "--model.teacher", "me/other"], True),
+        (["--model.revision", "a" * 40, "--data.path", "me/rows"], True),
+        (["--model.revision", "a" * 40, "--data.path", "me/rows", "--data.revision", "b" * 40], False),
+        (["--model.backbone", "embedded"], False),
+    ],
+)  # fmt: skip
+def test_only_names_without_commits_are_waited_for(words, moves, short_run):
+    assert follows_branches(CommandLine([*by_name(short_run)[1:], *words], "fit").config) == moves
+
+
 def test_another_revision_is_another_run(made, stopped, again, tiny_backbone, short_run, capsys):
     other = again.add("me/net", other_vocabulary(backbone_files(tiny_backbone)), revision="v2")
     line = fails(capsys, *by_name(short_run, "--run_dir", stopped, "--ckpt_path", "last", "--model.revision", "v2"))
@@ -186,6 +222,11 @@ def test_commands_take_names(named, tiny_data, made, capsys, tmp_path):
         main(["validate", *words])
         scores.append(capsys.readouterr().out.splitlines())
     assert scores[0] == scores[1] and scores[2] == scores[3]
+    capsys.readouterr()
+    for name, more in (("me/trained", []), ("me/small", ["--baseline", "me/trained"])):
+        main(["bench", name, *more, "--runtimes", "eager", "--batch", "1", "--length", "8", "--rounds", "5"])
+        result = json.loads((tmp_path / "here" / "bench.json").read_text())
+        assert [row["net"] for row in result["programs"]] == (["dense", "compressed"] if more else ["compressed"])
     main(["predict", "me/small"])
     assert len((tmp_path / "here" / "predictions.jsonl").read_text().splitlines()) == 40
     for more in ([], ["--by_block", "float32"]):

@@ -96,10 +96,16 @@ def test_a_form_that_cannot_be_read_is_one_line(form, folder):
 def test_integers_are_no_weights(dtype, folder):
     path, name = folder / "model.safetensors", "bert.encoder.layer.0.attention.self.query.weight"
     tensors = load_file(path)
-    save_file(tensors | {name: (tensors[name] * 127).to(dtype)}, path, metadata={"format": "pt"})
-    for load in (load_net, load_finetuned):
-        with pytest.raises(UserError, match=rf"is quantized \('{name}' is of type [IU]\d+\); give the model in float"):
-            load(str(folder), SST2)
+    tensors |= {name: (tensors[name] * 127).to(dtype)}
+    for suffix in (".safetensors", ".bin"):
+        if suffix == ".bin":
+            path.unlink()
+            torch.save(tensors, folder / "pytorch_model.bin")
+        else:
+            save_file(tensors, path, metadata={"format": "pt"})
+        for load in (load_net, load_finetuned):
+            with pytest.raises(UserError, match=rf"is quantized \('{name}' is of type \w+\); give the model in float"):
+                load(str(folder), SST2)
 
 
 @pytest.mark.parametrize("form", ["adapter beside weights", "adapter alone", "gguf", "pointer", "gptq"])

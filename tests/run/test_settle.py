@@ -1,10 +1,12 @@
 """What processes of a run wait for: the density of the first one, or its failure."""
 
+import threading
+
 import pytest
 
 from lit_compress.run import settle
 from lit_compress.run.folder import Run
-from lit_compress.run.settle import density_of_first, failure_told
+from lit_compress.run.settle import config_of_first, density_of_first, failure_told
 from lit_compress.utils.errors import UserError
 
 
@@ -32,6 +34,14 @@ def test_a_failure_of_the_first_process_ends_the_others(run, monkeypatch):
     monkeypatch.setattr(settle, "MOST", 0.3)
     with pytest.raises(UserError, match=r"'speedup=9x' has no density from the first process after 0 minutes"):
         density_of_first(run, "speedup=9x")
+
+
+def test_the_config_of_the_first_process_is_waited_for(run):
+    config = {"model": {"class_path": "lit_compress.methods.SVD", "init_args": {"backbone": "me/net"}}}
+    writer = threading.Timer(0.3, run.begin, [config])
+    writer.start()
+    assert config_of_first(run)["model"]["init_args"]["backbone"] == "me/net"
+    writer.join()
 
 
 def test_one_process_leaves_no_file(run, monkeypatch):

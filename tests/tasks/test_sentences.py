@@ -169,7 +169,7 @@ def test_int8_vectors_do_not_depend_on_the_batch(place, tmp_path, base, name):
 
 @pytest.mark.slow
 def test_a_run_keeps_how_vectors_are_made(place, tmp_path):
-    """Its teacher's way, not its backbone's; it exports the same when both are gone."""
+    """Its teacher's way, not its backbone's; it is evaluated and exports the same when both are gone."""
     import sentence_transformers
 
     teacher = _save(tmp_path / "teacher", place / "bert", "cls", modules=[_dense(32, 12)], truncate_dim=10)
@@ -181,6 +181,8 @@ def test_a_run_keeps_how_vectors_are_made(place, tmp_path):
     texts = [json.loads(line)["text"] for line in (place / "texts" / "validation.jsonl").read_text().splitlines()]
     expected = _theirs(teacher, texts)
     shutil.rmtree(teacher), shutil.rmtree(backbone)
+    for target in ("run", "run/retrain/net"):
+        main(["validate", str(tmp_path / target)])
     main(["export", str(tmp_path / "run"), str(tmp_path / "again")])
     for folder in (tmp_path / "run" / "export", tmp_path / "again"):
         net = sentence_transformers.SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)
