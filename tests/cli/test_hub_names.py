@@ -126,8 +126,10 @@ def test_a_run_goes_on_with_its_commit(made, stopped, again, tiny_backbone, shor
 
 def test_other_processes_read_the_commit_of_the_first(made, run, again, tiny_backbone, short_run, monkeypatch):
     """They are started at once, and main may move between the requests of two."""
-    shutil.rmtree(run / "dense")
+    for stage in ("dense", "retrain"):
+        shutil.rmtree(run / stage)
     (run / "stages.json").unlink()
+    again.add("me/net", backbone_files(tiny_backbone))
     again.add("me/net", other_vocabulary(backbone_files(tiny_backbone)))
     monkeypatch.setattr(fitting.rank_zero_only, "rank", 1)
     seen = []
@@ -135,6 +137,7 @@ def test_other_processes_read_the_commit_of_the_first(made, run, again, tiny_bac
     monkeypatch.setattr(fitting, "settle_budget", lambda *_: None)
     monkeypatch.setattr(fitting, "run_stages", lambda *_: None)
     monkeypatch.setattr(fitting, "_report", lambda *_: None)
+    as_a_new_process()
     shutil.move(run / "config.yaml", run / "later")
     writer = threading.Timer(0.5, shutil.move, [run / "later", run / "config.yaml"])
     writer.start()
