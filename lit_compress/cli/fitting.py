@@ -99,9 +99,10 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
     add_choices(parser, programs=False)
     parser.add_argument(
-        "--method", choices=("LLMPruner", "SliceGPT"),
-        help="in place of factors: heads and neurons go by first-order scores (LLMPruner, --model.prune.examples 10), "
-        "or hidden states keep their first principal directions (SliceGPT)",
+        "--method", metavar="NAME",
+        help="another method that compresses in one shot: LLMPruner (heads and neurons go by first-order scores, "
+        "--model.prune.examples 10), SliceGPT (hidden states keep their first principal directions), SVD, or one of "
+        "your own, mypackage.Mine",
     )  # fmt: skip
     parser.add_argument(
         "--by_block", choices=("float32", "bfloat16"),

@@ -60,8 +60,11 @@ def one_shot_stage(method: Method) -> CompressedStage:
         UserError: the method has none.
     """
     stage = method.stages()[-1]
-    if not isinstance(stage, CompressedStage):
-        raise UserError(f"factorize: {type(method).__name__} has to train; use fit")
+    if not isinstance(stage, CompressedStage) or not stage.shrinks_first:
+        raise UserError(
+            f"factorize: {type(method).__name__} has to train: fit --model {type(method).__name__}; nearest here: "
+            "SecondOrder"
+        )
     return stage
 
 

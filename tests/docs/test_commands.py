@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from mistakes import fails
 from page_files import custom_files, rows_of, write_rows
 from pages import PAGES, ROOT, items, lit_compress_words, python_blocks
 from reading import LIKE_TINY, Reader, quick, run_command, skeleton
 from tiny import WORDS, make_net, write_backbone
 
 from lit_compress.__main__ import main
+from lit_compress.models.shards import load_tensors
 
 TASKS = (
     "wnli",
@@ -125,7 +128,7 @@ def test_outputs_names_every_field_and_file(reader):
 @pytest.mark.slow
 def test_the_method_of_the_docs_works(tiny_backbone, tiny_data, tmp_path, monkeypatch):
     """Its file, its test, and a whole run of it."""
-    method, test = python_blocks("add_a_method")
+    method, test, _ = python_blocks("add_a_method")
     for code in (method, test):
         compile(code, "add_a_method.md", "exec")
     (tmp_path / "increase.py").write_text(method)
@@ -140,3 +143,27 @@ def test_the_method_of_the_docs_works(tiny_backbone, tiny_data, tmp_path, monkey
         said = run_command(words)
     assert "Increase on sst2" in said, said
     assert os.path.exists(tmp_path / "run" / "export" / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_the_one_shot_method_of_the_docs_works(tiny_backbone, tiny_data, tmp_path, monkeypatch, capsys):
+    """From one file, in memory, by block and with training: the same units; a method that has to train is refused."""
+    *_, method = python_blocks("add_a_method")
+    (tmp_path / "smallest.py").write_text(method)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = ["--data.task", "sst2", "--data.path", str(tiny_data)]
+    line = ["factorize", str(tiny_backbone), "OUT", *data, "--method", "smallest.Smallest", "--density", "0.6"]
+    with quick():
+        for name, more in (("whole", []), ("blocks", ["--by_block", "float32"])):
+            said = run_command([str(tmp_path / name) if word == "OUT" else word for word in line] + more)
+            assert (tmp_path / name).is_dir(), said
+        run_command(["fit", "--model", "smallest.Smallest", *data, *LIKE_TINY, "--model.backbone", str(tiny_backbone),
+                     "--model.teacher", str(tiny_backbone), "--model.prune.epochs", "0", "--model.density", "0.6",
+                     "--run_dir", str(tmp_path / "run")])  # fmt: skip
+    found = [load_tensors(tmp_path / name) for name in ("whole", "blocks", "run/export")]
+    small = [name for name, value in found[0].items() if value.shape != load_tensors(tiny_backbone)[name].shape]
+    assert small
+    for other in found[1:]:
+        assert other.keys() == found[0].keys() and all(torch.equal(other[n], found[0][n]) for n in other)
+    said = fails(capsys, "factorize", tiny_backbone, tmp_path / "none", *data, "--method", "LPAF", "--density", "0.5")
+    assert "factorize: LPAF has to train: fit --model LPAF; nearest here: SecondOrder" in said
