@@ -24,6 +24,7 @@ from lit_compress.evaluation.order import same_order
 from lit_compress.export.choices import Dtype
 from lit_compress.export.program import FILES
 from lit_compress.models.sites import find_sites
+from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def cast(net: PreTrainedModel, dtype: Dtype) -> None:
     net.config.dtype = kind
     net.to(kind)
     for name, value in net.named_parameters():
-        if value.is_floating_point() and not value.isfinite().all():
+        if value.is_floating_point() and not all_finite(value):
             raise UserError(f"export: --dtype {dtype} cannot hold the values of '{name}'; nearest: bfloat16")
 
 

@@ -19,6 +19,7 @@ from lit_compress.models.foreign import check_floats
 from lit_compress.models.own_code import MODULE
 from lit_compress.models.shapes import stored_shapes, without_values
 from lit_compress.models.sites import gives_states
+from lit_compress.numerics.decompose import all_finite
 from lit_compress.tasks import KINDS, task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import note
@@ -174,7 +175,7 @@ def check_finite(what: str, net: PreTrainedModel) -> None:
         UserError: names the first tensor.
     """
     for name, value in net.named_parameters():
-        if value.is_floating_point() and not value.isfinite().all():
+        if value.is_floating_point() and not all_finite(value):
             raise UserError(f"{what}: '{name}' has values that are not finite; its training diverged, or it is broken")
 
 
