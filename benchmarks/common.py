@@ -93,13 +93,13 @@ def parser(script: str, doc: str | None, *names: str, **values: Any) -> Parser:
 # ------------------------------------------------------------------------------------------------- running
 
 
-def command(options: Any, *words: object) -> float:
+def command(options: Any, *words: object, start: Sequence[str] = ("-m", "lit_compress")) -> float:
     """Print and run ``python -m lit_compress WORDS``; return its peak memory in MiB. A failure ends the script.
 
-    With ``--list`` the command is printed once, and not run.
+    With ``--list`` the command is printed once, and not run. ``start`` is how Python starts it, if not so.
     """
-    line = ["-m", "lit_compress", *map(str, words)]
-    shown = shlex.join(["python", *line])
+    line = [*start, *map(str, words)]
+    shown = shlex.join(["python", "-m", "lit_compress", *map(str, words)])
     if shown not in options.listed:
         print(shown, flush=True)
     if options.list:
