@@ -345,7 +345,10 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
             ["factorize", *model, out, *data, "--method", "LLMPruner", "--pivot"],
             "--pivot is for factors, and LLMPruner",
         ),
-        (["factorize", *model, out, *data, "--method", "LLMPrunr"], "invalid choice: 'LLMPrunr'"),
+        (
+            ["factorize", *model, out, *data, "--method", "LLMPrunr"],
+            "unknown method 'LLMPrunr'; did you mean 'LLMPruner'?",
+        ),
         (["factorize", *model, out, *data, "--method", "SliceGPT", "--pivot"], "--pivot is for factors, and SliceGPT"),
         (["factorize", *model, out, *data, "--method", "SliceGPT", "--density", "0.01"], "cannot be reached by slices"),
         (
