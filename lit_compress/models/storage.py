@@ -41,8 +41,8 @@ def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
     for name in aliases.keys() & tensors.keys():
         replace(net, name, nn.Parameter(torch.empty_like(tensors[name])))  # type: ignore[arg-type]
     aliases, own = tied(net), net.state_dict()
-    values = {name: tensors[aliases.get(name, name)].to(value.dtype, copy=True) for name, value in own.items()}
-    net.load_state_dict(values, assign=True)
+    copies = {name: tensors[name].to(value.dtype, copy=True) for name, value in own.items() if name not in aliases}
+    net.load_state_dict({name: copies[aliases.get(name, name)] for name in own}, assign=True)
     for name, first in aliases.items():
         replace(net, name, net.get_parameter(first))  # type: ignore[arg-type]
 
