@@ -82,11 +82,11 @@ def measure(method: str, *words: str) -> list[dict[str, Any]]:
 
 def _measure_and_write(options: Any, method: str) -> None:
     """Measure in a process of its own: autograd counts the devices only once."""
-    from quick import quick_runs  # the tests' way to time little
-
     from benchmarks.device.counting import second_device
 
     second_device.start()
+    from quick import quick_runs  # the tests' way to time little; the import above has put them on the path
+
     with quick_runs():
         rows = measure(method)
     result = {"name": method, "method": method, "layers": LAYERS, "width": WIDTH, "rows": rows, **common.frame()}

@@ -116,12 +116,11 @@ def logits_losses(
         consistency: whether to return it.
     """
     if not isinstance(logits, ChunkedLogits):
-        found = {"task": task_loss(logits, torch.cat([labels] * copies), kind)}
+        found = {"task": task_loss(logits, _repeated(labels, copies), kind)}
         if teacher is not None:
             assert isinstance(teacher, Tensor)
-            repeated = None if counted is None else torch.cat([counted] * copies)
-            target = torch.cat([teacher] * copies)
-            found["distillation"] = distillation_loss(logits, target, kind, temperature, repeated)
+            chosen = None if counted is None else _repeated(counted, copies)
+            found["distillation"] = distillation_loss(logits, _repeated(teacher, copies), kind, temperature, chosen)
         if consistency:
             first, second = logits.chunk(2)
             found["consistency"] = consistency_loss(first, second, kind, counted)
@@ -143,6 +142,10 @@ def logits_losses(
     total = counted.sum()
     losses = position_losses(of_chunk, parts, [labels], counted)
     return {name: loss.sum() / total for name, loss in zip(names, losses, strict=True)}
+
+
+def _repeated(batch: Tensor, copies: int) -> Tensor:
+    return batch if copies == 1 else torch.cat([batch] * copies)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -191,8 +194,8 @@ def distillation_loss(
             return F.mse_loss(student, teacher)
         log_student = F.log_softmax(student / temperature, -1).flatten(0, -2)
         log_teacher = F.log_softmax(teacher / temperature, -1).flatten(0, -2)
-        divergence = F.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True)
-        return temperature**2 * divergence
+        divergence = F.kl_div(log_student, log_teacher, reduction="sum", log_target=True)
+        return divergence / (len(log_student) / temperature**2)  # one operator, and one backward
 
 
 def layer_distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:

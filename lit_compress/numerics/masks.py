@@ -192,9 +192,9 @@ def apply_threshold_(weights: Sequence[Tensor], scores: Sequence[Tensor], thresh
             limit = threshold
         else:
             limit = joined([one.expand(size) for one, size in zip(threshold[part], sizes, strict=True)])
-        keep = joined(shards[part]) >= limit
-        if len(those) > 1:  # in one call only if both lists have one dtype
-            keep = keep.to(those[0].dtype)
+        flat = joined(shards[part])
+        # several are a copy, which becomes the mask; the product is one call only if both lists have one dtype
+        keep = flat >= limit if len(those) == 1 else flat.ge_(limit).to(those[0].dtype)
         masks = [mask.view_as(weight) for mask, weight in zip(keep.split(sizes), those, strict=True)]
         torch._foreach_mul_(those, masks)
 
@@ -244,6 +244,29 @@ def select_rows(
     keep[order] = cost[order].cumsum(0) <= budget
     kept = keep if own is None else keep[own]
     return list(kept.split([len(score) for score in shards]))
+
+
+@torch.no_grad()
+def select_units(scores: Tensor, sizes: Sequence[int], added: Tensor, budget: int) -> Tensor:
+    """Choose units by falling score, as :func:`select_rows`, where a unit's cost depends on its rank in its group.
+
+    Args:
+        scores: float32 [units], one group after the other.
+        sizes: number of units of each group.
+        added: int64 [units], not negative: cost of the best, second best, ... unit of each group.
+        budget: largest sum of the costs; below 0 keeps nothing.
+
+    Returns:
+        bool [units], True = keep.
+    """
+    rows = constant(tuple(sizes), scores.device)
+    group = torch.arange(len(rows), device=scores.device).repeat_interleave(rows, output_size=len(scores))
+    order = scores.argsort(descending=True, stable=True)
+    cost = torch.empty_like(added)
+    cost[group[order].argsort(stable=True)] = added  # group by group the units' places, best first
+    keep = torch.empty_like(scores, dtype=torch.bool)
+    keep[order] = cost.cumsum(0) <= budget
+    return keep
 
 
 @torch.no_grad()

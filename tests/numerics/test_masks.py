@@ -15,6 +15,7 @@ from lit_compress.numerics.masks import (
     kth_largest,
     rows_above,
     select_rows,
+    select_units,
 )
 from lit_compress.utils.errors import UserError
 
@@ -287,6 +288,24 @@ def test_rows_of_shards(ranks: int) -> None:
     )
     for i, mask in enumerate(whole):
         assert torch.equal(torch.cat([part[i] for part in parts]), mask)  # type: ignore[index]
+
+
+def test_units_cost_what_their_rank_in_the_group_says() -> None:
+    """Against a walk over the sorted units; costs are 0 from some rank on."""
+    sizes, budget = (5, 1, 7), 40
+    scores = draw(sum(sizes), seed=3)
+    added = [[9, 9, 4, 0, 0], [6], [5, 5, 5, 5, 5, 5, 0]]
+    groups = [group for group, size in enumerate(sizes) for _ in range(size)]
+    spent, ranks, kept = 0, [0, 0, 0], set()
+    for unit in scores.argsort(descending=True).tolist():
+        spent += added[groups[unit]][ranks[groups[unit]]]
+        ranks[groups[unit]] += 1
+        if spent <= budget:
+            kept.add(unit)
+    costs = torch.tensor([cost for group in added for cost in group])
+    found = select_units(scores, sizes, costs, budget)
+    assert set(found.nonzero()[:, 0].tolist()) == kept and 0 < len(kept) < len(scores)
+    assert not select_units(scores, sizes, costs, -1).any()
 
 
 def test_rows_above_a_threshold() -> None:

@@ -19,7 +19,7 @@ Choices where the paper is silent:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -37,7 +37,7 @@ from lit_compress.models.record import join_parts, parts_of
 from lit_compress.models.sites import find_sites, of_kind, sublayers
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.foreach import joined, on_cpu
-from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows
+from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, select_units
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import StageContext
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
@@ -96,6 +96,25 @@ class RowsInGates(CoFiPruning):
         return RowPruning(start=self.start, end=self.end, interval=self.interval, beta=self.beta)
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What the host knows of the open rows and columns.
+
+    Attributes:
+        columns: open inputs of each site.
+        dense: parameters of all open matrices.
+        factors: parameters of their factors.
+        least: parameters stored without any row: a matrix is stored whole where that is less than factors and rows.
+        added: int64 [rows of all sites], parameters that the best, second best, ... row of each site adds to them.
+    """
+
+    columns: list[int]
+    dense: int
+    factors: int
+    least: int
+    added: Tensor
+
+
 class OpenRows(RowSparsePruning):
     """The pruning of the rows of open heads and sub-layers.
 
@@ -141,7 +160,7 @@ class OpenRows(RowSparsePruning):
         self.register_buffer("columns", torch.tensor([size[1] for size in self._sizes]))
         for i, (rows, _) in enumerate(self._sizes):
             self.register_buffer(f"open_{i}", torch.ones(rows, dtype=torch.bool))
-        self._read: tuple[list[Tensor], list[int]] | None = None  # open rows and columns as the host knows them
+        self._read: _Read | None = None
 
     @property
     def open(self) -> list[Tensor]:
@@ -172,7 +191,7 @@ class OpenRows(RowSparsePruning):
         torch._foreach_copy_(self.open, sent.split([rows for rows, _ in self._sizes]))
         self.columns.copy_(torch.tensor(columns))
         self.known.fill_(True)
-        self._read = open_, columns
+        self._read = self._known(open_, columns)
 
     @torch.no_grad()
     def _zero(self, step: int) -> None:
@@ -182,45 +201,39 @@ class OpenRows(RowSparsePruning):
 
     @torch.no_grad()
     def prune(self, step: int) -> None:
-        """Zero the open rows with the lowest scores, as many as the schedule says; chosen on the CPU, in one wait."""
+        """Zero the open rows with the lowest scores, as many as the schedule says; the host waits for nothing."""
         if self._read is None:  # the stage goes on from a checkpoint
-            self._read = on_cpu(self.open), self.columns.tolist()
-        open_, costs = self._read
-        scores = on_cpu([whole(score) for score in self.scores])
-        scores = [score.masked_fill(~rows, -torch.inf) for score, rows in zip(scores, open_, strict=True)]
-        counts = _count(open_, open_)
-        dense = [rows * columns for rows, columns in zip(counts, costs, strict=True)]
-        ranks = [self.ranks[name] for name in self._sites]
-        factors = [
-            rank * (rows + columns) if rows else 0 for rank, rows, columns in zip(ranks, counts, costs, strict=True)
-        ]
-        goal = keep_count(self.whole, self._total) if self.arrived(step) else round(self.density * sum(dense))
+            self._read = self._known(on_cpu(self.open), self.columns.tolist())
+        read, open_ = self._read, joined(self.open)
+        scores = joined([whole(score) for score in self.scores]).masked_fill(~open_, -torch.inf)
+        goal = keep_count(self.whole, self._total) if self.arrived(step) else round(self.density * read.dense)
         left = cubic(step, self.total_steps, self._start, self._end, 0.0)
-        budget = round(left * sum(dense) + (1 - left) * max(0, goal - sum(factors)))
-        keep = tried = select_rows(scores, costs, budget)
-        most = 0
-        for _ in range(8 if left == 0 else 0):  # a matrix is stored whole where that is less than factors and rows
-            rows_kept = _count(tried, open_)
-            stored = sum(min(f + k * c, d) for f, k, c, d in zip(factors, rows_kept, costs, dense, strict=True))
-            if most < stored <= goal:
-                keep, most = tried, stored
-            if 0 <= goal - stored < max(costs) or rows_kept == counts:
-                break
-            budget += goal - stored
-            tried = select_rows(scores, costs, budget)
-        stays = joined([kept | ~rows for kept, rows in zip(keep, open_, strict=True)]).to(self.columns.device)
-        keep_rows_(self._weights, [self._mine(rows) for rows in stays.split([rows for rows, _ in self._sizes])])
+        sizes = [rows for rows, _ in self._sizes]
+        if left == 0:
+            keep = select_units(scores, sizes, read.added, goal - read.least)
+        else:
+            budget = round(left * read.dense + (1 - left) * max(0, goal - read.factors))
+            keep = joined(select_rows(scores.split(sizes), read.columns, budget))
+        keep_rows_(self._weights, [self._mine(rows) for rows in (keep | ~open_).split(sizes)])
+
+    def _known(self, open_: list[Tensor], columns: list[int]) -> _Read:
+        """Return what follows from the open rows and columns of every site, on the CPU."""
+        dense = factors = least = 0
+        added = []
+        for name, rows, cost in zip(self._sites, open_, columns, strict=True):
+            count = int(rows.sum())
+            rank, whole_ = self.ranks[name], count * cost
+            factor = rank * (count + cost) if count else 0
+            stored = (factor + torch.arange(len(rows) + 1).clamp(max=count) * cost).clamp(max=whole_)
+            added.append(stored.diff())
+            dense, factors, least = dense + whole_, factors + factor, least + int(stored[0])
+        return _Read(columns, dense, factors, least, joined(added).to(self.columns.device))
 
     def _mine(self, rows: Tensor) -> Tensor:
         """Return the part of ``rows`` [out] that this rank holds: FSDP2 splits dim 0 as torch.chunk does."""
         rank, ranks = self._shards.place
         size = -(-len(rows) // ranks)
         return rows[rank * size : (rank + 1) * size]
-
-
-def _count(keep: Sequence[Tensor], open_: Sequence[Tensor]) -> list[int]:
-    """Return how many of the open rows of every site are kept."""
-    return [int((kept & rows).sum()) for kept, rows in zip(keep, open_, strict=True)]
 
 
 class RowsAndGates(GatedPruning):
