@@ -15,7 +15,7 @@ HEAD = """## Per training step
 A BERT of 4 layers, batches of 8 texts, every method's defaults at density 0.5. Medians over the steps of a stage, from the end of one
 batch to the end of the next; *at most* is in a step that computes a threshold or logs. A wait: the host reads a value or a size of the
 device. A call: an operator that runs on the device, one for a list of tensors. Calls *x dense*: without the teacher's forward, over
-those of the method's dense stage, which has no teacher.
+those of the method's dense stage, which has no teacher. *Before*: the same script on commit 98f2225, where LPAF alone was counted.
 """
 
 
@@ -26,17 +26,23 @@ def rows_of(results: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, An
 
 def sections() -> list[str]:
     """Return the table."""
-    results = load("device")
+    found = load("device")
+    results = [result for result in found if not result["name"].endswith("before")]
+    before = rows_of([result for result in found if result["name"].endswith("before")])
     now, rows = rows_of(results), []
     for method, stage in sorted(now, key=lambda key: list(METHODS).index(key[0])):
         row, dense = now[method, stage], now[method, "dense"]
         if stage == "dense" and method != next(iter(METHODS)):
             continue  # it is the same for all
+        old = before.get(("LPAF" if stage == "dense" else method, stage))
         rows.append([
-            method if stage != "dense" else "all", stage, f"{row['waits']:g}", f"{row['most']['waits']}",
-            f"{row['to_device']:g}", f"{row['to_host']:g}", f"{row['calls']:.0f}", f"{row['teacher']:.0f}",
+            method if stage != "dense" else "all", stage, f"{old['waits']:g}" if old else "", f"{row['waits']:g}",
+            f"{old['most']['waits']}" if old else "", f"{row['most']['waits']}",
+            f"{row['to_device']:g}", f"{row['to_host']:g}",
+            f"{old['calls']:.0f}" if old else "", f"{row['calls']:.0f}", f"{row['teacher']:.0f}",
             f"{(row['calls'] - row['teacher']) / dense['calls']:.2f}",
         ])  # fmt: skip
-    header = ["method", "stage", "waits", "at most", "copies to the device", "to the host", "calls",
+    header = ["method", "stage", "waits before", "waits", "at most before", "at most", "copies to the device",
+              "to the host", "calls before", "calls",
               "of them the teacher's", "x dense"]  # fmt: skip
     return [HEAD, table(header, rows), *([origin(results[0], "device", 1)] if results else [])]
