@@ -274,7 +274,8 @@ class RowSparsePruning(Stage):
             self._terms = row_sensitivity(self._weights, self._whole or [weight.grad for weight in self._weights])
             self._whole = None
         interval = self.settings.interval
-        if not self.kfac_rows:
+        left_out = all(weight.grad is None for weight in self._weights)
+        if not self.kfac_rows and not left_out:
             update_row_average_(
                 self.scores, self.windows, self._terms, step - 1, self.settings.beta, interval, self._shards.reduce
             )

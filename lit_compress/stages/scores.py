@@ -111,7 +111,8 @@ class UpperConfidenceScore(Score):
     def after_step(self, scores: Sequence[Tensor], weights: Sequence[Tensor], step: int, reduce: Reduce) -> None:
         """Add the step's sensitivity to the window; when the window is complete, update the scores."""
         mean, average, uncertainty = (self._all(kind) for kind in ("mean", "average", "uncertainty"))
-        accumulate_sensitivity_(mean, self.steps, weights, [weight.grad for weight in weights], reduce)
+        if any(weight.grad is not None for weight in weights):  # else the step is left out
+            accumulate_sensitivity_(mean, self.steps, weights, [weight.grad for weight in weights], reduce)
         if step % self.window == 0:
             folded = fold_sensitivity_(average, uncertainty, mean, self.steps, self.beta1, self.beta2)
             for score, value in zip(scores, folded, strict=True):
