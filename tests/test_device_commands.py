@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -264,13 +265,13 @@ SUMS = {
 def sums(model: str, data: list[str], out: Path, line: list[str], where: str) -> dict[str, Any]:
     """Return what a calibration copies to the host, and its notes: with room for its sums, and without."""
     import second_device
-    from _pytest.monkeypatch import derive_importpath
 
     from lit_compress.export import folder
     from lit_compress.utils import devices
 
     folder.check_export = lambda net, path: 0.0
-    name, owner = derive_importpath(where, True)
+    place, _, name = where.rpartition(".")
+    owner = pkgutil.resolve_name(place)
     found, collect = {}, getattr(owner, name)
 
     def watched(*args: Any, **kwargs: Any) -> Any:

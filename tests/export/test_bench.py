@@ -82,14 +82,18 @@ def test_code_of_a_stranger_is_not_run(tmp_path):
     assert bench({"compressed": tmp_path}, replace(FEW, trust=False))["shapes"]
     code, config, ran = tmp_path / "modeling_compressed.py", tmp_path / "config.json", tmp_path / "ran"
     stranger = f"open({str(ran)!r}, 'w')\n"
-    for file, text in (
-        (code, code.read_text() + stranger),
-        (config, config.read_text().replace("modeling_", "other_")),
+    for file, text, said in (
+        (code, code.read_text() + stranger, "brings code that this version of lit_compress does not write; --trust_"),
+        (
+            config,
+            config.read_text().replace("modeling_", "other_"),
+            r"code of its own \(other_compressed.py\), which is",
+        ),
     ):
         before = file.read_text()
         file.write_text(text)
         (tmp_path / "other_compressed.py").write_text(code.read_text() + stranger)
-        with pytest.raises(UserError, match="brings code that this version of lit_compress does not write; --trust_"):
+        with pytest.raises(UserError, match=said):
             bench({"compressed": tmp_path}, replace(FEW, trust=False))
         file.write_text(before)
     assert not ran.exists()
