@@ -5,7 +5,8 @@
 the exports kept there, so that a difference is exact. ``--only TEXT`` takes the cases whose names contain it.
 
 On the processor and the libraries that a file names, every SHA-256 is equal. Elsewhere sums round differently, and the
-shapes, the structure, and the sum and norm of every tensor stand for the SHA-256.
+structure, the shapes, and the norm of every tensor stand for the SHA-256. The sum of a tensor does not: it changes with
+the signs of singular vectors.
 """
 
 from __future__ import annotations
@@ -41,10 +42,13 @@ from tiny import write_model, write_sentences, write_texts  # noqa: E402
 from lit_compress.__main__ import main as run_command  # noqa: E402
 
 WIDTH = re.compile(r"(size|dim|heads|layers?|inner|ffn|widths|n_\w+)$")
-TOLERANCE = 1e-3  # of a sum or norm, relative to the norm, on another processor
+TOLERANCE = 0.05  # on another processor, of a norm relative to itself, if above 1: close eigenvectors turn by rounding
 DECIMALS = 6
 # what runs do beside tensors, and what it returns here
-UNSEEN = {"export.folder.check_export": 0.0, "cli.fitting.check_fit": "", "cli.fitting.keep_details": None}
+UNSEEN = {
+    "export.folder.check_export": 0.0, "cli.fitting.check_fit": "", "cli.one_shot.check_factorize": "",
+    "cli.fitting.keep_details": None,
+}  # fmt: skip
 
 
 def machine() -> dict[str, str]:
@@ -58,6 +62,10 @@ def machine() -> dict[str, str]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         **{name: sys.modules[name].__version__ for name in ("numpy", "torch", "transformers")},
     }
+
+
+class CommandFailed(Exception):
+    """The command of a case ended with this line."""
 
 
 class Exports:
@@ -93,7 +101,7 @@ class Exports:
             try:
                 run_command(line)
             except SystemExit as stop:
-                raise RuntimeError(f"{group}: {name}: {errors.getvalue()}") from stop
+                raise CommandFailed(errors.getvalue().strip().rpartition("\n")[2]) from stop
         return out / "export" if group == "fit" else out
 
 
@@ -147,15 +155,12 @@ def difference(expected: dict[str, Any], record: dict[str, Any], exact: bool) ->
     shapes = {name: (old.get(name, [0, None])[1], new.get(name, [0, None])[1]) for name in old | new}
     if unlike := {name: pair for name, pair in shapes.items() if pair[0] != pair[1]}:
         return f"shapes (expected, is) of {len(unlike)} tensors: {dict([*unlike.items()][:3])}"
-    off = {  # sum and norm of numbers that were rounded
-        name: max(abs(a - b) for a, b in zip(old[name][2:], new[name][2:], strict=True)) / max(1.0, old[name][3])
-        for name in old
-    }
+    off = {name: abs(old[name][3] - new[name][3]) / max(1.0, old[name][3]) for name in old}
     differ = [name for name in old if (old[name][0] != new[name][0] if exact else off[name] > TOLERANCE)]
     if not differ:
         return None
     worst = max(differ, key=off.__getitem__)
-    return f"{len(differ)} of {len(old)} tensors, sums and norms by {off[worst]:.2g}, most of {worst}"
+    return f"{len(differ)} of {len(old)} tensors, norms by up to {off[worst]:.2g}, most of {worst}"
 
 
 def distance(first: Path, second: Path) -> float:
@@ -188,23 +193,23 @@ def main() -> int:
     chosen, changed = parser.parse_args(), 0
     with making() as exports:
         for group, cases in groups().items():
-            golden, known = (
-                {name: record for name, record in read(group)["cases"].items() if name in cases},
-                read(group),
-            )
-            for name in cases:
-                if chosen.only not in f"{group}: {name}":
+            known = read(group)
+            golden = {name: record for name, record in known["cases"].items() if name in cases}
+            for name in (name for name in cases if chosen.only in f"{group}: {name}"):
+                try:
+                    export = exports.make(group, name)
+                except CommandFailed as failure:
+                    print(f"{group}: {name}: {failure}", flush=True)
+                    changed += 1
                     continue
-                export = exports.make(group, name)
                 record, exact = fingerprint(export), known["machine"] == machine()
                 says = difference(golden[name], record, exact) if name in golden else "is new"
                 changed += says is not None
-                if chosen.tensors:
-                    kept = chosen.tensors / group / export.relative_to(exports.folder / group).parts[0]
-                    if chosen.check:
-                        says = f"{says or 'equal'}; largest difference {distance(export, kept):.3g}"
-                    else:
-                        shutil.copytree(export, kept, dirs_exist_ok=True)
+                kept = chosen.tensors and chosen.tensors / group / name.replace(" ", "_")
+                if kept and not chosen.check:
+                    shutil.copytree(export, kept, dirs_exist_ok=True)
+                elif kept and kept.is_dir():
+                    says = f"{says or 'equal'}; largest difference {distance(export, kept):.3g}"
                 print(f"{group}: {name}: {says or 'equal'}", flush=True)
                 golden[name] = record
             if not chosen.check:
