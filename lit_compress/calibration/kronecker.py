@@ -247,18 +247,20 @@ def group_bytes(net: Any, group: Sequence[str], gradients: bool = True) -> int:
     return next(net.parameters()).element_size() * sum(sum(Gram.numbers(size)) for size in sizes)
 
 
-def parts_within(net: PreTrainedModel, limit: float, table: str | None = None) -> list[list[str]]:
-    """Return the sites of ``net`` in parts whose sums take at most ``limit`` bytes each, in forward order.
+def parts_within(net: PreTrainedModel, statistic: Moments, limit: float) -> list[list[str]]:
+    """Return the sites that are asked in parts whose sums take at most ``limit`` bytes each, in forward order.
 
     Sites that read the same input stay together. The table, if it is collected, too, is in the first part.
     """
+    table, asked = statistic.table, statistic.names(net)
     parts: list[list[str]] = [[table] if table else []]
     left = limit
     for group in shared_inputs(net):
-        needs = group_bytes(net, group)
+        own = [name for name in group if name in asked]
+        needs = group_bytes(net, own, statistic.labels is not None) if own else 0
         if needs > left and any(name != table for name in parts[-1]):
             parts.append([])
             left = limit
-        parts[-1] += group
+        parts[-1] += own
         left -= needs
     return parts

@@ -35,7 +35,7 @@ from lit_compress.models.surgery import describe
 from lit_compress.run.expected_memory import check_memory_by_block
 from lit_compress.stages.by_block import MeasuredBlocks
 from lit_compress.stages.calibration import Axes
-from lit_compress.stages.compression import Compression
+from lit_compress.stages.compression import CompressedStage, Compression
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import current_device
@@ -127,7 +127,8 @@ def factorize_by_block(
         data.teacher = None  # its vectors come with its states
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
     own_folder = out.with_name(f"{out.name}.by_block")
-    compression = _checked(method, dense, data)
+    stage = one_shot_stage(method)
+    compression = _checked(stage, method, dense, data)
     asked = compression.calibration(dense, data)
     statistic = None if asked is None else asked.statistic
     labels, sites = (None, None) if statistic is None else (statistic.labels, statistic.sites)
@@ -161,7 +162,7 @@ def factorize_by_block(
                 measured.write(i, block, {})
     work.ended(compression.name)
     chosen, loss = compression.choose(dense, measured)
-    calibration = one_shot_stage(method).record(data, loss)
+    calibration = stage.record(data, loss)
 
     def change(form: PreTrainedModel, number: int, values: bool) -> None:
         compression.apply(form, measured.chosen(number, chosen), measured if values else None)
@@ -171,7 +172,7 @@ def factorize_by_block(
         if compression.by_itself:
             form = write_shards(net, form, change, *files)
         else:
-            form = write_parts(form, len(net), partial(compression.part, dense, measured, net), *files)  # type: ignore
+            form = write_parts(form, len(net), partial(compression.part, dense, measured, net), *files)
         work.ended("export")
         del net, sweeps, collector
         own = BlockNet(
@@ -200,13 +201,12 @@ def factorize_by_block(
     return report
 
 
-def _checked(method: Method, dense: PreTrainedModel, data: DataModule) -> Compression:
-    """Return what the method does in one shot, after the checks; only shapes are read.
+def _checked(stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule) -> Compression:
+    """Return what the method's stage does in one shot, after the checks; only shapes are read.
 
     Raises:
         UserError: it cannot go block by block.
     """
-    stage = one_shot_stage(method)
     if stage.keeps_all:
         raise UserError("--by_block: at density 1 nothing is compressed; nearest: 0.9")
     compression = stage.compression(Path(method.backbone).expanduser())

@@ -79,8 +79,7 @@ def decomposers(
     found: dict[str, Any] = {}
     kinds = [[s for s in settings if s.weighting == "fisher"], [s for s in settings if s.weighting in KRONECKER]]
     for same in filter(None, kinds):
-        calibration = calibration_for([replace(s, fisher_examples=method.retrain.fisher_examples) for s in same], data)
-        ((_, sums),) = collected(net, calibration, method.task, current_device(), most=inf)
+        ((_, sums),) = collected(net, calibration_for(same, data), method.task, current_device(), most=inf)
         found |= dict.fromkeys((s.weighting for s in same), sums)
     trim()
     folder = Path(method.backbone).expanduser()

@@ -192,6 +192,13 @@ class Slices(Compression):
 
     def __init__(self, stage: SlicingStage) -> None:
         self.stage = stage
+        self._widths: list[int] | None = None
+
+    def widths(self, net: PreTrainedModel) -> list[int]:
+        """Return how many directions every site keeps; searched once, in the dense ``net``."""
+        if self._widths is None:
+            self._widths = self.stage.widths(net)
+        return self._widths
 
     def check_by_block(self, net: PreTrainedModel) -> None:
         """Refuse norms that stand after the sub-layers."""
@@ -206,17 +213,17 @@ class Slices(Compression):
         settings = self.stage.settings
         count = settings.examples or min(512, data.train_size())
         batches = data.calibration_dataloader(count, settings.calibration_seed, "prune.examples")
-        return Calibration(Axes(self.stage.widths(net)), batches)
+        return Calibration(Axes(self.widths(net)), batches)
 
     def bytes(self, net: PreTrainedModel) -> int:
         """Return the size of the axes."""
-        return 8 * net.config.hidden_size * sum(self.stage.widths(net))
+        return 8 * net.config.hidden_size * sum(self.widths(net))
 
     def measure(
         self, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any]
     ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
         """Yield the axes of a site that stay, U[:, :k] [d, k]."""
-        widths = self.stage.widths(net)
+        widths = self.widths(net)
         for site, axes in found.items():
             yield (), {str(site): axes[:, : widths[site]].contiguous()}
 
@@ -226,7 +233,7 @@ class Slices(Compression):
 
     def apply(self, net: PreTrainedModel, chosen: dict[str, Any], measured: Measured | None) -> None:
         """Slice a net in memory; without axes along those of the dense net, which gives the same shapes."""
-        widths, size = self.stage.widths(net), net.config.hidden_size
+        widths, size = self.widths(net), net.config.hidden_size
         axes = [torch.eye(size) if measured is None else whole_axes(measured[str(i)]) for i in range(len(widths))]
         slice_stream(net, axes, widths)
 
@@ -234,14 +241,14 @@ class Slices(Compression):
         self, shapes: PreTrainedModel, measured: Measured, net: BlockNet, number: int
     ) -> tuple[dict[str, Tensor], Structure]:
         """Return the tensors of a sliced block, by their names in the net, and the specs of its modules."""
-        names, widths = list(net.names)[number : number + 2], self.stage.widths(shapes)
+        names, widths = list(net.names)[number : number + 2], self.widths(shapes)
         sites = sorted({s.reads for s in residual_stream(shapes).sublayers if s.host in names})
         axes = [whole_axes(measured[str(site)]) for site in sites]
         return sliced_block(net, shapes, number, axes, [widths[site] for site in sites])
 
     def told(self, net: PreTrainedModel, chosen: dict[str, Any]) -> dict[str, Any]:
         """Return the width of hidden states at every site."""
-        return {"widths": self.stage.widths(net)}
+        return {"widths": self.widths(net)}
 
 
 class SliceGPT(Method):

@@ -35,7 +35,7 @@ class MeasuredBlocks(Mapping[str, Tensor]):
     ) -> None:  # fmt: skip
         self.folder, self.compression, self.shapes, self.blocks = folder, compression, shapes, blocks
         self.sites = [[name for name in sites if name.startswith(f"{block}.")] for block in blocks]
-        self._files: dict[str, Path] = {}
+        self._files: dict[int, dict[str, Path]] = {}  # of finished blocks, by name of the tensor
 
     def done(self, number: int) -> bool:
         """Say whether a block has its folder."""
@@ -68,8 +68,7 @@ class MeasuredBlocks(Mapping[str, Tensor]):
 
     def axes(self, number: int) -> dict[int, Tensor]:
         """Return the axes U [d, d] of a block's sites, where those were measured."""
-        paths = sorted(self._path(number).iterdir())
-        return {int(key): whole_axes(self[key]) for path in paths for key in _keys(path)}
+        return {int(key): whole_axes(self[key]) for key in self._of(number)}
 
     def chosen(self, number: int, chosen: Chosen) -> Chosen:
         """Return what was chosen of a block."""
@@ -79,14 +78,15 @@ class MeasuredBlocks(Mapping[str, Tensor]):
         """Return a tensor from its file."""
         from safetensors import safe_open
 
-        if name not in self._files:
-            self._files = {key: path for path in self._paths() for key in _keys(path)}
-        with safe_open(self._files[name], framework="pt") as file:
-            return file.get_tensor(name).clone()
+        for number in range(len(self.blocks)):
+            if (path := self._of(number).get(name)) is not None:
+                with safe_open(path, framework="pt") as file:
+                    return file.get_tensor(name).clone()
+        raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
         """Return the names of the tensors that are there."""
-        return (key for path in self._paths() for key in _keys(path))
+        return (name for number in range(len(self.blocks)) for name in self._of(number))
 
     def __len__(self) -> int:
         """Return the number of tensors that are there."""
@@ -95,13 +95,13 @@ class MeasuredBlocks(Mapping[str, Tensor]):
     def _path(self, number: int) -> Path:
         return self.folder / f"{self.compression.name}-{number:05}"
 
-    def _paths(self) -> Iterator[Path]:
-        """Return the files of all finished blocks, in order."""
-        return (path for i in filter(self.done, range(len(self.blocks))) for path in sorted(self._path(i).iterdir()))
+    def _of(self, number: int) -> dict[str, Path]:
+        """Return the files of a block's tensors, {} before it is finished; they are looked through once."""
+        from safetensors import safe_open
 
-
-def _keys(path: Path) -> list[str]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        return list(file.keys())
+        if number not in self._files and self.done(number):
+            self._files[number] = files = {}
+            for path in sorted(self._path(number).iterdir()):
+                with safe_open(path, framework="pt") as file:
+                    files |= dict.fromkeys(file.keys(), path)
+        return self._files.get(number, {})

@@ -67,7 +67,7 @@ def collected(
     task: Task,
     device: torch.device,
     shared: bool = False,
-    most: float = MOST_BYTES,
+    most: float | None = None,
 ) -> Iterator[tuple[list[str], dict[Any, Any]]]:
     """Yield names of matrices and their statistics by site, in forward order, in passes whose sums fit.
 
@@ -77,7 +77,7 @@ def collected(
         task: the task whose loss is differentiated.
         device: of the passes.
         shared: True if every process of the default group has batches of its own; then there is one pass.
-        most: bytes of the sums of one pass over Kronecker moments.
+        most: bytes of the sums of one pass over Kronecker moments; None: :data:`MOST_BYTES`.
 
     Raises:
         UserError: the sums are not usable, or there are too few examples.
@@ -93,10 +93,9 @@ def collected(
         net.to("cpu")  # type: ignore[arg-type]
         yield [], dict(enumerate(axes))
         return
-    parts = [names := statistic.names(net)]
+    parts = [statistic.names(net)]
     if isinstance(statistic, Moments):
-        parts = parts_within(net, inf if shared else most, statistic.table)
-        parts = [own for part in parts if (own := [name for name in part if name in names])]
+        parts = parts_within(net, statistic, inf if shared else MOST_BYTES if most is None else most)
         if len(parts) > 1:
             note(f"calibration: {len(parts)} passes over the examples, the sums of all matrices are too large for one")
     for part in parts:
@@ -108,6 +107,7 @@ def collected(
         )  # fmt: skip
         net.to("cpu")  # type: ignore[arg-type]
         yield part, found
+        del found  # before those of the next pass
 
 
 def of_sites(statistic: Statistic, names: Sequence[str]) -> Statistic:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
+    from lit_compress.models.block_net import BlockNet
     from lit_compress.tasks.base import TaskType
     from lit_compress.tasks.records import Task
 
@@ -41,7 +42,7 @@ class Compression(ABC):
     """What a method does to a dense model in one shot."""
 
     name: ClassVar[str]  # of what it keeps of a block
-    by_itself: ClassVar[bool] = True  # whether a block can be changed without the others; else it has a method ``part``
+    by_itself: ClassVar[bool] = True  # whether a block is changed without the others; else :meth:`part` does
 
     def check_by_block(self, net: PreTrainedModel) -> None:  # noqa: B027
         """Refuse what cannot be done block by block.
@@ -100,6 +101,21 @@ class Compression(ABC):
             measured: of these sites; None: shapes only, values come later.
         """
 
+    def part(
+        self, shapes: PreTrainedModel, measured: Measured, net: BlockNet, number: int
+    ) -> tuple[dict[str, Tensor], Structure]:
+        """Return the tensors of a changed block and of what else changes with it, and the specs of their modules.
+
+        Only of a compression whose blocks cannot be changed without each other.
+
+        Args:
+            shapes: the dense model, without values.
+            measured: of all blocks.
+            net: gives the values of the dense model.
+            number: of the block.
+        """
+        raise NotImplementedError
+
     def then(self, net: PreTrainedModel) -> Compression | None:
         """Return what is to be done to the changed ``net`` afterwards; None for nothing."""
         return None
@@ -135,8 +151,7 @@ def compress(
     while compression is not None:
         measured: dict[str, Tensor] = {}
         for names, found in collected(net, compression.calibration(net, data), task, device, shared):
-            for _, tensors in compression.measure(net, names, found) if is_first() else ():
-                measured |= tensors
+            from_first(lambda: _keep(compression, net, names, found, measured))  # noqa: B023
             del found
         trim()
         chosen, loss = from_first(lambda: compression.choose(net, measured))  # type: ignore[union-attr] # noqa: B023
@@ -148,6 +163,15 @@ def compress(
         del measured
         trim()
     return net, total
+
+
+def _keep(
+    compression: Compression, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any],
+    measured: dict[str, Tensor],
+) -> None:  # fmt: skip
+    """Measure some matrices."""
+    for _, tensors in compression.measure(net, names, found):
+        measured |= tensors
 
 
 class CompressedStage(Stage):

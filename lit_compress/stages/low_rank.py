@@ -122,19 +122,21 @@ class Factors(Compression):
 
     Args:
         rule: for the ranks.
-        decomposer: how matrices are factorized.
+        decomposer: how matrices are factorized; None: :meth:`decomposer` makes it of statistics.
         layer: class of the layer that replaces a Linear.
     """
 
     name = "factors"
 
     def __init__(
-        self, rule: RankRule, decomposer: Decomposer, layer: type[LowRankLinear | LowRankSparseLinear] = LowRankLinear
-    ) -> None:
+        self, rule: RankRule, decomposer: Decomposer | None,
+        layer: type[LowRankLinear | LowRankSparseLinear] = LowRankLinear,
+    ) -> None:  # fmt: skip
         self.rule, self.layer, self._decomposer = rule, layer, decomposer
 
     def decomposer(self, net: PreTrainedModel, found: dict[Any, Any]) -> Decomposer:
         """Return what decomposes the matrices of ``net`` with the statistics ``found``, which it gives up."""
+        assert self._decomposer is not None
         return self._decomposer
 
     def check_by_block(self, net: PreTrainedModel) -> None:

@@ -85,7 +85,8 @@ class UnitRemoval(Compression):
         )  # fmt: skip
         if self.both:
             decomposer = weigh(settings, net, found, stacks=rule.stacks(net))
-            for name, sites in rule.members(net).items():
+            members = {name: sites for name, sites in rule.members(net).items() if name in names}
+            for name, sites in members.items():
                 yield (), {f"{name}.sigma": decomposer.sigma(name, stacked_weight(net, sites))}
         for name, unit in units.items():
             kept = found.pop(name).stored_inputs() | {"costs": unit.path.costs, "sizes": unit.path.sizes().long()}

@@ -155,17 +155,6 @@ def calibration_batches(settings: Weighted, data: DataModule) -> DataLoader:
     )
 
 
-def of_weighting(settings: Weighted, data: DataModule) -> DataLoader:
-    """Return the batches of the examples that the weighting reads: of ``fisher``, or of a calibration.
-
-    Raises:
-        UserError: there are too few examples.
-    """
-    if settings.weighting == "fisher":
-        return data.calibration_dataloader(settings.fisher_examples)
-    return calibration_batches(settings, data)
-
-
 def seed_of(settings: Weighted, data: DataModule) -> int:
     """Return the seed of the calibration."""
     return data.seed if settings.calibration_seed is None else settings.calibration_seed
@@ -189,7 +178,7 @@ def calibration_for(
     if first.weighting == "fisher":
         elements = any(s.axis == "element" for s in settings)
         fisher = DiagonalFisher(sites=sites, estimator=first.estimator, elements=elements)
-        return Calibration(fisher, of_weighting(first, data))
+        return Calibration(fisher, data.calibration_dataloader(first.fisher_examples))
     if first.weighting not in KRONECKER:
         return None
     labels = first.labels_of(data.record) if any(s.weighting == "kfac" for s in settings) else None
@@ -268,7 +257,7 @@ class WeightedFactors(Factors):
     def __init__(
         self, settings: Weighted, rule: RankRule, folder: Path, layer: type[LowRankLinear] = LowRankLinear
     ) -> None:
-        super().__init__(rule, WeightedDecomposer(), layer)
+        super().__init__(rule, None, layer)
         self.settings, self.folder = settings, folder
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:

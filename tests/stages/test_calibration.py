@@ -10,8 +10,8 @@ import torch
 from tiny import make_net
 
 from lit_compress.calibration import statistics
-from lit_compress.calibration.kronecker import Moments, collect_kronecker
-from lit_compress.models.sites import find_sites, token_table
+from lit_compress.calibration.kronecker import Moments, collect_kronecker, parts_within, sums_bytes
+from lit_compress.models.sites import find_sites, sublayers, token_table
 from lit_compress.stages.calibration import Calibration, collected
 from lit_compress.stages.kronecker import KroneckerDecomposer
 from lit_compress.tasks.records import TASKS
@@ -36,6 +36,10 @@ def test_several_passes_equal_one():
         for name in set(part) - {table}:
             assert torch.allclose(found[name].inputs(), whole[name].inputs(), rtol=1e-4, atol=1e-6)
             assert torch.allclose(found[name].gradients(), whole[name].gradients(), rtol=1e-4, atol=1e-9)
+    last = Moments("drawn", sites=[part.last for part in sublayers(net, removable=False)])
+    assert len(parts_within(net, last, sums_bytes(net, names=last.sites))) == 1 < len(parts_within(net, last, 40_000))
+    inputs = Moments(None)  # sums of gradients are not counted
+    assert len(parts_within(net, inputs, sums_bytes(net, gradients=False))) == 1
     some = replace(asked, statistic=Moments(None, sites=names[2:4]))
     ((part, found),) = collected(net, some, TASKS["sst2"], cpu)
     assert part == names[2:4] == list(found)

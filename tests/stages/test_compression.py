@@ -1,0 +1,90 @@
+"""One compression in several passes is that of one pass; an error of the first process ends all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+import torch
+from tiny import make_net
+
+from lit_compress.data.datamodule import DataModule
+from lit_compress.stages.compression import Compression, compress
+from lit_compress.stages.rank_rule import RankRule
+from lit_compress.stages.weighted_retraining import WeightedRetraining
+from lit_compress.stages.weighting import Weighted
+from lit_compress.utils.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("removes", ["components", "structures", "both"])
+def test_several_passes_change_nothing(removes, tiny_data, tiny_backbone, monkeypatch):
+    """Models whose sums are more than a pass may have: the same choice, and the same tensors."""
+    data = DataModule("sst2", str(tiny_backbone), str(tiny_data))
+    data.setup("fit")
+    net = make_net("bert", "sst2", dropout=0.0, initializer_range=0.2).eval()
+    settings = Weighted(weighting="kfac", calibration_examples=30, removes=removes, labels="exact")
+    rule = settings.rule(RankRule(0.4, allocation="global"))
+
+    def made() -> dict[str, torch.Tensor]:
+        compression = WeightedRetraining(settings, rule).compression(None)
+        small, loss = compress(net, compression, data.record, data, CPU, keep=True)
+        return small.state_dict() | {"loss": torch.tensor(loss)}
+
+    whole, dense = made(), net.state_dict()
+    monkeypatch.setattr("lit_compress.stages.calibration.MOST_BYTES", 40_000)
+    parts = made()
+    assert whole.keys() == parts.keys()
+    assert any(name not in dense or dense[name].shape != value.shape for name, value in whole.items() if name != "loss")
+    for name, value in whole.items():
+        assert value.shape == parts[name].shape and torch.allclose(value, parts[name], rtol=1e-3, atol=1e-4), name
+
+
+class Broken(Compression):
+    """Finds something that cannot be used, which only the process sees that looks for it."""
+
+    name = "broken"
+
+    def calibration(self, net: Any, data: Any) -> None:
+        """Weights are enough."""
+
+    def bytes(self, net: Any) -> int:
+        return 0
+
+    def measure(self, net: Any, names: Any, found: Any) -> Iterator[Any]:
+        yield (), {"x": torch.zeros(1)}
+        raise UserError("broken: a weight is not finite")
+
+    def choose(self, net: Any, measured: Any) -> Any:
+        return {}, 0.0
+
+    def apply(self, net: Any, chosen: Any, measured: Any) -> None:
+        """Nothing is chosen."""
+
+    def told(self, net: Any, chosen: Any) -> dict[str, Any]:
+        return {}
+
+
+def _compress(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    said = "nothing"
+    try:
+        compress(make_net("bert"), Broken(), None, None, CPU, shared=True)  # type: ignore[arg-type]
+    except UserError as error:
+        said = str(error)
+    Path(f"{folder}/{rank}.txt").write_text(said)
+
+
+@pytest.mark.slow
+def test_no_process_waits_for_one_that_has_stopped(tmp_path):
+    children = [processes._CONTEXT.Process(target=_compress, args=(rank, str(tmp_path))) for rank in (0, 1)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == ["broken: a weight is not finite"] * 2
