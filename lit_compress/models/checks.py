@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,7 +234,8 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
         return
     given, wanted = ", ".join(names), ", ".join(task.labels)
     if sorted(_plain(names)) == sorted(_plain(task.labels)):
-        raise UserError(f"{what} has its labels in another order ({given}) than {task.name} ({wanted})")
+        mend = _in_this_order(names, task) or "; give a model with the task's order"
+        raise UserError(f"{what} has its labels in another order ({given}) than {task.name} ({wanted}){mend}")
     if all(re.fullmatch(rf"(LABEL_)?{i}", name) for i, name in enumerate(names)):
         note(f"{what}: its labels have no names; they are taken as {wanted}, in this order")
     else:
@@ -273,13 +275,19 @@ def warn_of_order(what: str, config: PreTrainedConfig, task: Task) -> None:
     names = _classes(config, task)
     if _plain(names) == _plain(task.labels) or sorted(_plain(names)) != sorted(_plain(task.labels)):
         return
-    own = dict(zip(_plain(task.labels), task.labels, strict=True))  # as the data writes them
-    ordered = ", ".join(own[name] for name in _plain(names))
-    keep = f"; --data.custom.labels '[{ordered}]' uses it as it is" if task.name == "custom" else ""
     rank_zero_warn(
         f"{what} has its labels in another order ({', '.join(names)}) than the data ({', '.join(task.labels)}): its "
-        f"head is trained anew, from exchanged answers{keep}"
+        f"head is trained anew, from exchanged answers{_in_this_order(names, task)}"
     )
+
+
+def _in_this_order(names: list[str], task: Task) -> str:
+    """Return the option that gives the labels of the user's own ``task`` the order of ``names``; for others ''."""
+    if task.name != "custom":
+        return ""
+    own = dict(zip(_plain(task.labels), task.labels, strict=True))  # as the data writes them
+    ordered = json.dumps([own[name] for name in _plain(names)], ensure_ascii=False)  # in quotes, also numbers
+    return f"; --data.custom.labels {shlex.quote(ordered)} uses it as it is"
 
 
 def _plain(names: list[str] | tuple[str, ...]) -> list[str]:

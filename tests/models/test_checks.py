@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import TINY, make_net
 
+from lit_compress.cli.options import CommandLine
 from lit_compress.export.number_format import cast
 from lit_compress.models.activations import _Live
 from lit_compress.models.backbones import finetuned_on, load_finetuned, load_net, load_tokenizer
@@ -116,7 +118,7 @@ def test_a_backbone_with_labels_in_another_order_is_named(folder):
     with pytest.warns(UserWarning, match=r"another order \(Positive, negative\) than the data \(negative, positive\)"):
         assert not finetuned_on(str(folder), SST2)
     own = replace(SST2, name="custom")  # the option has the names as the data writes them
-    with pytest.warns(UserWarning, match=r"--data.custom.labels '\[positive, negative\]' uses it as it is"):
+    with pytest.warns(UserWarning, match=r"""--data.custom.labels '\["positive", "negative"\]' uses it as it is"""):
         assert not finetuned_on(str(folder), own)
 
 
@@ -133,7 +135,7 @@ def test_other_backbones_are_not(labels, folder, notes):
         ({0: "Negative", 1: "POSITIVE"}, None),
         ({0: "LABEL_0", 1: "LABEL_1"}, "its labels have no names; they are taken as negative, positive, in this order"),
         ({0: "0", 1: "1"}, "its labels have no names"),
-        ({0: "positive", 1: "negative"}, r"labels in another order \(positive, negative\) than sst2 \(negative, pos"),
+        ({0: "positive", 1: "negative"}, r"another order \(positive, negative\) than sst2 \(negative, positive\); g"),
         ({0: "bad", 1: "good"}, "has the labels bad, good; sst2 has negative, positive"),
         ({0: "a", 1: "b", 2: "c"}, "has 3 labels, sst2 has 2"),
     ],
@@ -173,8 +175,11 @@ def test_numbers_are_names_only_where_they_are_the_same_ones(folder, notes):
     assert "no names" not in notes()
     load_finetuned(str(folder), numbers["5", "7"])
     assert "they are taken as 5, 7, in this order" in notes()
-    with pytest.raises(UserError, match=r"in another order \(0, 1\) than custom \(1, 0\)"):
+    with pytest.raises(UserError, match=r"in another order \(0, 1\) than custom \(1, 0\)") as refused:
         load_finetuned(str(folder), numbers["1", "0"])
+    *_, option, value = shlex.split(str(refused.value).removesuffix(" uses it as it is"))
+    words = ["--model=SVD", "--data.task=custom", f"--data.path={folder}", option, value]
+    assert CommandLine(words, "fit").build().data.record.labels == ("0", "1")  # the advice can be typed
 
 
 @pytest.mark.parametrize("check", [lambda net: check_finite("net", net), lambda net: cast(net, "float32")])
