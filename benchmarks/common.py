@@ -218,7 +218,7 @@ def metrics_on(run: Path, data: Path, threads: int, *words: object) -> dict[str,
     line = [sys.executable, "-m", "lit_compress", "validate", str(run), "--data.path", str(data), *map(str, words)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     output = subprocess.run(line, env=environment, check=True, capture_output=True, text=True).stdout
-    pairs = (text.split() for text in output.splitlines() if text.startswith("val"))
+    pairs = (text.split()[:2] for text in output.splitlines() if text.startswith("val"))
     return {name: float(value) for name, value in pairs if not name.endswith(("/rows", "_low95", "_high95"))}
 
 

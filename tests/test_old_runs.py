@@ -30,7 +30,7 @@ def test_a_finished_run_validates_predicts_and_exports(name, old, capsys, monkey
     for target in (name, f"{name}/export"):
         capsys.readouterr()
         main(["validate", target, "--data.path", "data"])
-        said = dict(line.split() for line in capsys.readouterr().out.splitlines())
+        said = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
         assert float(said["val/accuracy"]) == pytest.approx(report["compressed"]["metric"], abs=1e-6)
     main(["predict", name, "--data.path", "data", "--output", "predictions.jsonl"])
     assert len((old / "predictions.jsonl").read_text().splitlines()) == 40

@@ -178,8 +178,9 @@ def evaluate(
         **options: those of ``validate``, e.g. ``**{"data.eval_batch_size": 8}``.
 
     Returns:
-        The metrics by name, e.g. ``accuracy`` in [0, 1]; ``rows``, of which they are; ``accuracy_low95`` and
-        ``accuracy_high95``, between which it is in 95 of 100 samples of as many rows. MNLI's second split has a prefix.
+        The metrics by name, e.g. ``accuracy`` in [0, 1]; ``rows``, of which they are; ``available``, of how many
+        these are, if the rows are not one text; ``accuracy_low95`` and ``accuracy_high95``, between which it is in 95
+        of 100 samples of as many rows. MNLI's second split has a prefix.
 
     Raises:
         UserError: the model, the data or an option cannot be used; the head answers another question.

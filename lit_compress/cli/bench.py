@@ -16,6 +16,7 @@ from lit_compress.analysis.speed import BUSY, is_busy, programs_table, speed_fig
 from lit_compress.cli.targets import Target, find_target
 from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings, bench
 from lit_compress.export.modelling import MODULE
+from lit_compress.export.report import of_all
 from lit_compress.export.runtimes import RUNTIMES
 from lit_compress.models.own_code import trust_code
 from lit_compress.utils.devices import find_device
@@ -130,6 +131,8 @@ def _own_lengths(target: Target, rest: list[str]) -> tuple[tuple[str, int], ...]
         data = target.parse(rest, "bench").build().data
         data.backbone = str(target.folder)  # the tokenizer that belongs to the net
         lengths = sorted(data.predict_dataloader().dataset.encoded["length"])
+        rows = of_all(len(data.prediction_texts), data.available("predict")[0])
+        note(f"bench: the median and the longest length are those of {rows} rows of split {data.predicted}")
         return ("median", int(lengths[len(lengths) // 2])), ("longest", int(lengths[-1]))
     path = target.folder / "report.json"
     report = read_json("bench", path, dict) if path.is_file() else {}

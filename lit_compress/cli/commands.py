@@ -24,7 +24,7 @@ from lit_compress.export.again import check_again, export_again
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import check_out
 from lit_compress.export.push import check_push, push
-from lit_compress.export.report import print_table
+from lit_compress.export.report import of_all, print_table
 from lit_compress.run.changes import changed_line
 from lit_compress.run.clean import clean as remove_leftovers
 from lit_compress.run.expected_memory import check_fit
@@ -249,10 +249,17 @@ def _evaluate_command(args: list[str], command: str) -> None:
         raise UserError(f"--output: '{path}' is the file that is read; give another")
     net = load_checked(target, parts, command)
     if command == "predict":
-        print(f"{write_predictions(net, parts.data, path)} predictions of split {parts.data.predicted}: {path}")
-    else:
-        for metric, value in evaluate(net, parts.data, command, sure=True).items():
-            print(f"{metric} {value}" if isinstance(value, int) else f"{metric} {value:.6f}")
+        rows = of_all(write_predictions(net, parts.data, path), parts.data.available(command)[0])
+        print(f"predicted {rows} rows of split {parts.data.predicted}: {path}")
+        return
+    scores = evaluate(net, parts.data, command, sure=True)
+    for name, value in scores.items():
+        split, _, what = name.rpartition("/")
+        if what == "rows":
+            available = scores.get(f"{split}/available")
+            print(f"{name} {value}" if available is None else f"{name} {value} of {available}")
+        elif what != "available":
+            print(f"{name} {value:.6f}")
 
 
 def _target(args: list[str], command: str) -> tuple[str, Path | None, list[str]]:

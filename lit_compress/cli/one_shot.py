@@ -17,7 +17,7 @@ from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.card import license_of
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
-from lit_compress.export.report import Measured
+from lit_compress.export.report import Measured, of_all
 from lit_compress.methods import FWSVD, Method
 from lit_compress.models.backbones import empty_net, finetuned_config, load_finetuned
 from lit_compress.models.checks import is_compressed
@@ -255,6 +255,10 @@ def analyze_model(
         net = load_model(method.backbone, method)
         found = dict(zip(weightings, decomposers(method, net, data, settings), strict=True))
         key = f"val/{data.record.metrics[0]}"
+
+        if kind != "spectra":
+            rows = of_all(data.validation_size(), data.available()[0])
+            note(f"analyze: dev {data.record.metrics[0]} is that of {rows} rows")
 
         def metric(net: PreTrainedModel) -> float:
             return evaluate(net, data)[key]

@@ -312,11 +312,14 @@ class DataModule(LightningDataModule):
     def _limited(self, name: str, rows: Dataset) -> Dataset:
         """Return the examples of a split, drawn if the user limits their number."""
         if name == "train" and self.train_examples is not None:
-            return self._drawn(rows, self.train_examples, "data.train_examples", self.seed)
-        if name in self.record.validation and self.validation_examples is not None:
-            note(f"data.validation_examples: {self.validation_examples} of {len(rows)} {name} rows are read")
-            return self._drawn(rows, self.validation_examples, "data.validation_examples", VALIDATION_SEED)
-        return rows
+            option, limit, seed = "data.train_examples", self.train_examples, self.seed
+        elif name in self.record.validation and self.validation_examples is not None:
+            option, limit, seed = "data.validation_examples", self.validation_examples, VALIDATION_SEED
+        else:
+            return rows
+        drawn = self._drawn(rows, limit, option, seed)
+        note(f"{option}: {limit} of {len(rows)} {name} rows are read")
+        return drawn
 
     def _drawn(self, rows: Dataset, number: int, option: str, seed: int) -> Dataset:
         """Return ``number`` drawn rows in their order; with the same seed a smaller draw is part of a larger one."""
@@ -366,6 +369,7 @@ class DataModule(LightningDataModule):
         if examples is not None:
             encoded = self._drawn(split.encoded, examples, option, self.seed if seed is None else seed)
             split = replace(split, encoded=encoded)
+        note(f"calibration: {len(split.encoded)} of {self.train_size()} training examples are read")
         return self._loader(split, self.batch_size, shuffle=False)
 
     def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
@@ -435,10 +439,12 @@ class DataModule(LightningDataModule):
         split = self._split(self.record.validation[0])
         return len(split.encoded if task_type(self.record).one_text else split.rows)
 
-    def validation_available(self) -> int | None:
-        """Return how many rows that would be without a limit; None where the rows are one text."""
-        self.setup("validate")
-        return None if task_type(self.record).one_text else self._split(self.record.validation[0]).available
+    def available(self, stage: str = "validate") -> list[int | None]:
+        """Return how many rows every split of validate, test or predict has without a limit; None if it is one text."""
+        self.setup(stage)
+        others = {"test": ("test", True), "predict": (self.predicted, False)}
+        splits = [self._split(*others[stage])] if stage in others else self._validation()
+        return [None if task_type(self.record).one_text else split.available for split in splits]
 
     def train_tokens(self) -> Dataset:
         """Return the training examples as token ids."""

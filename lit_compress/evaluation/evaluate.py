@@ -29,8 +29,9 @@ def evaluate(
         net: on any device; it is on the CPU afterwards.
         data: of its task.
         stage: whose splits.
-        sure: also return, per split, ``<split>/rows`` and the ends of every score's interval (evaluation/intervals.py),
-            ``<split>/<metric>_low95`` and ``..._high95``.
+        sure: also return, per split, ``<split>/rows``; ``<split>/available``, of how many, if they are not one text;
+            and the ends of every score's interval (evaluation/intervals.py), ``<split>/<metric>_low95`` and
+            ``..._high95``.
     """
     device = current_device()
     net = move(net, device).eval()
@@ -41,7 +42,7 @@ def evaluate(
         splits, rows = list(zip(names, data.val_dataloader(), strict=False)), data.validation_rows
     values: dict[str, float] = {}
     kind = task_type(data.record)
-    for (prefix, loader), texts in zip(splits, rows, strict=True):
+    for (prefix, loader), texts, available in zip(splits, rows, data.available(stage), strict=True):
         metrics = build_metrics(data.record)
         bind(metrics, texts)
         for metric in metrics.values():
@@ -53,7 +54,8 @@ def evaluate(
                 kind.observe(metrics, outputs.cpu(), batch)
         scores = {name: float(value) for name, value in metrics.compute().items()}
         if sure:
-            scores |= _bounds(metrics, scores, len(loader.dataset) if kind.one_text else len(texts))
+            there = {} if available is None else {"available": available}
+            scores |= _bounds(metrics, scores, len(loader.dataset) if kind.one_text else len(texts)) | there
         values |= {f"{prefix}/{name}": value for name, value in scores.items()}
     move(net, "cpu")
     return values

@@ -223,7 +223,7 @@ def write_report(
     }
     timing = {"rounds": 0, "spread": None, "steady": False, "speedup": None}
     report = compared(task, method, stages, timing, config)
-    report["metric"] |= {"rows": data.validation_size(), "available": data.validation_available()}
+    report["metric"] |= {"rows": data.validation_size(), "available": data.available()[0]}
     key = f"val/{task.metrics[0]}"
     add_intervals(report, {name: interval_of(metrics, key) for name, metrics in zip(stages, scores, strict=True)})
     report |= {

@@ -113,7 +113,7 @@ class Certificate:
 
 def _batches(data: DataModule, split: str) -> Any:
     """Return the rows of a split, to be asked for as batches."""
-    return (data.val_dataloader()[0] if split == "validation" else data.calibration_dataloader()).dataset
+    return (data.val_dataloader()[0] if split == "validation" else data.train_dataloader()).dataset
 
 
 def _some_rows(lengths: list[int]) -> list[list[int]]:

@@ -186,7 +186,7 @@ def _measure(source: Export, fused: _Fused, exported: PreTrainedModel, folder: P
     nets = {**source.before, "compressed": own}
     report = build_report(task, source.method, nets, source.config)
     report["generation"] = continuations((source.dense, source.data), (exported, fused.data))
-    report["metric"] |= {"rows": fused.data.validation_size(), "available": fused.data.validation_available()}
+    report["metric"] |= {"rows": fused.data.validation_size(), "available": fused.data.available()[0]}
     intervals, first = {name: net.interval for name, net in nets.items()}, next(iter(nets))
     if own.interval and intervals[first] is None and task.metrics[0] not in FRACTIONS:
         intervals[first] = interval_of(evaluate(source.dense, source.data, sure=True), key)

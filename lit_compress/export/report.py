@@ -184,22 +184,23 @@ def add_intervals(report: dict[str, Any], intervals: Mapping[str, Interval | Non
 
 
 def counted(report: dict[str, Any]) -> str:
-    """Return how many rows the metric is of, and what the net was trained on where that is not all: text for users.
+    """Return of how many of how many rows the metric is, and of the training rows if it is not all: text for users.
 
     >>> counted({"metric": {"rows": 64, "available": 872}, "data": {"splits": [{"rows": 96, "available": 67349}]}})
     '64 of 872 rows, after 96 of 67,349 training rows'
     """
     metric = report["metric"]
     splits = (report.get("data") or {}).get("splits") or [{"rows": 0, "available": 0}]
-    train, several = splits[0], metric.get("available") is not None
-    text = f"{_part(metric['rows'], metric['available'] if several else metric['rows'])} rows"
+    train = splits[0]
+    text = f"{of_all(metric['rows'], metric.get('available'))} rows"
     if train["rows"] < train["available"]:
-        text += f", after {_part(train['rows'], train['available'])} training rows"
+        text += f", after {of_all(train['rows'], train['available'])} training rows"
     return text
 
 
-def _part(some: int, all_of_them: int) -> str:
-    return f"{some:,}" if some == all_of_them else f"{some:,} of {all_of_them:,}"
+def of_all(used: int, available: int | None) -> str:
+    """Return a number of rows, of how many it is: ``64 of 872``; the number alone if the rows are one text."""
+    return f"{used:,}" if available is None else f"{used:,} of {available:,}"
 
 
 def score_line(report: dict[str, Any]) -> str:

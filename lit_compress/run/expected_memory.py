@@ -268,7 +268,7 @@ def check_factorize(method: Method, stage: Stage, dense: PreTrainedModel, data: 
     needs = [evaluation_need([dense, net], method.kind, loader, models) for loader in data.val_dataloader()]
     settings = stage.settings
     if isinstance(settings, Weighted) and settings.weighting in KRONECKER:
-        _, length = data.calibration_dataloader().largest
+        _, length = data.train_dataloader().largest
         needs.append(_calibration(method, dense, settings, length, "factorize", MOST_BYTES))
     return _check_evaluation(needs, "--by_block float32 has one block in memory")
 

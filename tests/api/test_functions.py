@@ -98,7 +98,8 @@ def test_a_model_that_was_changed_is_saved_as_it_is(small, tmp_path, capsys):
 def test_scores_are_those_of_the_command(small, net, tokenizer, data, tiny_data, tmp_path, capsys):
     small.save_pretrained(tmp_path / "out")
     main(["validate", str(tmp_path / "out"), "--data.path", str(tiny_data)])
-    said = dict(line.split(" ") for line in capsys.readouterr().out.splitlines())
+    said = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+    said["val/rows"], _, said["val/available"] = said["val/rows"].split()
     with pytest.raises(lc.UserError, match=r"give it as data=\.\.\."):
         lc.evaluate(small, data)  # a compressed net has a tokenizer of its own
     for found in (lc.evaluate(small, data=data), lc.evaluate(tmp_path / "out", data=tiny_data)):
@@ -109,7 +110,9 @@ def test_scores_are_those_of_the_command(small, net, tokenizer, data, tiny_data,
     net.eval()
     rows = data["train"].rename_columns({"sentence": "review", "label": "stars"})
     found = lc.evaluate(net, tokenizer, rows, label="stars")
-    assert found["rows"] == 100 and not net.training
+    assert (found["rows"], found["available"]) == (100, 100) and not net.training
+    some = lc.evaluate(net, tokenizer, rows, label="stars", **{"data.validation_examples": 30})
+    assert (some["rows"], some["available"]) == (30, 100)
     batch = tokenizer(rows["review"][:], padding=True, return_tensors="pt")
     right = net(**batch).logits.argmax(-1) == torch.tensor(rows["stars"][:])
     assert found["accuracy"] == pytest.approx(right.float().mean().item())

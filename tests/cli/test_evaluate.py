@@ -16,10 +16,10 @@ def test_validate_run_and_export_agree_with_the_report(run, capsys):
     for target in (run, run / "export"):
         capsys.readouterr()
         main(["validate", str(target)])
-        said = dict(line.split() for line in capsys.readouterr().out.splitlines())
+        said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         assert list(said) == ["val/accuracy", "val/rows", "val/accuracy_low95", "val/accuracy_high95"]
         assert float(said["val/accuracy"]) == pytest.approx(report["compressed"]["metric"], abs=1e-6)
-        assert said["val/rows"] == "40"
+        assert said["val/rows"] == "40 of 40"
         assert float(said["val/accuracy_low95"]) < float(said["val/accuracy"]) < float(said["val/accuracy_high95"])
 
 
@@ -55,12 +55,13 @@ def test_a_limit_on_validation_examples_is_no_limit_on_predictions(run, tmp_path
         main([command, str(folder), *args])
         return capsys.readouterr().out
 
-    assert said("predict", "--output", str(out)).startswith("40 predictions")
+    assert said("predict", "--output", str(out)) == f"predicted 40 of 40 rows of split validation: {out}\n"
     every = out.read_text().splitlines()
-    assert said("predict", "--output", str(out), "--data.validation_examples", "6").startswith("6 predictions")
+    assert said("predict", "--output", str(out), "--data.validation_examples", "6").startswith("predicted 6 of 40 rows")
     assert set(out.read_text().splitlines()) < set(every)
     stored = said("validate")
     assert float(stored.split()[1]) * 7 == pytest.approx(round(float(stored.split()[1]) * 7), abs=1e-5)
+    assert "val/rows 7 of 40\n" in stored
     assert stored != said("validate", "--data.validation_examples", "null")
     words = "data.validation_examples: 41 is more than there are; the largest is 40"
     assert words in fails(capsys, "validate", folder, "--data.validation_examples", "41")
@@ -109,7 +110,7 @@ def test_validate_and_test_read_all_of_a_file_that_fit_has_not_seen(run, tmp_pat
     shutil.copy(tiny_data / "validation.jsonl", tmp_path / "mine.jsonl")
     for command, prefix in (("validate", "val"), ("test", "test")):
         main([command, str(run), "--data.path", str(tmp_path / "mine.jsonl")])
-        assert f"{prefix}/rows 40\n" in capsys.readouterr().out
+        assert f"{prefix}/rows 40 of 40\n" in capsys.readouterr().out
 
 
 def test_an_export_of_the_words_of_the_data(run, tmp_path, capsys):

@@ -14,6 +14,7 @@ from lit_compress.__main__ import main
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.numerics.ranks import Price
+from lit_compress.utils import progress
 
 
 @pytest.fixture
@@ -67,10 +68,12 @@ def test_factorize_writes_a_full_export(options, words, tmp_path):
     assert len(ranks) > 1 or ("global" not in options and "--weighting" in options)
 
 
-def test_default_is_kfac_with_one_budget_and_says_what_it_did(words, run, tmp_path):
+def test_default_is_kfac_with_one_budget_and_says_what_it_did(words, run, tmp_path, capsys, monkeypatch):
     """The report has the settings of the calibration; the budget is that of all matrices; biases have changed."""
+    monkeypatch.setattr(progress, "_noted", set())
     model, data = words
     line = ["factorize", *model, str(tmp_path / "out"), *data, "--density", "0.5"]
+    line += ["--data.validation_examples", "30"]
     main([*line, "--calibration_examples", "40", "--gradient_damping", "0.02", "--labels", "exact", "--refit", "true"])
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     settings = report["config"]["model"]["init_args"]
@@ -80,6 +83,8 @@ def test_default_is_kfac_with_one_budget_and_says_what_it_did(words, run, tmp_pa
     assert {k: found[k] for k in ("weighting", "labels", "centred", "removes")} == {
         "weighting": "kfac", "labels": "exact", "centred": True, "removes": "components"
     }  # fmt: skip
+    said = capsys.readouterr()
+    assert "(30 of 40 rows)\n" in said.out and "calibration: 40 of 100 training examples are read" in said.err
     assert found["damping"] == {"inputs": 1e-3, "gradients": 0.02}
     assert 0.45 < report["compressed"]["density"] <= 0.5
     old, new = load_net(run / "dense" / "net"), load_net(tmp_path / "out")
@@ -250,15 +255,23 @@ def test_scores_of_a_pruning_stage_weigh_rows(words, run, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["truncation", "sweep", "spectra", "ranks"])
-def test_analyze_writes_table_and_figure(kind, words, tmp_path, capsys):
+def test_analyze_writes_table_and_figure(kind, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_noted", set())
     model, data = words
     weightings = ["--weightings", "none", "fisher-in", "kfac", "inputs"]
     main(["analyze", kind, *model, str(tmp_path / "out"), *data, *weightings, "--ratios", "0.5", "1.0"])
     rows = list(csv.DictReader((tmp_path / "out" / f"{kind}.csv").open()))
     assert len(rows) == {"truncation": 40, "sweep": 8, "spectra": 4 * 12 * 32, "ranks": 12}[kind]
-    assert f"{len(rows)} rows" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert f"{len(rows)} rows" in said.out
+    assert ("analyze: dev accuracy is that of 40 of 40 rows" in said.err) == (kind in ("truncation", "sweep"))
+    assert ("calibration: 100 of 100 training examples are read" in said.err) == (kind != "ranks")
     if kind == "sweep":
-        main(["analyze", kind, *model, str(tmp_path / "out"), *data, "--ratios", "1.0"])  # replaces the earlier one
+        some = ["--data.validation_examples", "30", "--data.train_examples", "60", "--fisher_examples", "20"]
+        main(["analyze", kind, *model, str(tmp_path / "out"), *data, "--ratios", "1.0", *some])  # replaces the earlier
+        said = capsys.readouterr().err
+        assert "that of 30 of 40 rows" in said and "data.train_examples: 60 of 100 train rows are read" in said
+        assert "calibration: 20 of 60 training examples are read" in said
         assert len((tmp_path / "out" / "sweep.csv").read_text().splitlines()) == 3
 
 

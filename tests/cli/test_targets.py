@@ -64,14 +64,14 @@ def test_one_saved_dataset_is_read_as_a_file_is(model, tiny_data, capsys, tmp_pa
     assert [json.loads(line)["sentence"] for line in out.read_text().splitlines()] == [row["sentence"] for row in rows]
     capsys.readouterr()
     main(["validate", str(model), *data])
-    assert "val/rows 30" in capsys.readouterr().out
+    assert "val/rows 30 of 30\n" in capsys.readouterr().out
     main(["factorize", str(model), str(tmp_path / "small"), *data, "--density", "0.5", "--weighting", "none"])
     assert "3 of 30 rows are its validation split" in capsys.readouterr().err
     for folder, count in ((tmp_path / "saved", 3), (tmp_path / "other", 29)):
         if not folder.exists():
             datasets.Dataset.from_list(rows[1:]).save_to_disk(folder)
         main(["validate", str(tmp_path / "small"), "--data.path", str(folder)])
-        assert f"val/rows {count}" in capsys.readouterr().out
+        assert f"val/rows {count} of {count}\n" in capsys.readouterr().out
 
 
 def test_a_model_of_the_users_own_task_names_the_classes(model, tiny_data, capsys, tmp_path):

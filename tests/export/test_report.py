@@ -38,11 +38,11 @@ def splits(rows, available):
 @pytest.mark.parametrize(
     ("values", "rows"),
     [
-        ({}, "872 rows"),
+        ({}, "872 of 872 rows"),
         ({"metric": {"name": "accuracy", "rows": 64, "available": 872}}, "64 of 872 rows"),
         ({"metric": {"name": "accuracy", "rows": 5_463, "available": None}}, "5,463 rows"),
-        ({"data": splits(67_349, 67_349)}, "872 rows"),
-        ({"data": splits(96, 67_349)}, "872 rows, after 96 of 67,349 training rows"),
+        ({"data": splits(67_349, 67_349)}, "872 of 872 rows"),
+        ({"data": splits(96, 67_349)}, "872 of 872 rows, after 96 of 67,349 training rows"),
     ],
 )
 def test_the_metric_has_its_number_of_rows_and_its_standard_error(values, rows):
@@ -61,9 +61,9 @@ def test_only_what_was_drawn_is_known_of_other_metrics():
     add_intervals(made, {"dense": (0.90, 0.94), "prune": None, "compressed": (0.80, 0.84)})
     assert made["dense"]["interval"] == [0.90, 0.94] and made["compressed"]["interval"] == [0.80, 0.84]
     assert [made["stages"][name]["interval"] for name in ("prune", "retrain")] == [None, None]
-    assert score_line(made) == "dev matthews 0.8165 ± 0.0102 (872 rows)"
+    assert score_line(made) == "dev matthews 0.8165 ± 0.0102 (872 of 872 rows)"
     add_intervals(made, {})
-    assert score_line(made) == "dev matthews 0.8165 (872 rows)" and "standard error" not in markdown(made)
+    assert score_line(made) == "dev matthews 0.8165 (872 of 872 rows)" and "standard error" not in markdown(made)
 
 
 def test_a_report_of_an_earlier_version_is_shown():
