@@ -48,7 +48,8 @@ def write_sentence_files(folder: Path, width: int, max_length: int, pooling: Poo
     )
     for source, path in zip(pooling.dense, paths[2:], strict=False):
         _write_dense(Path(source), folder / path)
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": pooling.lower})
+    lengths = {"max_seq_length": max_length, **dict(pooling.lengths)}
+    write_json(folder / "sentence_bert_config.json", {**lengths, "do_lower_case": pooling.lower})
     settings = {
         "prompts": dict(pooling.prompts), "default_prompt_name": pooling.default_prompt,
         "similarity_fn_name": pooling.similarity,

@@ -7,7 +7,7 @@ own. These can be represented: Pooling, any number of Dense, Normalize. Others a
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from lit_compress.numerics.pooling import POOLINGS, pool
 from lit_compress.utils.errors import UserError, nearest
 
 STATES, VECTORS = "last_hidden_state", "sentence_embedding"  # of programs: per token, per text
+LENGTHS = ("query_length", "document_length")  # of encode_query and encode_document
 SETTINGS = "config_sentence_transformers.json"
 _CAN = "Pooling, Dense and Normalize, in this order, can be kept"
 
@@ -38,6 +39,7 @@ class Pooling:
         similarity: how sentence-transformers compares vectors of the model; exports keep it.
         prompts: (name, text) of all prompts of the model; exports keep them.
         default_prompt: name of ``prompt`` among them.
+        lengths: (key, tokens) of :data:`LENGTHS`, which cut queries and documents; exports keep them.
     """
 
     tokens: str = "mean"
@@ -50,10 +52,12 @@ class Pooling:
     similarity: str = "cosine"
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
+    lengths: tuple[tuple[str, int], ...] = field(default=(), repr=False)  # the repr is in fingerprints of data
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dense", tuple(self.dense))
         object.__setattr__(self, "prompts", tuple((name, text) for name, text in self.prompts))
+        object.__setattr__(self, "lengths", tuple((key, tokens) for key, tokens in self.lengths))
         for name in self.tokens.split("+"):
             if name not in POOLINGS:
                 raise UserError(f"data.pooling: unknown '{name}'; {nearest(name, POOLINGS)}")
@@ -156,6 +160,7 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
             settings.get("truncate_dim"), prompts.get(default) or "", bool(read.get("do_lower_case")),
             read.get("max_seq_length") or _token_limit(folder, what), settings.get("similarity_fn_name") or "cosine",
             tuple((name, text or "") for name, text in prompts.items()), default,
+            tuple((key, read[key]) for key in LENGTHS if read.get(key) is not None),
         )  # fmt: skip
     except UserError as error:  # a pooling that is not known
         raise UserError(f"{what}: {str(error).removeprefix('data.pooling: ')}") from error

@@ -86,13 +86,14 @@ MODELS = {
     "cut": {"modules": [_normalize], "truncate_dim": 10, "similarity_fn_name": "dot"},
     "lower": {"own": {"do_lower_case": True}},
     "short": {"own": {"max_seq_length": 5}},
+    "two lengths": {"own": {"query_length": 4, "document_length": 6}},
 }  # fmt: skip
 
 
-def _theirs(folder, texts):
+def _theirs(folder, texts, what="encode"):
     from sentence_transformers import SentenceTransformer
 
-    return torch.tensor(SentenceTransformer(str(folder), device="cpu").encode(texts))
+    return torch.tensor(getattr(SentenceTransformer(str(folder), device="cpu"), what)(texts))
 
 
 LEFT = ("cls", "max", "weighted", "last", "joined")  # where the side of the padding could matter
@@ -115,6 +116,10 @@ def test_vectors_are_those_of_sentence_transformers(place, tmp_path, base, name)
     written = shutil.copytree(place / base, tmp_path / "written")
     write_sentence_files(written, 32, data.deployed_length, data.record.pooling)
     assert torch.allclose(_theirs(written, texts), expected, atol=1e-6)
+    for what in ("encode_query", "encode_document"):
+        assert torch.allclose(_theirs(written, texts, what), _theirs(model, texts, what), atol=1e-6)
+    if name == "two lengths":  # the texts are long enough for the lengths to count
+        assert not torch.allclose(_theirs(model, texts, "encode_query"), expected, atol=1e-3)
     again, own = read_pooling(written, "model"), data.record.pooling
     assert [again.similarity, again.prompts, again.dim] == [own.similarity, own.prompts, own.dim]
 
