@@ -207,7 +207,10 @@ def _write_openvino(module: _Logits, inputs: Inputs, path: Path) -> None:
 
 
 def read_program(path: Path, results: tuple[str, ...]) -> Callable[[Inputs], Inputs]:
-    """Return a function that runs a program file; of its inputs it takes those that the program has."""
+    """Return a function that runs a program file.
+
+    It wants the inputs that the program was made with; ``.onnx`` and ``.xml`` leave out others.
+    """
     return {".pt2": _read_torch, ".onnx": _read_onnx, ".xml": _read_openvino}[path.suffix](path, results)
 
 
