@@ -111,3 +111,9 @@ def test_every_declared_package_has_a_tested_version():
         if name != "lit-compress":
             assert name in pins, name
             assert requirement.specifier.contains(pins[name]), f"{requirement} is not tested with {pins[name]}"
+
+
+def test_every_file_of_tests_has_a_name_of_its_own():
+    """Pytest imports two files of one name as one module: alone both pass, together neither is collected."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
