@@ -47,6 +47,7 @@ from lit_compress.models.projected.gates import gated_size
 from lit_compress.models.projected.outline import outline_projected
 from lit_compress.models.projected.sliced import SLICED, slice_stream, sliced_block, whole_axes
 from lit_compress.models.residual_stream import residual_stream
+from lit_compress.numerics.search import largest
 from lit_compress.stages.base import Stage
 from lit_compress.stages.calibration import Axes, Calibration
 from lit_compress.stages.compression import CompressedStage, Compression, Measured
@@ -153,11 +154,7 @@ class SlicingStage(CompressedStage):
                 f"model.density: {self.density:.4g} cannot be reached by slices of hidden states; the smallest is "
                 f"{left(steps) / size.total + 5e-5:.4f}"
             )
-        low, high = 1, d // step + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if left(steps * middle) <= budget else (low, middle)
-        steps *= low
+        steps *= largest(lambda width: left(steps * width) <= budget, 1, max(1, d // step))
         for site in range(sites):  # the rest of the budget
             steps[site] += 1
             if left(steps) > budget or steps[site] * step > d:

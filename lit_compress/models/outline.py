@@ -19,6 +19,7 @@ from lit_compress.models.sites import find_sites, held_part, of_kind, sublayers
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import replace
 from lit_compress.models.uniform_shape import even_counts, uniform_groups
+from lit_compress.numerics.search import largest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -128,11 +129,9 @@ def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int
             for name, (out, inner) in sizes.items()
         )
 
-    low, high = 0.0, 1.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if stored(rows(middle)) <= budget else (low, middle)
-    kept = rows(low) if stored(rows(low)) <= budget else dict.fromkeys(names, 0)
+    kept = rows(largest(lambda share: stored(rows(share)) <= budget, 0.0, 1.0))
+    if stored(kept) > budget:
+        kept = dict.fromkeys(names, 0)
     for name, (out, inner) in sizes.items():
         rank, bias = ranks.get(name, 0), net.get_submodule(name).bias is not None
         if rank * (out + inner) + kept[name] * inner >= out * inner:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.numerics.hard_concrete import keep_best, kept_units, probability
+from lit_compress.numerics.search import largest
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,7 @@ def fit_budget(
     def step(name: str) -> int:
         return (steps or {}).get(name, 1)
 
-    low, high = -64.0, 64.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if size.count(kept(middle)) <= budget else (low, middle)
-    chosen = kept(low)
+    chosen = kept(largest(lambda offset: size.count(kept(offset)) <= budget, -64.0, 64.0))
     if finest is not None:
         for name in sorted(log_alphas, key=lambda name: (name == finest, -_cost(chosen, size, name))):
             _fill(chosen, log_alphas[name], size, budget, name, step(name))

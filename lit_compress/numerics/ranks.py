@@ -12,6 +12,7 @@ from math import ceil, floor
 import torch
 from torch import Tensor
 
+from lit_compress.numerics.search import largest
 from lit_compress.utils.errors import UserError
 
 Shape = tuple[int, int]  # out, in
@@ -67,12 +68,11 @@ def pivot_rank(density: float, out: int, inner: int) -> int:
 
     The factors are smaller than the matrix, too, so that nothing is larger before the pivot form is made.
     """
-    low, high = 1, max(1, largest_rank(out, inner))
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = stored(out, inner, middle, pivot=True) <= density * out * inner + 1e-6
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
+
+    def fits(rank: int) -> bool:
+        return stored(out, inner, rank, pivot=True) <= density * out * inner + 1e-6
+
+    return largest(fits, 1, max(1, largest_rank(out, inner)))
 
 
 def rounded(number: int, multiple: int) -> int:
@@ -143,14 +143,11 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
     def size(chosen: dict[str, int]) -> float:
         return sum(prices[name].at(rank) for name, rank in chosen.items())
 
-    low, high = 0, len(thresholds)  # thresholds[low] is affordable, thresholds[high] is not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if size(ranks(thresholds[middle])) <= budget else (low, middle)
-    chosen = ranks(thresholds[low])
-    if high < len(thresholds):  # many components may be worth the same: those that are affordable are kept
+    last = largest(lambda i: size(ranks(thresholds[i])) <= budget, 0, len(thresholds) - 1)
+    chosen = ranks(thresholds[last])
+    if last + 1 < len(thresholds):  # many components may be worth the same: those that are affordable are kept
         left = budget - size(chosen)
-        for name, rank in ranks(thresholds[high]).items():
+        for name, rank in ranks(thresholds[last + 1]).items():
             price = prices[name]
             while chosen[name] < rank and (more := price.at(chosen[name] + 1) - price.at(chosen[name])) <= left:
                 chosen[name], left = chosen[name] + 1, left - more

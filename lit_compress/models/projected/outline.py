@@ -16,6 +16,7 @@ from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import has_head_projections
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size
+from lit_compress.numerics.search import largest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,11 +36,7 @@ def even_units(size: Size, density: float) -> dict[str, Tensor]:
             for name, (groups, units) in size.shapes.items()
         }
 
-    low, high = 0.0, 1.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if size.count(kept(middle)) <= density * size.total else (low, middle)
-    return kept(low)
+    return kept(largest(lambda share: size.count(kept(share)) <= density * size.total, 0.0, 1.0))
 
 
 def outline_evenly(net: PreTrainedModel, form: ProjectionSpec, density: float) -> PreTrainedModel:
