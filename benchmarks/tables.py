@@ -1,4 +1,4 @@
-"""Write benchmarks/README.md and the page of every study, from findings, tables.py and results.
+"""Write benchmarks/README.md and the page of every study, and the numbers and tables of README.md and docs/.
 
 python -m benchmarks.tables
 """
@@ -11,6 +11,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.common import HERE, Cell, file_density, load, mean_and_deviation, percent, table, updates
+from benchmarks.marks import filled
 
 STUDIES = (
     "comparison", "second_order", "size", "lpaf_vs_svd", "fwsvd", "pruning", "cofi", "sp3", "tasks", "architectures", "embedding", "data", "speed", "device", "threads",
@@ -39,8 +40,6 @@ A cell has density of the file: CPU speed-up (one text, one thread), dev accurac
 error is 1.2 points; one seed. Compare within a study: updates, batches and examples differ. \\* zeros are stored: 1x.
 
 {methods}"""
-
-BEGIN, END = "<!-- the table of compare -->", "<!-- its end -->"  # in README.md
 
 PAGE = """# {title}
 
@@ -121,7 +120,7 @@ def summary() -> str:
     head = HEAD.format(early=early, stages=len(stages), methods=made.every_task(), **made.facts())
     claims = (HERE / "claims.md").read_text().strip() + "\n"
     listed = [f"- [{made.TITLE}]({study}/README.md): {made.ABOUT}" for study in STUDIES for made in [tables_of(study)]]
-    return "\n".join([head, "## Ten claims\n", claims, "## Studies", *listed]) + "\n"
+    return "\n".join([head, "## Claims\n", claims, "## Studies", *listed]) + "\n"
 
 
 def deeper(folder: Path) -> list[dict[str, Any]]:
@@ -129,19 +128,14 @@ def deeper(folder: Path) -> list[dict[str, Any]]:
     return [result for inner in sorted(folder.iterdir()) if inner.is_dir() for result in load(inner)]
 
 
-def readme() -> str:
-    """Return the first page of the project, with the table of all methods."""
-    before, _, rest = (HERE.parent / "README.md").read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{tables_of('comparison').every_task()}{END}{after}"
-
-
 def pages() -> dict[Path, str]:
     """Return every page by its file."""
+    written = [HERE.parent / "README.md", *sorted((HERE.parent / "docs").glob("*.md"))]
     return {
-        HERE.parent / "README.md": readme(), HERE / "README.md": summary(), **{HERE / study / "README.md": page(study) for study in STUDIES},
-        HERE.parent / "docs" / "scaling.md": tables_of("scaling").page(),
-    }  # fmt: skip
+        HERE / "README.md": summary(),
+        **{HERE / study / "README.md": page(study) for study in STUDIES},
+        **{path: filled(path.read_text()) for path in written},
+    }
 
 
 def main() -> None:

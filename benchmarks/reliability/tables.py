@@ -185,8 +185,8 @@ def compared() -> list[str]:
     return found
 
 
-def proven() -> list[str]:
-    """Return the sentences of docs/resume.md that have numbers."""
+def proven() -> str:
+    """Return the list on docs/resume.md."""
     points = [point for result in load("reliability/kills") for point in result["points"]]
     methods, wrong = len(load("reliability/kills")), sum(bool(point["wrong"]) for point in points)
     met = [point for result in load("reliability/faults") for point in result["points"]]
@@ -195,12 +195,13 @@ def proven() -> list[str]:
     small, large = (run["peak"] for run in found["data"]["runs"])
     compared = [result for result in load("reliability/compare_under_kills")]
     ended = [one for result in compared for one in result["comparisons"]]
-    return [
+    sentences = [
         f"{len(points)} kills at random moments of runs of {methods} methods: {len(points) - wrong} ended bit for bit as the unbroken run",
         f"{len(met)} faults at the writes of {_words([result['name'] for result in load('reliability/faults')])}: {sum(not point['wrong'] for point in met)} ended as they should",
         f"{sum(sum(one['killed'].values()) for one in ended)} kills in {sum(result['minutes'] for result in compared):.0f} minutes of comparisons: {sum(not one['wrong'] for one in ended)} of {len(ended)} ended with the same page",
         f"In 900 steps the memory of a process grew by at most {max(more):.1f} MiB, and with ten times the data its peak by {100 * (large / small - 1):.1f} %",
     ]
+    return "".join(f"- {sentence}.\n" for sentence in sentences)
 
 
 def _words(names: list[str]) -> str:

@@ -1,10 +1,10 @@
-"""The tables of what a step keeps and sends, measured and by formula, and docs/scaling.md, from results/*.json."""
+"""The tables of what a step keeps and sends, measured and by formula, from results/*.json."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.common import HERE, load, origin, table
+from benchmarks.common import load, origin, table
 
 TITLE = "What a step keeps and sends"
 ABOUT = "Bytes that every method keeps on a rank and hands to the collectives per step, on 1, 2 and 4 processes, beside a formula; the page is docs/scaling.md."
@@ -122,10 +122,3 @@ def block_table() -> str:
     header = ["net", "width x inner", "blocks run", "parameters run", "outside, MiB", "a block", "its sums", "bound", "peak",
               "tokens", "seconds for all blocks"]  # fmt: skip
     return table(header, rows)
-
-
-def page() -> str:
-    """Return docs/scaling.md."""
-    text = (HERE / "scaling" / "page.md").read_text()
-    text = text.replace("{blocks}", block_table().strip())
-    return text.replace("{steps}", step_table().strip()).replace("{scale}", scale_table().strip())

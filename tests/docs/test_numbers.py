@@ -1,118 +1,69 @@
-"""No metric on README.md and docs/ is typed by hand: each stands in a table that is made of the benchmarks' results.
+"""The measured numbers on README.md and in docs/ are those of stored results.
 
-Looked at are numbers with one digit after the point from 30 to 100, as metrics in percent are written, but not what a
-sentence that begins with "The paper" says. In a section that links to studies only their tables count. Where methods
-are named, only their rows and columns do: those of the section's heading, of the sentence, and of the one before. So a
-wrong number is not seen where another cell of these methods has it, as when two of one method changed places.
+That each is the number that its result has is tested with all generated pages in tests/test_benchmarks.py.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
-from functools import cache
+import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from pages import PAGES, ROOT, blocks
 
-METRIC = r"(?<![\d./=-])\b([3-9]\d\.\d)\b(?![\d.])"
-METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-NO_METHOD = ("dense", "Dense", "teacher")
-OTHER_NAMES = {  # of methods, in tables
-    "Second-order compression": ["SecondOrder", "K-FAC", "factorized"],
-    "CoFi with LoSparse": ["CoFi x LoSparse"],
-    "Low-rank I and II": ["Low-rank I", "Low-rank II"],
-}
+from benchmarks import marks
 
-
-class Place(NamedTuple):
-    """A number of a generated page: its study, and what its row and column, or its line of text, say of it."""
-
-    study: str
-    number: str
-    text: str
-
-
-@cache
-def names() -> dict[str, list[str]]:
-    """Return the names of every method on the page of methods, by its heading."""
-    headings = re.findall(r"^## (.+)$", METHODS, flags=re.M)[2:]
-    return {heading: [heading, *OTHER_NAMES.get(heading, [])] for heading in headings}
-
-
-def named(text: str) -> set[str]:
-    """Return the methods that a text names."""
-    found = {heading: rf"(?<![\w-])({'|'.join(map(re.escape, own))})(?![\w-])" for heading, own in names().items()}
-    return {heading for heading, pattern in found.items() if re.search(pattern, text, flags=re.I)}
-
-
-@cache
-def places() -> list[tuple[Place, set[str]]]:
-    """Return the numbers of all generated pages with the methods they are of; findings, which are typed, do not count.
-
-    That the pages are those of the results is tested in tests/test_benchmarks.py.
-    """
-    found = []
-    for path in [*(ROOT / "benchmarks").rglob("README.md"), ROOT / "docs" / "scaling.md"]:
-        text, findings = path.read_text(), path.parent / "findings.md"
-        made = text.replace(findings.read_text().strip(), "") if findings.is_file() else text
-        for number, around, heading in numbers(made):
-            found.append((Place(path.parent.name, number, around), named(around) or named(heading)))
-    return found
-
-
-def numbers(page: str) -> Iterator[tuple[str, str, str]]:
-    """Yield every number of a page with its row and the head of its column, or its paragraph, and the heading above."""
-    heading, columns = "", []
-    for line in re.sub(r"(?<=[^\n|])\n(?=[^\n|#])", " ", page).splitlines():
-        heading = line if line.startswith("#") else heading
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] if line.startswith("|") else []
-        columns = columns or cells if cells else []
-        for column, cell in zip(columns, cells, strict=True) if cells else [("", line)]:
-            for number in re.findall(r"\d+\.\d+", cell):
-                yield number, f"{line} {column}", heading
-
-
-def sections(page: Path) -> list[str]:
-    """Return the prose of every section."""
-    prose = "\n".join(text for _, language, text in blocks(page) if language == "prose")
-    return re.split(r"^## ", prose, flags=re.M)
-
-
-def not_in_tables(section: str) -> list[str]:
-    """Return the metrics of a section that no table has for the methods in question."""
-    studies = {name for name in re.findall(r"benchmarks/(\w+)/", section) if (ROOT / "benchmarks" / name).is_dir()}
-    near = [found for found in places() if not studies or found[0].study in studies]
-    heading, _, body = section.partition("\n")
-    missing, before = [], ""
-    for sentence in re.split(r"(?<=[.;])\s+", body):
-        metrics = [] if sentence.startswith("The paper") else re.findall(METRIC, sentence)
-        methods = named(f"{before} {sentence}") | (named(heading) if heading in names() else set())
-        known = {
-            place.number for place, own in near
-            if not methods or methods & own or any(word in place.text for word in NO_METHOD)
-        } if metrics else set()  # fmt: skip
-        missing += [number for number in metrics if number not in known]
-        before = sentence
-    return missing
+METRIC = r"(?<![\d./=,-])(?:[3-9]\d|\d{3})\.\d\b(?![\d.x]|<!--)"  # as metrics in percent and perplexities are written
+SP3 = "comparison/results/sst2/sp3-density=0.1-seed=1-rate=0.0003.json"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_metrics_of_a_page_stand_in_the_tables(page):
-    for section in sections(page):
-        missing = not_in_tables(section)
-        assert not missing, f"{page.name}, {section.partition(chr(10))[0]}: no table of these methods has {missing}"
+def test_every_metric_names_its_source(page: Path) -> None:
+    prose = "\n".join(text for _, language, text in blocks(page) if language == "prose")
+    typed = re.findall(METRIC, marks.TABLE.sub("", prose))
+    assert not typed, f"{page.name}: {typed} have no name of a result behind them (benchmarks/marks.py)"
 
 
-@pytest.mark.parametrize(
-    ("method", "own", "other"),
-    [("Magnitude", "80.2", "83.7"), ("FLOP", "84.3", "85.9"), ("LoSparse", "84.3", "85.9"), ("SVD", "84.5", "85.2")],
-)
-def test_a_number_of_another_method_is_seen(method, own, other):
-    """``other`` stands in tables, too, in the rows of another method."""
-    (section,) = [text for text in sections(ROOT / "docs" / "methods.md") if text.startswith(f"{method}\n")]
-    assert own in section and any(place.number == other for place, _ in places())
-    assert not_in_tables(section) == []
-    assert set(not_in_tables(section.replace(own, other))) == {other}
+def test_a_changed_result_changes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree((marks.HERE / SP3).parent, (tmp_path / SP3).parent)
+    monkeypatch.setattr(marks, "HERE", tmp_path)
+    page = "SP3 has 86.1<!--comparison/sst2/sp3-density=0.1-*--> and 9,000.25<!--paper-->, 3<!--a note--> of 7."
+    assert marks.filled(page) == page
+    result = json.loads((tmp_path / SP3).read_text())
+    result["compressed"]["metric"] = 0.5
+    (tmp_path / SP3).write_text(json.dumps(result))
+    assert marks.filled(page) == page.replace("86.1", "50.0")
+
+
+def test_a_mean_a_range_a_row_and_the_decimals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "HERE", tmp_path)
+    folder = tmp_path / "study" / "results"
+    folder.mkdir(parents=True)
+    for seed, value in enumerate((0.5, 0.75)):
+        rows = [{"of": "svd", "ratio": 0.1, "x": 1000 * value}, {"of": "svd", "ratio": 0.2, "x": "4"}]
+        made = {"compressed": {"metric": value}, "records": [{"a/b": 0}, {"a/b": value}], "rows": rows}
+        (folder / f"run-{seed}.json").write_text(json.dumps(made))
+    for number, name in {
+        "62.50": "study/run-*", "1": "study/run-*:records:-1:a/b", "0.50": "min study/run-*:compressed:metric",
+        "75.0": "max study/run-*:compressed:metric%", "625": "study/run-*:rows:ratio=0.1,of=svd:x",
+        "4.0": "study/run-1:rows:of=svd,ratio=0.2:x", "377.0": "study/run-1:rows:*:x", "750": "study/run-1:rows:0:x",
+    }.items():  # fmt: skip
+        blank = re.sub(r"\d", "7", number)
+        assert marks.filled(f"{blank}<!--{name}-->") == f"{number}<!--{name}-->"
+    assert marks.filled("1.5<!--max study/run-*:rows:0:x%-->") == "75,000.0<!--max study/run-*:rows:0:x%-->"
+
+
+@pytest.mark.parametrize("name", ["sp3/none-*", "none/x", "sp3/sst2-pca-0.06-1:no:key", "sp3/sst2-pca-0.06-1:method",
+                                  "most sp3/sst2-pca-0.06-1", "sp3/sst2-pca-0.06-1:records:seed=9:metric"])  # fmt: skip
+def test_a_name_that_leads_nowhere_is_an_error(name: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(name)):
+        marks.filled(f"1.0<!--{name}-->")
+
+
+def test_a_table_is_written_between_its_marks() -> None:
+    made = marks.filled("before\n<!--comparison.every_task-->\nold\n<!--end-->\nafter\n")
+    lines = made.splitlines()
+    assert lines[:2] == ["before", "<!--comparison.every_task-->"] and lines[-2:] == ["<!--end-->", "after"]
+    assert "old" not in made and "\n".join(lines[2:-2]) in (ROOT / "README.md").read_text(encoding="utf-8")
