@@ -54,7 +54,7 @@ def _object(where: str, row: int, value: Any) -> Row:
 
 
 def _as_a_whole(task: Task, where: str, text: str) -> Iterator[Row]:
-    """Yield the rows of a text that holds one value, or objects one after another, each on several lines."""
+    """Yield the rows of a text that holds one value, or objects on several lines each, as jq prints them."""
     values: list[Any] = []
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
@@ -96,7 +96,10 @@ def rows_of(task: Task, where: str, value: Any) -> list[Any]:
 
 
 def _by_column(task: Task, where: str, value: Row) -> list[Row]:
-    """Return the rows of an object with a list, or an object of values by row, per column; else the object."""
+    """Return the rows of an object with a list, or an object of values by row, per column; else the object.
+
+    ``json.dump(dataset[:], file)`` of datasets writes the first form, ``DataFrame.to_json`` of pandas the second.
+    """
     named = [value[name] for name in (*task.text, task.label) if name in value]
     has_lists = task_type(task).words and isinstance(next(iter(named[0]), None), str)  # the words of one row
     if has_lists or not (all(isinstance(v, list) for v in named) or all(isinstance(v, dict) for v in named)):
