@@ -10,7 +10,7 @@ from benchmarks.common import comparison, file_density, load, origin, percent, t
 
 STUDY = "comparison"
 TITLE = "All methods by one command"
-ABOUT = "`compare` on SST-2, STS-B and MRPC: one teacher trained to its end, as many updates for every method, settings chosen on held-out rows."
+ABOUT = "`compare` on SST-2, STS-B and MRPC: one teacher trained to its end, as many updates for every method, one learning rate, the best epoch chosen on held-out rows."
 NAMES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC"}
 SCORES = {
     "accuracy": "accuracy",

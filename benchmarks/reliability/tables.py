@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.common import load, origin, table
 
 TITLE = "Kills, faults, damaged files, several processes, memory"
-ABOUT = "Runs of every method killed at random moments and continued; a fault at every write of a command; damaged files; several processes beside one; memory over steps and data; comparisons under kills."
+ABOUT = "Runs of 15 methods killed at random moments and continued; a fault at every write of a command; damaged files; several processes beside one; memory over steps and data; comparisons under kills."
 
 GROUPS = ("records", "net", "checkpoint", "export", "mid-epoch", "mid-accumulation", "calibration", "evaluation")
 

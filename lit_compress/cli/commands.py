@@ -13,7 +13,7 @@ from lit_compress.cli.bench import bench_command
 from lit_compress.cli.compare import compare_command
 from lit_compress.cli.exporting import add_choices, print_choices, typed_choices
 from lit_compress.cli.fitting import choose_teacher, run_factorize, run_fit, run_of, settle_budget, warn_missed
-from lit_compress.cli.one_shot import KINDS, RATIOS, analyze_model, analyze_runs
+from lit_compress.cli.one_shot import KINDS, RATIOS, WEIGHTINGS, analyze_model, analyze_runs
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import one_line, parse_one_shot, silence_libraries
 from lit_compress.cli.reporting import list_command, report_command, verify_command
@@ -193,7 +193,7 @@ def analyze(args: list[str]) -> None:
                         help="model fine-tuned on the task; several for ranks, neurons, pattern")  # fmt: skip
     parser.add_argument("out", metavar="OUT", help="folder to write")
     parser.add_argument("--weightings", nargs="+", default=["none", "fisher-in"], metavar="W",
-                        help="none, fisher-in, fisher-out, fisher-both, fisher-element, importance-out")  # fmt: skip
+                        help=", ".join(WEIGHTINGS))  # fmt: skip
     parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS), help="for sweep: ranks kept / ranks")
     parser.add_argument("--site", help="for pattern: name of the matrix (default the first attention output)")
     silence_libraries()

@@ -140,6 +140,7 @@ def compressed(
 SEVERAL = ("ranks", "neurons", "pattern")  # analyses that take more than one model
 KINDS = ("truncation", "sweep", "spectra", *SEVERAL, "allocation")
 RATIOS = tuple(i / 10 for i in range(1, 11))
+WEIGHTINGS = ("none", *(f"fisher-{axis}" for axis in get_args(Axis)), "importance-out", *KRONECKER)
 
 
 def weighting_of(label: str, like: Weighted) -> Weighted:
@@ -148,9 +149,8 @@ def weighting_of(label: str, like: Weighted) -> Weighted:
     Raises:
         UserError: there is no such weighting.
     """
-    valid = ["none", *(f"fisher-{axis}" for axis in get_args(Axis)), "importance-out", *KRONECKER]
-    if label not in valid:
-        raise UserError(f"weightings: unknown '{label}'; {nearest(label, valid)}")
+    if label not in WEIGHTINGS:
+        raise UserError(f"weightings: unknown '{label}'; {nearest(label, WEIGHTINGS)}")
     weighting, _, axis = label.partition("-")
     return replace(like, weighting=weighting, axis=axis or "in", stacked=False)
 

@@ -48,7 +48,7 @@ def check_format(form: Format) -> None:
     """Raise a UserError if packages that ``form`` needs are not installed."""
     missing = [name for name in _NEEDS.get(form, ()) if find_spec(name) is None]
     if missing:
-        raise UserError(f"export: --format {form} needs {', '.join(missing)}; pip install 'lit_compress[{form}]'")
+        raise UserError(f"export: --format {form} needs {', '.join(missing)}; in the clone: pip install '.[{form}]'")
 
 
 def write_program(

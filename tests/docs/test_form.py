@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import yaml
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
 from pages import PAGES, ROOT, blocks, items, lit_compress_words, python_blocks
 from reading import options_of
@@ -130,3 +131,14 @@ def test_the_record_of_an_architecture_is_python():
     for code in python_blocks("add_an_architecture"):
         shown |= eval(compile(f"{{{code}}}", "add_an_architecture.md", "eval"), vars(module).copy())
     assert shown == {name: module.ARCHITECTURES[name] for name in ("qwen3", "modernbert")}
+
+
+def test_the_table_of_recipes_is_complete():
+    page = (ROOT / "docs" / "getting_started.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| recipe \|.*\n\|---\|---\|\n((?:\|.*\n)+)", page, flags=re.M)
+    shown = {}
+    for line in table.splitlines():
+        names, tasks = (set(re.findall(r"\w+", cell)) for cell in line.strip("|").split("|"))
+        shown |= dict.fromkeys(names, tasks)
+    recipes = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "configs").glob("*.yaml")}
+    assert shown == {name: set(recipe["tasks"]) for name, recipe in recipes.items() if "tasks" in recipe}

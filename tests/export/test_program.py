@@ -150,7 +150,7 @@ def test_torch_and_onnx(case, tmp_path, one_trace):
 
 @pytest.mark.slow
 def test_openvino(tmp_path):
-    runtime = pytest.importorskip("openvino", reason="OpenVINO is not installed: pip install 'lit_compress[openvino]'")
+    runtime = pytest.importorskip("openvino", reason="OpenVINO is not installed: pip install '.[openvino]'")
     net = compressed("narrow")
     found = written(net, "openvino", tmp_path)
     assert found["bytes"] == sum((tmp_path / f"openvino_model.{end}").stat().st_size for end in ("xml", "bin"))
@@ -260,5 +260,5 @@ def test_missing_packages_are_one_line(monkeypatch):
     check_format("hf")
     check_format("torch")
     for form in ("onnx", "openvino"):
-        with pytest.raises(UserError, match=rf"needs no_such_package, no_other; pip install 'lit_compress\[{form}\]'"):
+        with pytest.raises(UserError, match=rf"needs no_such_package, no_other; in the clone: pip install '.\[{form}\]'"):
             check_format(form)
