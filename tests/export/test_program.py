@@ -260,5 +260,5 @@ def test_missing_packages_are_one_line(monkeypatch):
     check_format("hf")
     check_format("torch")
     for form in ("onnx", "openvino"):
-        with pytest.raises(UserError, match=rf"needs no_such_package, no_other; in the clone: pip install '.\[{form}\]'"):
+        with pytest.raises(UserError, match=rf"no_such_package, no_other; in the clone: pip install '.\[{form}\]'"):
             check_format(form)
