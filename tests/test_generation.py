@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import as_deployed, disturb, form_of, random_bases
+from in_memory import estimate_fisher
 from tiny import ALL, DECODERS, make_batch, make_net
 from unplaced import unplaced
 
-from lit_compress.calibration.fisher import estimate_fisher
 from lit_compress.export.check import check_export
 from lit_compress.export.modelling import write_model
 from lit_compress.layers import LowRankSparseLinear, MixedRankLinear

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from benchmarks import common, timing
-from lit_compress.calibration.fisher import estimate_fisher
+from lit_compress.calibration.fisher import DiagonalFisher
+from lit_compress.calibration.statistics import whole
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.losses import task_loss
 
@@ -46,7 +47,7 @@ def steps_of(options: argparse.Namespace, shape: str) -> dict[str, Callable[[], 
 
     def fisher() -> None:
         net.zero_grad()
-        estimate_fisher(net, [batch], "classification", sites)
+        whole(net, DiagonalFisher(sites=sites), [batch], "classification")
 
     def loop() -> None:
         net.eval()

@@ -65,7 +65,7 @@ def front(points: Sequence[tuple[float, float]], mode: str = "max") -> list[tupl
     >>> front([(1, 0.5), (2, 0.4), (3, 0.9), (3, 0.8)])
     [(1, 0.5), (3, 0.9)]
     """
-    sign, kept = (1 if mode == "max" else -1), []
+    sign, kept = (1 if mode == "max" else -1), list[tuple[float, float]]()
     for x, y in sorted(points, key=lambda p: (p[0], -sign * p[1])):
         if not kept or sign * y > sign * kept[-1][1]:
             kept.append((x, y))
@@ -135,18 +135,22 @@ def _panel(axes: Axes, groups: Sequence[dict[str, Any]], dense: dict[str, Any], 
     heights = lines_of(_shares([group["costs"][cost] for group in far], values), 0.11)
     for number, label in enumerate(dict.fromkeys(group["label"] for group in groups)):
         line = sorted((g for g in some if g["label"] == label), key=lambda group: group["costs"][cost])
-        near, style = [g for g in line if g not in far], {"color": f"C{number % 10}", "markersize": 5}
+        near, color = [g for g in line if g not in far], f"C{number % 10}"
         if near:
             axes.errorbar(
                 [g["costs"][cost] for g in near], [g["mean"] for g in near], [g["spread"] or 0 for g in near],
-                marker="os^D"[number % 4], linewidth=1, capsize=2, label=_plain(label), **style,
+                marker="os^D"[number % 4], linewidth=1, capsize=2, label=_plain(label), color=color, markersize=5,
             )  # fmt: skip
-        for group in (g for g in line if g in far):
+        for group in line:
+            if edge is None or group not in far:
+                continue
             x, up = group["costs"][cost], 8 * heights[far.index(group)] * (1 if mode == "max" else -1)
-            axes.plot(x, edge, "v" if mode == "max" else "^", label="" if near else _plain(label), **style)
+            axes.plot(
+                x, edge, "v" if mode == "max" else "^", label="" if near else _plain(label), color=color, markersize=5
+            )
             axes.annotate(
                 compact(group["mean"]), (x, edge), (5, up), textcoords="offset points", fontsize=7, va="center",
-                color=style["color"],
+                color=color,
             )  # fmt: skip
     best = front([(g["costs"][cost], g["mean"]) for g in some if g not in far], mode)
     if best:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear, StackedLowRankLinear
 from lit_compress.models.accounting import dense_sites, dense_sizes, weights
-from lit_compress.models.sites import find_sites, of_kind, stream_width, sublayers
+from lit_compress.models.sites import find_sites, of_kind, size_at, stream_width, sublayers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,7 +92,7 @@ def units_figure(net: PreTrainedModel, title: str) -> Figure:
     figure = Figure(figsize=(2 + 0.45 * len(parts), 3.2), layout="constrained")
     for axes, kind, role in zip(figure.subplots(1, 2), ("attention", "ffn"), ("o", "down"), strict=True):
         names = [part.sites[role] for part in of_kind(parts, kind)]
-        inputs = [net.get_submodule(name).in_features if name in left else 0 for name in names]
+        inputs = [size_at(net, name)[1] if name in left else 0 for name in names]
         width = net.config.hidden_size // net.config.num_attention_heads if kind == "attention" else 1
         counts = [number // width for number in inputs]
         axes.bar(range(len(counts)), counts)
@@ -104,10 +103,10 @@ def units_figure(net: PreTrainedModel, title: str) -> Figure:
     return figure
 
 
-def _kept(layer: nn.Module) -> torch.Tensor:
+def _kept(layer: Any) -> torch.Tensor:
     """Return which weights of a matrix (of the sparse matrix, if there are factors) are not 0, bool [out, in]."""
     if not isinstance(layer, LowRankRowsLinear):
-        return layer.weight != 0  # type: ignore[return-value]
+        return layer.weight != 0
     kept = torch.zeros(layer.out_features, layer.in_features, dtype=torch.bool)
     kept[layer.index.long()] = layer.right[layer.rank :] != 0
     return kept

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from lit_compress.analysis.truncation import Rows
+    from lit_compress.analysis.truncation import TableRows
 
 
 def _figure(columns: int = 1, size: tuple[float, float] = (6.4, 4.2)) -> tuple[Figure, list[Axes]]:
@@ -26,18 +26,18 @@ def _figure(columns: int = 1, size: tuple[float, float] = (6.4, 4.2)) -> tuple[F
     return figure, list(axes)
 
 
-def _by(rows: Rows, key: str) -> dict[Any, Rows]:
+def _by(rows: TableRows, key: str) -> dict[Any, TableRows]:
     return {value: [r for r in rows if r[key] == value] for value in dict.fromkeys(r[key] for r in rows)}
 
 
-def _curves(axes: Axes, rows: Rows, x: str, y: str, by: str = "weighting") -> None:
+def _curves(axes: Axes, rows: TableRows, x: str, y: str, by: str = "weighting") -> None:
     for label, group in _by(rows, by).items():
         axes.plot([r[x] for r in group], [r[y] for r in group], marker="o", markersize=4, label=label)
     axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
     axes.grid(alpha=0.3)
 
 
-def truncation_figure(rows: Rows) -> Figure:
+def truncation_figure(rows: TableRows) -> Figure:
     """Draw the drop of the metric, the reconstruction error and the mean singular value for every removed group."""
     figure, (drop, error, sigma) = _figure(3, (4.6, 3.8))
     labels = _by(rows, "weighting")
@@ -54,7 +54,7 @@ def truncation_figure(rows: Rows) -> Figure:
     return figure
 
 
-def sweep_figure(rows: Rows) -> Figure:
+def sweep_figure(rows: TableRows) -> Figure:
     """Draw the dev metric over the ratio of ranks kept."""
     figure, (axes,) = _figure()
     _curves(axes, rows, "rank_ratio", "metric")
@@ -63,7 +63,7 @@ def sweep_figure(rows: Rows) -> Figure:
     return figure
 
 
-def spectra_figure(rows: Rows) -> Figure:
+def spectra_figure(rows: TableRows) -> Figure:
     """Draw the singular values of every site, each divided by its largest; one colour per kind of matrix."""
     labels, roles = _by(rows, "weighting"), list(_by(rows, "role"))
     figure, panels = _figure(len(labels), (5.2, 4.0))
@@ -79,7 +79,7 @@ def spectra_figure(rows: Rows) -> Figure:
     return figure
 
 
-def ranks_figure(rows: Rows) -> Figure:
+def ranks_figure(rows: TableRows) -> Figure:
     """Draw rank / full rank of every site by layer, one line per role; for several nets draw :func:`rank_curve`."""
     if len(_by(rows, "model")) > 1:
         return rank_curve(rows)
@@ -92,10 +92,10 @@ def ranks_figure(rows: Rows) -> Figure:
     return figure
 
 
-def rank_curve(rows: Rows) -> Figure:
+def rank_curve(rows: TableRows) -> Figure:
     """Draw the mean rank of several nets over the density of their matrices, one line per method (LPAF's Figure 2)."""
     figure, (axes,) = _figure()
-    points: Rows = []
+    points: TableRows = []
     for sites in _by(rows, "model").values():
         size = sum(r["out"] * r["in"] for r in sites)
         density = sum(r["density"] * r["out"] * r["in"] for r in sites) / size
@@ -107,7 +107,7 @@ def rank_curve(rows: Rows) -> Figure:
     return figure
 
 
-def neurons_figure(rows: Rows) -> Figure:
+def neurons_figure(rows: TableRows) -> Figure:
     """Draw histograms of the neurons' importance by layer and role, with all models in each (LoSparse's Figure 4)."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
@@ -134,7 +134,7 @@ def neurons_figure(rows: Rows) -> Figure:
     return figure
 
 
-def pattern_figure(rows: Rows) -> Figure:
+def pattern_figure(rows: TableRows) -> Figure:
     """Draw which weights of a matrix are not zero, for several nets side by side (LPAF's Figure 3)."""
     models = _by(rows, "model")
     figure, axes = _figure(len(models), (4.4, 4.6))
@@ -150,7 +150,7 @@ def pattern_figure(rows: Rows) -> Figure:
     return figure
 
 
-def allocation_figure(rows: Rows) -> Figure:
+def allocation_figure(rows: TableRows) -> Figure:
     """Draw the metric over the share of the factors, one line per task and density (LoSparse's Figure 6)."""
     figure, (axes,) = _figure()
     lines = [{**r, "line": f"{r['task']}, density {r['density']:g}"} for r in rows]
@@ -160,13 +160,13 @@ def allocation_figure(rows: Rows) -> Figure:
     return figure
 
 
-FIGURES: dict[str, Callable[[Rows], Figure]] = {
+FIGURES: dict[str, Callable[[TableRows], Figure]] = {
     "truncation": truncation_figure, "sweep": sweep_figure, "spectra": spectra_figure, "ranks": ranks_figure,
     "neurons": neurons_figure, "pattern": pattern_figure, "allocation": allocation_figure,
 }  # fmt: skip
 
 
-def write_rows(kind: str, rows: Rows, out: Path) -> None:
+def write_rows(kind: str, rows: TableRows, out: Path) -> None:
     """Write ``<kind>.csv``, ``<kind>.png`` and TensorBoard events into the folder ``out``.
 
     Args:

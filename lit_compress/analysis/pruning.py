@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from lit_compress import methods
-from lit_compress.analysis.truncation import Rows, as_matrix
-from lit_compress.models.sites import find_sites
+from lit_compress.analysis.truncation import TableRows, as_matrix
+from lit_compress.models.sites import find_sites, linear_at
 from lit_compress.numerics.importance import row_sensitivity
 from lit_compress.numerics.losses import task_loss
 from lit_compress.tasks import TaskType, task_type
@@ -38,7 +38,7 @@ def calibrated_sensitivity(
         batches: examples of the task, with labels.
         kind: of the task.
     """
-    weights = {site.name: net.get_submodule(site.name).weight for site in find_sites(net)}
+    weights = {site.name: linear_at(net, site.name).weight for site in find_sites(net)}
     total = [torch.zeros(len(weight)) for weight in weights.values()]
     count, task = 0, task_type(kind)
     for batch in batches:
@@ -59,7 +59,7 @@ def stored_sensitivity(folder: Path) -> dict[str, Tensor]:
     return {key.rpartition("/")[0]: value for key, value in tensors.items() if key.endswith("/sensitivity")}
 
 
-def neurons(scores: dict[str, dict[str, Tensor]], net: PreTrainedModel) -> Rows:
+def neurons(scores: dict[str, dict[str, Tensor]], net: PreTrainedModel) -> TableRows:
     """Return the importance of every output neuron, by model and site.
 
     Args:
@@ -74,7 +74,7 @@ def neurons(scores: dict[str, dict[str, Tensor]], net: PreTrainedModel) -> Rows:
     ]
 
 
-def pattern(nets: dict[str, PreTrainedModel], site: str | None = None) -> Rows:
+def pattern(nets: dict[str, PreTrainedModel], site: str | None = None) -> TableRows:
     """Return the share of nonzero weights in every cell of 4 x 4 weights of one site (LPAF Figure 3).
 
     Args:
@@ -84,7 +84,7 @@ def pattern(nets: dict[str, PreTrainedModel], site: str | None = None) -> Rows:
     Raises:
         UserError: there is no such site.
     """
-    rows: Rows = []
+    rows: TableRows = []
     for label, net in nets.items():
         names = [s.name for s in find_sites(net)]
         name = site or next((s.name for s in find_sites(net) if s.role == "o"), names[0])
@@ -107,7 +107,7 @@ def _density(report: dict[str, Any]) -> float:
     return given or getattr(getattr(methods, report["method"], None), "usual_density", None) or 1.0
 
 
-def allocation(reports: Sequence[dict[str, Any]]) -> Rows:
+def allocation(reports: Sequence[dict[str, Any]]) -> TableRows:
     """Return the share of the factors and the dev metric of every finished run (LoSparse Figure 6).
 
     Args:
@@ -116,7 +116,7 @@ def allocation(reports: Sequence[dict[str, Any]]) -> Rows:
     Raises:
         UserError: a run is of another method.
     """
-    rows: Rows = []
+    rows: TableRows = []
     for report in reports:
         init, method = report["config"]["model"]["init_args"], report["method"]
         density = _density(report)

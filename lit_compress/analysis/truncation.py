@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import find_sites, linear_at
 from lit_compress.numerics.decompose import component_groups, rank_of
+from lit_compress.numerics.kronecker import change_of_bias
 from lit_compress.numerics.ranks import rank_for_ratio, stored
 from lit_compress.utils.progress import track
 
@@ -23,20 +25,20 @@ if TYPE_CHECKING:
 
     from lit_compress.stages.low_rank import Decomposer
 
-Rows = list[dict[str, Any]]
+TableRows = list[dict[str, Any]]
 
 
 def site_weights(net: PreTrainedModel) -> dict[str, Tensor]:
     """Return the weight [out, in] of every site; a weight that several layers share comes once."""
-    return {site.name: net.get_submodule(site.name).weight.detach() for site in find_sites(net)}
+    return {site.name: linear_at(net, site.name).weight.detach() for site in find_sites(net)}
 
 
 @torch.no_grad()
-def as_matrix(layer: nn.Module) -> Tensor:
+def as_matrix(layer: Any) -> Tensor:
     """Return the matrix [out, in] that a Linear or its replacement applies."""
     if isinstance(layer, nn.Linear):
         return layer.weight.detach()
-    unit = torch.eye(layer.in_features)  # type: ignore[arg-type]
+    unit = torch.eye(layer.in_features)
     return (layer(unit) - layer(torch.zeros_like(unit))).T
 
 
@@ -47,22 +49,21 @@ def replaced(net: PreTrainedModel, weights: dict[str, Tensor], decomposer: Decom
     Args:
         net: changed inside the context.
         weights: by site.
-        decomposer: says what the biases get; None: they stay.
+        decomposer: has the means of inputs, whose outputs the biases keep; None: they stay.
     """
-    modules: dict[str, Any] = {name: net.get_submodule(name) for name in site_weights(net) if name in weights}
+    modules = {name: linear_at(net, name) for name in site_weights(net) if name in weights}
     kept = {name: (m.weight.clone(), None if m.bias is None else m.bias.clone()) for name, m in modules.items()}
     try:
         for name, module in modules.items():
-            change = decomposer.bias_change(name, kept[name][0].detach(), weights[name]) if decomposer else None
             module.weight.data.copy_(weights[name])
-            if change is not None:
-                module.bias.data += change
+            if decomposer and (mean := decomposer.mean(name)) is not None:
+                net.get_parameter(f"{name}.bias").data += change_of_bias(kept[name][0].detach(), weights[name], mean)
         yield
     finally:
         for name, (weight, bias) in kept.items():
             modules[name].weight.data.copy_(weight)
             if bias is not None:
-                modules[name].bias.data.copy_(bias)
+                net.get_parameter(f"{name}.bias").data.copy_(bias)
 
 
 def grouped_truncation(
@@ -70,7 +71,7 @@ def grouped_truncation(
     decomposers: dict[str, Decomposer],
     metric: Callable[[PreTrainedModel], float],
     groups: int = 10,
-) -> Rows:
+) -> TableRows:
     """Remove one tenth of the components of all matrices at once, group by group (Figures 1, 6, 8, Table 4).
 
     Args:
@@ -84,7 +85,7 @@ def grouped_truncation(
         Frobenius norm of the removed part, sigma = mean singular value of the group.
     """
     weights, full = site_weights(net), metric(net)
-    rows: Rows = []
+    rows: TableRows = []
     for label, decomposer in decomposers.items():
         decomposed = {n: decomposer.svd(n, w) for n, w in track(weights.items(), f"{label}: SVD", len(weights))}
         bounds = {n: component_groups(len(svd.sigma), groups) for n, svd in decomposed.items()}
@@ -108,7 +109,7 @@ def rank_ratio_sweep(
     decomposers: dict[str, Decomposer],
     metric: Callable[[PreTrainedModel], float],
     ratios: Sequence[float],
-) -> Rows:
+) -> TableRows:
     """Truncate all matrices to each ratio of their ranks, without training (Figure 5).
 
     Args:
@@ -122,7 +123,8 @@ def rank_ratio_sweep(
         truncated), metric, error = mean over the matrices of the Frobenius norm of the removed part.
     """
     weights = site_weights(net)
-    rows: Rows = []
+    rows: TableRows = []
+    shapes = [weight.shape for weight in weights.values()]
     for label, decomposer in decomposers.items():
         nested = decomposer.nested
         decomposed = {n: decomposer.svd(n, w) for n, w in weights.items()} if nested else {}
@@ -134,20 +136,20 @@ def rank_ratio_sweep(
                 low[name] = factors[0] @ factors[1]
             with replaced(net, low, decomposer):
                 value = metric(net)
-            kept = sum(stored(*w.shape, rank_for_ratio(ratio, *w.shape)) for w in weights.values())
+            kept = sum(stored(out, inner, rank_for_ratio(ratio, out, inner)) for out, inner in shapes)
             error = [float(torch.linalg.matrix_norm(weights[n].double() - low[n].double())) for n in weights]
             rows.append(
                 {
-                    "weighting": label, "rank_ratio": ratio, "density": kept / sum(w.numel() for w in weights.values()),
+                    "weighting": label, "rank_ratio": ratio, "density": kept / sum(map(prod, shapes)),
                     "metric": value, "error": mean(error),
                 }
             )  # fmt: skip
     return rows
 
 
-def spectra(net: PreTrainedModel, decomposers: dict[str, Decomposer]) -> Rows:
+def spectra(net: PreTrainedModel, decomposers: dict[str, Decomposer]) -> TableRows:
     """Return all singular values of every site, with the share of squared singular values up to each."""
-    rows: Rows = []
+    rows: TableRows = []
     for label, decomposer in decomposers.items():
         roles = {site.name: site.role for site in find_sites(net)}
         for name, weight in track(site_weights(net).items(), f"{label}: SVD"):
@@ -160,7 +162,7 @@ def spectra(net: PreTrainedModel, decomposers: dict[str, Decomposer]) -> Rows:
     return rows
 
 
-def ranks(net: PreTrainedModel, model: str = "", method: str = "") -> Rows:
+def ranks(net: PreTrainedModel, model: str = "", method: str = "") -> TableRows:
     """Return for every site, factorized or not, its numerical rank, rows and columns with nonzero weights, and density.
 
     Args:
@@ -168,7 +170,7 @@ def ranks(net: PreTrainedModel, model: str = "", method: str = "") -> Rows:
         model: its label.
         method: name of the method that compressed it.
     """
-    rows: Rows = []
+    rows: TableRows = []
     for site in track(find_sites(net), "rank"):
         weight = as_matrix(net.get_submodule(site.name))
         kept = weight != 0

@@ -11,6 +11,7 @@ from lit_compress.layers import NarrowLinear, NarrowNorm
 from lit_compress.models.accounting import dense_layers
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import group_of, residual_stream
+from lit_compress.models.sites import size_at
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,15 +45,15 @@ def width_table(net: PreTrainedModel) -> list[dict[str, Any]]:
         row[f"hidden_{sublayer.kind}"] = site.features / d if isinstance(site, NarrowNorm) else 1.0
         if sublayer.kind == "ffn":
             down = sublayer.linears["down"]
-            row["ffn"] = net.get_submodule(down).in_features / dense[down].in_features  # type: ignore[operator]
+            row["ffn"] = size_at(net, down)[1] / dense[down].in_features
             continue
         end, heads = "_cross" if sublayer.kind == "cross" else "", net.config.num_attention_heads
         for column, role in (("qk", "q"), ("vo", "v")):
             name = next(name for own, name in sublayer.linears.items() if role in parts_of(own))
-            layer, whole = net.get_submodule(name), dense[name]
+            layer = net.get_submodule(name)
             left = getattr(layer, "heads", 0) if getattr(layer, "side", "") else heads
             row[f"heads{end}"] = left / heads
-            row[f"{column}{end}"] = layer.out_features / max(left, 1) / (whole.out_features // heads)  # type: ignore
+            row[f"{column}{end}"] = size_at(net, name)[0] / max(left, 1) / (dense[name].out_features // heads)
     return list(rows.values())
 
 

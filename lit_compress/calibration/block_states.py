@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lit_compress.utils.files import atomic_file
 
-Shape = tuple[int, ...]
+StateShape = tuple[int, ...]
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def written(path: Path, dtype: torch.dtype) -> Iterator[Callable[[Tensor], None]
         yield add
 
 
-def stored(path: Path, dtype: torch.dtype, shapes: Sequence[Shape]) -> Iterator[Tensor]:
+def stored(path: Path, dtype: torch.dtype, shapes: Sequence[StateShape]) -> Iterator[Tensor]:
     """Yield the tensors [copies, *shape] of the file ``path``, one after the other; all have as many copies."""
     each = torch.empty(0, dtype=dtype).element_size()
     copies = os.path.getsize(path) // (each * sum(map(prod, shapes)))

@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_compress.calibration.block_states import Shape, stored, written
+from lit_compress.calibration.block_states import StateShape, stored, written
 from lit_compress.calibration.statistics import TOKENS, Collector, Statistic
-from lit_compress.calibration.uses import Rows, hooked, mask_of, real_rows, row_parts, token_places
+from lit_compress.calibration.uses import Batch, hooked, mask_of, real_rows, row_parts, token_places
 from lit_compress.models.block_net import BlockNet, Ending
 from lit_compress.models.sites import Site, find_sites
 from lit_compress.numerics.sampled_labels import Labels
@@ -54,10 +54,10 @@ class Sweeps:
         dtype: of the files.
     """
 
-    def __init__(self, net: BlockNet, task: TaskType, parts: Sequence[Rows], folder: Path, dtype: torch.dtype) -> None:
+    def __init__(self, net: BlockNet, task: TaskType, parts: Sequence[Batch], folder: Path, dtype: torch.dtype) -> None:
         self.net, self.task, self.parts, self.folder, self.dtype = net, task, parts, folder, dtype
         width = int(net.net.config.hidden_size)
-        self.shapes: list[Shape] = [(*self.inputs(rows)["input_ids"].shape, width) for rows in parts]
+        self.shapes: list[StateShape] = [(*self.inputs(rows)["input_ids"].shape, width) for rows in parts]
 
     def path(self, what: str, number: int) -> Path:
         """Return the file of the ``states`` that block ``number`` reads, or of the ``gradients`` by them."""
@@ -83,11 +83,11 @@ class Sweeps:
             assert states is not None
             yield states
 
-    def rows(self) -> Iterator[Rows]:
+    def rows(self) -> Iterator[Batch]:
         """Yield the examples, where the net is."""
         return ({name: column.to(self.net.device) for name, column in rows.items()} for rows in self.parts)
 
-    def inputs(self, rows: Rows) -> Rows:
+    def inputs(self, rows: Batch) -> Batch:
         """Return what the net reads of them."""
         return self.task.inputs(self.net.net, rows)
 
@@ -100,7 +100,7 @@ class Sweeps:
             if not keep:
                 self.drop("states", i)
 
-    def forward(self, number: int, step: Callable[[Rows, Tensor | None], Tensor]) -> None:
+    def forward(self, number: int, step: Callable[[Batch, Tensor | None], Tensor]) -> None:
         """Write what block ``number`` makes of every part by ``step``."""
         with written(self.path("states", number + 1), self.dtype) as add:
             for rows, hidden in zip(self.rows(), self.states(number), strict=True):
@@ -157,7 +157,7 @@ class BlockStatistics:
         net, sums = self.sweeps.net, self._sums(number)
         with net.block(number) as block:
 
-            def step(rows: Rows, hidden: Tensor | None) -> Tensor:
+            def step(rows: Batch, hidden: Tensor | None) -> Tensor:
                 with torch.no_grad(), self._watched(number, block, rows, sums):
                     return net.step(number, self.sweeps.inputs(rows), hidden)
 
@@ -218,7 +218,7 @@ class BlockStatistics:
         return self.statistic.collector(self.shapes, names, device)
 
     @contextmanager
-    def _watched(self, number: int, block: nn.Module, rows: Rows, sums: Collector | None) -> Iterator[None]:
+    def _watched(self, number: int, block: nn.Module, rows: Batch, sums: Collector | None) -> Iterator[None]:
         """Let every use of a block's sites add to ``sums``, as in the net in memory."""
         if sums is None:
             yield
@@ -250,7 +250,7 @@ def _back(output: Tensor, hidden: Tensor | None, gradients: Tensor) -> Tensor | 
     return torch.stack(found) if found else None
 
 
-def calibration_parts(task: TaskType, batches: Iterable[Rows], labels: Labels | None) -> list[Rows]:
+def calibration_parts(task: TaskType, batches: Iterable[Batch], labels: Labels | None) -> list[Batch]:
     """Return the examples in the parts in which they go through a net in memory, on the CPU.
 
     Raises:

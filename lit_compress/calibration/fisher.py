@@ -17,15 +17,15 @@ are concatenated on the token axis. Vectors have no labels; a target is drawn ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lit_compress.calibration.statistics import ExampleGradients, Pair, Statistic, whole
-from lit_compress.calibration.uses import Rows
+from lit_compress.calibration.statistics import ExampleGradients, Pair, Statistic
+from lit_compress.calibration.uses import Batch
 from lit_compress.numerics.decompose import Axis, Importance
 from lit_compress.numerics.losses import example_losses
 from lit_compress.numerics.ranks import break_even_rank
@@ -33,9 +33,6 @@ from lit_compress.numerics.sampled_labels import fisher_losses
 from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import place_of_sums
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Estimator = Literal["per_example", "batch"]
 _CHUNK, _CHUNK_CPU = 1 << 26, 1 << 20  # most elements of a temporary tensor; on a CPU, those that fit a core's cache
@@ -69,7 +66,7 @@ class Fisher:
                 return self.rows / inner
             case "both":  # of independent rows and columns: F_ij = rows_i * columns_j / sum
                 return self.rows, self.columns / self.columns.sum().clamp_min(torch.finfo(torch.float64).tiny)
-        assert self.elements is not None, "estimate_fisher(elements=True)"
+        assert self.elements is not None, "DiagonalFisher(elements=True)"
         return self.elements
 
 
@@ -94,7 +91,7 @@ class DiagonalFisher(Statistic):
         shapes = [net.get_submodule(name).weight.shape for name in names]
         return ExampleGradients({n: Squares.empty(s, self.elements, place) for n, s in zip(names, shapes, strict=True)})
 
-    def losses(self, task: TaskType, logits: Any, rows: Rows, groups: int) -> list[Tensor]:
+    def losses(self, task: TaskType, logits: Any, rows: Batch, groups: int) -> list[Tensor]:
         """Return one loss, the mean over the examples of each group, summed."""
         if task.loss == "vectors":
             (total,) = fisher_losses(logits, task.loss, "drawn", index=rows["index"])
@@ -102,33 +99,14 @@ class DiagonalFisher(Statistic):
             total = example_losses(logits, rows["labels"], task.loss).sum()
         return [total * (groups / len(logits))]
 
-    def parts(self, task: TaskType, rows: Rows) -> Iterable[Rows]:
+    def parts(self, task: TaskType, rows: Batch) -> Iterable[Batch]:
         """Return the whole batch; of a language model parts of it."""
         long = task.over_vocabulary and self.estimator == "per_example"
         return super().parts(task, rows) if long else [rows]
 
-    def groups(self, rows: Rows) -> int:
+    def groups(self, rows: Batch) -> int:
         """Return the number of gradients to square."""
         return len(rows["index"]) if self.estimator == "per_example" else 1
-
-
-def estimate_fisher(
-    net: PreTrainedModel, batches: Iterable[Rows], kind: TaskType | str, sites: Sequence[str], *,
-    estimator: Estimator = "per_example", elements: bool = False,
-    reduce: Callable[[Tensor], object] | None = None,
-) -> dict[str, Fisher]:  # fmt: skip
-    """Return the Fisher information of Linears of the model in memory, on the examples of ``batches``.
-
-    Args:
-        net, batches, kind, reduce: as for :func:`~lit_compress.calibration.statistics.whole`; the batches have labels.
-        sites, estimator, elements: as for :class:`DiagonalFisher`.
-
-    Raises:
-        UserError: a site is no Linear of the net, a batch has no labels, there are no examples, or a gradient is inf or
-            NaN.
-    """
-    statistic = DiagonalFisher(sites=sites, estimator=estimator, elements=elements)
-    return whole(net, statistic, batches, kind, reduce=reduce)
 
 
 class Squares:

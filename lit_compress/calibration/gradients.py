@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_compress.calibration.statistics import ExampleGradients, Pair, Statistic, whole
-from lit_compress.calibration.uses import Rows, row_parts
+from lit_compress.calibration.statistics import ExampleGradients, Pair, Statistic
+from lit_compress.calibration.uses import Batch, row_parts
 from lit_compress.numerics.losses import example_losses
 from lit_compress.tasks import TaskType
 from lit_compress.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -49,11 +46,11 @@ class Gradients(Statistic):
         zeros = {name: torch.zeros_like(net.get_submodule(name).weight, device=device) for name in names}
         return ExampleGradients({name: GradientSums(total, self.squares) for name, total in zeros.items()})
 
-    def losses(self, task: TaskType, logits: Any, rows: Rows, groups: int) -> list[Tensor]:
+    def losses(self, task: TaskType, logits: Any, rows: Batch, groups: int) -> list[Tensor]:
         """Return one loss, summed over the examples."""
         return [example_losses(logits, rows["labels"], task.loss).sum()]
 
-    def parts(self, task: TaskType, rows: Rows) -> Iterator[Rows]:
+    def parts(self, task: TaskType, rows: Batch) -> Iterator[Batch]:
         """Return the examples one by one."""
         return row_parts(task, rows, 1)
 
@@ -92,19 +89,3 @@ class GradientSums:
         if not mean.isfinite().all():
             raise UserError(f"calibration: gradients at '{name}' are inf or NaN; give a net with a finite loss")
         return MeanGradient(mean, squares[0] if squares else None)
-
-
-def mean_gradients(
-    net: PreTrainedModel, batches: Iterable[Rows], kind: TaskType | str, sites: Sequence[str], *,
-    squares: bool = False, reduce: Callable[[Tensor], object] | None = None,
-) -> dict[str, MeanGradient]:  # fmt: skip
-    """Return the mean gradients of Linears of the model in memory, on the examples of ``batches``.
-
-    Args:
-        net, batches, kind, reduce: as for :func:`~lit_compress.calibration.statistics.whole`; the batches have labels.
-        sites, squares: as for :class:`Gradients`.
-
-    Raises:
-        UserError: a batch has no labels, there are no examples, or a gradient is inf or NaN.
-    """
-    return whole(net, Gradients(sites=sites, squares=squares), batches, kind, reduce=reduce)

@@ -18,7 +18,7 @@ examples are put into batches, on padding, or on the number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from lit_compress.calibration.grams import Counts, Gram
-from lit_compress.calibration.statistics import Collector, Statistic, whole
-from lit_compress.calibration.uses import Rows, tokens_at
+from lit_compress.calibration.statistics import Collector, Statistic
+from lit_compress.calibration.uses import Batch, tokens_at
 from lit_compress.models.sites import shared_inputs
-from lit_compress.numerics.sampled_labels import Labels, fisher_losses
+from lit_compress.numerics.sampled_labels import fisher_losses
 from lit_compress.tasks import TaskType
 from lit_compress.utils.devices import double, place_of_sums
 from lit_compress.utils.errors import UserError
@@ -84,7 +84,7 @@ class KroneckerFactors:
 
     def gradients(self) -> Tensor:
         """Return G = T E_token[d d^T], the sum over the tokens of an example, float64 [out, out], made anew."""
-        assert self._gradients is not None, "released, or collect_kronecker(labels=None) has no gradients"
+        assert self._gradients is not None, "released, or Moments(labels=None) has no gradients"
         return self._gradients.whole(1 / self.examples)
 
 
@@ -117,34 +117,13 @@ class Moments(Statistic):
         sites = [name for name in names if name != self.table]
         return MomentSums(net, sites, self.dtype or net.dtype, device, self.labels is not None, self.table)
 
-    def losses(self, task: TaskType, logits: Any, rows: Rows, groups: int) -> list[Tensor]:
+    def losses(self, task: TaskType, logits: Any, rows: Batch, groups: int) -> list[Tensor]:
         """Return the losses whose gradients give the Fisher information."""
         assert self.labels is not None
         return fisher_losses(
             logits, task.loss, self.labels, labels=rows.get("labels"), counted=task.counted(rows), index=rows["index"],
             seed=self.seed,
         )  # fmt: skip
-
-
-def collect_kronecker(
-    net: PreTrainedModel, batches: Iterable[Rows], kind: TaskType | str, sites: Sequence[str] | None = None, *,
-    labels: Labels | None = "drawn", seed: int = 0, dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu", table: str | None = None,
-    reduce: Callable[[Tensor], object] | None = None,
-) -> dict[str, KroneckerFactors]:  # fmt: skip
-    """Return the Kronecker factors of every site of the model in memory, on the examples of ``batches``.
-
-    Calls for a part of the sites each, one after the other, need less memory.
-
-    Args:
-        net, batches, kind, device, reduce: as for :func:`~lit_compress.calibration.statistics.whole`.
-        sites, labels, seed, dtype, table: as for :class:`Moments`.
-
-    Raises:
-        UserError: a site is not one of the net's, labels are missing, there are no examples, no gradient reaches a
-            site, or inputs or gradients are inf or NaN.
-    """
-    return whole(net, Moments(labels, seed, sites, dtype, table), batches, kind, device=device, reduce=reduce)
 
 
 class MomentSums(Collector):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.uses import (
-    Rows,
+    Batch,
     Stop,
     Uses,
     frozen,
@@ -74,7 +74,7 @@ class _Pairs:
 def refit_net(
     dense: PreTrainedModel,
     net: PreTrainedModel,
-    batches: Callable[[], Iterable[Rows]],
+    batches: Callable[[], Iterable[Batch]],
     kind: TaskType | str,
     *,
     centred: frozenset[str] = frozenset(),
@@ -125,7 +125,7 @@ def _refit(old: Any, new: Any, moments: tuple[Tensor, ...], centred: bool, dampi
 def _moments(
     dense: PreTrainedModel,
     net: PreTrainedModel,
-    batches: Iterable[Rows],
+    batches: Iterable[Batch],
     task: TaskType,
     sites: dict[str, Site],
     end: str | None,
@@ -157,7 +157,7 @@ def _moments(
 
 
 def _inputs(
-    net: PreTrainedModel, task: TaskType, rows: Rows, sites: dict[str, Site], loose: Uses, end: str | None
+    net: PreTrainedModel, task: TaskType, rows: Batch, sites: dict[str, Site], loose: Uses, end: str | None
 ) -> dict[str, list[Tensor]]:
     """Return the inputs [tokens, in] of every use of ``sites`` in a forward that stops before ``end``."""
     places = [token_places(mask) for mask in task.masks(rows)]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lit_compress.calibration.by_block import Sweeps
 from lit_compress.calibration.grams import Gram
 from lit_compress.calibration.sliced_stream import stream_gram
-from lit_compress.calibration.uses import Rows, token_places
+from lit_compress.calibration.uses import Batch, token_places
 from lit_compress.layers import StreamBlock
 from lit_compress.models.residual_stream import StreamSubLayer, residual_stream
 from lit_compress.numerics.pca import centred_axes, principal_axes
@@ -92,7 +92,7 @@ class BlockAxes:
                         sweeps.forward(i, lambda rows, hidden, i=i: self._step(i, rows, hidden))  # type: ignore[misc]
             sweeps.drop("states", i)
 
-    def _step(self, number: int, rows: Rows, hidden: Tensor | None) -> Tensor:
+    def _step(self, number: int, rows: Batch, hidden: Tensor | None) -> Tensor:
         return self.sweeps.net.step(number, self.sweeps.inputs(rows), hidden)
 
     def _axes(self, number: int, block: nn.Module) -> Axes:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.grams import Gram
-from lit_compress.calibration.uses import Rows, Stop, frozen, real_rows, token_places, tokens_at
+from lit_compress.calibration.uses import Batch, Stop, frozen, real_rows, token_places, tokens_at
 from lit_compress.models.residual_stream import ResidualStream
 from lit_compress.numerics.pca import centred_axes, principal_axes
 from lit_compress.tasks import TaskType, task_type
@@ -31,7 +31,7 @@ def sliced_axes(
     net: PreTrainedModel,
     stream: ResidualStream,
     widths: Sequence[int],
-    batches: Callable[[], Iterable[Rows]],
+    batches: Callable[[], Iterable[Batch]],
     kind: TaskType | str,
     *,
     centred: bool,
@@ -130,7 +130,7 @@ def stream_gram(
 
 
 def _passes(
-    net: PreTrainedModel, batches: Iterable[Rows], task: TaskType, stack: int
+    net: PreTrainedModel, batches: Iterable[Batch], task: TaskType, stack: int
 ) -> Iterator[tuple[Tensor, Callable[[], Any]]]:
     for batch in batches:
         rows = real_rows(task, batch, net.device, None)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.calibration.uses import (
-    Rows,
+    Batch,
     Uses,
     belongs_to_rows,
     frozen,
@@ -167,14 +167,14 @@ class Statistic(ABC):
         """Return a collector for some sites of ``net``, of which only shapes are read; its sums are on ``device``."""
 
     @abstractmethod
-    def losses(self, task: TaskType, logits: Any, rows: Rows, groups: int) -> list[Tensor]:
+    def losses(self, task: TaskType, logits: Any, rows: Batch, groups: int) -> list[Tensor]:
         """Return the losses whose gradients are wanted, one after the other."""
 
-    def parts(self, task: TaskType, rows: Rows) -> Iterable[Rows]:
+    def parts(self, task: TaskType, rows: Batch) -> Iterable[Batch]:
         """Return the rows of a batch in the parts in which they go through the model in memory."""
         return row_parts(task, rows, TOKENS)
 
-    def groups(self, rows: Rows) -> int:
+    def groups(self, rows: Batch) -> int:
         """Return over how many groups of ``rows`` gradients are summed: the examples."""
         return len(rows["index"])
 
@@ -204,7 +204,7 @@ class Statistic(ABC):
 def whole(
     net: PreTrainedModel,
     statistic: Statistic,
-    batches: Iterable[Rows],
+    batches: Iterable[Batch],
     kind: TaskType | str,
     *,
     device: torch.device | str | None = None,
@@ -260,7 +260,7 @@ class _Whole:
     sites: dict[str, Site]
     loose: Uses | None = None
 
-    def add(self, rows: Rows, names: Sequence[str]) -> None:
+    def add(self, rows: Batch, names: Sequence[str]) -> None:
         """Add a part of the examples."""
         task, sums, groups = self.task, self.sums, self.statistic.groups(rows)
         sums.examples += groups
@@ -271,7 +271,7 @@ class _Whole:
         for row in row_parts(task, rows, 1) if single else ():
             self._pass(row, [name for name in names if name in single], 1)
 
-    def _pass(self, rows: Rows, names: Sequence[str], groups: int) -> set[str]:
+    def _pass(self, rows: Batch, names: Sequence[str], groups: int) -> set[str]:
         """Show the uses of the modules ``names`` to the collector; return those that it must see by single examples.
 
         The graph begins at the outputs of the first of them.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lit_compress.numerics.sampled_labels import Labels
 
-Rows = dict[str, Tensor]  # the columns of some examples
+Batch = dict[str, Tensor]  # the columns of some examples
 Uses = dict[str, set[int]]  # site -> numbers of its uses in a forward
 
 
@@ -57,8 +57,8 @@ def hooked(net: nn.Module, names: Iterable[str], on_forward: Callable[[str, Tens
 
 
 def real_rows(
-    task: TaskType, batch: Rows, device: torch.device, labels: Labels | None, hint: str = "drawn labels need none"
-) -> Rows:
+    task: TaskType, batch: Batch, device: torch.device, labels: Labels | None, hint: str = "drawn labels need none"
+) -> Batch:
     """Return the columns of ``batch`` on ``device``, without the rows whose ``index`` is -1, which only fill it up.
 
     Raises:
@@ -72,7 +72,7 @@ def real_rows(
     return {name: column[real].to(device) for name, column in batch.items()}
 
 
-def row_parts(task: TaskType, rows: Rows, tokens: int) -> Iterator[Rows]:
+def row_parts(task: TaskType, rows: Batch, tokens: int) -> Iterator[Batch]:
     """Yield ``rows`` in parts of at most ``tokens`` tokens, padding and a decoder's included; one example at least."""
     examples = len(next(iter(rows.values())))
     masks = {id(mask): mask for mask in task.masks(rows)}.values()  # one of the two stacks is often the same
@@ -104,7 +104,7 @@ def belongs_to_rows(x: Tensor, mask: Tensor) -> bool:
 
 
 @torch.no_grad()
-def loose_uses(net: PreTrainedModel, task: TaskType, rows: Rows, sites: dict[str, Site]) -> Uses:
+def loose_uses(net: PreTrainedModel, task: TaskType, rows: Batch, sites: dict[str, Site]) -> Uses:
     """Return the uses of every site whose inputs belong to no row of a batch: DeBERTa's relative positions.
 
     Found in a forward of the first row, twice.

@@ -168,11 +168,11 @@ def factorize_by_block(
         compression.apply(form, measured.chosen(number, chosen), measured if values else None)
 
     with atomic_folder(out) as temporary:
-        files = (choices.dtype, work.folder, temporary)
+        ends = (choices.dtype, work.folder, temporary)
         if compression.by_itself:
-            form = write_shards(net, form, change, *files)
+            form = write_shards(net, form, change, *ends)
         else:
-            form = write_parts(form, len(net), partial(compression.part, dense, measured, net), *files)
+            form = write_parts(form, len(net), partial(compression.part, dense, measured, net), *ends)
         work.ended("export")
         del net, sweeps, collector
         own = BlockNet(
@@ -195,7 +195,7 @@ def factorize_by_block(
                 "calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, chosen),
                 "by_block": {"states": precision, "seconds": work.seconds, "memory": memory | {"bound": bound}},
             },
-            method.budget and (method.budget, method.density),
+            (method.budget, method.density) if method.budget else None,
         )  # fmt: skip
     remove(work.folder)
     return report

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -13,9 +12,9 @@ from lit_compress.cli.bench import bench_command
 from lit_compress.cli.compare import compare_command
 from lit_compress.cli.exporting import add_choices, print_choices, typed_choices
 from lit_compress.cli.fitting import choose_teacher, run_factorize, run_fit, run_of, settle_budget, warn_missed
-from lit_compress.cli.one_shot import KINDS, RATIOS, WEIGHTINGS, analyze_model, analyze_runs
+from lit_compress.cli.one_shot import ANALYSES, RATIOS, WEIGHTINGS, analyze_model, analyze_runs
 from lit_compress.cli.options import CommandLine
-from lit_compress.cli.parsers import one_line, parse_one_shot, silence_libraries
+from lit_compress.cli.parsers import Parser, parse_one_shot, silence_libraries
 from lit_compress.cli.reporting import list_command, report_command, verify_command
 from lit_compress.cli.targets import find_target, is_export, load_checked, open_run, open_target
 from lit_compress.evaluation.evaluate import evaluate
@@ -25,6 +24,7 @@ from lit_compress.export.choices import Choices
 from lit_compress.export.folder import check_out
 from lit_compress.export.push import check_push, push
 from lit_compress.export.report import of_all, print_table
+from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.run.changes import changed_line
 from lit_compress.run.clean import clean as remove_leftovers
 from lit_compress.run.expected_memory import check_fit
@@ -89,9 +89,8 @@ def compare(args: list[str]) -> None:
 
 def clean(args: list[str]) -> None:
     """Remove what nothing needs any more: checkpoints of finished stages, files that killed processes left."""
-    parser = argparse.ArgumentParser(prog="python -m lit_compress clean", description=clean.__doc__)
+    parser = Parser(prog="python -m lit_compress clean", description=clean.__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a run, finished or not")
-    parser.error = one_line  # type: ignore[method-assign]
     run = Run(Path(parser.parse_args(args).run).expanduser())
     run.config()  # refuses what is no run
     removed = remove_leftovers(run)
@@ -102,7 +101,7 @@ def clean(args: list[str]) -> None:
 
 def export(args: list[str]) -> None:
     """Write a finished run as a folder that loads without this package; or an export again, with a program."""
-    parser = argparse.ArgumentParser(prog="python -m lit_compress export", description=export.__doc__)
+    parser = Parser(prog="python -m lit_compress export", description=export.__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a finished run, or of an export")
     parser.add_argument("out", metavar="OUT", help="folder to write")
     add_choices(parser)
@@ -111,7 +110,6 @@ def export(args: list[str]) -> None:
     parser.add_argument(
         "--private", action="store_true", help="the repository of --push_to_hub is private; a public one is refused"
     )
-    parser.error = one_line  # type: ignore[method-assign]
     given = parser.parse_args(args)
     if given.push_to_hub:
         check_push(given.push_to_hub, given.private)
@@ -179,9 +177,7 @@ def analyze(args: list[str]) -> None:
     """Measure what truncation or pruning does to models, without training; write a table and a figure."""
     if args[:1] == ["allocation"]:
         return _analyze_runs(args[1:])
-    parser = argparse.ArgumentParser(
-        prog="python -m lit_compress analyze", description=analyze.__doc__, allow_abbrev=False
-    )
+    parser = Parser(prog="python -m lit_compress analyze", description=analyze.__doc__, allow_abbrev=False)
     parser.add_argument(
         "kind", metavar="KIND",
         help="truncation: drop of the metric without each tenth of the components (FWSVD's Figure 1); sweep: metric "
@@ -198,9 +194,10 @@ def analyze(args: list[str]) -> None:
     parser.add_argument("--site", help="for pattern: name of the matrix (default the first attention output)")
     silence_libraries()
     given, cli = parse_one_shot(parser, args, "analyze")
-    if given.kind not in KINDS:
-        raise UserError(f"analyze: unknown kind '{given.kind}'; {nearest(given.kind, KINDS)}")
+    if given.kind not in ANALYSES:
+        raise UserError(f"analyze: unknown kind '{given.kind}'; {nearest(given.kind, ANALYSES)}")
     parts, out = cli.ready(), Path(given.out).expanduser()
+    assert isinstance(parts.method, FWSVD)
     rows = analyze_model(
         given.kind, out, given.model, parts.method, parts.data, given.weightings, given.ratios, given.site
     )
@@ -208,10 +205,9 @@ def analyze(args: list[str]) -> None:
 
 
 def _analyze_runs(args: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m lit_compress analyze allocation", allow_abbrev=False)
+    parser = Parser(prog="python -m lit_compress analyze allocation", allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", nargs="+", help="folder of a finished LoSparse run")
     parser.add_argument("out", metavar="OUT", help="folder to write")
-    parser.error = one_line  # type: ignore[method-assign]
     given = parser.parse_args(args)
     out = Path(given.out).expanduser()
     _say_rows("allocation", out, len(analyze_runs(out, given.run)))
@@ -236,7 +232,7 @@ def predict(args: list[str]) -> None:
     _evaluate_command(args, "predict")
 
 
-def _evaluate_command(args: list[str], command: str) -> None:
+def _evaluate_command(args: list[str], command: Literal["validate", "test", "predict"]) -> None:
     """Load the net of a run, an export or a model; options override the config it was made with."""
     silence_libraries()
     name, out, rest = _target(args, command)
@@ -264,7 +260,7 @@ def _evaluate_command(args: list[str], command: str) -> None:
 
 def _target(args: list[str], command: str) -> tuple[str, Path | None, list[str]]:
     """Split TARGET and --output from the options that override the stored config."""
-    parser = argparse.ArgumentParser(prog=f"python -m lit_compress {command}", allow_abbrev=False)
+    parser = Parser(prog=f"python -m lit_compress {command}", allow_abbrev=False)
     parser.add_argument(
         "target",
         metavar="TARGET",
@@ -278,15 +274,13 @@ def _target(args: list[str], command: str) -> tuple[str, Path | None, list[str]]
             metavar="FILE",
             help="JSON lines to write; default predictions.jsonl beside the net, or here for a name on the hub",
         )
-    parser.error = one_line  # type: ignore[method-assign]
     out, rest = _output(args) if command == "predict" else (None, args)
     return parser.parse_args(rest[:1]).target, out, rest[1:]
 
 
 def _output(args: list[str]) -> tuple[Path | None, list[str]]:
     """Take --output out of the arguments, wherever it stands."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser = Parser(allow_abbrev=False, add_help=False)
     parser.add_argument("--output", type=Path)
-    parser.error = one_line  # type: ignore[method-assign]
     given, rest = parser.parse_known_args(args)
     return given.output and given.output.expanduser(), rest

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from lit_compress.cli.arguments import FLAGS, chosen_method, resolve_configs
 from lit_compress.cli.options import CommandLine, parameters_of
-from lit_compress.cli.parsers import one_line, silence_libraries
+from lit_compress.cli.parsers import Parser, silence_libraries
 from lit_compress.cli.recipes import COMPARISONS, read_yaml, resolve_comparison, shipped_comparisons
 from lit_compress.evaluation.claims import Claim, read_claims
 from lit_compress.methods import __all__ as method_names
@@ -107,7 +107,7 @@ def plan_of(args: list[str], doc: str | None) -> tuple[Plan, argparse.Namespace]
     Raises:
         UserError: an option, the config or the data cannot be used.
     """
-    parser = argparse.ArgumentParser(prog="python -m lit_compress compare", description=doc, allow_abbrev=False)
+    parser = Parser(prog="python -m lit_compress compare", description=doc, allow_abbrev=False)
     parser.add_argument("--config", required=True, metavar="NAME.yaml", help="a path, or a shipped comparison: "
                         + ", ".join(shipped_comparisons()))  # fmt: skip
     parser.add_argument("--out", metavar="DIR", help="folder to write (default runs/NAME)")
@@ -118,7 +118,6 @@ def plan_of(args: list[str], doc: str | None) -> tuple[Plan, argparse.Namespace]
     for name, kind, meaning in OWN:
         parser.add_argument(f"--{name}", type=kind, nargs="+" if name in SEVERAL else None, metavar="X", help=meaning)
     parser.epilog = "Further options are those of fit, for all runs, e.g. --data.path DIR, --model.backbone DIR."
-    parser.error = one_line  # type: ignore[method-assign]
     given, rest = parser.parse_known_args(args)
     if given.workers < 1:
         raise UserError(f"workers: {given.workers} is below 1, the smallest valid value")

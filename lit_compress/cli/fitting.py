@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
 import warnings
@@ -19,7 +18,7 @@ from lit_compress.cli.by_block import check_budget, factorize_by_block
 from lit_compress.cli.exporting import add_choices
 from lit_compress.cli.one_shot import factorize_model
 from lit_compress.cli.options import CommandLine
-from lit_compress.cli.parsers import parse_one_shot
+from lit_compress.cli.parsers import Parser, parse_one_shot
 from lit_compress.cli.pins import follows_branches
 from lit_compress.export.folder import check_out
 from lit_compress.models.backbones import finetuned_on
@@ -28,7 +27,7 @@ from lit_compress.run.changes import go_on
 from lit_compress.run.details import keep_details
 from lit_compress.run.expected_memory import check_fit
 from lit_compress.run.finish import export_run
-from lit_compress.run.folder import Run
+from lit_compress.run.folder import Run, is_first_process
 from lit_compress.run.loggers import log_report
 from lit_compress.run.plan import show_plan
 from lit_compress.run.runner import Components, check_stages, run_stages, shapes_of
@@ -67,7 +66,7 @@ def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
             choose_teacher(cli, run, parts.data.record, args)
             settle_budget(cli, run)
             begin = _prepare_run(run, cli, config.ckpt_path)
-            if not rank_zero_only.rank:
+            if is_first_process():
                 claim.enter_context(run.claim())
             if begin:
                 begin()
@@ -94,7 +93,7 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     Raises:
         UserError: an option, the model, the data or OUT cannot be used.
     """
-    parser = argparse.ArgumentParser(prog="python -m lit_compress factorize", description=about, allow_abbrev=False)
+    parser = Parser(prog="python -m lit_compress factorize", description=about, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="folder or hub name of a model fine-tuned on the task")
     parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
     add_choices(parser, programs=False)
@@ -131,7 +130,7 @@ def _recorded(run: Run, cli: CommandLine) -> dict[str, Any] | None:
 
     If names do not say their commits, processes after the first wait for its config, which does.
     """
-    if rank_zero_only.rank and not run.started and follows_branches(cli.config):
+    if not is_first_process() and not run.started and follows_branches(cli.config):
         return config_of_first(run)
     return run.config() if run.started else None
 
@@ -146,7 +145,7 @@ def settle_budget(cli: CommandLine, run: Run | None = None) -> Components:
     if (budget := parts.method.budget) is None:
         return cli.build()
     if run is not None:
-        if rank_zero_only.rank and budget.kind == "speedup":
+        if not is_first_process() and budget.kind == "speedup":
             cli.density = density_of_first(run, budget.asked)
         elif run.started:
             cli.density = run.density(budget.asked)
@@ -202,7 +201,8 @@ def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[
         plan, facts = check_stages(parts), parts.data.facts()
         show_plan(parts.data.record.name, facts, plan)
         print(check_fit(parts, shapes_of(parts.method)))
-        budget = parts.method.budget and {"asked": parts.method.budget.asked, "density": parts.method.density}
+        asked = parts.method.budget
+        budget = {"asked": asked.asked, "density": parts.method.density} if asked else None
         return partial(run.begin, config, facts.as_dict(), budget)
     changed = run.check_same(config, cli.config.allow_changed)
     if ckpt_path is None:

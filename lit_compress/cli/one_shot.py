@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from lit_compress.analysis import pruning, truncation
 from lit_compress.analysis.plots import write_rows
-from lit_compress.analysis.truncation import Rows
+from lit_compress.analysis.truncation import TableRows
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.card import license_of
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured, of_all
-from lit_compress.methods import FWSVD, Method
+from lit_compress.methods import Method
+from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.models.backbones import empty_net, finetuned_config, load_finetuned
 from lit_compress.models.checks import is_compressed
 from lit_compress.models.shapes import without_values
@@ -121,7 +122,7 @@ def factorize_model(
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), scores[key], interval=interval_of(scores, key))}
-        budget = method.budget and (method.budget, method.density)
+        budget = (method.budget, method.density) if method.budget else None
         more = {"calibration": made, "license": license_of(method.backbone)}
         return write_export(out, Export(net, before, name, data, config, more=more, budget=budget), choices)
 
@@ -138,7 +139,7 @@ def compressed(
 
 
 SEVERAL = ("ranks", "neurons", "pattern")  # analyses that take more than one model
-KINDS = ("truncation", "sweep", "spectra", *SEVERAL, "allocation")
+ANALYSES = ("truncation", "sweep", "spectra", *SEVERAL, "allocation")
 RATIOS = tuple(i / 10 for i in range(1, 11))
 WEIGHTINGS = ("none", *(f"fisher-{axis}" for axis in get_args(Axis)), "importance-out", *KRONECKER)
 
@@ -152,7 +153,8 @@ def weighting_of(label: str, like: Weighted) -> Weighted:
     if label not in WEIGHTINGS:
         raise UserError(f"weightings: unknown '{label}'; {nearest(label, WEIGHTINGS)}")
     weighting, _, axis = label.partition("-")
-    return replace(like, weighting=weighting, axis=axis or "in", stacked=False)
+    named: dict[str, Any] = {"weighting": weighting, "axis": axis or "in"}
+    return replace(like, **named, stacked=False)
 
 
 def check_analysis(out: Path) -> None:
@@ -162,11 +164,11 @@ def check_analysis(out: Path) -> None:
         UserError: it does.
     """
     check_folder("analyze", out)
-    if out.exists() and any(out.iterdir()) and not any((out / f"{k}.csv").is_file() for k in KINDS):
+    if out.exists() and any(out.iterdir()) and not any((out / f"{k}.csv").is_file() for k in ANALYSES):
         raise UserError(f"analyze: '{out}' holds something that is not an analysis; give an empty or new folder")
 
 
-def analyze_runs(out: Path, folders: Sequence[str]) -> Rows:
+def analyze_runs(out: Path, folders: Sequence[str]) -> TableRows:
     """Read the reports of finished LoSparse runs and write LoSparse's Figure 6 to ``out``.
 
     Raises:
@@ -198,7 +200,7 @@ def _named(models: Sequence[str]) -> dict[str, tuple[str, Path, str]]:
     return found
 
 
-def _several(kind: str, models: Sequence[str], method: FWSVD, data: DataModule, site: str | None) -> Rows:
+def _several(kind: str, models: Sequence[str], method: FWSVD, data: DataModule, site: str | None) -> TableRows:
     """Return the rows of an analysis of several models."""
     named = _named(models)
 
@@ -229,11 +231,11 @@ def analyze_model(
     weightings: Sequence[str] = ("none", "fisher-in"),
     ratios: Sequence[float] = RATIOS,
     site: str | None = None,
-) -> Rows:
+) -> TableRows:
     """Measure what truncation or pruning does to models, and write table and figure to ``out``.
 
     Args:
-        kind: one of :data:`KINDS` except ``allocation``.
+        kind: one of :data:`ANALYSES` except ``allocation``.
         out: folder to write.
         models: folders or names; several only for :data:`SEVERAL`. The first is the method's backbone.
         method: has the task and the Fisher settings.
@@ -257,8 +259,8 @@ def analyze_model(
         key = f"val/{data.record.metrics[0]}"
 
         if kind != "spectra":
-            rows = of_all(data.validation_size(), data.available()[0])
-            note(f"analyze: dev {data.record.metrics[0]} is that of {rows} rows")
+            number = of_all(data.validation_size(), data.available()[0])
+            note(f"analyze: dev {data.record.metrics[0]} is that of {number} rows")
 
         def metric(net: PreTrainedModel) -> float:
             return evaluate(net, data)[key]

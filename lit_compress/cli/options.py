@@ -63,9 +63,10 @@ class _Parser(LightningArgumentParser):
                 return names.index(name) if name in names else -1
 
             self._actions.sort(key=place)  # of keys in a config; then of the help
-            for group in self._action_groups:
+            groups: Any = self._action_groups
+            for group in groups:
                 group._group_actions.sort(key=place)
-            self._action_groups.sort(key=lambda group: max(map(place, group._group_actions[:2]), default=-1))
+            groups.sort(key=lambda group: max(map(place, group._group_actions[:2]), default=-1))
         return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -166,7 +167,7 @@ class CommandLine(LightningCLI):
         for config in (value for option, value in pairwise(resolved) if option == "--config"):
             _check_groups(content_of(config))
         if given & {"-h", "--help"}:
-            shown = _Parser.method and f"{_Parser.method.__module__}.{_Parser.method.__qualname__}"
+            shown = f"{_Parser.method.__module__}.{_Parser.method.__qualname__}" if _Parser.method else None
             print(fit_help(parser, self.command, shown, _names(), "trainer" in given))
             raise SystemExit(0)
         for name in ("--model.task", "--model.init_args.task"):
@@ -285,7 +286,7 @@ def parameters_of(kind: type[Method]) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
     for base in kind.__mro__:
         if "__init__" in vars(base):
-            parameters = list(signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]
+            parameters = list(signature(vars(base)["__init__"]).parameters.values())[1:]
             found = {p.name: p for p in parameters if p.kind is not Parameter.VAR_KEYWORD} | found
         if base is Method:
             break
@@ -313,7 +314,7 @@ def _check_groups(config: dict[str, Any]) -> None:
     The parser takes the one, and blames the class for the other.
     """
     model = config.get("model")
-    groups = {name: config[name] for name in ("data", "trainer", "export") if name in config}
+    groups: dict[str, Any] = {name: config[name] for name in ("data", "trainer", "export") if name in config}
     if isinstance(model, dict) and "init_args" in model:
         groups["model.init_args"] = model["init_args"]
     for name, value in groups.items():

@@ -72,18 +72,23 @@ SHORT = {
 OF_FISHER = ("axis", "power", "estimator", "fisher_examples")  # without any meaning for the default weighting
 
 
-def parse_one_shot(
-    parser: argparse.ArgumentParser, args: list[str], command: str
-) -> tuple[argparse.Namespace, CommandLine]:
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ``message`` as a UserError."""
+        raise UserError(message)
+
+
+def parse_one_shot(parser: Parser, args: list[str], command: str) -> tuple[argparse.Namespace, CommandLine]:
     """Parse the arguments of ``parser``, the short options and those of fit, for a method on MODEL."""
-    for short, (_, meaning) in SHORT.items():
-        parser.add_argument(f"--{short}", help=meaning, metavar="")
+    for name, (_, meaning) in SHORT.items():
+        parser.add_argument(f"--{name}", help=meaning, metavar="")
     parser.add_argument(
         "--device", help="cpu, cuda, mps, xpu, ... (default the accelerator if there is one)", metavar="NAME"
     )
     parser.add_argument("--data.task", dest="task", required=True, help="task of the fine-tuned model, e.g. sst2")
     parser.epilog = "Further options are those of fit, e.g. --data.path DIR, --data.batch_size 16."
-    parser.error = one_line  # type: ignore[method-assign]
     given, rest = parser.parse_known_args(args)
     typed = {option[2:] for action in parser._actions for option in action.option_strings if option[:2] == "--"}
     values = {option: getattr(given, name) for name, (option, _) in SHORT.items()}
@@ -114,14 +119,10 @@ def _method_of(given: argparse.Namespace, rest: list[str]) -> str:
     return "SecondOrder"
 
 
-def one_line(message: str) -> NoReturn:
-    raise UserError(message)
-
-
 def silence_libraries() -> None:
     """Hide messages of libraries that do not help the user of a command."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.formatwarning = lambda message, *_: f"warning: {as_shown(str(message))}\n"  # type: ignore[assignment]
+    warnings.formatwarning = lambda message, *_: f"warning: {as_shown(str(message))}\n"
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     for name in ("transformers", "huggingface_hub", "datasets", "torch.export", "torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)

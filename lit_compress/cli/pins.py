@@ -49,8 +49,9 @@ def follows_branches(config: Namespace) -> bool:
     """Say whether a name in a config has no commit, so that it may be another one at the next request."""
     init, data = config.model.init_args, config.data
     names = {init.backbone: init.get("revision"), init.get("teacher") or EMBEDDED: None}
-    if data.get("path") is not None or (data.task in TASKS and TASKS[data.task].hub):
-        names[data.get("path") or TASKS[data.task].hub[0]] = data.get("revision")
+    hub = TASKS[data.task].hub if data.task in TASKS else None
+    if (source := data.get("path") or (hub and hub[0])) is not None:
+        names[source] = data.get("revision")
     named = (split_name("", name, revision)[1] for name, revision in names.items() if _is_name(name))
     return not all(is_commit(revision or "") for revision in named)
 

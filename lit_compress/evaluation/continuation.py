@@ -72,7 +72,7 @@ def _written(net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: s
     new = NEW if positions is None else max(1, min(NEW, positions - len(ids)))
     inputs = torch.tensor([ids], device=net.device)
     settings = _likeliest(net, new)
-    written = net.eval().generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)  # type: ignore[operator]
+    written = net.eval().generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)
     tokens = written[0].tolist()
     return tokens[1:] if net.config.is_encoder_decoder else tokens[len(ids) :]
 

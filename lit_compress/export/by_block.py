@@ -130,7 +130,7 @@ def write_parts(
     Returns:
         The net of the export, without values.
     """
-    kind, paths, structure = getattr(torch, dtype), [], {}
+    kind, paths, structure = getattr(torch, dtype), list[Path](), Structure()
     for i in track(list(range(count)), "write", count):
         paths.append(folder / f"block-{i:05}.safetensors")
         specs = paths[-1].with_suffix(".json")

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
 
+from lit_compress.export.program import Inputs
 from lit_compress.export.program import difference as difference_of
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
@@ -27,7 +27,6 @@ TOLERANCE = {"hf": 1e-4, "torch": 1e-4, "onnx": 1e-4, "openvino": 1e-3}
 TOKENS = 128  # of a block of a text without end: enough to compare, and logits of all tokens take memory
 SAME, CHANGED = "same", "changed as asked"
 
-Inputs = dict[str, Tensor]
 Entry = dict[str, Any]
 
 
@@ -106,9 +105,9 @@ class Certificate:
         with torch.inference_mode():
             return {name: value.float() for name, value in self._kind.gives(net(**inputs), inputs).items()}
 
-    def _numbers(self, data: DataModule, size: int) -> list[int]:
-        """Return which token of the net before export each of the export's ``size`` tokens is."""
-        return self._data.tokenizer.convert_tokens_to_ids(data.tokenizer.convert_ids_to_tokens(range(size)))
+    def _numbers(self, data: DataModule, size: int) -> Any:
+        """Return which token of the net before export each of the export's ``size`` tokens is, as a list."""
+        return self._data.tokenizer.convert_tokens_to_ids(data.tokenizer.convert_ids_to_tokens(list(range(size))))
 
 
 def _batches(data: DataModule, split: str) -> Any:

@@ -42,7 +42,7 @@ def shrink_embeddings(net: PreTrainedModel, data: DataModule, form: str, rank: i
     if rank is not None:
         try:
             counts = token_counts(data, net.config.vocab_size)
-        except UserError as error:
-            note(f"{option}: all tokens weigh the same, as there is no training data ({error})")
+        except UserError as reason:
+            note(f"{option}: all tokens weigh the same, as there is no training data ({reason})")
     error = shrink_table(net, rank, counts, option)
     return {"form": form, "weighted": counts is not None, "error": error, "bytes": table_bytes(net), "of": whole}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from lit_compress.layers import LAYERS, LowRankRowsLinear, PivotLinear, SizedLinear
+from lit_compress.layers import LAYER_TYPES, LowRankRowsLinear, PivotLinear, SizedLinear
 from lit_compress.models.accounting import dense_sizes, weights
 from lit_compress.models.prices import factor_prices
 from lit_compress.models.slicing import remove_constant_units
@@ -33,8 +33,8 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
     remove_constant_units(small)
     dense = dense_sizes(small)
     for name, module in list(small.named_modules()):
-        if isinstance(module, tuple(LAYERS.values())):
-            smallest = module.fuse()  # type: ignore[operator]
+        if isinstance(module, LAYER_TYPES):
+            smallest = module.fuse() if hasattr(module, "fuse") else module
             if isinstance(smallest, nn.Linear) and smallest.weight.numel() != dense[name]:
                 smallest = SizedLinear.from_tensors(smallest.weight, smallest.bias)
             replace(small, name, smallest)

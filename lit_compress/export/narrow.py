@@ -13,8 +13,9 @@ from lit_compress.layers import (
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import group_of, residual_stream
-from lit_compress.models.sites import head_width
+from lit_compress.models.sites import head_width, module_at, size_at
 from lit_compress.models.surgery import fill
+from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def as_ordinary(net: PreTrainedModel) -> PreTrainedModel | None:
     if not get_architecture(net).narrows or not norms or residual_stream(net, group_of(net)).group_ends:
         return None
     stream = residual_stream(net)
-    neurons = {net.get_submodule(sublayer.linears["down"]).in_features for sublayer in stream.networks}
+    neurons = {size_at(net, sublayer.linears["down"])[1] for sublayer in stream.networks}
     if len(neurons) > 1:
         return None
     config = type(net.config).from_dict(net.config.to_dict())
@@ -42,7 +43,7 @@ def as_ordinary(net: PreTrainedModel) -> PreTrainedModel | None:
     width = -(-k // heads) * heads
     config.hidden_size, config.intermediate_size = width, *neurons
     config.rms_norm_eps, config.tie_word_embeddings = norms[0].eps * k / width, False
-    ordinary = type(net)(config).to(net.dtype)  # type: ignore[call-arg]
+    ordinary = move(type(net)(config), net.dtype)
     values = net.state_dict()
     for name, parameter in ordinary.named_parameters():
         if name in values:
@@ -79,13 +80,13 @@ def pad_widths(net: PreTrainedModel, multiple: int) -> PreTrainedModel:
             f"export: --round_to {multiple} is for nets with narrow hidden states (SP3, SliceGPT); this one has none"
         )
     stream = residual_stream(net, group_of(net))
-    norms: list[list[NarrowNorm]] = [[net.get_submodule(n) for n in place.norms] for place in stream.sites]  # type: ignore[misc]
+    norms = [[module_at(net, name, NarrowNorm) for name in place.norms] for place in stream.sites]
     widths = [own[0].features for own in norms]
     more = [-width % multiple for width in widths]
     scales = [1.0 if n.padded else (w / (w + m)) ** 0.5 for (n, *_), w, m in zip(norms, widths, more, strict=True)]
     written = {sublayer.writes: sublayer.reads for sublayer in stream.sublayers if not stream.pre_norm}
 
-    def widen(name: str, rows: int = 0, columns: int = 0, scale: float = 1.0, parts: int = 1) -> nn.Module:
+    def widen(name: str, rows: int = 0, columns: int = 0, scale: float = 1.0, parts: int = 1) -> Any:
         """Pad a matrix with zeros, and its bias by the new rows: as many in each of the equal ``parts`` of its rows."""
         layer: Any = net.get_submodule(name)
         parted = (scale * layer.weight).unflatten(0, (parts, -1))
@@ -93,12 +94,12 @@ def pad_widths(net: PreTrainedModel, multiple: int) -> PreTrainedModel:
         if getattr(layer, "bias", None) is not None:
             fill(layer, bias=nn.functional.pad(layer.bias.view(parts, -1), (0, rows)).flatten())
         if hasattr(layer, "out_features"):
-            layer.out_features, layer.in_features = layer.weight.shape  # type: ignore[assignment]
+            layer.out_features, layer.in_features = layer.weight.shape
         return layer
 
     for i, (place, own) in enumerate(zip(stream.sites, norms, strict=True)):
         for name in place.tables:
-            widen(name, columns=more[i]).embedding_dim = widths[i] + more[i]  # type: ignore[assignment]
+            widen(name, columns=more[i]).embedding_dim = widths[i] + more[i]
         for name, norm in zip(place.norms, own, strict=True):
             if (before := written.get(i)) is not None:
                 widen(name, more[i], more[before], scales[before])

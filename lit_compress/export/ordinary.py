@@ -26,7 +26,7 @@ def ordinary_form(net: PreTrainedModel) -> PreTrainedModel | None:
     if file_of(net) or (config := ordinary_config(net)) is None:
         return None
     with empty_parameters():
-        ordinary = as_linears(type(net)(config))  # type: ignore[call-arg]
+        ordinary = as_linears(type(net)(config))
         ordinary.tie_weights()
     if net.can_generate():
         ordinary.generation_config = net.generation_config
@@ -53,4 +53,4 @@ def hand_over(module: nn.Module, ordinary: nn.Module) -> None:
     """Give the parameters of an ordinary module the values of those with the same names."""
     own = dict(module.named_parameters())
     for name, _ in list(ordinary.named_parameters()):
-        replace(ordinary, name, nn.Parameter(own[name].detach()))  # type: ignore[arg-type]
+        replace(ordinary, name, nn.Parameter(own[name].detach()))

@@ -11,6 +11,7 @@ from lit_compress.export.fuse import compact, fuse
 from lit_compress.export.pivot import check_pivot, pivot_shapes
 from lit_compress.models.embeddings import shrink_shapes
 from lit_compress.models.vocabulary import cut_rows
+from lit_compress.utils.devices import move
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,4 +43,4 @@ def outline_export(
         cut_rows(small, range(tokens_left))
     if choices.embeddings:
         shrink_shapes(small, choices.rank, f"export: --embeddings {choices.embeddings}")
-    return small.to(getattr(torch, choices.dtype)) if choices.half else small  # type: ignore[arg-type]
+    return move(small, getattr(torch, choices.dtype)) if choices.half else small

@@ -191,17 +191,19 @@ def _write_onnx(module: _Logits, inputs: Inputs, path: Path) -> None:
     axes = {name: None for name in inputs} | {"input_ids": {0: "batch", 1: "length"}}  # the others' follow
     if "decoder_input_ids" in inputs:
         axes["decoder_input_ids"] = {1: "target"}
-    torch.onnx.export(
+    program: Any = torch.onnx.export(
         _trace(module, inputs), (), kwargs=inputs, dynamo=True, opset_version=OPSET, verbose=False,
         input_names=list(inputs), output_names=list(module.results), dynamic_shapes=axes,
-    ).save(path)  # fmt: skip
+    )  # fmt: skip
+    program.save(path)
 
 
 def _write_openvino(module: _Logits, inputs: Inputs, path: Path) -> None:
     """Write OpenVINO's graph, and its weights into a file beside it."""
     from transformers.exporters.exporter_openvino import OpenVINOConfig, OpenVINOExporter
 
-    exporter, options = OpenVINOExporter(), OpenVINOConfig(dynamic=True, dynamic_shapes=_free(inputs))
+    exporter: Any = OpenVINOExporter()  # takes any module
+    options = OpenVINOConfig(dynamic=True, dynamic_shapes=_free(inputs))
     program, _ = exporter.export_program(module, inputs, options)
     exporter.save_program(program, path)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lit_compress.numerics.pooling import POOLINGS
 from lit_compress.tasks.sentences import LEGACY_KEYS, SETTINGS, read_dense
@@ -50,7 +50,7 @@ def write_sentence_files(folder: Path, width: int, max_length: int, pooling: Poo
         _write_dense(Path(source), folder / path)
     lengths = {"max_seq_length": max_length, **dict(pooling.lengths)}
     write_json(folder / "sentence_bert_config.json", {**lengths, "do_lower_case": pooling.lower})
-    settings = {
+    settings: dict[str, Any] = {
         "prompts": dict(pooling.prompts), "default_prompt_name": pooling.default_prompt,
         "similarity_fn_name": pooling.similarity,
     }  # fmt: skip

@@ -11,9 +11,13 @@ what it writes. Another returns the inputs and what follows; the padding of its 
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+Given = dict[str, Any]  # arrays, or lists of them, by name
 
 
 class Writer:
@@ -23,11 +27,11 @@ class Writer:
         folder: with ``writing.json`` and the programs.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder: str | Path) -> None:
         self.facts = json.loads((Path(folder) / "writing.json").read_text())
         self.run = {name: _load(Path(folder) / file) for name, file in self.facts["programs"].items()}
 
-    def write(self, input_ids, attention_mask, longest=None):
+    def write(self, input_ids: Any, attention_mask: Any, longest: int | None = None) -> np.ndarray:
         """Return ids [texts, tokens], int64; of ``longest`` new ones at most, by default what ``writing.json`` says."""
         ids, mask = np.asarray(input_ids, np.int64), np.asarray(attention_mask, np.int64)
         texts, given = len(ids), {}
@@ -55,7 +59,7 @@ class Writer:
         return written
 
 
-def _load(path):
+def _load(path: Path) -> Callable[[Given], list[np.ndarray]]:
     """Return a function from arrays, or lists of them, by name to a list of arrays."""
     if path.suffix == ".onnx":
         import onnxruntime
@@ -63,7 +67,7 @@ def _load(path):
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         names = [item.name for item in session.get_inputs()]
 
-        def run_onnx(given):
+        def run_onnx(given: Given) -> list[np.ndarray]:
             arrays = _flat(given)
             return session.run(None, {name: arrays[name] for name in names})
 
@@ -72,18 +76,19 @@ def _load(path):
 
     module = torch.export.load(path).module()
 
-    def tensors(value):
+    def tensors(value: np.ndarray | list[np.ndarray]) -> Any:
         return [torch.from_numpy(item) for item in value] if isinstance(value, list) else torch.from_numpy(value)
 
-    def run(given):
+    def run(given: Given) -> list[np.ndarray]:
         with torch.inference_mode():
             return [item.numpy() for item in module(**{name: tensors(value) for name, value in given.items()})]
 
     return run
 
 
-def _flat(given):
+def _flat(given: Given) -> dict[str, np.ndarray]:
     """Return the arrays of lists under names with numbers: ``past.0``, ``past.1``."""
-    lists = {name: value for name, value in given.items() if isinstance(value, list)}
-    numbered = {f"{name}.{i}": item for name, items in lists.items() for i, item in enumerate(items)}
-    return {name: value for name, value in given.items() if name not in lists} | numbered
+    arrays: Given = {}
+    for name, value in given.items():
+        arrays |= {f"{name}.{i}": v for i, v in enumerate(value)} if isinstance(value, list) else {name: value}
+    return arrays

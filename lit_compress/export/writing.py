@@ -171,7 +171,7 @@ def _cache(tensors: list[Tensor]) -> Cache:
     return cache
 
 
-def _tensors(cache: Cache) -> list[Tensor]:
+def _tensors(cache: Any) -> list[Tensor]:
     """Return keys, values, keys, ... of the blocks."""
     return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
 
@@ -191,11 +191,12 @@ def _save(module: nn.Module, inputs: dict[str, Any], outputs: list[str], path: P
         torch.export.save(program, path)
         return
     names = [f"{n}.{i}" for n, v in inputs.items() if isinstance(v, list) for i in range(len(v))]
-    torch.onnx.export(
+    exported: Any = torch.onnx.export(
         program, (), kwargs=inputs, dynamo=True, opset_version=OPSET, verbose=False,
         input_names=[*(name for name, value in inputs.items() if not isinstance(value, list)), *names],
         output_names=outputs,
-    ).save(path)  # fmt: skip
+    )  # fmt: skip
+    exported.save(path)
 
 
 def _facts(net: PreTrainedModel, past: list[Tensor], programs: dict[str, str]) -> dict[str, Any]:

@@ -1,15 +1,15 @@
 """Layers that replace Linears, norms, embeddings or sub-layers: training layers and deployed layers.
 
 A layer has a ``kind``, a ``spec()`` (JSON: the kind and the arguments of its constructor, which makes an empty layer)
-and ``fuse()``, which returns the cheapest layer with the same outputs. That one is in deployed/, and its source is
-self-contained: exports carry it. A layer with ``adopt(module, ...)`` in place of the constructor changes the class of a
-module of the host model, which keeps its attributes; one that adds matrices returns them in ``counted_weights()``; one
-that needs another layer looks it up in ``link(net)``, once all are in their places.
+and, in training/, ``fuse()``, which returns the cheapest layer with the same outputs. That one is in deployed/, and
+its source is self-contained: exports carry it. A layer with ``adopt(module, ...)`` in place of the constructor changes
+the class of a module of the host model, which keeps its attributes; one that adds matrices returns them in
+``counted_weights()``; one that needs another layer looks it up in ``link(net)``, once all are in their places.
 
 models/surgery.py and the methods put layers into nets. Begin with deployed/low_rank.py and training/low_rank_sparse.py.
 """
 
-from torch import nn
+from typing import Any
 
 from lit_compress.layers.deployed.int8_embedding import Int8Embedding
 from lit_compress.layers.deployed.low_rank import LowRankLinear
@@ -32,41 +32,16 @@ from lit_compress.layers.training.projected import ProjectedLinear, ProjectedNor
 from lit_compress.layers.training.replaced import ReplacedBlock
 from lit_compress.layers.training.stream import BasisChange, StreamNorm
 
-_KINDS = (
+LAYER_TYPES: tuple[type[Any], ...] = (  # all that a structure can name
     BasisChange, Int8Embedding, LowRankEmbedding, LowRankLinear, LowRankRowsLinear, LowRankSparseLinear,
     NarrowEmbedding, NarrowLinear, NarrowNorm, PivotLinear, ProjectedLinear, ProjectedNorm, Removed, SizedEmbedding,
     SizedLinear, SizedNorm, StackedLowRankLinear, StreamBlock, StreamNorm,
 )  # fmt: skip
-LAYERS: dict[str, type[nn.Module]] = {layer.kind: layer for layer in _KINDS}
-
-
+LAYERS = {layer.kind: layer for layer in LAYER_TYPES}
 __all__ = [
-    "LAYERS",
-    "BasisChange",
-    "BlockMaskedLinear",
-    "GatedLinear",
-    "GatedNorm",
-    "GatedRankLinear",
-    "HardConcrete",
-    "Int8Embedding",
-    "LowRankEmbedding",
-    "LowRankLinear",
-    "LowRankRowsLinear",
-    "LowRankSparseLinear",
-    "MaskedLinear",
-    "MixedRankLinear",
-    "NarrowEmbedding",
-    "NarrowLinear",
-    "NarrowNorm",
-    "PivotLinear",
-    "ProjectedLinear",
-    "ProjectedNorm",
-    "Removed",
-    "ReplacedBlock",
-    "SizedEmbedding",
-    "SizedLinear",
-    "SizedNorm",
-    "StackedLowRankLinear",
-    "StreamBlock",
-    "StreamNorm",
-]
+    "LAYERS", "LAYER_TYPES", "BasisChange", "BlockMaskedLinear", "GatedLinear", "GatedNorm", "GatedRankLinear",
+    "HardConcrete", "Int8Embedding", "LowRankEmbedding", "LowRankLinear", "LowRankRowsLinear", "LowRankSparseLinear",
+    "MaskedLinear", "MixedRankLinear", "NarrowEmbedding", "NarrowLinear", "NarrowNorm", "PivotLinear",
+    "ProjectedLinear", "ProjectedNorm", "Removed", "ReplacedBlock", "SizedEmbedding", "SizedLinear", "SizedNorm",
+    "StackedLowRankLinear", "StreamBlock", "StreamNorm",
+]  # fmt: skip

@@ -15,6 +15,7 @@ from zlib import crc32
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
@@ -35,6 +36,7 @@ from lit_compress.stages.optimizer import build_adamw, build_schedule
 from lit_compress.stages.recompute import activations, most_kept, recompute, surely_few
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
+from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.given import given_to
 from lit_compress.utils.memory import trim
@@ -78,6 +80,8 @@ class Method(pl.LightningModule):
         former_gates: name of a gate in earlier versions -> its name today; stored checkpoints may have the former.
     """
 
+    net: PreTrainedModel  # from configure_model() to release()
+    stage: Stage  # from prepare() to release()
     stores_zeros = False
     usual_density: float | None = 0.25
     former_gates: Mapping[str, str] = {}
@@ -110,11 +114,9 @@ class Method(pl.LightningModule):
         self.sites, self.density, self.teacher = sites, density, teacher
         self.dense, self.distillation, self.round_to, self.shape = dense, distillation, round_to, shape
         self.budget = parse_budget(budget, type(self).__name__ if self.stores_zeros else None)
-        self.net: PreTrainedModel | None = None
-        self.stage: Stage | None = None
         self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
         self._hidden: list[list[tuple[Tensor, ...]]] | None = None  # of this step's forwards; None: off
-        self.val_metrics = nn.ModuleList([build_metrics(self.task) for _ in self.task.validation])
+        self.val_metrics: Any = nn.ModuleList([build_metrics(self.task) for _ in self.task.validation])
         self.initial: dict[str, float] = {}
         self._padded: bool | None = None  # this batch; None: not known
         self.skips = False  # this optimizer step; its gradients are gone, as some were not finite
@@ -151,9 +153,8 @@ class Method(pl.LightningModule):
 
     def configure_model(self) -> None:
         """Build the net before a strategy wraps it; shard it (FSDP2) when the strategy has a device mesh."""
-        if self.net is not None:
+        if getattr(self, "net", None) is not None:
             return
-        assert self.stage is not None, "prepare() first"
         if self.stage.from_backbone:
             torch.manual_seed(self._seed)  # its new head is the same on every rank and after a resume
         with torch.device("cpu"):
@@ -175,7 +176,7 @@ class Method(pl.LightningModule):
             fully_shard(net, mesh=mesh)
             if hasattr(net, "generate"):  # it calls the encoder directly, without the net's forward
                 register_fsdp_forward_method(net, "generate")
-            net._is_fsdp_managed_module = True  # generate() goes on on every rank until all have finished
+            vars(net)["_is_fsdp_managed_module"] = True  # generate() goes on on every rank until all have finished
         self.net = net
         self.stage.attach(net)
         # Scores and frozen matrices are the same on every rank already; DDP need not send them each step.
@@ -184,8 +185,7 @@ class Method(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Move the teacher to the device; let blocks recompute activations that are too many to be kept."""
         for teacher in self._teacher:
-            teacher.to(self.device)
-        assert self.stage is not None and self.net is not None
+            move(teacher, self.device)
         shape = self.trainer.datamodule.train_dataloader().largest  # type: ignore
         most = most_kept(self.device, self.kind.over_vocabulary)
         if self.recompute is False or self.device_mesh is not None:
@@ -200,11 +200,11 @@ class Method(pl.LightningModule):
 
     def release(self) -> None:
         """Give up the net, its teacher and the stage after a fit."""
-        self.net, self.stage, self._teacher = None, None, ()
+        del self.net, self.stage
+        self._teacher = ()
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW, and a schedule of linear warm-up and decay that depends on the optimizer step only."""
-        assert self.stage is not None and self.net is not None
         trainer = self.trainer
         batches = trainer.datamodule.batches_per_epoch(trainer.world_size)  # type: ignore[attr-defined]
         self.stage.set_total_steps(
@@ -223,7 +223,6 @@ class Method(pl.LightningModule):
 
     def logits(self, batch: dict[str, Tensor]) -> Logits:
         """Return the net's logits [b, ..., classes] for ``batch``; collect its hidden states for distillation."""
-        assert self.net is not None
         output = self._forward(self.net, batch, hidden=self._hidden is not None)
         if self._hidden is not None:
             stacks = hidden_states(output)
@@ -250,7 +249,7 @@ class Method(pl.LightningModule):
         settings, kind, output = self.distillation, self.kind, None
         if distil and self._teacher:
             with torch.no_grad():
-                output = self._forward(*self._teacher, batch, hidden=self._hidden is not None)
+                output = self._forward(self._teacher[0], batch, hidden=self._hidden is not None)
         losses = logits_losses(
             logits, batch["labels"], kind.loss,
             teacher=kind.logits(output, batch) if output is not None and settings.alpha > 0 else None,
@@ -267,7 +266,6 @@ class Method(pl.LightningModule):
                 for stacks in self._hidden
                 for start in range(0, len(stacks[0][0]), size)
             ]
-        assert self.stage is not None
         terms = distillation_terms(
             settings, kind.loss, losses, passes, hidden_states(output) if passes else [], kind.masks(batch),
             self.stage.layer_loss,
@@ -276,14 +274,12 @@ class Method(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed the random numbers by seed, stage, epoch and batch, so that a resumed run draws the same ones."""
-        assert self.stage is not None
         self.micro_seed = crc32(f"{self._seed} {self.stage.name} {self.current_epoch} {batch_idx}".encode())
         torch.manual_seed(self.micro_seed + self.global_rank)
         self._padded = getattr(self.trainer.datamodule, "padded", None)  # type: ignore[attr-defined]
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return the sum of the stage's loss terms; log the sum and each term."""
-        assert self.stage is not None and self.net is not None
         listens = self._teacher and self.stage.distil and self.distillation.alpha_layers > 0
         self._hidden = [] if listens else None
         with padding_known(self._padded):
@@ -298,7 +294,6 @@ class Method(pl.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the stage read the gradients, which are accumulated, reduced, unscaled and not yet clipped."""
-        assert self.stage is not None and self.net is not None
         if not self.skips:
             self.stage.before_step(self.net)
 
@@ -310,7 +305,6 @@ class Method(pl.LightningModule):
     ) -> None:
         """Clip all gradients by one norm, except those of parameter groups with ``clip`` False."""
         if gradient_clip_val:
-            assert self.stage is not None and self.net is not None
             self.stage.before_clipping(self.net)
         groups = optimizer.param_groups
         optimizer.param_groups = [group for group in groups if group.get("clip", True)]
@@ -324,14 +318,12 @@ class Method(pl.LightningModule):
     ) -> None:
         """Take the optimizer step, then let the stage change weights; Lightning counts the step only afterwards."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        assert self.stage is not None and self.net is not None
         step = self.trainer.global_step + 1
         self.stage.after_step(self.net, step)
-        if step % self.trainer.log_every_n_steps == 0 or step == self.stage.total_steps:
+        if step % getattr(self.trainer, "log_every_n_steps", 1) == 0 or step == self.stage.total_steps:
             self._log_status(step)
 
     def _log_status(self, step: int) -> None:
-        assert self.stage is not None and self.net is not None
         for name, value in self.stage.status(self.net, step).items():
             self.log(f"train/{name}", value)
         self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
@@ -350,12 +342,10 @@ class Method(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Let the stage prepare the net for evaluation, e.g. fix its gates."""
-        assert self.stage is not None and self.net is not None
         self.stage.before_validation(self.net, self.trainer.global_step)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         """Update the dev metrics of one validation split."""
-        assert self.net is not None
         tokenizer = self.trainer.datamodule.tokenizer  # type: ignore[attr-defined]
         self._update(self.val_metrics[dataloader_idx], self.kind.outputs(self.net, batch, tokenizer), batch)
 
@@ -375,7 +365,7 @@ class Method(pl.LightningModule):
         if self.trainer.sanity_checking:
             self.initial = {name: float(value) for name, value in values.items()}
             return
-        at_budget = self.stage is None or self.stage.at_budget(self.trainer.global_step)
+        at_budget = not hasattr(self, "stage") or self.stage.at_budget(self.trainer.global_step)
         self.log_dict(values, prog_bar=True)
         score = main if higher_is_better(self.task) else -main
         self.log("val/score", score if at_budget else -inf)
@@ -384,7 +374,6 @@ class Method(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add method, stage, structure and metrics, as primitives: ``weights_only=True`` loads the checkpoint."""
-        assert self.stage is not None and self.net is not None
         checkpoint["lit_compress"] = {
             "version": __version__,
             "method": type(self).__name__,
@@ -410,7 +399,6 @@ class Method(pl.LightningModule):
         Raises:
             UserError: another method or stage wrote it.
         """
-        assert self.stage is not None and self.net is not None
         mark = check_mark(checkpoint, type(self).__name__, self.stage.name)
         self.rename_gates(checkpoint["state_dict"])
         self._saved_steps, self.saved_data = mark["total_steps"], mark["data"]
@@ -429,10 +417,10 @@ class Method(pl.LightningModule):
             UserError: the data or the number of optimizer steps is not that of the checkpoint.
         """
         saved = getattr(self, "_saved_steps", None)
-        if saved not in (None, self.stage.total_steps):  # type: ignore[union-attr]
+        if saved not in (None, self.stage.total_steps):
             raise UserError(
                 f"ckpt_path: the stage was begun with {saved} optimizer steps, this config makes "
-                f"{self.stage.total_steps}; resume with the same data, epochs and batch size"  # type: ignore[union-attr]
+                f"{self.stage.total_steps}; resume with the same data, epochs and batch size"
             )
         if saved is not None and self.saved_data != self.trainer.datamodule.fingerprint():  # type: ignore[attr-defined]
             raise UserError("data.path: the data is not what the stage was begun with; resume with the same files")

@@ -48,14 +48,14 @@ from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
 from lit_compress.models.outline import cut_evenly
 from lit_compress.models.record import parts_of
-from lit_compress.models.sites import SubLayer, held_part, of_kind, sublayers
+from lit_compress.models.sites import SubLayer, held_part, module_at, of_kind, size_at, sublayers, weights_at
 from lit_compress.models.slicing import add_constant
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.masks import keep_count, select_rows
 from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.movement import MovementStage, MovementTraining, Units
+from lit_compress.stages.movement import MaskedUnits, MovementStage, MovementTraining
 from lit_compress.utils.errors import UserError, require
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class BlockPruning(MovementStage):
                     "have the same number"
                 )
         sites = [name for part in of_kind(parts, "attention") for name in part.sites.values()]
-        sizes = {name: tuple(net.get_submodule(name).weight.shape) for name in sites}  # type: ignore[arg-type]
+        sizes = {name: size_at(net, name) for name in sites}
         for name, (height, width) in sizes.items():
             if height % block or width % block:
                 common = gcd(*(size for shape in sizes.values() for size in shape))
@@ -144,22 +144,23 @@ class BlockPruning(MovementStage):
                 replace(net, name, layer)
         return net
 
-    def find_units(self, net: PreTrainedModel) -> list[Units]:
+    def find_units(self, net: PreTrainedModel) -> list[MaskedUnits]:
         """Return the blocks of every matrix of the attentions, then the neurons of every feed-forward network."""
-        self._parts, found, parts = [], [], sublayers(net)
+        self._parts, parts = list[tuple[SubLayer, dict[str, int]]](), sublayers(net)
+        found = list[MaskedUnits]()
         for part in of_kind(parts, "attention"):
             self._parts.append((part, {role: len(found) + i for i, role in enumerate(part.sites)}))
-            found += [Units((net.get_submodule(n),), self.settings.block**2, False) for n in part.sites.values()]  # type: ignore
+            layers = [module_at(net, name, BlockMaskedLinear) for name in part.sites.values()]
+            found += [MaskedUnits((layer,), self.settings.block**2, False) for layer in layers]
         self._blocks = len(found)
         for part in of_kind(parts, "ffn"):
-            layers: tuple[Any, ...] = tuple(net.get_submodule(name) for name in part.sites.values())
-            weights = sum(layer.weight.numel() for layer in layers)
-            found.append(Units(layers, weights // len(layers[0].mask), True))
+            layers = [module_at(net, name, BlockMaskedLinear) for name in part.sites.values()]
+            found.append(MaskedUnits(tuple(layers), weights_at(net, part.sites.values()) // len(layers[0].mask), True))
         self._head = _head_cost(net, parts)
         self._pairs = self._find_pairs(found)
         return found
 
-    def _find_pairs(self, found: Sequence[Units]) -> list[Tensor]:
+    def _find_pairs(self, found: Sequence[MaskedUnits]) -> list[Tensor]:
         """Return three lists of (block, head), int64 [2, pairs]: of the values, the readers, all blocks of a head."""
         values, readers, members = [], [], []
         first_block = self._heads = 0
@@ -308,7 +309,7 @@ def _fold_constants(net: PreTrainedModel, part: SubLayer) -> Tensor:
     count = columns + squares / (1 + squares.sum())
     for role, name in part.sites.items():
         if role != "o":
-            for weight in net.get_submodule(name).weight.chunk(len(parts_of(role))):  # type: ignore[operator]
+            for weight in net.get_parameter(f"{name}.weight").chunk(len(parts_of(role))):
                 count += weight.ne(0).sum(1).view(part.heads, -1).sum(1)
     return count * ((rows > 0) & (columns > 0))
 
@@ -320,11 +321,11 @@ def _values(part: SubLayer) -> str:
 
 def _last(net: PreTrainedModel, part: SubLayer) -> Any:
     """Return the matrix that reads the heads or neurons."""
-    return net.get_submodule(part.sites["o" if part.kind == "attention" else "down"])
+    return net.get_submodule(part.last)
 
 
 def _weights(net: PreTrainedModel, part: SubLayer) -> int:
-    return sum(net.get_submodule(name).weight.numel() for name in part.sites.values())  # type: ignore[operator]
+    return weights_at(net, part.sites.values())
 
 
 def _head_cost(net: PreTrainedModel, parts: list[SubLayer]) -> int:

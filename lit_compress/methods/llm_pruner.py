@@ -45,7 +45,7 @@ from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.cut import cut_units
 from lit_compress.models.record import parts_of, split_parts
-from lit_compress.models.sites import SubLayer, sublayers
+from lit_compress.models.sites import SubLayer, size_at, sublayers, weights_at
 from lit_compress.models.uniform_shape import LayerShape, even_counts
 from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance
 from lit_compress.stages.base import Stage
@@ -94,7 +94,7 @@ class CoupledPruning(Retraining):
 
 def count_units(net: PreTrainedModel, part: SubLayer) -> int:
     """Return the number of heads (of keys) or of neurons of a sub-layer of the dense ``net``."""
-    return part.heads if part.kind == "attention" else int(net.get_submodule(part.last).in_features)  # type: ignore
+    return part.heads if part.kind == "attention" else size_at(net, part.last)[1]
 
 
 def pruned_parts(net: PreTrainedModel, settings: CoupledPruning) -> list[SubLayer]:
@@ -128,10 +128,7 @@ def kept_counts(net: PreTrainedModel, settings: CoupledPruning, density: float, 
     """
     parts = pruned_parts(net, settings)
     units = {part.last: count_units(net, part) for part in parts}
-    price = {
-        part.last: sum(net.get_submodule(n).weight.numel() for n in part.sites.values()) // units[part.last]  # type: ignore
-        for part in parts
-    }
+    price = {part.last: weights_at(net, part.sites.values()) // units[part.last] for part in parts}
     heads, neurons = ([part.last for part in parts if part.kind == kind] for kind in ("attention", "ffn"))
     total, cut = dense_site_params(net), sum(units[name] * price[name] for name in units)
     room = floor(density * total + 1e-6) - (total - cut)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.stages.base import Stage
@@ -34,9 +34,6 @@ from lit_compress.stages.low_rank import LowRankRetraining, WeightedDecomposer
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
 from lit_compress.utils.errors import UserError, require
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

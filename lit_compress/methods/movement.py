@@ -27,15 +27,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from lit_compress.layers import MaskedLinear
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.record import FEED_FORWARD
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import find_sites, module_at, weights_at
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.masks import keep_count
 from lit_compress.stages.base import Stage, StageContext
-from lit_compress.stages.movement import MovementStage, MovementTraining, Units
+from lit_compress.stages.movement import MaskedUnits, MovementStage, MovementTraining
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,21 +60,18 @@ class MovementPruning(MovementStage):
         """Load the net and put a masked layer at every site."""
         net = super().build(method, previous, structure)
         for site in find_sites(net):
-            replace(net, site.name, MaskedLinear(net.get_submodule(site.name)))  # type: ignore[arg-type]
+            replace(net, site.name, MaskedLinear(module_at(net, site.name, nn.Linear)))
         return net
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with some rows of every matrix; which rows is decided by training."""
-        total = sum(net.get_submodule(site.name).weight.numel() for site in find_sites(net))  # type: ignore
+        total = weights_at(net, [site.name for site in find_sites(net)])
         return net if self.density == 1 else keep_rows_evenly(net, {}, keep_count(self.density, total))
 
-    def find_units(self, net: PreTrainedModel) -> list[Units]:
+    def find_units(self, net: PreTrainedModel) -> list[MaskedUnits]:
         """Return the rows of every site."""
-        layers: list[tuple[MaskedLinear, bool]] = [
-            (net.get_submodule(site.name), site.role in FEED_FORWARD)  # type: ignore[misc]
-            for site in find_sites(net)
-        ]
-        return [Units((layer,), layer.in_features, feed_forward) for layer, feed_forward in layers]
+        layers = [(module_at(net, site.name, MaskedLinear), site.role in FEED_FORWARD) for site in find_sites(net)]
+        return [MaskedUnits((layer,), layer.in_features, feed_forward) for layer, feed_forward in layers]
 
     def deploy(self, net: PreTrainedModel) -> None:
         """Replace the masked layers by Linears whose masked rows are zero."""

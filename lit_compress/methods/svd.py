@@ -35,6 +35,8 @@ class Factorized(Retraining):
 class SVDRetraining(LowRankRetraining):
     """Factorize the dense net by truncated SVD, then train all of its parameters."""
 
+    settings: Factorized
+
     def decomposer(self, previous: Path | None) -> WeightedDecomposer:
         """Return the decomposer of the truncated SVD (Eqs. 1-2)."""
         return WeightedDecomposer(sigma_side=self.settings.sigma_side)

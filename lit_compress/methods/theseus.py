@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_compress.layers import ReplacedBlock
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.shorten import blocks_left, check_blocks, shorten, stack_lengths
-from lit_compress.models.surgery import Structure
+from lit_compress.models.sites import module_at
+from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.utils.errors import UserError, require
@@ -112,7 +113,7 @@ class BlockReplacing(Stage):
         if self.density >= 1:
             return net
         left = self.left(net)
-        predecessors = {path: list(net.get_submodule(path)) for path in left}  # type: ignore[arg-type]
+        predecessors = {path: list(module_at(net, path, nn.ModuleList)) for path in left}
         shorten(net, left)
         net.requires_grad_(False)
         for path, blocks in predecessors.items():
@@ -120,7 +121,7 @@ class BlockReplacing(Stage):
             for i, block in enumerate(blocks[: left[path]]):
                 successor = copy.deepcopy(block, {id(net.config): net.config}).requires_grad_(True)
                 ReplacedBlock.adopt(successor, blocks[i * width : (i + 1) * width])
-                net.get_submodule(path)[i] = successor  # type: ignore[operator]
+                replace(net, f"{path}.{i}", successor)
         return net
 
     def attach(self, net: PreTrainedModel) -> None:

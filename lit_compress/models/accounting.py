@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lit_compress.models.shapes import with_zeros, without_values
-from lit_compress.models.sites import Site, embedding_params, find_sites
+from lit_compress.models.sites import Site, embedding_params, find_sites, module_at
 from lit_compress.models.transposed import as_linears
 from lit_compress.utils.devices import synchronize
 from lit_compress.utils.progress import Bar
@@ -49,15 +49,13 @@ def counted_weights(net: PreTrainedModel) -> list[torch.Tensor]:
     positions in attentions.
     """
     counted = [w for site in find_sites(net) for w in weights(net.get_submodule(site.name))]
-    counted += [w for module in net.modules() if hasattr(module, "counted_weights") for w in module.counted_weights()]
+    counted += [w for module in net.modules() for w in getattr(module, "counted_weights", tuple)()]
     return list({id(w): w for w in counted}.values())
 
 
 def dense_site_params(net: PreTrainedModel) -> int:
     """Return the number of weights that the sites of ``net`` had before compression: sum of in x out."""
-    dense = _dense(net)
-    modules = {id(module): module for site in find_sites(dense) if (module := dense.get_submodule(site.name))}
-    return sum(module.weight.numel() for module in modules.values())  # type: ignore
+    return sum(layer.weight.numel() for layer in set(dense_layers(net).values()))
 
 
 def dense_sizes(net: PreTrainedModel) -> dict[str, int]:
@@ -68,7 +66,7 @@ def dense_sizes(net: PreTrainedModel) -> dict[str, int]:
 def dense_layers(net: PreTrainedModel) -> dict[str, nn.Linear]:
     """Return {site: the Linear before compression}, without values."""
     dense = _dense(net)
-    return {site.name: dense.get_submodule(site.name) for site in find_sites(dense)}  # type: ignore[misc]
+    return {site.name: module_at(dense, site.name, nn.Linear) for site in find_sites(dense)}
 
 
 def dense_sites(net: PreTrainedModel) -> list[Site]:
@@ -77,13 +75,14 @@ def dense_sites(net: PreTrainedModel) -> list[Site]:
 
 
 def _dense(net: PreTrainedModel) -> PreTrainedModel:
-    return _built(type(net), net.config.to_json_string(use_diff=False))
+    kind: Any = type(net)
+    return _built(kind, net.config.to_json_string(use_diff=False))
 
 
 @lru_cache(maxsize=2)
-def _built(kind: type[PreTrainedModel], config: str) -> PreTrainedModel:
-    own = kind.config_class.from_dict(json.loads(config))  # type: ignore[union-attr]
-    return without_values(lambda: as_linears(kind(own)))  # type: ignore[call-arg]
+def _built(kind: type[Any], config: str) -> PreTrainedModel:
+    own = kind.config_class.from_dict(json.loads(config))
+    return without_values(lambda: as_linears(kind(own)))
 
 
 def count_params(net: PreTrainedModel) -> Params:

@@ -22,12 +22,12 @@ def padding_known(padded: bool | None) -> Iterator[None]:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as makers
     from transformers.masking_utils import sdpa_mask
 
-    def make(*args: Any, attention_mask: Tensor | None = None, **settings: Any) -> Tensor | None:
+    def make(*args: Any, **settings: Any) -> Tensor | None:
         if not padded:
-            attention_mask = None
-        elif attention_mask is not None:
+            settings["attention_mask"] = None
+        elif settings.get("attention_mask") is not None:
             settings |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return sdpa_mask(*args, attention_mask=attention_mask, **settings)
+        return sdpa_mask(*args, **settings)
 
     if padded is not None:
         makers["sdpa"] = make

@@ -25,13 +25,13 @@ from lit_compress.models.sites import base_prefix, blocks
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import Structure, rebuild, replace
 from lit_compress.numerics.decompose import all_finite
+from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 BatchTensors = dict[str, Tensor]
-InputMaker = Callable[["PreTrainedModel", BatchTensors], BatchTensors]
 
 
 class _BlockReached(Exception):
@@ -147,8 +147,8 @@ class BlockNet:
         values = {name: self.read(name) for name in self.net.state_dict() if name not in self._aliases}
         self.net.load_state_dict(values, strict=False, assign=True)
         for name, first in self._aliases.items():
-            replace(self.net, name, self.net.get_parameter(first))  # type: ignore[arg-type]
-        self.net.to(self.device).requires_grad_(False)  # type: ignore[arg-type]
+            replace(self.net, name, self.net.get_parameter(first))
+        move(self.net, self.device).requires_grad_(False)
 
     @contextmanager
     def only_block(self) -> Iterator[None]:

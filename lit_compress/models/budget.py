@@ -17,7 +17,7 @@ from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.timing import Speedup
 
 BudgetKind = Literal["density", "params", "flops", "size", "speedup"]
-KINDS: tuple[BudgetKind, ...] = get_args(BudgetKind)
+BUDGET_KINDS: tuple[BudgetKind, ...] = get_args(BudgetKind)
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -96,8 +96,8 @@ def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None
     if not equals:
         examples = ", ".join(f"{kind}={value}" for kind, value in _EXAMPLES.items())
         raise UserError(f"model.budget: '{asked}' does not say of what; e.g. {examples}")
-    if kind not in KINDS:
-        raise UserError(f"model.budget: '{asked}' has no known kind; {nearest(kind, KINDS)}")
+    if kind not in BUDGET_KINDS:
+        raise UserError(f"model.budget: '{asked}' has no known kind; {nearest(kind, BUDGET_KINDS)}")
     match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*)", value.lower())
     if not match:
         raise _refusal(asked, kind, "is no number")
@@ -118,7 +118,7 @@ def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None
             f"model.budget: '{asked}' cannot be met by {zeros_of}, which stores the removed weights as zeros; valid: "
             "density=0.25"
         )
-    return Budget(kind, number, asked)  # type: ignore[arg-type]
+    return Budget(kind, number, asked)
 
 
 def _refusal(asked: str, kind: str, why: str) -> UserError:

@@ -229,7 +229,7 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
             f"{what} has {config.num_labels} labels, {task.name} has {task.num_labels}; "
             "give a model fine-tuned on this task"
         )
-    names = [str(config.id2label[i]) for i in range(config.num_labels)]
+    names = [str(name) for _, name in sorted((config.id2label or {}).items())]
     if not task.labels or _plain(names) == _plain(task.labels):
         return
     given, wanted = ", ".join(names), ", ".join(task.labels)

@@ -20,13 +20,15 @@ from lit_compress.models.sites import (
     SubLayer,
     has,
     head_attributes,
+    module_at,
     of_kind,
     readers,
+    size_at,
     stream_norm,
     sublayers,
     tables,
 )
-from lit_compress.models.slicing import slice_linear
+from lit_compress.models.slicing import INPUTS, OUTPUTS, slice_linear
 from lit_compress.models.surgery import replace, set_attributes
 
 if TYPE_CHECKING:
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
 # type of sub-layer: its own gate, the gate of its units
 SUBLAYER_GATES = {"attention": ("attention_layer", "heads"), "ffn": ("ffn_layer", "neurons")}
-_ROWS, _COLUMNS = ("weight", "left", "sparse", "bias"), ("weight", "right", "sparse")
 
 
 @torch.no_grad()
@@ -109,13 +110,13 @@ def cut_units(net: PreTrainedModel, kept: Mapping[str, Tensor]) -> None:
 
 def _take_out(net: PreTrainedModel, part: SubLayer, constant: bool) -> None:
     """Replace a sub-layer by placeholders, which return its last bias if it goes on adding a constant."""
-    bias = net.get_submodule(part.last).bias if constant else None
+    bias = getattr(net.get_submodule(part.last), "bias", None) if constant else None
     stubs = {name: returns for name, returns in part.stubs.items() if not (constant and name == part.norm)}
     holder = next(name for kind in ("zero", "pair") for name, returns in stubs.items() if returns == kind)
     for name, returns in stubs.items():
         stub = Removed(returns)
         if name == holder:
-            stub.bias = None if bias is None else nn.Parameter(bias.detach())  # type: ignore[arg-type]
+            stub.bias = None if bias is None else nn.Parameter(bias.detach())
         replace(net, name, stub)
 
 
@@ -125,7 +126,7 @@ def _cut_attention(
     """Cut heads and hidden dimensions of one attention that stays."""
     columns = None
     if heads is not None:
-        width = net.get_submodule(part.sites["o"]).in_features // len(heads)  # type: ignore[operator]
+        width = size_at(net, part.sites["o"])[1] // len(heads)
         columns = heads.repeat_interleave(width) > 0
         for role, name in part.sites.items():
             if "v" in (parts := parts_of(role)):  # the last of them
@@ -169,7 +170,7 @@ def _spread(net: PreTrainedModel, name: str, units: Tensor, parts: int) -> Tenso
 
     With grouped queries a unit is a head of keys and values, and has the rows of several heads of queries.
     """
-    rows = net.get_submodule(name).out_features // parts  # type: ignore[operator]
+    rows = size_at(net, name)[0] // parts
     return units.repeat_interleave(rows // len(units))
 
 
@@ -187,7 +188,7 @@ def _cut_stream(net: PreTrainedModel, parts: list[SubLayer], hidden: Tensor) -> 
     """Cut hidden dimensions from embeddings, LayerNorms and the layers that read the last hidden states."""
     open_ = hidden > 0
     for name in tables(net):
-        embedding: nn.Embedding = net.get_submodule(name)  # type: ignore[assignment]
+        embedding = module_at(net, name, nn.Embedding)
         table = SizedEmbedding(embedding.num_embeddings, int(open_.sum()))
         table.weight = nn.Parameter((embedding.weight * hidden)[:, open_])
         replace(net, name, table)
@@ -226,7 +227,7 @@ def _scale(net: PreTrainedModel, name: str, rows: Tensor | None = None, columns:
     if next(net.get_submodule(name).parameters()).is_meta:
         return  # a net without values
     for kind, tensor in net.get_submodule(name).named_parameters(recurse=False):
-        if rows is not None and kind in _ROWS:
+        if rows is not None and kind in OUTPUTS:
             tensor.mul_(rows if tensor.ndim == 1 else rows[:, None])
-        if columns is not None and kind in _COLUMNS:
+        if columns is not None and kind in INPUTS:
             tensor.mul_(columns)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lit_compress.layers import Int8Embedding, LowRankEmbedding
-from lit_compress.models.sites import token_table
-from lit_compress.models.surgery import factorize, replace
+from lit_compress.models.sites import size_at, token_table
+from lit_compress.models.surgery import factorize, replace, stacked_weight
 from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.utils.errors import UserError
@@ -35,7 +35,7 @@ def check_table(net: PreTrainedModel, rank: int | None, option: str) -> str:
             else "has other uses, too (an output layer, a second stack), or a forward of its own"
         )  # fmt: skip
         raise UserError(f"{option}: the table of token embeddings of '{net.config.model_type}' {why}; leave it out")
-    rows, width = net.get_submodule(name).weight.shape  # type: ignore[union-attr, misc]
+    width, rows = size_at(net, name)
     most = largest_rank(rows, width)
     if rank is not None and not 1 <= rank <= most:
         raise UserError(f"{option}: rank {rank} makes no table of {rows:,} x {width} smaller; the largest is {most}")
@@ -47,7 +47,7 @@ def shrink_shapes(net: PreTrainedModel, rank: int | None, option: str = "--embed
     name = check_table(net, rank, option)
     with torch.device("meta"):
         if rank is None:
-            replace(net, name, Int8Embedding(*net.get_submodule(name).weight.shape))  # type: ignore[union-attr, misc]
+            replace(net, name, Int8Embedding(*reversed(size_at(net, name))))
         else:
             factorize(net, {name: rank}, None)
 
@@ -73,7 +73,7 @@ def shrink_table(
         UserError: as :func:`check_table`.
     """
     name = check_table(net, rank, option)
-    before: Tensor = net.get_submodule(name).weight.detach()  # type: ignore[assignment]
+    before = stacked_weight(net, (name,)).T
     if rank is None:
         replace(net, name, Int8Embedding.from_table(before))
     else:

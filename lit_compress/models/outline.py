@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
-from lit_compress.models.sites import find_sites, held_part, of_kind, sublayers
+from lit_compress.models.sites import find_sites, held_part, linear_at, of_kind, size_at, sublayers, weights_at
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import replace
 from lit_compress.models.uniform_shape import even_counts, uniform_groups
@@ -33,12 +32,13 @@ _DTYPES = {
 
 def file_bytes(net: PreTrainedModel) -> int:
     """Return the size of the ``model.safetensors`` that ``save_net`` writes for ``net``; only shapes are read."""
-    aliases, header, end = tied(net), {"__metadata__": {"format": "pt"}}, 0
+    aliases, end = tied(net), 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     tensors = {name: value for name, value in net.state_dict().items() if name not in aliases}
     for name, value in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
         start, end = end, end + value.numel() * value.element_size()
         dtype = _DTYPES.get(value.dtype, "BF16")
-        header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [start, end]}  # type: ignore
+        header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [start, end]}
     text = len(json.dumps(header, separators=(",", ":")).encode())
     return 8 + text + -text % 8 + end
 
@@ -59,7 +59,7 @@ def cut_evenly(
         ``net``.
     """
     parts = sublayers(net)
-    left = {kind: _weights(net, [s for part in of_kind(parts, kind) for s in part.sites.values()]) for kind in _KINDS}
+    left = {kind: weights_at(net, [s for part in of_kind(parts, kind) for s in part.sites.values()]) for kind in _KINDS}
     room, held, z = density * sum(left.values()), held_part(parts), {}
     for kind in _KINDS:  # heads are coarse: neurons make up for what their rounding leaves
         unit, group = SUBLAYER_GATES[kind][1], of_kind(parts, kind)
@@ -67,7 +67,7 @@ def cut_evenly(
             continue
         cut = sum(left[k] for k in _KINDS if SUBLAYER_GATES[k][1] in units and SUBLAYER_GATES[k][1] not in z)
         share = max(0.0, (room - sum(left.values()) + cut) / cut)
-        counts = [part.heads if kind == "attention" else _inputs(net, part.sites["down"]) for part in group]
+        counts = [part.heads if kind == "attention" else size_at(net, part.sites["down"])[1] for part in group]
         least = [0 if whole and part is not held else 1 for part in group]
         kept = [max(pair) for pair in zip(least, _spread(share, counts), strict=True)]
         z[unit] = torch.stack([(torch.arange(n) < k).float() for n, k in zip(counts, kept, strict=True)])
@@ -117,7 +117,7 @@ def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int
         ``net``.
     """
     names = [site.name for site in find_sites(net)]
-    sizes = {name: (int(net.get_submodule(name).out_features), _inputs(net, name)) for name in names}
+    sizes = {name: size_at(net, name) for name in names}
     phases = {name: i / len(names) for i, name in enumerate(names)}  # not all matrices gain a row at the same share
 
     def rows(share: float) -> dict[str, int]:
@@ -133,21 +133,10 @@ def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int
     if stored(kept) > budget:
         kept = dict.fromkeys(names, 0)
     for name, (out, inner) in sizes.items():
-        rank, bias = ranks.get(name, 0), net.get_submodule(name).bias is not None
+        rank, bias = ranks.get(name, 0), linear_at(net, name).bias is not None
         if rank * (out + inner) + kept[name] * inner >= out * inner:
             continue
         with torch.device("meta"):
-            layer = LowRankRowsLinear(inner, out, rank, kept[name], bias)
-            if not kept[name] and rank:
-                layer = LowRankLinear(inner, out, rank, bias)  # type: ignore[assignment]
-        replace(net, name, layer)
+            rows = LowRankRowsLinear(inner, out, rank, kept[name], bias)
+            replace(net, name, rows if kept[name] or not rank else LowRankLinear(inner, out, rank, bias))
     return net
-
-
-def _weights(net: PreTrainedModel, names: Collection[str]) -> int:
-    weights: list[Tensor] = [net.get_submodule(name).weight for name in names]  # type: ignore[misc]
-    return sum(weight.numel() for weight in weights)
-
-
-def _inputs(net: PreTrainedModel, name: str) -> int:
-    return int(net.get_submodule(name).in_features)  # type: ignore[arg-type]

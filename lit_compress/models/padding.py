@@ -90,4 +90,4 @@ def _last(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return the special token that a tokenizer puts behind every text; None if it puts none there."""
     encoded = tokenizer("a", return_special_tokens_mask=True)
     ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
-    return tokenizer.convert_ids_to_tokens(ids[-1]) if ids and special[-1] else None
+    return str(tokenizer.convert_ids_to_tokens(ids[-1])) if ids and special[-1] else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_compress.layers import LowRankEmbedding
-from lit_compress.models.sites import find_sites, tokens_read
+from lit_compress.models.sites import find_sites, size_at, tokens_read
 from lit_compress.numerics.ranks import Price, largest_rank
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.files import write_json
@@ -79,7 +79,7 @@ def measured(outs: tuple[int, ...], inner: int, tokens: int) -> Price:
             F.linear(narrow, matrix)
 
     variants: list[Callable[[], object]] = [lambda: [F.linear(x, matrix) for matrix in dense]]
-    variants += [lambda pair=pair: factorized(*pair) for pair in factors.values()]  # type: ignore[misc]
+    variants += [partial(factorized, *pair) for pair in factors.values()]
     whole, *times = timed(variants, ("factors", outs, inner, tokens, ranks))
     return line(ranks, times, whole)
 
@@ -178,8 +178,7 @@ def _groups(net: PreTrainedModel, length: int) -> Iterator[tuple[tuple[str, ...]
         first = getattr(net.get_submodule(name), "first", None)
         stacked.setdefault(first or name, []).append(name)
     for first, names in stacked.items():
-        outs = tuple(int(net.get_submodule(name).out_features) for name in names)  # type: ignore[arg-type]
-        yield tuple(names), outs, net.get_submodule(first), read[first]
+        yield tuple(names), tuple(size_at(net, name)[0] for name in names), net.get_submodule(first), read[first]
 
 
 def forward_price(net: PreTrainedModel, length: int) -> float:
@@ -200,6 +199,7 @@ def forward_price(net: PreTrainedModel, length: int) -> float:
     for module in net.modules():
         if isinstance(module, LowRankEmbedding):
             total += measured((module.embedding_dim,), module.rank, length).dense
-        elif hasattr(module, "counted_weights") and module not in sites:
-            total += sum(measured((w.shape[0],), w.shape[1], length).dense for w in module.counted_weights())
+        elif module not in sites:
+            added = getattr(module, "counted_weights", list[Tensor])()
+            total += sum(measured((w.shape[0],), w.shape[1], length).dense for w in added)
     return total

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -37,7 +37,7 @@ def empty_parameters() -> Iterator[None]:
     """
     from transformers.initialization import no_init_weights
 
-    def empty(module: nn.Module, name: str, value: nn.Parameter) -> nn.Parameter | None:
+    def empty(module: nn.Module, name: str, value: nn.Parameter) -> Any:  # torch's annotation is None
         if value.is_meta:
             return None  # stays as it is, so that tied parameters stay one
         return nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=value.requires_grad)

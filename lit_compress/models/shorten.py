@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from lit_compress.models.architectures import families_with, get_architecture
-from lit_compress.models.sites import blocks
+from lit_compress.models.sites import blocks, module_at
 from lit_compress.models.surgery import replace
 from lit_compress.utils.errors import UserError
 
@@ -81,7 +81,7 @@ def shorten(net: PreTrainedModel, left: dict[str, int]) -> None:
     """
     configs: dict[int, Any] = {id(config): config for m in net.modules() if (config := getattr(m, "config", None))}
     for path, (stack, _) in stack_lengths(net).items():
-        replace(net, path, nn.ModuleList(list(net.get_submodule(path))[: left[path]]))  # type: ignore[arg-type]
+        replace(net, path, module_at(net, path, nn.ModuleList)[: left[path]])
         for config in configs.values():
             setattr(config, f"{stack}_layers" if config.is_encoder_decoder else "num_hidden_layers", left[path])
             if getattr(config, "layer_types", None):

@@ -7,9 +7,10 @@ number of heads from the width of the projections; OPT and DeBERTa have it as an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import nn
 
@@ -23,6 +24,8 @@ from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,36 @@ class SubLayer:
         return self.sites["o" if self.kind == "attention" else "down"]
 
 
+# ------------------------------------------------------------------------------------------------ modules by name
+
+
+def module_at(net: nn.Module, name: str, kind: type[Module]) -> Module:
+    """Return the module ``name`` of ``net``, which is a ``kind``."""
+    module = net.get_submodule(name)
+    assert isinstance(module, kind), f"{name} is {type(module).__name__}"
+    return module
+
+
+def linear_at(net: nn.Module, name: str) -> nn.Linear | SizedLinear:
+    """Return the Linear ``name`` of ``net``, or the smaller one in its place."""
+    linear = net.get_submodule(name)
+    assert isinstance(linear, nn.Linear | SizedLinear), f"{name} is {type(linear).__name__}"
+    return linear
+
+
+def size_at(net: nn.Module, name: str) -> tuple[int, int]:
+    """Return (out, in) of the Linear ``name`` of ``net`` or the layer in its place, (width, rows) of a table."""
+    layer: Any = net.get_submodule(name)
+    if hasattr(layer, "num_embeddings"):
+        return layer.embedding_dim, layer.num_embeddings
+    return layer.out_features, layer.in_features
+
+
+def weights_at(net: nn.Module, names: Iterable[str]) -> int:
+    """Return the number of weights of the matrices ``names`` of ``net`` without their biases, as if all were dense."""
+    return sum(prod(size_at(net, name)) for name in names)
+
+
 # ------------------------------------------------------------------------------------------------ blocks and sites
 
 
@@ -104,11 +137,10 @@ def blocks(net: PreTrainedModel) -> Iterator[tuple[str, int, str, nn.Module]]:
 def _matches(module: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield (path, module) of every submodule that matches ``pattern``, in order."""
     before, star, after = pattern.partition(".*")
-    child = module.get_submodule(before)
     if not star:
-        yield before, child
+        yield before, module.get_submodule(before)
         return
-    for i in range(len(child)):  # type: ignore[arg-type]
+    for i in range(len(module_at(module, before, nn.ModuleList))):
         yield from _matches(module, f"{before}.{i}{after}")
 
 
@@ -180,11 +212,12 @@ def stacks(net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
 
 def _taken_out(block: nn.Module, path: str) -> bool:
     """Say whether the module at ``path``, or one that contains it, was removed."""
+    module: nn.Module | None = block
     for part in path.split("."):
-        block = getattr(block, part, None)  # type: ignore[assignment]
-        if block is None or isinstance(block, Removed):
+        module = getattr(module, part, None)
+        if module is None or isinstance(module, Removed):
             break
-    return isinstance(block, Removed)
+    return isinstance(module, Removed)
 
 
 def head_width(net: PreTrainedModel, stack: str) -> int:

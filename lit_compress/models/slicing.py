@@ -8,7 +8,7 @@ matrices (ModernBERT), all of them lose the same rows. The new sizes travel in t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from lit_compress.layers import LAYERS, LowRankSparseLinear, SizedLinear
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.record import join_parts, parts_of, split_parts
-from lit_compress.models.sites import find_sites, head_width
-from lit_compress.models.surgery import replace
+from lit_compress.models.sites import find_sites, head_width, size_at
+from lit_compress.models.surgery import fill, replace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_OUT, _IN = ("weight", "left", "sparse", "bias"), ("weight", "right", "sparse")
+# tensors of a layer that have a row for every output, a column for every input
+OUTPUTS, INPUTS = ("weight", "left", "sparse", "bias"), ("weight", "right", "sparse")
 
 
 @torch.no_grad()
-def slice_linear(linear: nn.Module, rows: Tensor | None = None, columns: Tensor | None = None) -> nn.Module:
+def slice_linear(linear: Any, rows: Tensor | None = None, columns: Tensor | None = None) -> nn.Module:
     """Return a layer of the same kind with only some outputs and inputs of ``linear``; for a Linear a SizedLinear.
 
     Args:
@@ -34,29 +35,28 @@ def slice_linear(linear: nn.Module, rows: Tensor | None = None, columns: Tensor 
         rows: bool [out], the outputs to keep; None for all.
         columns: bool [in], the inputs to keep; None for all.
     """
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, tensor in linear.named_parameters(recurse=False):
-        if rows is not None and name in _OUT:
+        if rows is not None and name in OUTPUTS:
             tensor = tensor[rows]
-        if columns is not None and name in _IN:
+        if columns is not None and name in INPUTS:
             tensor = tensor[:, columns]
         tensors[name] = tensor
     if isinstance(linear, nn.Linear):
         return SizedLinear.from_tensors(tensors["weight"], tensors.get("bias"))
-    spec = linear.spec()  # type: ignore[operator]
+    spec = linear.spec()
     kind = LAYERS[spec.pop("kind")]
     if rows is not None:
         spec["out_features"] = int(rows.sum())
     if columns is not None:
         spec["in_features"] = int(columns.sum())
     layer = kind(**spec)
-    for name, tensor in tensors.items():
-        setattr(layer, name, nn.Parameter(tensor.detach().contiguous()))
+    fill(layer, **tensors)
     return layer
 
 
 @torch.no_grad()
-def add_constant(linear: nn.Module, columns: Tensor, value: Tensor) -> None:
+def add_constant(linear: Any, columns: Tensor, value: Tensor) -> None:
     """Add to the bias of ``linear`` its outputs for the inputs ``columns`` (bool [in]) at constant ``value``."""
     if linear.bias is None and not value.any():
         return
@@ -95,8 +95,8 @@ def _dead_rows(linear: nn.Module) -> Tensor | None:
     return ~linear.sparse.ne(0).any(1)
 
 
-def _bias(linear: nn.Module) -> Tensor:
-    return linear.bias if linear.bias is not None else torch.zeros(linear.out_features)  # type: ignore
+def _bias(linear: Any) -> Tensor:
+    return linear.bias if linear.bias is not None else torch.zeros(linear.out_features)
 
 
 @torch.no_grad()
@@ -108,7 +108,7 @@ def _cut_neurons(net: PreTrainedModel, names: dict[str, str], activation: str) -
     rows = [dead for linear in firsts if (dead := _dead_rows(linear)) is not None]
     if len(rows) < len(firsts):
         return set()
-    shape = sum(len(parts_of(role)) for role in roles), down.in_features
+    shape = sum(len(parts_of(role)) for role in roles), size_at(net, names["down"])[1]
     constant, values = (torch.cat(of).view(shape) for of in (rows, [_bias(linear) for linear in firsts]))
     values[0] = ACT2FN[getattr(net.config, activation)](values[0])
     dead = constant.all(0) | (constant & (values == 0)).any(0)
@@ -134,7 +134,7 @@ def _cut_heads(net: PreTrainedModel, names: dict[str, str], width: int) -> set[s
     def outputs(heads: Tensor, queries: int = 1) -> Tensor:
         return heads.repeat_interleave(queries).repeat_interleave(width)
 
-    queries = o.in_features // (len(dead) * width)  # heads of q that read the same one of k and v
+    queries = size_at(net, names["o"])[1] // (len(dead) * width)  # heads of q that read the same one of k and v
     value = split_parts(last, _bias(v), width)[-1].view(-1, width).repeat_interleave(queries, 0).flatten()
     add_constant(o, outputs(dead, queries), value[outputs(dead, queries)])
     if dead.all():  # the reshaping to heads needs one; all its weights are zero from here on

@@ -16,6 +16,7 @@ from lit_compress.models.shapes import empty_parameters, without_values
 from lit_compress.models.shards import WHOLE, load_tensors, net_shapes, only_dtype, write_shard
 from lit_compress.models.surgery import check_structure, describe, rebuild, replace
 from lit_compress.numerics.importance import Weighting
+from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
     """
     aliases = tied(net)
     for name in aliases.keys() & tensors.keys():
-        replace(net, name, nn.Parameter(torch.empty_like(tensors[name])))  # type: ignore[arg-type]
+        replace(net, name, nn.Parameter(torch.empty_like(tensors[name])))
     aliases, own = tied(net), net.state_dict()
     copies = {name: tensors[name].to(value.dtype, copy=True) for name, value in own.items() if name not in aliases}
     net.load_state_dict({name: copies[aliases.get(name, name)] for name in own}, assign=True)
     for name, first in aliases.items():
-        replace(net, name, net.get_parameter(first))  # type: ignore[arg-type]
+        replace(net, name, net.get_parameter(first))
 
 
 def _check_shapes(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -113,7 +114,7 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
         _load_tensors(net, tensors)
         check_finite(f"'{folder}'", net)
         if as_stored:
-            net.to(only_dtype(tensors.values()))
+            move(net, only_dtype(tensors.values()))
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"cannot load a net from '{folder}': {reason or type(error).__name__}") from error

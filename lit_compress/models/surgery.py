@@ -16,15 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from lit_compress.layers import (
+    LAYER_TYPES,
     LAYERS,
     LowRankEmbedding,
     LowRankLinear,
     LowRankSparseLinear,
     SizedEmbedding,
-    SizedLinear,
     StackedLowRankLinear,
 )
+from lit_compress.models.sites import linear_at, size_at
 from lit_compress.models.transposed import in_form_of_files
+from lit_compress.numerics.kronecker import change_of_bias
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
 
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
 Structure = dict[str, dict[str, Any]]
 
 
-def replace(net: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace the module ``name`` of ``net`` by ``module``; the host model's code is not changed."""
+def replace(net: nn.Module, name: str, module: nn.Module | nn.Parameter) -> None:
+    """Replace the module or parameter ``name`` of ``net``; the host model's code is not changed."""
     path, _, child = name.rpartition(".")
     parent = net.get_submodule(path)
     setattr(parent, child, in_form_of_files(parent, child, module))
@@ -43,32 +45,30 @@ def replace(net: nn.Module, name: str, module: nn.Module) -> None:
 
 def set_attributes(module: nn.Module, values: dict[str, int]) -> None:
     """Set attributes of a module of the host model, and record them for the structure."""
-    for name, value in values.items():
+    for name, value in {**values, "changed": getattr(module, "changed", {}) | values}.items():
         setattr(module, name, value)
-    module.changed = getattr(module, "changed", {}) | values  # type: ignore[assignment]
 
 
 def describe(net: nn.Module) -> Structure:
     """Return the structure of ``net``: every replaced module with its kind and sizes."""
     structure = {}
     for name, module in net.named_modules():
-        if isinstance(module, tuple(LAYERS.values())):
-            structure[name] = module.spec()  # type: ignore[operator]
+        if isinstance(module, LAYER_TYPES):
+            structure[name] = module.spec()
         elif hasattr(module, "changed"):
             structure[name] = {"kind": "attributes", **module.changed}
     return structure
 
 
-Factors = Callable[[str, Tensor, int], tuple[Tensor, Tensor]]
-BiasChange = Callable[[str, Tensor, Tensor], Tensor | None]
+FactorsOf = Callable[[str, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def factorize(
     net: PreTrainedModel,
     ranks: dict[str, int],
-    factors: Factors | None,
+    factors: FactorsOf | None,
     layer: type[LowRankLinear | LowRankSparseLinear] = LowRankLinear,
-    bias_change: BiasChange | None = None,
+    mean: Callable[[str], Tensor | None] = lambda name: None,
     stacks: Mapping[str, tuple[str, ...]] | None = None,
 ) -> PreTrainedModel:
     """Replace the Linears named in ``ranks`` by ``layer``, stacks of them by StackedLowRankLinears, tables by factors.
@@ -79,42 +79,41 @@ def factorize(
         factors: function of name, weight [out, in] and rank that returns left [out, rank] and right [rank, in]; None
             for zeros, where a checkpoint will be loaded, or for shapes only.
         layer: class of the layer that replaces a Linear.
-        bias_change: function of name, weight and its approximation that returns what the bias [out] gets, or None.
+        mean: function of name that returns the mean [in] of the inputs, whose outputs the biases keep; None: they stay.
         stacks: first site -> names of all sites that get one right factor; for the two functions the first name is
             that of the stack, the weight has the rows of all its matrices.
     """
     stacks = stacks or {}
     for name, rank in track(ranks.items(), "factorize", len(ranks)):
         names = stacks.get(name, (name,))
-        weight = stacked_weight(net, names)
+        weight, heights = stacked_weight(net, names), [size_at(net, site)[0] for site in names]
         if factors is None:
             left, right = (
                 torch.zeros(size, device=weight.device) for size in ((len(weight), rank), (rank, weight.shape[1]))
             )
         else:
             left, right = factors(name, weight, rank)
-            change = bias_change(name, weight, left @ right) if bias_change else None
-            if change is not None:
-                for site, part in zip(names, change.split(_heights(net, names)), strict=True):
-                    net.get_submodule(site).bias.data += part
+            if (centre := mean(name)) is not None:
+                change = change_of_bias(weight, left @ right, centre)
+                for site, part in zip(names, change.split(heights), strict=True):
+                    net.get_parameter(f"{site}.bias").data += part
         if isinstance(table := net.get_submodule(name), nn.Embedding | SizedEmbedding):
             factors_of = (right.T.contiguous(), left.T.contiguous())
             replace(net, name, LowRankEmbedding.from_factors(table, *factors_of))
             continue
         if len(names) == 1:
-            replace(net, name, layer.from_factors(_linear(net, name), left, right))  # type: ignore[arg-type]
+            replace(net, name, layer.from_factors(linear_at(net, name), left, right))
             continue
-        for site, part in zip(names, left.split(_heights(net, names)), strict=True):
+        for site, part in zip(names, left.split(heights), strict=True):
             first = "" if site == name else name
-            linear = _linear(net, site)
-            stacked = StackedLowRankLinear.from_factors(linear, part, right, first, len(names))  # type: ignore[arg-type]
+            stacked = StackedLowRankLinear.from_factors(linear_at(net, site), part, right, first, len(names))
             replace(net, site, stacked)
     return link(net)
 
 
-def product_of(layer: nn.Module) -> Tensor:
+def product_of(layer: LowRankLinear | StackedLowRankLinear | LowRankEmbedding) -> Tensor:
     """Return left @ right [out, in] of a layer with factors."""
-    left, right = layer.factors() if hasattr(layer, "factors") else (layer.left, layer.right)
+    left, right = (layer.left, layer.right) if isinstance(layer, LowRankEmbedding) else layer.factors()
     return (left.detach().double() @ right.detach().double()).to(left.dtype)
 
 
@@ -136,16 +135,6 @@ def multiply_out(net: PreTrainedModel) -> PreTrainedModel:
     return net
 
 
-def _linear(net: nn.Module, name: str) -> nn.Linear | SizedLinear:
-    linear = net.get_submodule(name)
-    assert isinstance(linear, nn.Linear | SizedLinear), f"{name} is {type(linear).__name__}"
-    return linear
-
-
-def _heights(net: nn.Module, names: Sequence[str]) -> list[int]:
-    return [int(net.get_submodule(name).out_features) for name in names]  # type: ignore[arg-type]
-
-
 def stacked_weight(net: nn.Module, names: Sequence[str]) -> Tensor:
     """Return the weight [out, in] of one Linear of ``net``, or the rows of several that read the same input.
 
@@ -153,7 +142,7 @@ def stacked_weight(net: nn.Module, names: Sequence[str]) -> Tensor:
     """
     if isinstance(table := net.get_submodule(names[0]), nn.Embedding | SizedEmbedding):
         return table.weight.detach().T
-    weights = [_linear(net, name).weight.detach() for name in names]
+    weights = [linear_at(net, name).weight.detach() for name in names]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
@@ -189,13 +178,11 @@ def check_structure(structure: Any, net: PreTrainedModel, shapes: Mapping[str, t
 def rebuild(net: PreTrainedModel, structure: Structure) -> PreTrainedModel:
     """Replace modules of ``net`` as ``structure`` says; their values are not initialised."""
     for name, spec in structure.items():
-        parent, _, child = name.rpartition(".")
-        module = getattr(net.get_submodule(parent), child, None)
         sizes = {key: value for key, value in spec.items() if key != "kind"}
         if spec["kind"] == "attributes":
-            set_attributes(module, sizes)
+            set_attributes(net.get_submodule(name), sizes)
         elif hasattr(layer := LAYERS[spec["kind"]], "adopt"):
-            layer.adopt(module, **sizes)
+            layer.adopt(net.get_submodule(name), **sizes)
         else:
             replace(net, name, layer(**sizes))
     return link(net)
@@ -204,8 +191,8 @@ def rebuild(net: PreTrainedModel, structure: Structure) -> PreTrainedModel:
 def link(net: PreTrainedModel) -> PreTrainedModel:
     """Let every layer of ``net`` that needs another one look it up."""
     for module in net.modules():
-        if hasattr(module, "link"):
-            module.link(net)
+        if look_up := getattr(module, "link", None):
+            look_up(net)
     return net
 
 

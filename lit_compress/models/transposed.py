@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Net = TypeVar("Net", bound="PreTrainedModel")
+Part = TypeVar("Part", bound=nn.Module | nn.Parameter)
 _NAMES = "transposed"  # attribute of a module: names of its children whose weights stand transposed in files
 
 
@@ -46,7 +47,7 @@ def as_linears(net: Net) -> Net:
     return net
 
 
-def in_form_of_files(parent: nn.Module, child: str, module: nn.Module) -> nn.Module:
+def in_form_of_files(parent: nn.Module, child: str, module: Part) -> Part:
     """Return ``module``, which is to be ``child`` of ``parent``; a Linear so that files have it as the family does."""
     if type(module) is nn.Linear and child in getattr(parent, _NAMES, ()):
         module.__class__ = TransposedLinear

@@ -14,7 +14,7 @@ import torch
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.shapes import without_values
-from lit_compress.models.sites import SubLayer, blocks, head_width, sublayers
+from lit_compress.models.sites import SubLayer, blocks, head_width, size_at, sublayers, weights_at
 from lit_compress.models.surgery import describe
 from lit_compress.models.transposed import as_linears
 from lit_compress.numerics.uniform import uniform_options
@@ -64,7 +64,7 @@ def uniform_groups(net: PreTrainedModel, step: int = 1) -> list[UniformGroup]:
         counts = tuple(range(step, units, step))
         if field in record.heads_fields:
             counts = tuple(count for count in range(1, units) if _resized(net, _heads(net, parts[0], count)))
-        weights = sum(net.get_submodule(name).weight.numel() for part in parts for name in part.sites.values())  # type: ignore
+        weights = weights_at(net, [name for part in parts for name in part.sites.values()])
         groups.append(UniformGroup(tuple(parts), units, (*counts, units), weights // units))
     if not groups:
         raise UserError(
@@ -122,7 +122,7 @@ def ordinary_config(net: PreTrainedModel) -> PreTrainedConfig | None:
             sizes |= _heads(net, parts[0], queries * parts[0].heads // getattr(net.config, field))
     if (config := _resized(net, sizes)) is None:
         return None
-    ordinary = without_values(lambda: as_linears(type(net)(config)))  # type: ignore[call-arg]
+    ordinary = without_values(lambda: as_linears(type(net)(config)))
     own, others = ({name: value.shape for name, value in of.named_parameters()} for of in (net, ordinary))
     return config if own == others else None
 
@@ -141,7 +141,7 @@ def _by_field(net: PreTrainedModel) -> dict[str, list[SubLayer]]:
 
 def _width(net: PreTrainedModel, part: SubLayer) -> int:
     """Return the number of inputs of the last matrix of a sub-layer."""
-    return int(net.get_submodule(part.last).in_features)  # type: ignore[arg-type]
+    return size_at(net, part.last)[1]
 
 
 def _heads(net: PreTrainedModel, part: SubLayer, count: int) -> dict[str, int]:

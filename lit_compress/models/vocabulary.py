@@ -90,11 +90,10 @@ def cut_rows(small: PreTrainedModel, kept: Sequence[int]) -> None:
 
 def _resize(module: nn.Module, size: int, new: dict[int, int]) -> None:
     """Set the attributes of a table or an output layer that say how many tokens it has."""
-    for name in ("num_embeddings", "out_features"):
+    padding = new.get(getattr(module, "padding_idx", -1))
+    for name, value in {"num_embeddings": size, "out_features": size, "padding_idx": padding}.items():
         if hasattr(module, name):
-            setattr(module, name, size)
-    if getattr(module, "padding_idx", None) is not None:
-        module.padding_idx = new.get(module.padding_idx)  # type: ignore[arg-type, assignment]
+            setattr(module, name, value)
 
 
 def _configurations(net: PreTrainedModel) -> list[Any]:

@@ -154,7 +154,6 @@ class KroneckerSVD:
         right: float64 [components, in].
         weight: [out, in], the stacked rows, on the CPU.
         sizes: rows of each matrix of the stack; their sum is ``out``.
-        mean: float64 [in], mean of the inputs, if the decomposition is centred.
         added: what was added to the diagonals of A and of every G.
         device: where results go.
         name: what to call the matrix in messages.
@@ -165,7 +164,6 @@ class KroneckerSVD:
     right: Tensor
     weight: Tensor
     sizes: tuple[int, ...]
-    mean: Tensor | None
     added: tuple[float, ...]
     device: torch.device
     name: str
@@ -191,15 +189,6 @@ class KroneckerSVD:
     def loss(self, rank: int) -> float:
         """Return (M), which is 2 dL / T, of the approximation of rank ``rank`` under the damped moments."""
         return float(self.sigma[rank:].square().sum())
-
-    def bias_change(self, rank: int) -> Tensor:
-        """Return (W - X) m [out], to be added to the bias so that the mean of the outputs is unchanged.
-
-        In the weight's dtype, on its device. The decomposition must be centred.
-        """
-        assert self.mean is not None, "kronecker_svd(mean=...)"
-        approx = self.left[:, :rank] @ (self.right[:rank] @ self.mean)
-        return _like(self.weight.double() @ self.mean - approx, self.weight, self.device)
 
 
 @torch.no_grad()
@@ -258,7 +247,6 @@ def kronecker_svd(
     _balance(left, right, sigma_side)
     return KroneckerSVD(
         sigma=sigma, left=left, right=right, weight=stack, sizes=sizes,
-        mean=None if mean is None else mean.detach().to("cpu", torch.float64),
         added=(added, *more), device=weight.device, name=name,
     )  # fmt: skip
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
     from torch.optim import Optimizer
 
+    from lit_compress.stages.base import Stage
+
 
 class Checkpoints(Callback):
     """Keep ``last.ckpt`` (to continue from) and ``best.ckpt`` (weights of the best epoch at budget, else the last).
@@ -152,15 +154,16 @@ class EpochLines(Callback):
 
     Args:
         title: e.g. ``LPAF 2/3 prune``.
+        stage: that is fitted.
     """
 
-    def __init__(self, title: str) -> None:
-        self.title = title
+    def __init__(self, title: str, stage: Stage) -> None:
+        self.title, self.stage = title, stage
         self._training = self._validation = Lines(title)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to time the batches that are left."""
-        steps = pl_module.stage.total_steps - trainer.global_step  # type: ignore[union-attr]
+        steps = self.stage.total_steps - trainer.global_step
         self._training = Lines(f"{self.title}: training", steps * trainer.accumulate_grad_batches)
         self._training.__enter__()
 

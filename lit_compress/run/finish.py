@@ -50,6 +50,6 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     more = {name: value for name, value in done[stages[-1]].items() if name == "calibration"}
     known = {"data": run.facts(), "changed": run.changes(), "license": done["dense"].get("license")}
     more |= {name: value for name, value in known.items() if value}
-    budget = method.budget and (method.budget, run.density(method.budget.asked) or method.density)
+    budget = (method.budget, run.density(method.budget.asked) or method.density) if method.budget else None
     source = Export(last.net, nets, type(method).__name__, data, run.config(), last.initial, more, budget)
     return write_export(out, source, choices)

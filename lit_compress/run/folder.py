@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress import methods
 from lit_compress.export.choices import Choices
@@ -53,6 +54,11 @@ FORMER = {"bert-base-uncased": DEFAULT}  # names on the hub in earlier configs
 def name_today(backbone: Any) -> Any:
     """Return a backbone by the name that it has on the hub today."""
     return FORMER.get(backbone, backbone)
+
+
+def is_first_process() -> bool:
+    """Say whether this is the first process of a run, also before the processes have a group."""
+    return getattr(rank_zero_only, "rank", 0) == 0
 
 
 class Run:

@@ -38,7 +38,7 @@ def gather(
         command: that makes all of this again.
         task: of all runs.
     """
-    entries, results, metric = [], [], None
+    entries, results, metric = [], [], dict[str, Any]()
     for cell in cells:
         entry = _cell(place, cell)
         entries.append(entry)
@@ -46,9 +46,9 @@ def gather(
             report = _read(place.out / entry["run"] / "report.json")
             metric = report["metric"]
             results.append(ClaimedResult(cell.label, cell.budget, cell.seed, scores(report, place.out / entry["run"])))
-    less = bool(metric) and metric["mode"] == "min"  # type: ignore[index]
+    less = metric.get("mode") == "min"
     return {
-        "format": FORMAT, "config": config, "task": task, "metric": metric, "fairness": fairness(config),
+        "format": FORMAT, "config": config, "task": task, "metric": metric or None, "fairness": fairness(config),
         "cells": entries, "claims": evaluate_claims(claims, results, task, less), "command": command,
     }  # fmt: skip
 

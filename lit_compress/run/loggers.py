@@ -22,7 +22,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.export.report import markdown, rows
-from lit_compress.run.folder import Run
+from lit_compress.run.folder import Run, is_first_process
 from lit_compress.run.tensorboard import (
     Pictures,
     RunLogger,
@@ -62,7 +62,7 @@ def stage_loggers(given: Any, run: Run, stage: str, offset: int, step: int | Non
 
 def _continued(logger: Logger, key: str, run: Run, offset: int, start: int) -> Logger:
     """Return ``logger`` at the version or run of the earlier stages, with its steps shifted; ``start``: its first."""
-    begun = rank_zero_only.rank == 0 and _keep_one_version(logger, key, run)
+    begun = is_first_process() and _keep_one_version(logger, key, run)
     logged: dict[str, int] = {}
     if begun and isinstance(logger, TensorBoardLogger):
         logger._kwargs["purge_step"] = start
@@ -90,6 +90,7 @@ def _keep_one_version(logger: Logger, key: str, run: Run) -> bool:
     """
     path = run.folder / KEPT
     kept = read_json("run_dir", path, dict) if path.is_file() else {}
+    new: Callable[[], int | str | None]
     if isinstance(logger, CSVLogger | TensorBoardLogger):
         name, new = "_version", lambda: logger.version
     elif isinstance(logger, WandbLogger):

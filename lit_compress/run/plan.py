@@ -180,7 +180,8 @@ def layer_notes(outline: Outline) -> Iterator[str]:
     if any(getattr(layer, "rank", 0) for layer in layers):
         more = "; +n: n of its rows beside them" if any(getattr(layer, "rows", 0) for layer in layers) else ""
         yield f"out x in of every matrix; r: rank of its factors{more}"
-    table, before = outline.net.get_input_embeddings(), outline.dense.get_input_embeddings().num_embeddings
+    table: Any = outline.net.get_input_embeddings()
+    before = len(outline.dense.get_input_embeddings().get_parameter("weight"))
     rank, whole = getattr(table, "rank", 0), next(table.parameters()).is_floating_point()
     if rank or not whole or table.num_embeddings < before:
         form = f", rank {rank}" if rank else "" if whole else ", int8"

@@ -35,7 +35,7 @@ from lit_compress.models.storage import save_net
 from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar
 from lit_compress.run.changes import OtherData, check_unchanged, other_length
 from lit_compress.run.clean import remove_checkpoints
-from lit_compress.run.folder import Run
+from lit_compress.run.folder import Run, is_first_process
 from lit_compress.run.loggers import log_stage, stage_loggers
 from lit_compress.run.plan import RunPlan, StagePlan, budget_plan, target_density
 from lit_compress.run.solve import Outline, Storage, check_choices, outline
@@ -121,7 +121,7 @@ def check_stages(parts: Components) -> RunPlan:
     of = rule.counted if isinstance(rule, RankRule) else "sites"
     checked = method.budget or parts.storage.choices.pivot  # the outline refuses a net without factors
     outline = outline_of(parts) if checked else None
-    asked = method.budget and outline and budget_plan(method.budget, method.density, outline)
+    asked = budget_plan(method.budget, method.density, outline) if method.budget and outline else None
     return RunPlan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of, asked)
 
 
@@ -159,7 +159,7 @@ def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
             f"model.teacher: '{method.teacher}' is {teacher.hidden_size} wide, the backbone {config.hidden_size}; give "
             f"a teacher of the same width{'' if vectors else ', or distillation.alpha_layers 0'}"
         )
-    named = {"model.teacher": method.teacher, "model.backbone": method.backbone}
+    named = {"model.teacher": str(method.teacher), "model.backbone": method.backbone}
     vocabularies = [load_tokenizer(name, method.task, option).get_vocab() for option, name in named.items()]
     if vocabularies[0] != vocabularies[1]:
         raise UserError(
@@ -204,16 +204,17 @@ def run_stages(
         if changed and (longer := other_length(stage, parts.data, parts.trainer, mark)):
             checkpoint, mark, changes = None, {}, [*changes, *longer]
             rank_zero_info(f"{name}: begins anew, as its number of steps has changed")
-        if changes and rank_zero_only.rank == 0:
+        if changes and is_first_process():
             run.keep_changes(changes, name)
         structure, step = mark.get("structure"), mark.get("step")
         use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
         parts.method.prepare(stage, parts.seed, previous, run.net("dense") if name != "dense" else None, structure)
         start = time.time()
-        if rank_zero_only.rank == 0:  # the others can be ahead of its check that the run folder is new
+        if is_first_process():  # the others can be ahead of its check that the run folder is new
             run.stage(name).mkdir(parents=True, exist_ok=True)
         title = f"{type(parts.method).__name__} {number + 1}/{len(names)} {name}"
-        own = [FiniteSteps(skips), Checkpoints(run.stage(name), every), EpochLines(title), *[OtherData()] * changed]
+        watches = FiniteSteps(skips), Checkpoints(run.stage(name), every), EpochLines(title, stage)
+        own = [*watches, *[OtherData()] * changed]
         trainer = _trainer(parts, run, stage, title, step, own)
         rank_zero_info(f"{title}: {'starts' if step is None else f'continues at step {step}'}")
         try:
@@ -314,7 +315,6 @@ def _finish_stage(
     parts.method.rename_gates(checkpoint["state_dict"])
     parts.method.load_state_dict(checkpoint["state_dict"])
     net = parts.method.net
-    assert net is not None
     stage.set_total_steps(mark["total_steps"])
     with atomic_folder(run.net(name)) as temporary:
         stage.deploy(merge_updates(net))
@@ -351,7 +351,7 @@ def _memory() -> dict[str, float]:
 
 def _adopt_teacher(parts: Components, run: Run) -> None:
     """Copy the given teacher into the run as the net of the dense stage, and measure its dev metrics."""
-    if rank_zero_only.rank != 0:
+    if not is_first_process():
         while "dense" not in run.finished():  # no process group yet to wait in
             time.sleep(0.2)
         return

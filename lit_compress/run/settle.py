@@ -15,13 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
-
 from lit_compress.export.folder import read_task
 from lit_compress.export.report import reading_length
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.methods.base import Method
-from lit_compress.run.folder import Run
+from lit_compress.run.folder import Run, is_first_process
 from lit_compress.run.runner import Components, shapes_of
 from lit_compress.run.solve import Storage, check_choices, solve
 from lit_compress.utils.errors import UserError
@@ -103,7 +101,7 @@ def _from_first(run: Run, read: Callable[[], T | None], lack: str) -> T:
 def failure_told(run: Run) -> Iterator[None]:
     """Leave a file beside the run folder if the first of several processes fails, so that no other waits for it."""
     several = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) > 1
-    if rank_zero_only.rank or not several:
+    if not is_first_process() or not several:
         yield
         return
     file = _failure(run)

@@ -57,10 +57,13 @@ class StageContext(Protocol):
     sites: str | None
     task: Task
     micro_seed: int  # of this batch; the same on every rank
-    global_rank: int
     trainer: Any
     kind: TaskType
     distillation: Distillation
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this process."""
 
     def logits(self, batch: dict[str, Tensor]) -> Logits:
         """Return the net's logits [b, ..., classes] for ``batch``."""

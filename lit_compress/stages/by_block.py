@@ -100,7 +100,7 @@ class MeasuredBlocks(Mapping[str, Tensor]):
         from safetensors import safe_open
 
         if number not in self._files and self.done(number):
-            self._files[number] = files = {}
+            self._files[number] = files = dict[str, Path]()
             for path in sorted(self._path(number).iterdir()):
                 with safe_open(path, framework="pt") as file:
                     files |= dict.fromkeys(file.keys(), path)

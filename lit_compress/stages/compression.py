@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -151,10 +152,10 @@ def compress(
     while compression is not None:
         measured: dict[str, Tensor] = {}
         for names, found in collected(net, compression.calibration(net, data), task, device, shared):
-            from_first(lambda: _keep(compression, net, names, found, measured))  # noqa: B023
+            from_first(partial(_keep, compression, net, names, found, measured))
             del found
         trim()
-        chosen, loss = from_first(lambda: compression.choose(net, measured))  # type: ignore[union-attr] # noqa: B023
+        chosen, loss = from_first(partial(compression.choose, net, measured))
         net, keep = copy.deepcopy(net) if keep else net, False
         compression.apply(net, chosen, measured if is_first() else None)
         total, compression = total + loss, compression.then(net)

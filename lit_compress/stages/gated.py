@@ -136,7 +136,7 @@ class GatedStage(Stage):
         raise NotImplementedError
 
     @property
-    def log_alphas(self) -> dict[str, Tensor]:
+    def log_alphas(self) -> dict[str, nn.Parameter]:
         """log_alpha by the name of its gate."""
         return {name: gate.log_alpha for name, gate in self.gates.items()}
 

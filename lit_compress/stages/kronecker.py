@@ -14,7 +14,6 @@ from lit_compress.numerics.kronecker import (
     GRADIENT_DAMPING,
     INPUT_DAMPING,
     KroneckerSVD,
-    change_of_bias,
     kronecker_svd,
     row_costs,
 )
@@ -96,11 +95,6 @@ class KroneckerDecomposer:
         """Return what it costs to leave out each row of ``matrix``, a part of that of site ``name``; float64 [out]."""
         moment = self.moments[name]
         return row_costs(matrix, moment.inputs(), moment.gradients(), self.mean(name))
-
-    def bias_change(self, name: str, weight: Tensor, approx: Tensor) -> Tensor | None:
-        """Return (W - X) m [out], which keeps the mean of the outputs, in the weight's dtype; None if not centred."""
-        mean = self.mean(name)
-        return None if mean is None else change_of_bias(weight, approx, mean)
 
     def mean(self, name: str) -> Tensor | None:
         """Return the mean [in] of the inputs that the bias takes over; None where it stays."""

@@ -19,7 +19,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -33,6 +33,8 @@ from lit_compress.utils.errors import UserError, require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+Net = TypeVar("Net", bound=nn.Module)
 
 ROLES = ("q", "k", "v", "o", "gate", "up", "down")
 
@@ -111,7 +113,7 @@ def add_updates(net: PreTrainedModel, settings: Training, seed: int) -> PreTrain
     return net
 
 
-def merge_updates(net: nn.Module) -> nn.Module:
+def merge_updates(net: Net) -> Net:
     """Put the updated matrices of ``net`` in the place of matrices and updates; a net without updates stays."""
     for module in list(net.modules()):
         if parametrize.is_parametrized(module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,7 +14,6 @@ from lit_compress.layers import LowRankLinear, LowRankSparseLinear
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.surgery import Structure, factorize, multiply_out, stacked_weight
 from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, WeightedSVD, decompose, weighted_svd
-from lit_compress.numerics.kronecker import change_of_bias
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.stages.base import Training
 from lit_compress.stages.compression import CompressedStage, Compression, Measured
@@ -59,9 +58,6 @@ class Decomposer(Protocol):
     def sigma(self, name: str, weight: Tensor) -> Tensor:
         """Return the singular values of the weighted matrix, falling, float64."""
 
-    def bias_change(self, name: str, weight: Tensor, approx: Tensor) -> Tensor | None:
-        """Return what the bias [out] gets when ``approx`` replaces ``weight``; None for nothing."""
-
     def mean(self, name: str) -> Tensor | None:
         """Return the mean [in] of the inputs that the bias takes over; None where it stays."""
 
@@ -77,7 +73,7 @@ class WeightedDecomposer:
         sigma_side: which factor gets the singular values, for the plain SVD.
     """
 
-    importance: dict[str, Importance] | None = None
+    importance: Mapping[str, Importance] | None = None
     axis: Axis = "out"
     power: float = 0.5
     sigma_side: SigmaSide | None = None
@@ -86,10 +82,6 @@ class WeightedDecomposer:
     def nested(self) -> bool:
         """Whether there is one SVD for all ranks: not for element-wise weights."""
         return self.axis != "element"
-
-    def bias_change(self, name: str, weight: Tensor, approx: Tensor) -> Tensor | None:
-        """Return None: biases stay."""
-        return None
 
     def mean(self, name: str) -> Tensor | None:
         """Return None: biases stay."""
@@ -105,7 +97,7 @@ class WeightedDecomposer:
         Raises:
             UserError: the weighting is element-wise, for which there is no SVD.
         """
-        if not self.nested:
+        if self.axis == "element":
             raise UserError("axis: 'element' has no singular values, every rank is solved by itself; nearest: both")
         return weighted_svd(weight, self._of(name), self.axis, self.power, self.sigma_side, name, components)
 
@@ -204,11 +196,7 @@ class Factors(Compression):
             # rows of `right` are contiguous as they are: a view would keep all that are not wanted
             return left[:, :rank].contiguous().to(weight.device), right[:rank].clone().to(weight.device)
 
-        def bias_change(name: str, weight: Tensor, approx: Tensor) -> Tensor | None:
-            mean = measured.get(f"{name}.mean")
-            return None if mean is None else change_of_bias(weight, approx, mean)
-
-        factorize(net, chosen, factors, self.layer, bias_change, stacks)
+        factorize(net, chosen, factors, self.layer, lambda name: measured.get(f"{name}.mean"), stacks)
 
     def told(self, net: PreTrainedModel, chosen: dict[str, int]) -> dict[str, Any]:
         """Return the ranks."""

@@ -61,7 +61,7 @@ class MovementTraining(CubicSchedule):
 
 
 @dataclass(frozen=True)
-class Units:
+class MaskedUnits:
     """Units of one kind: the rows or the blocks of a matrix, or the neurons of a feed-forward network.
 
     Attributes:
@@ -94,7 +94,7 @@ class MovementStage(CubicStage):
     settings: MovementTraining
     decided_by_data = True
 
-    def find_units(self, net: PreTrainedModel) -> list[Units]:
+    def find_units(self, net: PreTrainedModel) -> list[MaskedUnits]:
         """Return the units of the masked layers of ``net``."""
         raise NotImplementedError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,6 +11,7 @@ from lit_compress.numerics.schedules import linear_warmup_decay
 from lit_compress.stages.base import Stage
 
 if TYPE_CHECKING:
+    from lightning.pytorch.utilities.types import LRSchedulerConfigType
     from transformers import PreTrainedModel
 
 
@@ -25,7 +26,7 @@ def build_adamw(stage: Stage, net: PreTrainedModel, precision: str) -> torch.opt
     settings = stage.settings
     own = stage.param_groups(net)
     named = {id(parameter) for group in own for parameter in group["params"]}
-    decay, plain = [], []
+    decay, plain = list[torch.nn.Parameter](), list[torch.nn.Parameter]()
     for parameter in net.parameters():
         if parameter.requires_grad and id(parameter) not in named:
             (decay if parameter.ndim > 1 else plain).append(parameter)
@@ -44,7 +45,7 @@ def build_adamw(stage: Stage, net: PreTrainedModel, precision: str) -> torch.opt
     return optimizer
 
 
-def build_schedule(stage: Stage, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def build_schedule(stage: Stage, optimizer: torch.optim.Optimizer) -> LRSchedulerConfigType:
     """Return linear warm-up and decay of the learning rates, as Lightning takes it, for every step.
 
     Groups with ``constant`` True keep their rate.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_compress.models.accounting import count_params, dense_layers, stored_density, whole_density
 from lit_compress.models.prices import Unit, prices_of, unit_price
-from lit_compress.models.sites import find_sites, stacks, token_table, tokens_read
+from lit_compress.models.sites import find_sites, size_at, stacks, token_table, tokens_read
 from lit_compress.models.surgery import stacked_weight
 from lit_compress.numerics.ranks import (
     Price,
@@ -151,7 +151,7 @@ class RankRule:
         if self.keeps_all:
             return {}
         members = self.members(net)
-        shapes = _shapes({name: net.get_submodule(name) for names in members.values() for name in names}, members)
+        shapes = _shapes({name: size_at(net, name) for names in members.values() for name in names}, members)
         ranks = {name: self._uniform(*shape) for name, shape in shapes.items()}
         kept = {name: rank for name, rank in ranks.items() if rank <= largest_rank(*shapes[name])}
         if not kept and not self.by_density:
@@ -224,7 +224,7 @@ class RankRule:
         """Return the weights of the rows of the table that the export leaves out, with scope ``all``."""
         if self.tokens_left is None or (name := self.table(net)) is None:
             return 0
-        width, rows = _size(net.get_submodule(name))
+        width, rows = size_at(net, name)
         return (rows - self.tokens_left) * width
 
     def sigmas(self, net: PreTrainedModel, sigma: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
@@ -234,7 +234,7 @@ class RankRule:
     def prices(self, net: PreTrainedModel) -> dict[str, Price]:
         """Return what every matrix or stack costs, in the units of ``price``."""
         members = self.members(net)
-        sizes = {site: _size(net.get_submodule(site)) for names in members.values() for site in names}
+        sizes = {site: size_at(net, site) for names in members.values() for site in names}
         shapes = {name: (tuple(sizes[site][0] for site in names), sizes[name][1]) for name, names in members.items()}
         found = prices_of(shapes, tokens_read(net, self.tokens), self.price, self.pivot)
         if (table := self.table(net)) is None:
@@ -246,7 +246,7 @@ class RankRule:
     def unit_price(self, net: PreTrainedModel, part: SubLayer, units: int) -> float:
         """Return what one head or neuron of a sub-layer costs, in the units of ``price``."""
         read = tokens_read(net, self.tokens)
-        return unit_price([(*_size(net.get_submodule(s)), read[s]) for s in part.sites.values()], units, self.price)
+        return unit_price([(*size_at(net, s), read[s]) for s in part.sites.values()], units, self.price)
 
     def total(self, net: PreTrainedModel) -> float:
         """Return what all matrices of ``net`` cost dense, in the units of ``price``."""
@@ -262,8 +262,9 @@ class RankRule:
         """
         if self.by_density:
             return self.density
-        layers = dense_layers(net)
-        shapes = _shapes(layers, self.members(net) if self.stacked else {name: (name,) for name in layers}).values()
+        sizes = {name: (layer.out_features, layer.in_features) for name, layer in dense_layers(net).items()}
+        members = self.members(net) if self.stacked else {name: (name,) for name in sizes}
+        shapes = _shapes(sizes, members).values()
         left = sum(self._stored(shape, self._uniform(*shape)) for shape in shapes)
         return left / sum(out * inner for out, inner in shapes)
 
@@ -298,18 +299,9 @@ class RankRule:
         return stored(*shape, rank, self.pivot)
 
 
-def _shapes(layers: Mapping[str, Any], members: Mapping[str, tuple[str, ...]]) -> dict[str, Shape]:
+def _shapes(sizes: Mapping[str, Shape], members: Mapping[str, tuple[str, ...]]) -> dict[str, Shape]:
     """Return (out of all sites, in) by name of ``members``; a table reads as many inputs as it has rows."""
-    return {
-        name: (sum(_size(layers[site])[0] for site in sites), _size(layers[name])[1]) for name, sites in members.items()
-    }
-
-
-def _size(layer: Any) -> Shape:
-    """Return (out, in) of a Linear, (width, rows) of a table."""
-    if hasattr(layer, "num_embeddings"):
-        return layer.embedding_dim, layer.num_embeddings
-    return layer.out_features, layer.in_features
+    return {name: (sum(sizes[site][0] for site in sites), sizes[name][1]) for name, sites in members.items()}
 
 
 def choose_rule(default: Mapping[str, float], allocation: Allocation = "uniform", **given: float | None) -> RankRule:

@@ -22,15 +22,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.models.outline import keep_rows_evenly
-from lit_compress.models.sites import find_sites
-from lit_compress.models.surgery import Factors, Structure, factorize
+from lit_compress.models.sites import find_sites, size_at
+from lit_compress.models.surgery import FactorsOf, Structure, factorize
 from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.importance import row_sensitivity, update_row_average_
@@ -116,6 +116,8 @@ class RowSparsePruning(Stage):
     """
 
     settings: RowPruning
+    ranks: dict[str, int]  # of the factors, by site
+    _factors: int
     decided_by_data = True
     round_to = None  # rows are those that scores choose: their layer fills its product up to multiples of 8 by itself
 
@@ -153,7 +155,7 @@ class RowSparsePruning(Stage):
 
     def _plan(self, net: PreTrainedModel) -> None:
         """Compute the ranks, the number of the factors' parameters, and p_T."""
-        shapes = {s.name: tuple(net.get_submodule(s.name).weight.shape) for s in find_sites(net)}
+        shapes = {site.name: size_at(net, site.name) for site in find_sites(net)}
         self._total = sum(out * inner for out, inner in shapes.values())
         budget = keep_count(self.density, self._total)
 
@@ -177,11 +179,11 @@ class RowSparsePruning(Stage):
         decomposer = kronecker_decomposer(method, net, Weighted(weighting="kfac"))
         self.decompose(net, structure, decomposer.factors)
         if self.kfac_rows:
-            parts = {site.name: net.get_submodule(site.name).sparse for site in find_sites(net)}
-            self._costs = [decomposer.row_costs(name, s) / s.shape[1] for name, s in parts.items()]  # type: ignore
+            parts = {site.name: net.get_parameter(f"{site.name}.sparse") for site in find_sites(net)}
+            self._costs = [decomposer.row_costs(name, s) / s.shape[1] for name, s in parts.items()]
         return net
 
-    def decompose(self, net: PreTrainedModel, structure: Structure | None, factors: Factors = balanced) -> None:
+    def decompose(self, net: PreTrainedModel, structure: Structure | None, factors: FactorsOf = balanced) -> None:
         """Replace the sites of ``net``, in place, by factors and sparse matrices, empty if a structure is given."""
         if not self.settings.dropout:
             without_dropout(net)
@@ -205,7 +207,7 @@ class RowSparsePruning(Stage):
         self._rows: Tensor | None = None  # the last selection; only logged, so it is not saved
         self._flips: Tensor | None = None
 
-    def layers(self, net: PreTrainedModel) -> list[nn.Module]:
+    def layers(self, net: PreTrainedModel) -> list[Any]:
         """Return the modules at the sites."""
         return [net.get_submodule(site.name) for site in find_sites(net)]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lit_compress.calibration.kronecker import KroneckerFactors
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
-from lit_compress.models.sites import SubLayer, held_part, of_kind, sublayers
+from lit_compress.models.sites import SubLayer, held_part, of_kind, size_at, sublayers, weights_at
 from lit_compress.models.uniform_shape import kept_by_part, uniform_groups
 from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.ranks import Price
@@ -64,7 +64,7 @@ class Units:
 
 def unit_inputs(net: PreTrainedModel, part: SubLayer) -> Tensor:
     """Return the inputs of the last matrix of ``part`` that each of its units writes, int64 [units, width]."""
-    inputs = int(net.get_submodule(part.last).in_features)  # type: ignore[arg-type]
+    _, inputs = size_at(net, part.last)
     return torch.arange(inputs).view(part.heads if part.kind == "attention" else inputs, -1)
 
 
@@ -75,7 +75,7 @@ def least_density(net: PreTrainedModel) -> float:
         UserError: sub-layers of its architecture cannot be cut.
     """
     parts = sublayers(net)
-    sizes = [sum(net.get_submodule(site).weight.numel() for site in part.sites.values()) for part in parts]  # type: ignore
+    sizes = [weights_at(net, part.sites.values()) for part in parts]
     units = [size // len(unit_inputs(net, part)) for size, part in zip(sizes, parts, strict=True)]
     held = held_part(parts)
     return (min(units) if held is None else units[parts.index(held)]) / sum(sizes)
@@ -213,28 +213,6 @@ def component_path(sigma: Tensor, price: Price) -> tuple[Tensor, Tensor]:
     return costs, sizes[:-1] - sizes[1:]
 
 
-def remove_units(
-    net: PreTrainedModel,
-    moments: Mapping[str, KroneckerFactors],
-    removed: Mapping[str, Tensor],
-    biased: frozenset[str],
-    damping: float,
-    uniform: bool = False,
-) -> None:
-    """Remove heads, neurons and sub-layers of the dense ``net`` in place, and update what stays, equation (U).
-
-    Args:
-        net: dense.
-        moments: Kronecker factors by site.
-        removed: units by last matrix, int64 [units]; sub-layers whose last matrix is not there stay as they are.
-        biased: sites whose bias takes over the mean of the inputs.
-        damping: of the inputs' moments.
-        uniform: every layer loses as many and keeps some, also where sub-layers cannot go as a whole.
-    """
-    update_rest(net, moments, removed, biased, damping)
-    cut_removed(net, removed, uniform)
-
-
 @torch.no_grad()
 def update_rest(
     net: PreTrainedModel,
@@ -243,7 +221,15 @@ def update_rest(
     biased: frozenset[str],
     damping: float,
 ) -> None:
-    """Update what stays of the last matrices, equation (U); arguments as those of :func:`remove_units`."""
+    """Update what stays of the last matrices of the dense ``net``, in place, equation (U).
+
+    Args:
+        net: dense.
+        moments: Kronecker factors by site.
+        removed: units by last matrix, int64 [units]; sub-layers whose last matrix is not there stay as they are.
+        biased: sites whose bias takes over the mean of the inputs.
+        damping: of the inputs' moments.
+    """
     for part in sublayers(net, removable=False):
         name = part.last
         if len(removed.get(name, ())):
@@ -254,7 +240,13 @@ def update_rest(
 
 @torch.no_grad()
 def cut_removed(net: PreTrainedModel, removed: Mapping[str, Tensor], uniform: bool = False) -> None:
-    """Remove units of ``net``, with or without values, in place; arguments as those of :func:`remove_units`."""
+    """Remove heads, neurons and sub-layers of ``net``, with or without values, in place.
+
+    Args:
+        net: dense.
+        removed: as for :func:`update_rest`.
+        uniform: every layer loses as many and keeps some, also where sub-layers cannot go as a whole.
+    """
     parts = [part for part in sublayers(net, removable=not uniform) if part.last in removed]
     kept = {part.last: torch.ones(len(unit_inputs(net, part))).index_fill(0, removed[part.last], 0.0) for part in parts}
     if uniform:

@@ -153,7 +153,7 @@ class UnstructuredPruning(CubicStage):
     def attach(self, net: PreTrainedModel) -> None:
         """Make one float32 score per weight of the sites, sharded like the weight."""
         self._names = [site.name for site in find_sites(net)]
-        self._weights = [net.get_submodule(name).weight for name in self._names]
+        self._weights = [net.get_parameter(f"{name}.weight") for name in self._names]
         for i, weight in enumerate(self._weights):
             self.register_buffer(f"score_{i}", torch.zeros_like(weight, dtype=torch.float32, requires_grad=False))
         if self.settings.scope == "matrix":

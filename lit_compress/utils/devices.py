@@ -87,9 +87,9 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def move(net: Net, device: torch.device | str) -> Net:
-    """Move a net to a device and return it: transformers hides the type of its own ``to``."""
-    return net.to(device)
+def move(net: Net, place: torch.device | torch.dtype | str) -> Net:
+    """Move a net to a device, or give it a dtype, and return it: transformers hides the type of its own ``to``."""
+    return net.to(place)
 
 
 def to_device(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from in_memory import collect_kronecker, estimate_fisher, mean_gradients
 from tiny import make_batch, make_net
 
 from lit_compress.calibration.block_states import stored, written
 from lit_compress.calibration.by_block import BlockStatistics, Sweeps, calibration_parts, check_disk
-from lit_compress.calibration.fisher import DiagonalFisher, estimate_fisher
-from lit_compress.calibration.gradients import Gradients, mean_gradients
-from lit_compress.calibration.kronecker import Moments, collect_kronecker
+from lit_compress.calibration.fisher import DiagonalFisher
+from lit_compress.calibration.gradients import Gradients
+from lit_compress.calibration.kronecker import Moments
 from lit_compress.models.block_net import BlockNet
 from lit_compress.models.shards import LazyTensors
 from lit_compress.models.sites import find_sites

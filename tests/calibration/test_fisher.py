@@ -5,12 +5,13 @@ from __future__ import annotations
 import lightning.pytorch as pl
 import pytest
 import torch
+from in_memory import estimate_fisher
 from tiny import ALL, SOFTMAX_IN_FLOAT32, make_net
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_compress.calibration import fisher
-from lit_compress.calibration.fisher import Fisher, estimate_fisher
+from lit_compress.calibration.fisher import Fisher
 from lit_compress.calibration.uses import row_parts
 from lit_compress.models.sites import find_sites
 from lit_compress.numerics.decompose import decompose

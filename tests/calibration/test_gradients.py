@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from in_memory import mean_gradients
 from tiny import make_batch, make_net
 
-from lit_compress.calibration.gradients import mean_gradients
 from lit_compress.models.sites import find_sites
 from lit_compress.utils.errors import UserError
 

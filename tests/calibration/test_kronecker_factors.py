@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from in_memory import collect_kronecker
 from moments import estimated_loss
 from tiny import ALL, SOFTMAX_IN_FLOAT32, make_net
 from torch import nn
@@ -11,7 +12,6 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_compress.calibration import grams
-from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.models.sites import find_sites, token_table
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.kronecker import corrected_bias, kronecker_svd

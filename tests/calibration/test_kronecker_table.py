@@ -1,10 +1,10 @@
 """Kronecker factors of a table of embeddings, against plain autograd."""
 
 import torch
+from in_memory import collect_kronecker
 from test_kronecker_factors import batch_of, cut, losses_of, make
 
 from lit_compress.calibration import grams
-from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.tasks import KINDS
 
 

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
+from in_memory import collect_kronecker
 from tiny import make_batch, make_net
 
-from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.calibration.sequential import refit_net
 from lit_compress.models.sites import find_sites
 from lit_compress.models.surgery import factorize
@@ -25,7 +25,7 @@ def nets(family="bert", names=None, rank=3):
     decomposer = KroneckerDecomposer(moments, False, centred, (1e-9, 1e-9))
     net = copy.deepcopy(dense)
     chosen = [s.name for s in find_sites(net)] if names is None else names(find_sites(net))
-    factorize(net, dict.fromkeys(chosen, rank), decomposer.factors, bias_change=decomposer.bias_change)
+    factorize(net, dict.fromkeys(chosen, rank), decomposer.factors, mean=decomposer.mean)
     halves = [{k: v[i : i + 3] for k, v in batch.items()} for i in (0, 3)]
     return dense, net, centred, halves, batch
 

@@ -11,6 +11,7 @@ import huggingface_hub.constants
 import pytest
 import yaml
 from hub import as_a_new_process, running
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from mistakes import fails
 
 from lit_compress.__main__ import main
@@ -131,7 +132,7 @@ def test_other_processes_read_the_commit_of_the_first(made, run, again, tiny_bac
     (run / "stages.json").unlink()
     again.add("me/net", backbone_files(tiny_backbone))
     again.add("me/net", other_vocabulary(backbone_files(tiny_backbone)))
-    monkeypatch.setattr(fitting.rank_zero_only, "rank", 1)
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
     seen = []
     monkeypatch.setattr(fitting, "choose_teacher", lambda cli, *_: seen.append(cli.config.model.init_args.revision))
     monkeypatch.setattr(fitting, "settle_budget", lambda *_: None)

@@ -33,4 +33,3 @@ def test_from_factors_keeps_the_bias_and_the_parameter_count():
     layer = LowRankLinear.from_factors(linear, *decompose(linear.weight.detach(), 3))
     assert layer.bias is linear.bias
     assert sum(p.numel() for p in layer.parameters()) == 3 * (7 + 5) + 5
-    assert layer.fuse() is layer

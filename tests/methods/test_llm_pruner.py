@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 from helpers import logits, net_of
+from in_memory import mean_gradients
 from tiny import ALL, make_batch, make_net
 
-from lit_compress.calibration.gradients import mean_gradients
 from lit_compress.methods import LLMPruner
 from lit_compress.methods.llm_pruner import (
     CoupledPruning,

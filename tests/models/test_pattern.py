@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 from helpers import logits
+from in_memory import collect_kronecker
 from tiny import TINY, make_batch, make_net
 from unplaced import unplaced
 
-from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model

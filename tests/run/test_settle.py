@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.run import settle
 from lit_compress.run.folder import Run
@@ -13,7 +14,7 @@ from lit_compress.utils.errors import UserError
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(settle.rank_zero_only, "rank", 0)
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
     return Run(tmp_path / "runs" / "mine")
 
 

@@ -7,10 +7,11 @@ from math import inf
 
 import pytest
 import torch
+from in_memory import collect_kronecker
 from tiny import make_net
 
 from lit_compress.calibration import statistics
-from lit_compress.calibration.kronecker import Moments, collect_kronecker, parts_within, sums_bytes
+from lit_compress.calibration.kronecker import Moments, parts_within, sums_bytes
 from lit_compress.models.sites import find_sites, sublayers, token_table
 from lit_compress.stages.calibration import Calibration, collected
 from lit_compress.stages.kronecker import KroneckerDecomposer

@@ -7,10 +7,10 @@ from itertools import product
 
 import pytest
 import torch
+from in_memory import collect_kronecker
 from tiny import make_batch, make_net
 from transformers import AutoModelForSequenceClassification
 
-from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.export.fuse import fuse
 from lit_compress.export.modelling import write_model
 from lit_compress.export.ordinary import ordinary_net
@@ -29,16 +29,22 @@ from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.units import (
     choose_uniform,
     choose_units,
+    cut_removed,
     find_units,
     least_density,
-    remove_units,
     unit_inputs,
+    update_rest,
 )
 from lit_compress.stages.weighted_retraining import check_removal
 from lit_compress.utils.errors import UserError
 
 DAMPING = (1e-3, 1e-2)
 FAMILIES = ["bert", "distilbert", "deberta-v2", "modernbert", "bart"]
+
+
+def remove_units(net, moments, removed, biased, damping, uniform=False):
+    update_rest(net, moments, removed, biased, damping)
+    cut_removed(net, removed, uniform)
 
 
 def make(family="bert", **settings):

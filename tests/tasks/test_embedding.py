@@ -6,12 +6,11 @@ import random
 
 import pytest
 import torch
+from in_memory import collect_kronecker, estimate_fisher
 from tiny import WORDS, make_net
 from torch.nn.functional import normalize
 
 from lit_compress.__main__ import main
-from lit_compress.calibration.fisher import estimate_fisher
-from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.targets import pooling_of

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from in_memory import estimate_fisher
 from tiny import make_net
 
-from lit_compress.calibration.fisher import estimate_fisher
 from lit_compress.evaluation.metrics import bind, build_metrics
 from lit_compress.models.backbones import empty_net, load_config, load_finetuned
 from lit_compress.models.backbones import load_net as load_backbone

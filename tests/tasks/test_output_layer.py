@@ -10,15 +10,13 @@ import processes
 import pytest
 import second_device
 import torch
+from in_memory import collect_kronecker, estimate_fisher, mean_gradients
 from largest import largest_tensor
 from tiny import DECODERS, make_net
 from torch import nn
 
 from lit_compress.analysis.pruning import calibrated_sensitivity
 from lit_compress.calibration import statistics
-from lit_compress.calibration.fisher import estimate_fisher
-from lit_compress.calibration.gradients import mean_gradients
-from lit_compress.calibration.kronecker import collect_kronecker
 from lit_compress.calibration.second_moments import collect_grams
 from lit_compress.calibration.sequential import refit_net
 from lit_compress.evaluation.divergence import divergence

@@ -42,10 +42,6 @@ class Int8Embedding(nn.Module):
         """Return the kind and the arguments of the constructor, as JSON."""
         return {"kind": self.kind, "num_embeddings": self.num_embeddings, "width": self.embedding_dim}
 
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self
-
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Map ids [...] to [..., width]."""
         return self.weight[ids].to(self.scale.dtype) * self.scale[ids][..., None]

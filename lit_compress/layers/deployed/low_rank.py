@@ -33,7 +33,7 @@ class LowRankLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     @classmethod
-    def from_factors(cls, linear: nn.Linear, left: torch.Tensor, right: torch.Tensor) -> LowRankLinear:
+    def from_factors(cls, linear: Any, left: torch.Tensor, right: torch.Tensor) -> LowRankLinear:
         """Return the layer with factors left [out, rank], right [rank, in] and the bias of ``linear``."""
         layer = cls(linear.in_features, linear.out_features, left.shape[1], bias=False)
         layer.left, layer.right, layer.bias = nn.Parameter(left), nn.Parameter(right), linear.bias
@@ -49,10 +49,6 @@ class LowRankLinear(nn.Module):
             "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
             "rank": self.rank, "bias": self.bias is not None,
         }  # fmt: skip
-
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""

@@ -44,10 +44,6 @@ class LowRankEmbedding(nn.Module):
             "rank": self.rank, "padding_idx": self.padding_idx,
         }  # fmt: skip
 
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self
-
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Map ids [...] to [..., width]."""
         return F.embedding(ids, self.left, self.padding_idx) @ self.right

@@ -77,10 +77,6 @@ class LowRankRowsLinear(nn.Module):
             weight += self.left @ self.right[: self.rank]
         return weight.index_add_(0, self.index.long(), self.right[self.rank :])
 
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""
         right = F.pad(self.right, (0, 0, 0, -(self.rank + self.rows) % 8))

@@ -60,10 +60,6 @@ class NarrowNorm(nn.Module):
         """Return the weights that count beside those of the sites: the matrix W_R of the residual path."""
         return [] if self.weight is None else [self.weight]
 
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self
-
     def link(self, net: nn.Module) -> None:
         """Do without zeros in the whole ``net`` if every sub-layer ends in dense, dropout and norm of one module."""
         norms = {name: norm for name, norm in net.named_modules() if isinstance(norm, NarrowNorm)}
@@ -159,10 +155,6 @@ class NarrowLinear(nn.Module):
     def counted_weights(self) -> list[torch.Tensor]:
         """Return the weights that count beside those of the sites: the table of positions."""
         return [] if self.table is None else [self.table.weight]
-
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., at least in_features] to [..., lead + out_features], heads padded."""

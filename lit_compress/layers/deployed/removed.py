@@ -35,10 +35,6 @@ class Removed(nn.Module):
         features = {} if self.bias is None else {"features": len(self.bias)}
         return {"kind": self.kind, "returns": self.returns, **features}
 
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self
-
     def forward(self, *args: torch.Tensor, **kwargs: Any) -> Any:
         """Accept the arguments of the removed module and return what ``returns`` says."""
         x = args[0] if args else kwargs["hidden_states"]

@@ -44,10 +44,6 @@ class SizedLinear(nn.Module):
             "bias": self.bias is not None,
         }  # fmt: skip
 
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""
         return F.linear(x, self.weight, self.bias)

@@ -31,10 +31,6 @@ class SizedEmbedding(nn.Module):
         """Return the kind and the arguments of the constructor, as JSON."""
         return {"kind": self.kind, "num_embeddings": self.num_embeddings, "width": self.embedding_dim}
 
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self
-
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Map ids [...] to [..., width]."""
         return F.embedding(ids, self.weight)
@@ -58,10 +54,6 @@ class SizedNorm(nn.Module):
     def spec(self) -> dict[str, Any]:
         """Return the kind and the arguments of the constructor, as JSON."""
         return {"kind": self.kind, "width": self.width, "eps": self.eps}
-
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise x [..., width]."""

@@ -46,7 +46,7 @@ class StackedLowRankLinear(nn.Module):
 
     @classmethod
     def from_factors(
-        cls, linear: nn.Linear, left: torch.Tensor, right: torch.Tensor, first: str, readers: int
+        cls, linear: Any, left: torch.Tensor, right: torch.Tensor, first: str, readers: int
     ) -> StackedLowRankLinear:
         """Return the layer with left [out, rank] and the bias of ``linear``; ``right`` [rank, in] goes to the first."""
         layer = cls(linear.in_features, linear.out_features, left.shape[1], False, first, readers)
@@ -70,10 +70,6 @@ class StackedLowRankLinear(nn.Module):
             "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features, "rank": self.rank,
             "bias": self.bias is not None, "first": self.first, "readers": self.readers,
         }  # fmt: skip
-
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [..., in_features] to [..., out_features]."""

@@ -42,10 +42,6 @@ class StreamBlock(nn.Module):
         """Return the weights that count beside those of the sites: the matrices ``middle`` and ``end``."""
         return [turn.weight for turn in (getattr(self, "middle", None), getattr(self, "end", None)) if turn is not None]
 
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self
-
     def forward(self, hidden_states: torch.Tensor, **settings: Any) -> torch.Tensor:
         """Map [batch, length, width of the first basis] to [batch, length, width of the last]."""
         opt = hasattr(self, "fc1")
@@ -86,7 +82,3 @@ class NarrowEmbedding(nn.Embedding):
     def spec(self) -> dict[str, Any]:
         """Return the kind and the arguments of :meth:`adopt`, as JSON."""
         return {"kind": self.kind, "width": self.embedding_dim}
-
-    def fuse(self) -> nn.Module:
-        """Return the cheapest layer with the same outputs: itself."""
-        return self

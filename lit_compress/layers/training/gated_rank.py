@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lit_compress.layers.deployed.low_rank import LowRankLinear
+from lit_compress.layers.training.low_rank_sparse import as_linear
 
 
 class GatedRankLinear(LowRankLinear):
@@ -32,8 +33,5 @@ class GatedRankLinear(LowRankLinear):
         open_ = self.z > 0
         left, right = self.left[:, open_].contiguous(), self.right[open_] * self.z[open_, None]
         if left.numel() + right.numel() < self.in_features * self.out_features:
-            return LowRankLinear.from_factors(self, left, right)  # type: ignore[arg-type]
-        linear = nn.Linear(self.in_features, self.out_features, device="meta")
-        linear.weight = nn.Parameter((left.double() @ right.double()).to(left.dtype))
-        linear.bias = self.bias  # type: ignore[assignment]
-        return linear
+            return LowRankLinear.from_factors(self, left, right)
+        return as_linear((left.double() @ right.double()).to(left.dtype), self.bias)

@@ -12,6 +12,14 @@ from lit_compress.layers.deployed.low_rank import LowRankLinear
 from lit_compress.layers.deployed.low_rank_rows import LowRankRowsLinear
 
 
+def as_linear(weight: torch.Tensor, bias: nn.Parameter | None) -> nn.Linear:
+    """Return the Linear of ``weight`` [out, in] and ``bias`` [out]."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight)
+    linear.register_parameter("bias", bias)
+    return linear
+
+
 class LowRankSparseLinear(nn.Module):
     """y = left (right x) + sparse x + bias, in place of y = W x + bias with W [out, in] = left @ right + sparse.
 
@@ -37,7 +45,7 @@ class LowRankSparseLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     @classmethod
-    def from_factors(cls, linear: nn.Linear, left: torch.Tensor, right: torch.Tensor) -> LowRankSparseLinear:
+    def from_factors(cls, linear: Any, left: torch.Tensor, right: torch.Tensor) -> LowRankSparseLinear:
         """Return the layer for ``linear`` with left [out, rank], right [rank, in] and sparse = W - left @ right."""
         layer = cls(linear.in_features, linear.out_features, 0, bias=False)
         weight, layer.rank, layer.bias = linear.weight.detach(), left.shape[1], linear.bias
@@ -63,12 +71,10 @@ class LowRankSparseLinear(nn.Module):
         kept = self.sparse.ne(0).any(1)  # a sum could cancel
         stored = self.rank * (self.in_features + self.out_features) + int(kept.sum()) * self.in_features
         if stored >= self.out_features * self.in_features:
-            linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
             low_rank = 0.0 if self.left is None or self.right is None else self.left @ self.right
-            linear.weight, linear.bias = nn.Parameter(low_rank + self.sparse), self.bias  # type: ignore[assignment]
-            return linear
+            return as_linear(low_rank + self.sparse, self.bias)
         if self.left is not None and self.right is not None and not kept.any():
-            return LowRankLinear.from_factors(self, self.left.detach(), self.right.detach())  # type: ignore[arg-type]
+            return LowRankLinear.from_factors(self, self.left.detach(), self.right.detach())
         return LowRankRowsLinear.from_rows(self.left, self.right, self.sparse, kept, self.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

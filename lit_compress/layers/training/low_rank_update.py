@@ -32,7 +32,7 @@ class LowRankUpdate(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the updated matrix [out, in], which is summed only where it is not used by ``F.linear``."""
-        updated = weight.as_subclass(_Updated)  # type: ignore[arg-type]
+        updated = weight.as_subclass(_Updated)
         updated.update = self
         return updated
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lit_compress.layers.training.low_rank_sparse import LowRankSparseLinear
+from lit_compress.layers.training.low_rank_sparse import LowRankSparseLinear, as_linear
 
 
 class MaskedLinear(nn.Module):
@@ -102,9 +102,7 @@ class BlockMaskedLinear(nn.Module):
     @torch.no_grad()
     def zeroed(self) -> nn.Linear:
         """Return the Linear whose masked blocks are zero."""
-        linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        linear.weight, linear.bias = nn.Parameter(self._product(self.mask)), self.bias  # type: ignore[assignment]
-        return linear
+        return as_linear(self._product(self.mask), self.bias)
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(net)``."""

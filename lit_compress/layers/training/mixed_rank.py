@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from lit_compress.layers.deployed.low_rank import LowRankLinear
@@ -39,7 +38,7 @@ class MixedRankLinear(LowRankLinear):
     z: tuple[bool, ...] = (False,)
 
     @classmethod
-    def from_factors(cls, linear: nn.Linear, left: torch.Tensor, right: torch.Tensor) -> MixedRankLinear:
+    def from_factors(cls, linear: Any, left: torch.Tensor, right: torch.Tensor) -> MixedRankLinear:
         """Return the layer with these factors and the bias and (frozen) weight of ``linear``."""
         layer = super().from_factors(linear, left, right)
         assert isinstance(layer, MixedRankLinear)
@@ -49,7 +48,7 @@ class MixedRankLinear(LowRankLinear):
 
     def fuse(self) -> LowRankLinear:
         """Return the deployed layer, which has the factors only."""
-        return LowRankLinear.from_factors(self, self.left.detach(), self.right.detach())  # type: ignore[arg-type]
+        return LowRankLinear.from_factors(self, self.left.detach(), self.right.detach())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [b, ..., in] to [b, ..., out]; with two coins each half of dim 0 has its own."""

@@ -114,10 +114,10 @@ class ProjectedLinear(nn.Module):
             "gates_out": 0 if self.z_out is None else len(self.z_out), "form": self.form,
         }  # fmt: skip
 
-    def matrix(self) -> torch.Tensor:
-        """Return the projection as [n, n]."""
-        assert self.projection is not None
-        return self.projection if self.form == "dense" else torch.block_diag(*self.projection)
+    def projected(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the projection as [n, n] and its bias [n]."""
+        assert self.projection is not None and self.shift is not None
+        return self.projection if self.form == "dense" else torch.block_diag(*self.projection), self.shift
 
     def _project(self, x: torch.Tensor) -> torch.Tensor:
         assert self.projection is not None and self.shift is not None

@@ -12,13 +12,22 @@ Xia, Zhong, Chen 2022, Eqs. of section 3.1; each gate [groups, size] multiplies,
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_compress.layers import GatedLinear, GatedNorm
 from lit_compress.models.cut import SUBLAYER_GATES
-from lit_compress.models.sites import get_removable, gives_states, of_kind, stream_norm, sublayers
+from lit_compress.models.sites import (
+    get_removable,
+    gives_states,
+    module_at,
+    of_kind,
+    size_at,
+    stream_norm,
+    sublayers,
+    weights_at,
+)
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size, Weights
 
@@ -42,7 +51,7 @@ def gate_shapes(net: PreTrainedModel, gates: Collection[str]) -> dict[str, tuple
         "attention_layer": (len(attentions), 1),
         "ffn_layer": (len(ffns), 1),
         "heads": (len(attentions), attentions[0].heads),
-        "neurons": (len(ffns), net.get_submodule(ffns[0].sites["down"]).in_features),
+        "neurons": (len(ffns), size_at(net, ffns[0].sites["down"])[1]),
         "hidden": (1, net.config.hidden_size),
     }
     return {name: shape for name, shape in shapes.items() if name in gates}
@@ -54,9 +63,9 @@ def gated_size(net: PreTrainedModel, gates: Collection[str]) -> Size:
     parts, width = sublayers(net), net.config.hidden_size
     for kind, (layer, unit) in SUBLAYER_GATES.items():
         for group, part in enumerate(of_kind(parts, kind)):
-            number = sum(net.get_submodule(name).weight.numel() for name in part.sites.values())
+            number = weights_at(net, part.sites.values())
             factors = []
-            units = part.heads if kind == "attention" else net.get_submodule(part.sites["down"]).in_features
+            units = part.heads if kind == "attention" else size_at(net, part.last)[1]
             for name, size in ((layer, 1), (unit, units), ("hidden", width)):
                 if name in gates:
                     factors.append((name, 0 if name == "hidden" else group))
@@ -74,15 +83,14 @@ def least_units(gates: Collection[str]) -> dict[str, int]:
 def gate_net(net: PreTrainedModel, gates: Collection[str]) -> None:
     """Replace the modules that ``gates`` multiply by gated layers, in place; :func:`set_gates` gives them values."""
     for part in sublayers(net):
-        last = part.sites["o" if part.kind == "attention" else "down"]
         layer, unit = SUBLAYER_GATES[part.kind]
         if {layer, unit, "hidden"} & set(gates):
-            replace(net, last, GatedLinear(net.get_submodule(last)))
+            replace(net, part.last, GatedLinear(net.get_submodule(part.last)))
         if part.norm and {layer, "hidden"} & set(gates):
-            replace(net, part.norm, GatedNorm(net.get_submodule(part.norm)))  # type: ignore[arg-type]
+            replace(net, part.norm, GatedNorm(module_at(net, part.norm, nn.LayerNorm)))
     if "hidden" in gates:
         name = stream_norm(net)
-        replace(net, name, GatedNorm(net.get_submodule(name), first=True))  # type: ignore[arg-type]
+        replace(net, name, GatedNorm(module_at(net, name, nn.LayerNorm), first=True))
 
 
 def set_gates(net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
@@ -98,17 +106,16 @@ def set_gates(net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = 
     share = float((hidden > 0).float().mean()) if deterministic and hidden is not None else 1.0
     for kind, (name, unit) in SUBLAYER_GATES.items():
         for group, part in enumerate(of_kind(parts, kind)):
-            last: Any = net.get_submodule(part.sites["o" if kind == "attention" else "down"])
-            if not isinstance(last, GatedLinear):
+            if not isinstance(last := net.get_submodule(part.last), GatedLinear):
                 continue
             layer = z[name][group] if name in z else None
             if unit in z:
-                inputs = last.layer.in_features
+                _, inputs = size_at(last, "layer")
                 last.z_in = z[unit][group].repeat_interleave(inputs // z[unit].shape[1], output_size=inputs)
             if layer is not None or hidden is not None:
                 last.z_out = hidden if layer is None else layer if hidden is None else layer * hidden
             if part.norm and isinstance(norm := net.get_submodule(part.norm), GatedNorm):
                 norm.z, norm.z_layer, norm.share = hidden, layer, share
     if hidden is not None:
-        first: Any = net.get_submodule(stream_norm(net))
+        first = module_at(net, stream_norm(net), GatedNorm)
         first.z, first.share = hidden, share

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_compress.layers import GatedLinear
 from lit_compress.methods.cofi.cofi import CoFi, CoFiPruning, GatedPruning
@@ -34,7 +34,7 @@ from lit_compress.methods.cofi.gates import gate_net
 from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers
 from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.record import join_parts, parts_of
-from lit_compress.models.sites import find_sites, of_kind, sublayers
+from lit_compress.models.sites import find_sites, of_kind, sublayers, weights_at
 from lit_compress.models.surgery import Structure
 from lit_compress.numerics.foreach import joined, on_cpu
 from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, select_units
@@ -146,7 +146,7 @@ class OpenRows(RowSparsePruning):
         super().__init__(settings, share, low_rank)
         self.whole, self.ask, self.arrived = density, ask, arrived
 
-    def layers(self, net: PreTrainedModel) -> list[nn.Module]:
+    def layers(self, net: PreTrainedModel) -> list[Any]:
         """Return the layers with factors and sparse matrices, those inside gated layers too."""
         return [layer.layer if isinstance(layer, GatedLinear) else layer for layer in super().layers(net)]
 
@@ -270,7 +270,7 @@ class RowsAndGates(GatedPruning):
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with fewer heads, and with factors and some rows of what is left."""
         self.rows.check(net)
-        total = sum(net.get_submodule(site.name).weight.numel() for site in find_sites(net))  # type: ignore
+        total = weights_at(net, [site.name for site in find_sites(net)])
         if self.density >= 1:
             return net
         return keep_rows_evenly(super().outline(net), self.rows.ranks, keep_count(self.rows.whole, total))

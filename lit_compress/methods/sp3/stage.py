@@ -42,6 +42,7 @@ from lit_compress.numerics.schedules import linear_to
 from lit_compress.stages.base import StageContext
 from lit_compress.stages.distillation import Distillation
 from lit_compress.stages.gated import GatedStage, GatedTraining, average_gradients, check_gates, same_draws
+from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.progress import track
 from lit_compress.utils.sharding import sum_over_ranks
@@ -211,7 +212,7 @@ class ProjectedStage(GatedStage):
         trainer = method.trainer
         data, shared = trainer.datamodule, trainer.world_size > 1
         batches = data.calibration_dataloader(min(settings.examples, data.train_size()), settings.calibration_seed)
-        net.to(trainer.strategy.root_device)
+        move(net, trainer.strategy.root_device)
         grams = collect_grams(
             net, batches, settings.tokens, settings.calibration_seed, settings.group,
             method.kind.run, method.kind.masks,
@@ -226,7 +227,7 @@ class ProjectedStage(GatedStage):
             return bases
 
         bases = shared_bases(net, make, settings.group) if shared else make()
-        net.to("cpu")
+        move(net, "cpu")
         return bases
 
     def attach(self, net: PreTrainedModel) -> None:
@@ -236,8 +237,8 @@ class ProjectedStage(GatedStage):
             self._slots = GateSlots(net, self.form)
             self._rms = get_architecture(net).rms
             sublayers = reversed(self.form.residual_stream(net).sublayers)
-            firsts = {sublayer.host: sublayer for sublayer in sublayers}.values()
-            self._entries = [(sublayer.reads, net.get_submodule(sublayer.norm)) for sublayer in reversed(firsts)]
+            firsts = reversed({sublayer.host: sublayer for sublayer in sublayers}.values())
+            self._entries: list[tuple[int, Any]] = [(part.reads, net.get_submodule(part.norm)) for part in firsts]
 
     def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
         """Give the layers the values of the gates."""
@@ -286,8 +287,8 @@ class ProjectedStage(GatedStage):
             z = {n: gate.sample() if n in self._active else self._open(gate) for n, gate in self.gates.items()}
         self.set_gates(self._net[0], z)
         terms = method.objective(method.logits(batch), batch, distil=self.distil)
-        parameters = [*self.log_alphas.values(), self.linear, self.quadratic, self.map]
-        size = torch.stack([0 * p.sum() for p in parameters]).sum()  # DDP needs all gradients
+        parameters = (*self.log_alphas.values(), self.linear, self.quadratic, self.map)
+        size = torch.stack([0 * p.sum() for p in parameters if p is not None]).sum()  # DDP needs all gradients
         if self._active:
             log_alphas = {n: a if n in self._active else a.detach() for n, a in self.log_alphas.items()}
             size = size + lagrangian(self.size.density(log_alphas), self.target(step), self.linear, self.quadratic)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.models.residual_stream import has_head_projections, residual_stream
-from lit_compress.models.sites import head_width
+from lit_compress.models.sites import head_width, size_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +35,7 @@ class Bases:
 def relative_positions(net: PreTrainedModel) -> int:
     """Return how many relative positions the attentions of ``net`` project to queries and keys (DeBERTa); else 0."""
     relative = getattr(net.config, "relative_attention", False)
-    return net.base_model.encoder.rel_embeddings.num_embeddings if relative else 0
+    return size_at(net.base_model, "encoder.rel_embeddings")[1] if relative else 0
 
 
 def identity_bases(net: PreTrainedModel, group: int = 1) -> Bases:

@@ -15,15 +15,17 @@ P_out are in the weights already, and there is a W_R only where the basis change
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from lit_compress.layers import (
+    BasisChange,
     NarrowEmbedding,
     NarrowLinear,
     NarrowNorm,
+    ProjectedLinear,
     ProjectedNorm,
     Removed,
     SizedEmbedding,
@@ -39,8 +41,9 @@ from lit_compress.models.residual_stream import (
     has_head_projections,
     residual_stream,
 )
-from lit_compress.models.sites import base_prefix, has, head_attributes
+from lit_compress.models.sites import base_prefix, has, head_attributes, module_at
 from lit_compress.models.surgery import fill, replace, set_attributes
+from lit_compress.utils.devices import move
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,7 +77,7 @@ def _site(module: ProjectedNorm | StreamNorm) -> _Site:
         return _Site(z[kept, None] * pick, zero[kept], read * ratio**0.5, zero, module.eps * ratio)
     p_in, p_out, shift = (p.detach().double() for p in (module.p_in, module.p_out, module.shift))
     write, read, beta = z[kept, None] * p_in[kept], p_out[:, kept] * z[kept], module.bias.detach().double()
-    if module.norm == "padded_layernorm":
+    if module.scale is not None and module.offset is not None:
         scale, offset = (p.detach().double()[kept] for p in (module.scale, module.offset))
         return _Site(write, (z * shift)[kept], read * scale, beta + read @ offset, module.eps, d)
     return _Site(write, (z * shift)[kept], read * ratio**0.5, beta, module.eps * ratio)
@@ -88,9 +91,8 @@ def fold_projections(net: PreTrainedModel) -> PreTrainedModel:
     """
     dtype = net.dtype
     stream = residual_stream(net, group_of(net))
-    first = net.get_submodule(stream.sites[0].norms[0])
-    if isinstance(first, (ProjectedNorm, StreamNorm)):
-        sites = [_site(net.get_submodule(place.norms[0])) for place in stream.sites]  # type: ignore[arg-type]
+    norms = [net.get_submodule(place.norms[0]) for place in stream.sites]
+    if sites := [_site(norm) for norm in norms if isinstance(norm, ProjectedNorm | StreamNorm)]:
         _fuse_stream(net, stream, sites)
     else:
         d = net.config.hidden_size
@@ -98,19 +100,17 @@ def fold_projections(net: PreTrainedModel) -> PreTrainedModel:
         sites = [_Site(one, zero, one, zero, 0.0)] * len(stream.sites)
     relative = _take_positions(net)
     for sublayer in stream.sublayers:
-        lead = 0 if stream.pre_norm or not isinstance(first, ProjectedNorm) else sites[sublayer.reads].width
+        lead = 0 if stream.pre_norm or not isinstance(norms[0], ProjectedNorm) else sites[sublayer.reads].width
         if sublayer.kind == "ffn":
             _fuse_ffn(net, sublayer, sites, lead)
         elif has_head_projections(net):
-            if relative is not None:
-                _fuse_positions(net, sublayer.linears, relative)
-            _fuse_attention(net, sublayer, sites, lead)
+            _fuse_attention(net, sublayer, sites, lead, relative)
         else:
             for role, read in sublayer.roles.items():
                 replace(net, sublayer.linears[role], _reader(net, sublayer.linears[role], sites[read]))
             weight, bias = plain(net.get_submodule(sublayer.linears["o"]))
             replace(net, sublayer.linears["o"], _writer(weight, bias, sites[sublayer.writes]))
-    return net.to(dtype)
+    return move(net, dtype)
 
 
 # ------------------------------------------------------------------------------------------------ stream
@@ -131,7 +131,7 @@ def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site
         for number, name in enumerate(place.tables):
             _fuse_table(net, name, site, site.shift if number == 0 else torch.zeros_like(site.shift))
     for sublayer in stream.group_ends:
-        weight = net.get_submodule(sublayer.junction).weight.double()  # type: ignore[operator]
+        weight = module_at(net, sublayer.junction, BasisChange).weight.double()
         kept = sites[sublayer.reads].write.ne(0).any(0)
         replace(
             net, sublayer.junction, SizedLinear.from_tensors((sites[sublayer.writes].write @ weight)[:, kept], None)
@@ -146,14 +146,13 @@ def _fuse_stream(net: PreTrainedModel, stream: ResidualStream, sites: list[_Site
 
 def _fuse_table(net: PreTrainedModel, name: str, site: _Site, shift: Tensor) -> None:
     """Fold one table of embeddings; a subclass of nn.Embedding keeps its own forward."""
-    table: nn.Embedding = net.get_submodule(name)  # type: ignore[assignment]
+    table = module_at(net, name, nn.Embedding)
     weight = table.weight.double() @ site.write.mT + shift / getattr(table, "embed_scale", 1.0)
     if type(table) is nn.Embedding:
-        table = SizedEmbedding(*weight.shape)  # type: ignore[assignment]
-        replace(net, name, table)
+        replace(net, name, SizedEmbedding(*weight.shape))
     else:
         NarrowEmbedding.adopt(table, site.width)
-    fill(table, weight=weight)
+    fill(net.get_submodule(name), weight=weight)
 
 
 def _reader(net: PreTrainedModel, name: str, site: _Site) -> NarrowLinear:
@@ -169,7 +168,7 @@ def _moved(weight: Tensor, bias: Tensor | None, site: _Site) -> Tensor | None:
     return weight @ site.beta + bias
 
 
-def _writer(weight: Tensor, bias: Tensor | None, site: _Site, **places: int | str) -> NarrowLinear:
+def _writer(weight: Tensor, bias: Tensor | None, site: _Site, **places: Any) -> NarrowLinear:
     """Return a folded Linear that writes to ``site``."""
     return _narrow(site.write @ weight, None if bias is None else site.write @ bias, **places)
 
@@ -181,23 +180,29 @@ def _gate(values: Tensor | None, size: int) -> Tensor:
     return torch.ones(size).double() if values is None else values.double()
 
 
-def _fuse_attention(net: PreTrainedModel, sublayer: StreamSubLayer, sites: list[_Site], lead: int) -> None:
-    q, v, o = (net.get_submodule(sublayer.linears[role]) for role in "qvo")
-    heads, d, alive = q.heads, q.out_features, _gate(o.z_out, 1)  # type: ignore
-    z_q = _gate(q.z_out, d).view(heads, -1)  # type: ignore
-    z_v = alive.ne(0) * _gate(v.z_out, d).view(heads, -1)  # type: ignore
+def _fuse_attention(
+    net: PreTrainedModel, sublayer: StreamSubLayer, sites: list[_Site], lead: int, positions: Tensor | None
+) -> None:
+    """Fold an attention; q and k store their products with the relative ``positions`` [rows, d]."""
+    q, v, o = (module_at(net, sublayer.linears[role], ProjectedLinear) for role in "qvo")
+    heads, d, alive = q.heads, q.out_features, _gate(o.z_out, 1)
+    z_q = _gate(q.z_out, d).view(heads, -1)
+    z_v = alive.ne(0) * _gate(v.z_out, d).view(heads, -1)
     used = z_v.gt(0).any(1)  # heads with an open direction; below, directions open in any head
     in_scores, in_values = z_q.gt(0).any(0), z_v.gt(0).any(0)
 
     def rows(role: str, directions: Tensor, z: Tensor) -> None:
-        layer, site = net.get_submodule(sublayer.linears[role]), sites[sublayer.roles[role]]
-        weight, bias = plain(layer)
-        bias = _moved(weight, bias, site)
+        layer, site = module_at(net, sublayer.linears[role], ProjectedLinear), sites[sublayer.roles[role]]
+        weight, own_bias = plain(layer)
+        bias = _moved(weight, own_bias, site)
+        products = (
+            None if positions is None or role == "v" else positions @ weight.mT + (0 if own_bias is None else own_bias)
+        )
         picked, z = (used[:, None] & directions).flatten(), z.flatten()
         weight, bias = (z[:, None] * (weight @ site.read))[picked], None if bias is None else (z * bias)[picked]
         new = _narrow(weight, bias, side="out", heads=int(used.sum()), head_width=d // heads)
-        if hasattr(layer, "positions"):
-            new.add_positions(layer.positions[:, picked])
+        if products is not None:
+            new.add_positions((_gate(layer.z_out, products.shape[1]) * products)[:, picked])
         replace(net, sublayer.linears[role], new)
 
     rows("q", in_scores, z_q)
@@ -205,8 +210,9 @@ def _fuse_attention(net: PreTrainedModel, sublayer: StreamSubLayer, sites: list[
     rows("v", in_values, z_v)
     weight, bias = plain(o)
     picked = (used[:, None] & in_values).flatten()
-    bias = alive * (weight @ o.shift.double() + (0 if bias is None else bias))  # type: ignore
-    weight = alive * (weight @ o.matrix().double()[:, picked])  # type: ignore
+    projection, shift = (tensor.double() for tensor in o.projected())
+    bias = alive * (weight @ shift + (0 if bias is None else bias))
+    weight = alive * (weight @ projection[:, picked])
     new = _writer(
         weight, bias, sites[sublayer.writes], lead=lead, side="in", heads=int(used.sum()), head_width=d // heads
     )
@@ -220,30 +226,21 @@ def _take_positions(net: PreTrainedModel) -> Tensor | None:
     """Return DeBERTa's relative positions [rows, d], float64, and replace their table by one of width 0.
 
     Every attention multiplies them by its query and key matrices, whose inputs have another basis now. So each stores
-    these products (_fuse_positions), and returns them for an input of width 0.
+    these products (_fuse_attention), and returns them for an input of width 0.
     """
     if not getattr(net.config, "relative_attention", False):
         return None
-    encoder = net.base_model.encoder
+    encoder: Any = net.base_model.encoder
     positions = encoder.get_rel_embedding().double()
     encoder.rel_embeddings = SizedEmbedding(len(positions), 0)
     encoder.LayerNorm = Removed("input")
     return positions
 
 
-def _fuse_positions(net: PreTrainedModel, names: dict[str, str], positions: Tensor) -> None:
-    """Store the gated queries and keys of the relative positions [rows, d] in an attention's q and k layers."""
-    for role in "qk":
-        layer = net.get_submodule(names[role])
-        weight, bias = plain(layer)
-        assert bias is not None
-        layer.positions = _gate(layer.z_out, len(weight)) * (positions @ weight.mT + bias)  # type: ignore
-
-
 def _fuse_ffn(net: PreTrainedModel, sublayer: StreamSubLayer, sites: list[_Site], lead: int) -> None:
-    down = net.get_submodule(sublayer.linears["down"])
-    alive = _gate(down.z_out, 1)  # type: ignore
-    z = alive.ne(0) * _gate(down.z_in, down.in_features)  # type: ignore
+    down = module_at(net, sublayer.linears["down"], ProjectedLinear)
+    alive = _gate(down.z_out, 1)
+    z = alive.ne(0) * _gate(down.z_in, down.in_features)
     kept = z > 0
     for role, read in sublayer.roles.items():
         new, rows = _reader(net, sublayer.linears[role], sites[read]), kept.repeat(len(parts_of(role)))
@@ -253,7 +250,7 @@ def _fuse_ffn(net: PreTrainedModel, sublayer: StreamSubLayer, sites: list[_Site]
     replace(net, sublayer.linears["down"], _writer(weight, bias, sites[sublayer.writes], lead=lead))
 
 
-def _narrow(weight: Tensor, bias: Tensor | None, **places: int | str) -> NarrowLinear:
-    layer = NarrowLinear(weight.shape[1], weight.shape[0], bias is not None, **places)  # type: ignore[arg-type]
+def _narrow(weight: Tensor, bias: Tensor | None, **places: Any) -> NarrowLinear:
+    layer = NarrowLinear(weight.shape[1], weight.shape[0], bias is not None, **places)
     fill(layer, weight=weight, bias=bias)
     return layer

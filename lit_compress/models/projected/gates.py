@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -13,7 +13,7 @@ from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.projected.bases import relative_positions
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import ResidualStream, has_head_projections, residual_stream
-from lit_compress.models.sites import head_width
+from lit_compress.models.sites import head_width, size_at
 from lit_compress.numerics.gate_budget import Size, Weights
 from lit_compress.utils.errors import UserError
 
@@ -59,7 +59,7 @@ class ProjectionSpec:
                 f"model.backbone: sp3 changes the basis of the last hidden states of {net.config.model_type}, for "
                 "which this task asks; nearest: a net whose norms stand after the sub-layers, or LPAF"
             )
-        valid = GATES if has_head_projections(net) else _ROTARY
+        valid: tuple[str, ...] = GATES if has_head_projections(net) else _ROTARY
         if stream.fixed:
             valid = tuple(name for name in valid if name != "hidden")
         if wrong := [name for name in self.gates if name not in valid]:
@@ -93,7 +93,7 @@ def gate_shapes(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) -
 def _shapes(net: PreTrainedModel, stream: ResidualStream) -> dict[str, tuple[int, int]]:
     """Return name of a gate -> (groups, units) for all gates, used or not, the skipped sites included."""
     attentions, networks, wide = len(stream.attentions), len(stream.networks), head_width(net, "encoder")
-    neurons = net.get_submodule(stream.networks[0].linears["down"]).in_features
+    _, neurons = size_at(net, stream.networks[0].linears["down"])
     return {
         "hidden": (len(stream.sites), net.config.hidden_size), "qk": (attentions, wide), "vo": (attentions, wide),
         "neurons": (networks, neurons), "heads": (attentions, net.config.num_attention_heads),
@@ -131,8 +131,7 @@ def gated_size(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) ->
                 inner = ("qk" if role in "qk" else "vo", i)
                 products.append(weights(1, ("hidden", read), inner, *whole))
             else:
-                layer = net.get_submodule(sublayer.linears[role])
-                products.append(weights(layer.in_features if role == "o" else layer.out_features, ("hidden", read)))
+                products.append(weights(size_at(net, sublayer.linears[role])[role == "o"], ("hidden", read)))
         if positions := relative_positions(net):  # every attention stores its queries and keys of them
             products += [weights(positions, ("qk", i), *whole)] * 2
     for i, sublayer in enumerate(stream.networks):
@@ -171,7 +170,7 @@ class GateSlots:
             if "qk" in z:
                 sublayer["q"].z_out = z["qk"][i]
             if "heads" in z:
-                v = sublayer["v"]
+                v: Any = sublayer["v"]
                 heads = z["heads"][i].repeat_interleave(v.out_features // v.heads)
                 v.z_out = heads * z["vo"][i] if "vo" in z else heads
             elif "vo" in z:

@@ -21,7 +21,7 @@ basis and have no gates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,10 @@ from lit_compress.models.architectures import get_architecture
 from lit_compress.models.projected.bases import Bases
 from lit_compress.models.projected.gates import ProjectionSpec
 from lit_compress.models.residual_stream import ResidualStream, has_head_projections
+from lit_compress.models.sites import module_at, size_at
 from lit_compress.models.surgery import fill, replace
 from lit_compress.numerics.pca import block_diagonal, site_projections
+from lit_compress.utils.devices import move
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,7 +60,7 @@ def insert_projections(net: PreTrainedModel, bases: Bases, form: ProjectionSpec 
         _turn(net, stream, axes) if stream.pre_norm else _project_norms(net, stream, axes, form)
     if has_head_projections(net):
         for sublayer, *projections in zip(stream.attentions, bases.query, bases.key, bases.value, strict=True):
-            d = net.get_submodule(sublayer.linears["q"]).out_features
+            d, _ = size_at(net, sublayer.linears["q"])
             for role, projection, side, gates in zip(
                 "qkvo",
                 (*projections, projections[-1].mT),
@@ -69,15 +71,15 @@ def insert_projections(net: PreTrainedModel, bases: Bases, form: ProjectionSpec 
                 matrix = block_diagonal(projection) if form.heads == "dense" else projection
                 _put(net, sublayer.linears[role], matrix, side, heads, 0, int(gates), form.heads)
     for sublayer in stream.networks:
-        neurons = net.get_submodule(sublayer.linears["down"]).in_features * ("neurons" in form.gates)
+        neurons = size_at(net, sublayer.linears["down"])[1] * ("neurons" in form.gates)
         _put(net, sublayer.linears["down"], None, None, 1, neurons, int("ffn_layer" in form.gates))
-    return net.to(dtype).train(net.training)
+    return move(net, dtype).train(net.training)
 
 
-def _put(net: PreTrainedModel, name: str, projection: Tensor | None, *sizes: object) -> None:
+def _put(net: PreTrainedModel, name: str, projection: Tensor | None, *sizes: Any) -> None:
     """Replace a Linear by one with a projection and gates."""
-    old = net.get_submodule(name)
-    new = ProjectedLinear(old.in_features, old.out_features, old.bias is not None, *sizes)  # type: ignore[arg-type]
+    old: Any = net.get_submodule(name)
+    new = ProjectedLinear(old.in_features, old.out_features, old.bias is not None, *sizes)
     fill(new, weight=old.weight, bias=old.bias, projection=projection)
     replace(net, name, new)
 
@@ -85,9 +87,9 @@ def _put(net: PreTrainedModel, name: str, projection: Tensor | None, *sizes: obj
 def _project_norms(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor], form: ProjectionSpec) -> None:
     """Replace LayerNorms after residual sums by projections (post-norm nets)."""
     for i, (place, u) in enumerate(zip(stream.sites, axes, strict=True)):
-        old = net.get_submodule(place.norms[0])
+        old = module_at(net, place.norms[0], nn.LayerNorm)
         p_in, p_out = site_projections(u, old.weight)
-        site = ProjectedNorm(old.weight.numel(), _eps(old), form.norm if i >= form.skip else "rms")
+        site = ProjectedNorm(old.weight.numel(), old.eps, form.norm if i >= form.skip else "rms")
         fill(site, p_in=u.mT if site.norm == "padded_layernorm" else p_in, p_out=p_out, bias=old.bias)
         replace(net, place.norms[0], site)
 
@@ -99,7 +101,7 @@ def _turn(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor]) 
     writes = [u.mT - u.mean(0)[:, None] if centred else u.mT for u in axes]  # U^T R
     for place in stream.sites:
         for name in place.tables:
-            table = net.get_submodule(name)
+            table = module_at(net, name, nn.Embedding)
             fill(table, weight=table.weight.double() @ writes[0].mT)
     for sublayer in stream.sublayers:
         for role in sublayer.roles:
@@ -132,15 +134,14 @@ def _absorb(net: PreTrainedModel, name: str, norm: nn.Module, axes: Tensor) -> N
     replace(net, name, new)
 
 
-def plain(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+def plain(layer: Any) -> tuple[Tensor, Tensor | None]:
     """Return weight and bias of a Linear, multiplied by the projection of its outputs if it has one, in float64."""
-    weight = layer.weight.double()  # type: ignore[operator]
-    bias = None if layer.bias is None else layer.bias.double()  # type: ignore[operator]
+    weight, bias = layer.weight.double(), None if layer.bias is None else layer.bias.double()
     if getattr(layer, "side", None) == "out":
-        projection, shift = layer.matrix().double(), layer.shift.double()  # type: ignore[operator]
+        projection, shift = (tensor.double() for tensor in layer.projected())
         weight, bias = projection @ weight, shift if bias is None else projection @ bias + shift
     return weight, bias
 
 
-def _eps(norm: nn.Module) -> float:
-    return getattr(norm, "eps", None) or norm.variance_epsilon  # type: ignore[return-value]
+def _eps(norm: Any) -> float:
+    return getattr(norm, "eps", None) or norm.variance_epsilon

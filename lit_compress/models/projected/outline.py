@@ -14,6 +14,7 @@ from lit_compress.layers import NarrowNorm, SizedEmbedding, SizedLinear, StreamB
 from lit_compress.models.projected.gates import DIMENSIONS, ProjectionSpec, gated_size
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import has_head_projections
+from lit_compress.models.sites import linear_at, size_at
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size
 from lit_compress.numerics.search import largest
@@ -68,7 +69,7 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[
         for kind, sublayers in (("attention", stream.attentions), ("ffn", stream.networks)):
             for i, sublayer in enumerate(sublayers):
                 for role, name in sublayer.linears.items():
-                    old = net.get_submodule(name)
+                    old = linear_at(net, name)
                     gate = "neurons" if kind == "ffn" else "qk" if role in "qk" else "vo"
                     own = gate in kept and (kind == "ffn" or has_head_projections(net))
                     last = role == sublayer.last
@@ -77,11 +78,11 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[
                     inner = (units or old.in_features) if last else widths[sublayer.roles[role]]
                     out = widths[sublayer.writes] if last else (units or old.out_features)
                     shifted = not last and shifts[sublayer.norm]
-                    put(name, int(inner), int(out), old.bias is not None or shifted)  # type: ignore[arg-type]
+                    put(name, inner, out, old.bias is not None or shifted)
         if gated:
             for place, width in zip(stream.sites, widths, strict=True):
                 for name in place.tables:
-                    replace(net, name, SizedEmbedding(net.get_submodule(name).weight.shape[0], width))  # type: ignore
+                    replace(net, name, SizedEmbedding(size_at(net, name)[1], width))
             written = {sublayer.writes: widths[sublayer.reads] for sublayer in stream.sublayers}
             for i, place in enumerate(stream.sites):
                 before = 0 if stream.pre_norm else written.get(i, 0)
@@ -92,7 +93,7 @@ def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[
             for sublayer in stream.group_ends:
                 put(sublayer.junction, widths[sublayer.reads], widths[sublayer.writes], False)
             if stream.reader:
-                reader = net.get_submodule(stream.reader)
+                reader = linear_at(net, stream.reader)
                 shifted = shifts[stream.sites[-1].norms[-1]]
-                put(stream.reader, widths[-1], int(reader.out_features), reader.bias is not None or shifted)  # type: ignore
+                put(stream.reader, widths[-1], reader.out_features, reader.bias is not None or shifted)
     return net
