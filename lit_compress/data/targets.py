@@ -123,6 +123,6 @@ def vectors_of(net: Any, batches: Iterable[dict[str, torch.Tensor]], task: Task)
     net, vectors, rows = net.to(device).eval(), [], []
     for batch in batches:
         moved = to_device(batch, device)
-        vectors.append(kind.logits(net(**kind.inputs(net, moved)), moved)[:, 0].float().cpu())
+        vectors.append(kind.logits(kind.run(net, moved), moved)[:, 0].float().cpu())
         rows.append(batch["index"])
     return torch.cat(vectors)[torch.cat(rows).argsort()]

@@ -281,10 +281,12 @@ class Ending:
     def __init__(self, net: BlockNet, states: Callable[[], Iterator[Tensor]]) -> None:
         self._net, self._states = net, states()
 
-    def __call__(self, **inputs: Tensor) -> Any:
+    def forward(self, **inputs: Tensor) -> Any:
         """Return the outputs of the next batch, or of its first rows."""
         rows = len(next(iter(inputs.values())))
         return self._net.finish(inputs, next(self._states)[:rows])
+
+    __call__ = forward
 
     @property
     def config(self) -> PreTrainedConfig:

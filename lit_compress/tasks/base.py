@@ -10,6 +10,7 @@ Data (``label_of``, ``encode``), methods (``logits``, ``counted``, ``observe``) 
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -215,7 +216,9 @@ class TaskType:
             batch: its examples.
             options: further arguments of the forward.
         """
-        inputs = self.inputs(net, batch)
+        inputs, takes = self.inputs(net, batch), signature(net.forward).parameters
+        if "use_cache" in {**takes, **(signature(net.base_model.forward).parameters if "kwargs" in takes else {})}:
+            options["use_cache"] = False  # keys and values of all blocks, which only writing reads
         return run_to_output_layer(net, inputs, **options) if self.over_vocabulary else net(**inputs, **options)
 
     def logits(self, output: Any, batch: dict[str, Tensor]) -> Any:

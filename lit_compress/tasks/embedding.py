@@ -160,7 +160,7 @@ class Embedding(TaskType):
 
     def outputs(self, net: PreTrainedModel, batch: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase) -> Tensor:
         """Return the vectors as the model makes them, [b, texts, width]."""
-        return self._vectors(net(**self.inputs(net, batch)), batch).float()
+        return self._vectors(self.run(net, batch), batch).float()
 
     def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
         """Update the metrics with vectors, cosines of pairs, or queries and documents."""

@@ -52,6 +52,15 @@ def test_a_net_survives_its_folder(kind, family, tmp_path):
     assert type(load_finetuned(str(tmp_path), task)) is type(net)
 
 
+@pytest.mark.parametrize(("kind", "family"), PAIRS)
+def test_no_forward_keeps_the_keys_and_values_of_all_blocks(kind, family, monkeypatch):
+    """Only writing reads them."""
+    task = OF_KIND[kind]
+    net, of = make_net(family, task.name).eval(), task_type(task)
+    monkeypatch.setattr("transformers.cache_utils.Cache.__init__", lambda *_, **__: pytest.fail("a cache was made"))
+    of.run(net, _batch(kind))
+
+
 def test_a_family_without_the_head_is_refused(tmp_path):
     save_net(make_net("opt"), tmp_path)
     with pytest.raises(UserError, match="architecture opt, which has no head for tagging; task 'conll2003' needs"):
