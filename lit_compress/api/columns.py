@@ -32,14 +32,14 @@ class Columns:
         task: a task of the package, which has its own columns.
         kind: type of the task.
         text: name of the column of the texts, or names of several.
-        label: name of the column of the labels.
+        label: name of the column of the labels, or names of columns of 0 and 1, one for each label.
         labels: names of the classes, in order of their numbers.
     """
 
     task: str | None = None
     kind: str | None = None
     text: str | Sequence[str] | None = None
-    label: str | None = None
+    label: str | Sequence[str] | None = None
     labels: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
@@ -52,7 +52,8 @@ class Columns:
     def options(self) -> dict[str, Any]:
         """Return the options of the commands that say the same."""
         text = [self.text] if isinstance(self.text, str) else self.text and list(self.text)
-        values = {"kind": self.kind, "label": self.label}
+        one = self.label is None or isinstance(self.label, str)
+        values = {"kind": self.kind, "label": self.label if one else json.dumps(self.label)}
         lists = {"text": text, "labels": self.labels and [str(label) for label in self.labels]}
         words = {name: value for name, value in values.items() if value is not None}
         words |= {name: json.dumps(value) for name, value in lists.items() if value}
@@ -83,15 +84,21 @@ def choose_columns(
     kind = given.kind or _kind(config, rows, label)
     if kind not in CLASSES:
         return replace(given, kind=kind)
+    if kind == MultiLabel.name and (label is None or not isinstance(label, str)):  # a column for each label
+        head = (_head_names(config) if trained else None) or []
+        order = head if set(head) == set(label or head) and set(head) <= set(names) else None
+        return replace(given, kind=kind, text=given.text or _texts(rows, label), labels=given.labels or order)
     label = label or next((name for name in names if hasattr(rows.features[name], "names")), None)
     chosen = replace(given, kind=kind, text=given.text or _texts(rows, label), label=label)
-    if kind == "regression" or given.labels or label is None:
+    if kind == "regression" or given.labels or not isinstance(label, str):
         return chosen
     return replace(chosen, labels=_labels(splits, kind, label, config, trained))
 
 
-def _kind(config: PreTrainedConfig | None, rows: Dataset, label: str | None) -> str:
+def _kind(config: PreTrainedConfig | None, rows: Dataset, label: str | Sequence[str] | None) -> str:
     """Return the type of task: that of the model's head, or what the labels are."""
+    if not (label is None or isinstance(label, str)):
+        return MultiLabel.name
     feature = rows.features.get(label) if label else None
     architecture = ((config and config.architectures) or [""])[0]
     usual = next((name for name, kind in KINDS.items() if architecture.endswith(kind.suffix)), "classification")
@@ -106,14 +113,15 @@ def _kind(config: PreTrainedConfig | None, rows: Dataset, label: str | None) -> 
     return "regression" if usual in CLASSES and (head or numbers) else usual
 
 
-def _texts(rows: Dataset, label: str | None) -> Sequence[str]:
+def _texts(rows: Dataset, label: str | Sequence[str] | None) -> Sequence[str]:
     """Return the columns of the texts: usual names, or the only column of texts.
 
     Raises:
         UserError: none or several could be meant.
     """
     texts = [name for name, feature in rows.features.items() if getattr(feature, "dtype", "") in _STRINGS]
-    texts = [name for name in texts if name not in (label, "id", "idx")]
+    labels = [label] if label is None or isinstance(label, str) else label
+    texts = [name for name in texts if name not in (*labels, "id", "idx")]
     for names in TEXTS:
         if set(names) <= set(texts):
             return names

@@ -48,7 +48,7 @@ def factorize(
     task: str | None = None,
     kind: str | None = None,
     text: str | Sequence[str] | None = None,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     device: str | torch.device | None = None,
     **options: Any,
 ) -> Compressed:
@@ -66,7 +66,8 @@ def factorize(
         kind: type of the user's own task, by default that of the model's head: classification, regression, tagging,
             span_qa, summarization, language_modelling, embedding, reranking, multi_label.
         text: name of the column of texts, or names of two; None where the names are usual, or there is one.
-        label: name of the column of labels; None where it is called so.
+        label: name of the column of labels, or names of columns of 0 and 1, one for each label; None where it is
+            called so.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; None for the accelerator if there is one.
         **options: those of ``factorize`` and ``fit``, e.g. ``weighting="fisher"``, ``**{"data.batch_size": 8}``.
 
@@ -103,7 +104,7 @@ def compress(
     task: str | None = None,
     kind: str | None = None,
     text: str | Sequence[str] | None = None,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     device: str | torch.device | None = None,
     **options: Any,
 ) -> Compressed:
@@ -158,7 +159,7 @@ def evaluate(
     task: str | None = None,
     kind: str | None = None,
     text: str | Sequence[str] | None = None,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     device: str | torch.device | None = None,
     **options: Any,
 ) -> dict[str, float]:
@@ -222,7 +223,7 @@ def compare(
     task: str | None = None,
     kind: str | None = None,
     text: str | Sequence[str] | None = None,
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     device: str | torch.device | None = None,
     **options: Any,
 ) -> Compared:

@@ -39,9 +39,8 @@ def resolve_configs(args: list[str]) -> list[str]:
     method when it reads which one is meant. Every name after ``--config`` is replaced by its file or config;
     ``--data.task`` chooses the row of a recipe.
     """
-    configs, chosen, options, task = [], [], [], last_value(args, "--data.task")
-    if task is None and any(arg.startswith("--data.custom.") for arg in args):
-        task = CUSTOM  # only this task has columns and labels of the user's
+    configs, chosen, options, task = [], [], [], named_task(args)
+    if task is not None and last_value(args, "--data.task") is None:
         options.append(f"--data.task={task}")
     words = iter(args)
     for word in words:
@@ -64,6 +63,12 @@ def resolve_configs(args: list[str]) -> list[str]:
     if task is None and path and Path(path).expanduser().is_file() and not any(map(_names_task, configs[1::2])):
         options.append(f"--data.task={CUSTOM}")
     return [*configs, *chosen, *options]
+
+
+def named_task(args: list[str]) -> str | None:
+    """Return the task that options name; only ``custom`` has columns and labels of the user's."""
+    given = any(arg.startswith("--data.custom.") for arg in args)
+    return last_value(args, "--data.task") or (CUSTOM if given else None)
 
 
 def after_configs(args: list[str], words: list[str]) -> list[str]:

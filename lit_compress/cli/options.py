@@ -216,6 +216,7 @@ class CommandLine(LightningCLI):
         given, found = self.config.data, init.data.record  # later commands need what was found
         if init.data.task == CUSTOM:
             given.custom.labels, given.custom.numbered = list(found.labels), found.numbered
+            given.custom.label = list(found.label_columns) or given.custom.label
         if found.kind == "embedding":
             given.pooling, given.normalize = found.pooling.tokens, found.pooling.normalize
         init.data.teacher = init.model.teacher or self.origin or init.model.backbone

@@ -8,6 +8,7 @@ import os
 import warnings
 from typing import NoReturn
 
+from lit_compress.cli.arguments import named_task
 from lit_compress.cli.exporting import typed_choices
 from lit_compress.cli.options import CommandLine
 from lit_compress.utils.devices import current_device
@@ -87,7 +88,9 @@ def parse_one_shot(parser: Parser, args: list[str], command: str) -> tuple[argpa
     parser.add_argument(
         "--device", help="cpu, cuda, mps, xpu, ... (default the accelerator if there is one)", metavar="NAME"
     )
-    parser.add_argument("--data.task", dest="task", required=True, help="task of the fine-tuned model, e.g. sst2")
+    task = named_task(args)
+    meaning = "task of the fine-tuned model, e.g. sst2"
+    parser.add_argument("--data.task", dest="task", required=task is None, help=meaning)
     parser.epilog = "Further options are those of fit, e.g. --data.path DIR, --data.batch_size 16."
     given, rest = parser.parse_known_args(args)
     typed = {option[2:] for action in parser._actions for option in action.option_strings if option[:2] == "--"}
@@ -95,7 +98,7 @@ def parse_one_shot(parser: Parser, args: list[str], command: str) -> tuple[argpa
     short = [f"--{option}={value}" for option, value in values.items() if value is not None]
     model = given.model if isinstance(given.model, str) else given.model[0]
     method = _method_of(given, rest) if command == "factorize" else "FWSVD"
-    shared = ["--model", method, f"--model.backbone={model}", f"--data.task={given.task}"]
+    shared = ["--model", method, f"--model.backbone={model}", f"--data.task={task}"]
     short += [f"--export.{name}={value}" for name, value in typed_choices(given).items() if name not in SHORT]
     short += [f"--device={given.device}"] if given.device else []
     cli = CommandLine([*shared, *short, *rest], command, (name for name in vars(given) if name in typed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,8 +64,9 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
 
     answered = task.spans.null_threshold is None  # True: rows without an answer are refused
     key = short_hash(
-        FORMAT, source.key(), task.kind, task.text, task.label, task.labels, task.numbered, answered, labelled
-    )
+        FORMAT, source.key(), task.kind, task.text, task.label_columns or task.label, task.labels, task.numbered,
+        answered, labelled,
+    )  # fmt: skip
     folder = build_once(cache_folder() / f"rows-{key}", partial(_write, task, source, labelled))
     rows = datasets.Dataset.from_file(str(folder / "rows.arrow"))
     facts = json.loads((folder / "facts.json").read_text())
@@ -77,8 +78,8 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
     if labelled and not optional and task.label and task.label not in rows.column_names:
         names = facts["names"]
         missing = f"no labels (all are {UNLABELLED})"
-        if task.label not in names:
-            missing = f"no column '{task.label}' ({nearest(task.label, names)})"
+        if absent := _absent(task, names):
+            missing = f"no column '{absent[0]}' ({nearest(absent[0], names)})"
         raise UserError(
             f"{source.where} has {missing}; only predict, and factorize with drawn or exact labels, read rows without "
             "labels"
@@ -118,10 +119,14 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
     kind, table = task_type(task), source.read()
     if table.names is not None:
         need_columns(task, source.where, table.names)
-    rows = enumerate(table.rows, start=1)
+    rows = enumerate(map(partial(_with_label, task), table.rows), start=1)
     number, row = next(rows, (0, {}))
     if not number:
         raise UserError(f"{source.where} is empty (0 rows)")
+    names = dict.fromkeys([*(table.names or ()), *row])
+    if labelled and len(absent := _absent(task, names)) < len(task.label_columns):
+        for name in absent:
+            raise UserError(f"{source.where} has no column '{name}'; {nearest(name, names)}")
     is_plain = task.label in task.text  # plain text is its own label, and has empty lines
     given = task.label in row and not _is_secret(task, row[task.label])
     has_labels = given and (labelled or is_plain)
@@ -133,7 +138,6 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
     schema = pa.schema([*fields, (task.label, kind.label_type())] if has_labels and not is_plain else fields)
     ids: dict[str, int] = {}
     empty: dict[str, list[int]] = {}  # text column -> number of rows without text, the first such row
-    names = dict.fromkeys([*(table.names or ()), *row])
     with pa.OSFile(str(folder / "rows.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         while number:
             chunk: list[dict[str, Any]] = []
@@ -150,6 +154,17 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
                 number, row = next(rows, (0, {}))
             stream.write_table(pa.Table.from_pylist(chunk, schema=schema))
     (folder / "facts.json").write_text(json.dumps({"names": list(names), "empty": empty}))
+
+
+def _absent(task: Task, names: Collection[str]) -> list[str]:
+    """Return the columns of labels that are not among ``names``."""
+    return [name for name in task.label_columns or (task.label,) if name not in names]
+
+
+def _with_label(task: Task, row: Row) -> Row:
+    """Return a row with the values of its columns of 0 and 1, if there are such, as one label: {column: value}."""
+    flags = {name.strip(): row[name] for name in task.label_columns if name in row}
+    return row | {task.label: flags} if flags else row
 
 
 def _row(task: Task, where: str, row: Row, has_labels: bool, labelled: bool) -> Row:

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lit_compress.data.label_columns import checked_columns, find_columns
 from lit_compress.data.lines import check_encoding
 from lit_compress.data.sources import Source, custom_sources
 from lit_compress.tasks import KINDS
-from lit_compress.tasks.classification import fraction_line, label_name, whole_number
+from lit_compress.tasks.classification import Classification, fraction_line, label_name, whole_number
 from lit_compress.tasks.records import Custom, Task
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
@@ -48,12 +49,24 @@ def custom_task(settings: Custom, path: str | None, seed: int, encoding: str | N
             f"{', '.join(kind.columns)}"
         )
     label = settings.label or (text[0] if kind.label in kind.columns else kind.label)  # plain text is its own label
+    columns: tuple[str, ...] = ()
+    if isinstance(label, list):
+        columns, label = checked_columns(kind, label), kind.label
     draft = Task(
         "custom", settings.kind, text, (), (), None, length=kind.length, max_length=kind.max_length, label=label,
-        configuration=settings.configuration,
+        configuration=settings.configuration, label_columns=columns,
     )  # fmt: skip
     labels = tuple(label.strip() for label in settings.labels or ()) if kind.classes else ()
     numbered = True
+    if settings.label is None and (kind.own_columns or (isinstance(kind, Classification) and not labels)):
+        draft = replace(draft, label_columns=find_columns(draft, path, labels, seed, encoding))
+    if draft.label_columns:
+        labels = labels or tuple(name.strip() for name in draft.label_columns)
+        if {*labels} != {name.strip() for name in draft.label_columns}:
+            raise UserError(
+                f"data.custom.labels: {', '.join(labels)}: labels with a column each are called like these; give "
+                f"{', '.join(draft.label_columns)}, in any order, or leave it out"
+            )
     if kind.classes and not labels:
         sources = custom_sources(draft, path, ["train"], seed, encoding)
         if "train" not in sources:

@@ -130,7 +130,8 @@ def _read_parquet(task: Task, where: str, file: Path, encoding: str) -> Rows:
         raise readable(error) from error
     names = source.schema_arrow.names
     check_types(task, where, source.schema_arrow)
-    columns = [n for n in dict.fromkeys((*task.text, task.label, "id", "idx", *task_type(task).extras)) if n in names]
+    wanted = (*task.text, *task.label_columns, task.label, "id", "idx", *task_type(task).extras)
+    columns = [name for name in dict.fromkeys(wanted) if name in names]
 
     def rows() -> Iterator[Row]:
         try:

@@ -57,6 +57,7 @@ class TaskType:
         columns, label: default names of the columns, for the user's own task.
         texts: smallest and largest number of text columns.
         classes: True if the labels are classes with names.
+        own_columns: True if every class may have a column of its own, with a 0 or 1.
         problem: the ``problem_type`` of configurations whose head has one, by which transformers chooses its loss.
         one_label: True if an example has one distribution, or number.
         lists: True if rows with the same first text are one list, which splits and draws keep whole.
@@ -81,7 +82,7 @@ class TaskType:
     columns: tuple[str, ...] = ("text",)
     label = "label"
     texts = (1, 1)
-    classes = False
+    classes = own_columns = False
     problem: str | None = None
     one_label = False
     lists = False

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lit_compress.tasks.base import Columns
-from lit_compress.tasks.classification import Classification, class_number
-from lit_compress.utils.errors import UserError
+from lit_compress.tasks.classification import Classification, class_number, whole_number
+from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +35,7 @@ class MultiLabel(Classification):
     name = "multi_label"
     problem = "multi_label_classification"
     one_label = False
+    own_columns = True
     label = "labels"
 
     def label_type(self) -> pa.DataType:
@@ -45,6 +46,8 @@ class MultiLabel(Classification):
 
     def label_of(self, task: Task, where: str, row: dict[str, Any]) -> Any:
         """Return the class numbers of a row, in order."""
+        if isinstance(row[task.label], dict):
+            return [number for number, name in enumerate(task.labels) if _is_on(where, name, row[task.label])]
         labels = _listed(where, row[task.label])
         if (flags := _flags(where, labels, len(task.labels))) is not None:
             return [number for number, on in enumerate(flags) if on]
@@ -52,6 +55,8 @@ class MultiLabel(Classification):
 
     def classes_in(self, where: str, label: Any) -> list[Any]:
         """Return the labels of a row, whose names become classes; 0 and 1 for every label have no names."""
+        if isinstance(label, dict):
+            return list(label)
         labels = _listed(where, label)
         if len(labels) > 1 and _are_flags(labels):
             raise UserError(f"{where} is {labels!r:.60}, 0 or 1 for every label; name the labels by data.custom.labels")
@@ -113,13 +118,38 @@ class MultiLabel(Classification):
         return "One logit per label; its probability is sigmoid(logit):\n\n" + super().meaning(task)
 
 
+def flag(value: Any) -> bool | None:
+    """Return the truth value of 0 or 1, however it is written (1.0, "1", True, "true"); None for anything else."""
+    text = whole_number(str(value).strip().lower())
+    return {"0": False, "1": True, "false": False, "true": True}.get(text)
+
+
+def _is_on(where: str, name: str, flags: dict[str, Any]) -> bool:
+    """Return whether a row has the label ``name``, if it has a 0 or 1 for each.
+
+    Raises:
+        UserError: there is none for this label, or another value.
+    """
+    if name not in flags:
+        raise UserError(f"{where} has no '{name}'; {nearest(name, flags)}")
+    if (on := flag(flags[name])) is None:
+        value = "null" if is_missing(flags[name]) else f"{flags[name]!r:.60}"
+        raise UserError(f"{where}: '{name}' is {value}; give 0 or 1")
+    return on
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a cell is empty: null, or the NaN that pandas makes of it."""
+    return value is None or value != value
+
+
 def _listed(where: str, label: Any) -> list[Any]:
     """Return the labels of a list; of a text written like a list, or with ``|``, ``;`` or ``,`` between its labels.
 
     Raises:
         UserError: the label is null.
     """
-    if label is None or label != label:
+    if is_missing(label):
         raise UserError(f"{where}: the label is null; write [] if the row has no label")
     if not isinstance(label, str):
         return list(label) if isinstance(label, list | tuple) else [label]

@@ -63,7 +63,7 @@ class Custom:
         text: name of the text column, or names of several in brackets; without it, by kind, text, or tokens,
             question and context, document, query and document.
         label: name of the label column; without it, by kind, label, or labels, tags, answers, summary, or none for
-            embedding.
+            embedding. For multi_label also names of several in brackets: one 0 or 1 for each label, named like it.
         labels: names of the classes in order of their numbers; without it those of the training rows.
         numbered: whether 0, 1, ... in a file are the classes in that order, if these have other names; without it,
             where labels or a table of the library datasets gives the order.
@@ -73,7 +73,7 @@ class Custom:
 
     kind: KindName = "classification"
     text: list[str] | str | None = None
-    label: str | None = None
+    label: list[str] | str | None = None
     labels: list[str] | None = None
     numbered: bool | None = None
     configuration: str | None = None
@@ -95,6 +95,7 @@ class Task:
         length: median number of tokens of a validation example, at which FLOPs and latency are measured.
         max_length: longest input in tokens; longer ones are truncated.
         label: name of the column of the labels, or of the reference texts.
+        label_columns: names of columns that have a 0 or 1 for one label each, in place of ``label`` (multi_label).
         spans: how answer spans are found (span_qa).
         writing: how texts are generated (summarization).
         pooling: how vectors are made (embedding); neither this nor the next is in ``repr``.
@@ -117,6 +118,7 @@ class Task:
     pooling: Pooling = field(default=Pooling(), repr=False)
     numbered: bool = field(default=True, repr=False)
     configuration: str | None = field(default=None, repr=False)
+    label_columns: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def num_labels(self) -> int:

@@ -65,6 +65,8 @@ def custom_files(place: Path) -> None:
     csv("sentences.csv", "sentence", rows)
     csv("scores.csv", "left,right,score", [f"{text},{rows[0]},{i % 7}" for i, text in enumerate(rows)])
     csv("answers.csv", "query,document,label", [f"{WORDS[i // 4]},{text},{i % 2}" for i, text in enumerate(rows)])
+    flags = [f"{i % 2},{i // 2 % 2},{i % 3 % 2}" for i in range(60)]
+    csv("comments.csv", "comment_text,toxic,insult,threat", [",".join(row) for row in zip(rows, flags, strict=True)])
     custom = {
         "tagged": [{"tokens": text, "tags": " ".join("OX"[j % 2] for j in range(len(text.split())))} for text in rows],
         "questions": [{"question": "the", "context": f"0 {text}", "answers": "0"} for text in rows],

@@ -1,0 +1,280 @@
+"""Labels with a column of 0 and 1 each, as in Jigsaw's comments: found or named, in all formats, one-line errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+
+import pytest
+from mistakes import fails
+from tiny import WORDS, make_net
+
+import lit_compress as lc
+from lit_compress.__main__ import main
+from lit_compress.data.custom import custom_task
+from lit_compress.data.datamodule import DataModule
+from lit_compress.data.sources import load_split_files
+from lit_compress.tasks.records import Custom, task_name
+from lit_compress.utils.errors import UserError
+
+NAMES = ["toxic", "severe_toxic", "insult"]
+KIND = ["--data.custom.kind", "multi_label", "--data.custom.text", "comment_text"]
+
+
+def rows_of(count, seed=0):
+    """Rows as Jigsaw has them; a label is on if one of its words is in the text."""
+    rng, rows = random.Random(seed), []
+    for number in range(count):
+        words = rng.choices(WORDS, k=rng.randint(2, 9))
+        on = {name: int(WORDS[i] in words or WORDS[i + 3] in words) for i, name in enumerate(NAMES)}
+        rows.append({"id": f"{number:04x}", "comment_text": " ".join(words), **on})
+    return rows
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def settings(label=None, labels=None, kind="multi_label"):
+    return Custom(kind, text="comment_text", label=label, labels=labels)
+
+
+def labels_in(file, **asked):
+    """Return the record of a file, and the labels of its rows as names."""
+    task = custom_task(settings(**asked), str(file), 0)
+    rows = load_split_files(task, str(file), ["train"], whole=True)["train"]
+    return task, [[task.labels[number] for number in on] for on in rows[task.label]]
+
+
+def expected(rows):
+    return [[name for name in NAMES if row[name] in (1, "1", 1.0, True, "True")] for row in rows]
+
+
+def write(form, folder, rows):
+    """Write rows in a format."""
+    from datasets import Dataset
+
+    table, file = Dataset.from_list(rows), folder / f"data.{form}"
+    match form:
+        case "csv":
+            write_csv(file, rows)
+        case "jsonl":
+            file.write_text("\n".join(map(json.dumps, rows)))
+        case "json":
+            file.write_text(json.dumps({name: [row[name] for row in rows] for name in rows[0]}))
+        case "parquet":
+            table.to_parquet(file)
+        case "saved":
+            table.save_to_disk(file)
+    return file
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "json", "parquet", "saved"])
+def test_every_format_is_read_and_the_labels_are_named_by_the_columns(tmp_path, form):
+    rows = rows_of(20)
+    file = write(form, tmp_path, rows)
+    for asked in ({}, {"label": NAMES}):
+        task, found = labels_in(file, **asked)
+        assert task.labels == task.label_columns == tuple(NAMES) and found == expected(rows)
+
+
+@pytest.mark.parametrize("values", [(0, 1), (0.0, 1.0), (False, True), ("0", "1"), ("0.0", "1.0"), ("False", "True")])
+def test_0_and_1_however_they_are_written(tmp_path, values):
+    rows = rows_of(20)
+    file = write("jsonl", tmp_path, [row | {name: values[row[name]] for name in NAMES} for row in rows])
+    assert labels_in(file)[1] == expected(rows)
+
+
+def test_columns_that_are_named_choose_and_order_the_labels(tmp_path):
+    file = write("parquet", tmp_path, rows_of(20))
+    assert custom_task(settings(label=["insult", "toxic"]), str(file), 0).labels == ("insult", "toxic")
+    order = ["insult", "toxic", "severe_toxic"]
+    task, found = labels_in(file, label=NAMES, labels=order)
+    assert task.labels == tuple(order) and found == [sorted(on, key=order.index) for on in expected(rows_of(20))]
+    assert custom_task(settings(labels=order), str(file), 0).label_columns == tuple(order)
+
+
+def test_blanks_around_the_name_of_a_column_are_left_out(tmp_path):
+    rows = [
+        {("comment_text" if key == "comment_text" else f" {key}"): v for key, v in row.items()} for row in rows_of(12)
+    ]
+    file = write_csv(tmp_path / "data.csv", [{k: v for k, v in row.items() if k != " id"} for row in rows])
+    task, found = labels_in(file)
+    assert task.labels == tuple(NAMES) and found == expected(rows_of(12))
+
+
+def test_columns_are_found_only_if_no_other_could_be_meant(tmp_path):
+    rows = rows_of(12)
+    with_number = write("jsonl", tmp_path, [row | {"length": 7} for row in rows])
+    line = r"has no column 'labels'; if columns of 0 and 1 are the labels, give --data.custom.label '\[\"toxic\""
+    with pytest.raises(UserError, match=line):
+        labels_in(with_number)
+    assert labels_in(with_number, label=NAMES)[1] == expected(rows)
+    beside = write(
+        "csv", tmp_path, [row | {"labels": "toxic|insult" if i % 2 else "insult"} for i, row in enumerate(rows)]
+    )
+    assert labels_in(beside)[0].label_columns == () and labels_in(beside)[0].labels == ("insult", "toxic")
+
+
+def test_one_class_a_row_is_not_assumed(tmp_path):
+    file = write("csv", tmp_path, rows_of(12))
+    with pytest.raises(UserError, match=r"no column 'label'.*--data.custom.kind multi_label --data.custom.label"):
+        labels_in(file, kind="classification")
+
+
+@pytest.mark.parametrize(
+    ("label", "kind", "line"),
+    [
+        (["toxic"], "multi_label", r"data.custom.label: \[toxic\]: name two or more, each once"),
+        (["toxic", "toxic"], "multi_label", "name two or more, each once"),
+        (NAMES, "classification", "kind classification has one label column; several of 0 and 1 are for"),
+        (NAMES, "regression", "kind regression has one label column"),
+        (["toxic", "insullt"], "multi_label", "has no column 'insullt'; did you mean 'insult'"),
+        (["obscene", "threat"], "multi_label", "has no column 'obscene'"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_columns_that_cannot_be_meant_are_one_line(tmp_path, label, kind, line, form):
+    file = write(form, tmp_path, rows_of(12))
+    with pytest.raises(UserError, match=line):
+        labels_in(file, label=label, kind=kind)
+
+
+def test_labels_of_other_names_are_one_line(tmp_path):
+    file = write("csv", tmp_path, rows_of(12))
+    with pytest.raises(
+        UserError, match=r"data.custom.labels: a, b, c: labels with a column each are called like these"
+    ):
+        labels_in(file, label=NAMES, labels=["a", "b", "c"])
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("value", "line"), [(None, "'insult' is null"), (2, "'insult' is '?2"), (-1, "'insult' is '?-1")]
+)
+def test_a_cell_that_is_no_0_or_1_is_one_line(tmp_path, value, line, form):
+    rows = rows_of(12)
+    rows[4]["insult"] = value
+    file = write(form, tmp_path, rows)
+    with pytest.raises(UserError, match=f"row 5: {line}'?; give 0 or 1"):
+        labels_in(file, label=NAMES)
+    if value is None:  # a missing cell hides no column
+        with pytest.raises(UserError, match="row 5"):
+            labels_in(file)
+
+
+def test_a_row_without_the_column_is_one_line(tmp_path):
+    rows = rows_of(12)
+    del rows[4]["insult"]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match="row 5 has no 'insult'"):
+        labels_in(tmp_path / "data.jsonl", label=NAMES)
+
+
+def test_one_object_of_0_and_1_a_row_is_the_same(tmp_path):
+    """As nested columns: ``{"text": ..., "labels": {"toxic": 1, "insult": 0}}``."""
+    rows = rows_of(12)
+    nested = [{"comment_text": row["comment_text"], "labels": {name: row[name] for name in NAMES}} for row in rows]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, nested)))
+    task, found = labels_in(tmp_path / "data.jsonl")
+    assert sorted(task.labels) == sorted(NAMES) and [sorted(on) for on in found] == [
+        sorted(on) for on in expected(rows)
+    ]
+
+
+@pytest.fixture(scope="module")
+def place(tiny_backbone, tmp_path_factory):
+    """Comments as Jigsaw's, and a model that was fine-tuned on them, with its labels in another order."""
+    folder = tmp_path_factory.mktemp("columns")
+    (folder / "data").mkdir()
+    write_csv(folder / "data" / "train.csv", rows_of(48))
+    write_csv(folder / "data" / "validation.csv", rows_of(24, 1))
+    task = custom_task(settings(labels=[*reversed(NAMES)]), str(folder / "data"), 0)
+    model = shutil.copytree(tiny_backbone, folder / "model")
+    make_net("bert", task_name(task), dropout=0.0, initializer_range=0.3).save_pretrained(model)
+    return folder
+
+
+def by_lists(place, folder):
+    """The same data with lists of labels, which other tests compare with loops."""
+    folder.mkdir()
+    for split in ("train", "validation"):
+        rows = list(csv.DictReader((place / "data" / f"{split}.csv").open()))
+        lines = [
+            {"comment_text": row["comment_text"], "labels": on} for row, on in zip(rows, expected(rows), strict=True)
+        ]
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+def test_data_modules_make_the_batches_of_lists(place, tmp_path):
+    lists = by_lists(place, tmp_path / "lists")
+    one, other = (
+        DataModule("custom", str(place / "model"), str(path), custom=settings(labels=NAMES), batch_size=8)
+        for path in (place / "data", lists)
+    )
+    for data in (one, other):
+        data.setup("fit")
+    batches = [next(iter(data.train_dataloader())) for data in (one, other)]
+    assert batches[0].keys() == batches[1].keys()
+    assert all((batches[0][name] == batches[1][name]).all() for name in batches[0])
+
+
+def test_validate_predict_and_evaluate_a_model_of_another_order(place, tmp_path, capsys):
+    """The columns bring the names, so that the order of the model's labels does not matter to them."""
+    lists = by_lists(place, tmp_path / "lists")
+    found = []
+    for data in (place / "data", lists):
+        main(["validate", str(place / "model"), *KIND, "--data.path", str(data)])
+        found.append(capsys.readouterr().out.split(" (")[0])
+    assert found[0] == found[1] and "micro_f1" in found[0]
+    unscored = [row | dict.fromkeys(NAMES, -1) for row in rows_of(5)]  # as the test set of the competition
+    write_csv(tmp_path / "test.csv", unscored)
+    main(["predict", str(place / "model"), *KIND, "--data.path", str(tmp_path / "test.csv"),
+          "--output", str(tmp_path / "p")])  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "p").read_text().splitlines()]
+    assert len(lines) == 5 and lines[0]["id"] == "0000" and list(lines[0]["probabilities"]) == [*reversed(NAMES)]
+    from datasets import Dataset
+
+    rows = Dataset.from_list(rows_of(24, 1))
+    scores = lc.evaluate(str(place / "model"), data=rows)
+    assert scores == lc.evaluate(str(place / "model"), data=rows, label=NAMES)
+    assert f"{scores['micro_f1']:.6f}" in found[0]
+
+
+def test_another_order_of_the_head_names_the_option_that_solves_it(place, tmp_path, capsys):
+    line = fails(capsys, "factorize", place / "model", tmp_path / "out", *KIND, "--data.path", place / "data")
+    option = json.dumps([*reversed(NAMES)])
+    assert f"--data.custom.labels '{option}' uses it as it is" in line and not (tmp_path / "out").exists()
+    main(["factorize", str(place / "model"), str(tmp_path / "out"), *KIND, "--data.path", str(place / "data"),
+          "--data.custom.labels", option, "--density", "0.5"])  # fmt: skip
+    custom = json.loads((tmp_path / "out" / "report.json").read_text())["config"]["data"]["custom"]
+    assert custom["label"] == custom["labels"] == [*reversed(NAMES)]
+
+
+@pytest.mark.slow
+def test_a_run_and_what_is_done_with_it(place, tiny_backbone, tmp_path, capsys):
+    """The run keeps the columns: later commands and other files need no option."""
+    run = tmp_path / "run"
+    line = ["fit", "--model", "SVD", "--model.density", "0.5", "--model.backbone", str(tiny_backbone), *KIND,
+            "--data.path", str(place / "data"), "--run_dir", str(run), "--model.dense.epochs", "1",
+            "--model.retrain.epochs", "1", "--trainer.accelerator", "cpu"]  # fmt: skip
+    main(line)
+    main([*line, "--ckpt_path", "last"])  # the columns that were found are no other setting
+    metric = json.loads((run / "report.json").read_text())["compressed"]["metric"]
+    mixed = write_csv(tmp_path / "mixed.csv", [row | {"length": 7} for row in rows_of(24, 1)])
+    capsys.readouterr()
+    for target in (run, run / "export"):
+        main(["validate", str(target), "--data.path", str(mixed)])
+        assert f"{metric:.6f}" in capsys.readouterr().out
+    main(["export", str(run), str(tmp_path / "small"), "--format", "onnx"])
+    main(["predict", str(tmp_path / "small"), "--data.path", str(mixed), "--output", str(tmp_path / "p")])
+    lines = [json.loads(line) for line in (tmp_path / "p").read_text().splitlines()]
+    assert [line["given"] for line in lines] == expected(rows_of(24, 1))
+    assert list(lines[0]["probabilities"]) == NAMES
