@@ -77,6 +77,12 @@ FORMS = {
     "text": (page, "'model.safetensors' is no whole .*file; it begins with 'Entry not found'; download it again"),
     "gptq": (quantized(quantization_config={"quant_method": "gptq", "bits": 4}), r"is quantized \(gptq\); give the"),
     "fp8": (quantized(quantization_config={"quant_method": "fp8"}), r"is quantized \(fp8\)"),
+    "awq": (quantized(quantization_config={"quant_method": "awq", "bits": 4}), r"is quantized \(awq\); give the"),
+    "llm-compressor": (
+        quantized(quantization_config={"quant_method": "compressed-tensors", "format": "int-quantized"}),
+        r"is quantized \(compressed-tensors\)",
+    ),
+    "modelopt": (lambda folder: (folder / "hf_quant_config.json").write_text("{}"), r"is quantized \(modelopt\)"),
     "bnb": (quantized(quantization_config={"load_in_8bit": True}), r"is quantized \(bitsandbytes\)"),
     "mlx": (quantized(quantization={"group_size": 64, "bits": 4}), r"is quantized \(by its config.json\)"),
     "old gptq": (lambda folder: (folder / "quantize_config.json").write_text('{"bits": 4}'), r"is quantized \(gptq\)"),

@@ -1,0 +1,39 @@
+"""How vectors are made: as the folder of the teacher or of the backbone says, also if they are named."""
+
+from __future__ import annotations
+
+from lit_compress.data.datamodule import DataModule
+from lit_compress.data.targets import pooling_of
+from lit_compress.export.sentences import write_sentence_files
+from lit_compress.tasks.records import Custom
+from lit_compress.tasks.sentences import Pooling
+
+CLS, LAST = Pooling("cls", max_length=20), Pooling("lasttoken", normalize=False, max_length=20)
+
+
+def sentence_model(folder, pooling):
+    """Write the files of a sentence model, without its net."""
+    folder.mkdir()
+    write_sentence_files(folder, 32, 20, pooling)
+    return folder
+
+
+def test_the_way_of_the_teacher_counts(tmp_path, capsys):
+    one, other = sentence_model(tmp_path / "cls", CLS), sentence_model(tmp_path / "last", LAST)
+    (tmp_path / "plain").mkdir()
+    assert pooling_of(str(one)) == pooling_of(str(one), str(tmp_path / "plain")) == CLS
+    assert not capsys.readouterr().err
+    assert pooling_of(str(one), str(other)) == LAST
+    assert "vectors are made as model.teacher" in capsys.readouterr().err
+    assert pooling_of(str(tmp_path / "plain")) == Pooling()
+
+
+def test_a_named_model_pools_as_its_repository_says(hub, tmp_path, tiny_backbone):
+    (tmp_path / "texts.csv").write_text("text\n" + "a film\n" * 12)
+    files = {path.name: path.read_bytes() for path in tiny_backbone.iterdir()}
+    for name, pooling in (("me/cls", CLS), ("me/last", LAST)):
+        folder = sentence_model(tmp_path / name.replace("/", "-"), pooling)
+        hub.add(name, files | {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()})
+    asked = {"path": str(tmp_path / "texts.csv"), "custom": Custom("embedding")}
+    assert DataModule("custom", "me/cls", **asked).record.pooling == CLS
+    assert DataModule("custom", "me/cls", teacher="me/last", **asked).record.pooling == LAST
