@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import second_device  # now: a session of tests has a cache of its own, in which it would be compiled each time
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -80,8 +81,6 @@ def _run(args: list[str], errors: Path, environment: dict[str, str], met: tuple[
     import torch
 
     if "SECOND_DEVICE" in environment:
-        import second_device
-
         second_device.start(environment["SECOND_DEVICE"])
         torch.ops.second_device.refuse_float64(True)
     from lit_compress.__main__ import main
@@ -100,8 +99,6 @@ def _run(args: list[str], errors: Path, environment: dict[str, str], met: tuple[
 
 def second_device_library() -> str:
     """Return the library of the second device, compiled at its first use; skip where that cannot be."""
-    import second_device
-
     if reason := second_device.missing():
         pytest.skip(reason)
     return str(second_device.build())
@@ -132,8 +129,6 @@ def on_second_device(function: Callable[..., Any], *args: Any) -> Any:
 def _call(
     pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...], environment: dict[str, str], library: str
 ) -> None:
-    import second_device
-
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)

@@ -18,14 +18,44 @@ device. A call: an operator that runs on the device, one for a list of tensors. 
 those of the method's dense stage, which has no teacher. *Before*: the same script on commit 98f2225, where LPAF alone was counted.
 """
 
+ACCELERATOR = """## On an accelerator
+
+`python -m benchmarks.device.accelerator` runs every method in bf16-mixed on the accelerator of a machine and on its CPU, and LPAF, SecondOrder and
+SP3 on a BERT-base (random weights, batches of 32 texts of 60 to 120 words) for 200 steps in every stage. `tests/test_accelerator.py` runs it on the
+tests' second device.
+"""
+
 
 def rows_of(results: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
     """Return (method, stage) -> counts."""
     return {(result["method"], row["stage"]): row for result in results for row in result["rows"]}
 
 
+def accelerator() -> list[str]:
+    """Return the tables of an accelerator."""
+    found = load("device/accelerator")
+    if not found:
+        return [ACCELERATOR, "Not measured: no machine with an accelerator was there.\n"]
+    made = {part: [result for result in found if result["part"] == part] for part in ("contract", "steps")}
+    equal = [
+        [result["method"], row["net"], *(f"{row[name]:.3g}" for name in ("largest", "device", "rounding")),
+         ", ".join(f"{count} {dtype}" for dtype, count in row["products"].items())]
+        for result in made["contract"] for row in result["rows"]
+    ]  # fmt: skip
+    times = [
+        [result["method"], row["name"], str(row["steps"]), f"{row['seconds']:.1f}", f"{row['gpu_peak_mib']:.0f}"]
+        for result in made["steps"] for row in result["rows"]
+    ]  # fmt: skip
+    head = ["method", "net", "largest logit", "device - CPU, both bf16", "CPU: bf16 - float32", "matrix products"]
+    return [
+        ACCELERATOR, table(head, equal),
+        table(["method", "stage", "steps", "seconds", "peak memory so far, MiB"], times),
+        f"Made on {found[0]['hardware']['accelerator']}, torch {found[0]['versions']['torch']}.\n",
+    ]  # fmt: skip
+
+
 def sections() -> list[str]:
-    """Return the table."""
+    """Return the tables."""
     found = load("device")
     results = [result for result in found if not result["name"].endswith("before")]
     before = rows_of([result for result in found if result["name"].endswith("before")])
@@ -45,4 +75,5 @@ def sections() -> list[str]:
     header = ["method", "stage", "waits before", "waits", "at most before", "at most", "copies to the device",
               "to the host", "calls before", "calls",
               "of them the teacher's", "x dense"]  # fmt: skip
-    return [HEAD, table(header, rows), *([origin(results[0], "device", 1)] if results else [])]
+    made = [HEAD, table(header, rows), *([origin(results[0], "device", 1)] if results else [])]
+    return [*made, *accelerator()]

@@ -40,8 +40,13 @@ PROCESSES = ((1, "ddp"), (2, "ddp"), (4, "ddp"), (2, "fsdp2"), (4, "fsdp2"))
 WORDS = "a film of great bad warm dull charm wit the plot is so not very fine poor story cast and but".split()  # noqa: SIM905
 
 
-def write_inputs(folder: Path, width: int, layers: int = 2, words: tuple[int, int] = (6, 6)) -> None:
-    """Write a net with a tokenizer, and texts of so many ``words``, at least and at most."""
+def write_inputs(
+    folder: Path, width: int, layers: int = 2, words: tuple[int, int] = (6, 6), examples: int = 96
+) -> None:
+    """Write a net with a tokenizer, and ``examples`` texts of so many ``words``, at least and at most.
+
+    The first word says the class.
+    """
     from transformers import BertTokenizerFast
 
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
@@ -49,15 +54,17 @@ def write_inputs(folder: Path, width: int, layers: int = 2, words: tuple[int, in
     net = folder / "net"
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(net)
     made = timing.random_bert(
-        timing.MINILM, vocab_size=128, hidden_size=width, num_hidden_layers=layers, num_attention_heads=4,
-        intermediate_size=4 * width, max_position_embeddings=32,
+        timing.MINILM, vocab_size=128, hidden_size=width, num_hidden_layers=layers,
+        num_attention_heads=max(4, width // 64), intermediate_size=4 * width,
+        max_position_embeddings=max(32, words[1] + 2),
     )  # fmt: skip
     made.config.id2label = {0: "negative", 1: "positive"}
     made.config.label2id = {"negative": 0, "positive": 1}
     made.save_pretrained(net)
     rng = random.Random(0)
-    for split, rows in (("train", 96), ("validation", 16)):
-        lines = [{"sentence": " ".join(rng.choices(WORDS, k=rng.randint(*words))), "label": i % 2} for i in range(rows)]
+    for split, rows in (("train", examples), ("validation", 16)):
+        texts = [[("bad", "great")[i % 2], *rng.choices(WORDS, k=rng.randint(*words) - 1)] for i in range(rows)]
+        lines = [{"sentence": " ".join(text), "label": i % 2} for i, text in enumerate(texts)]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
