@@ -225,10 +225,10 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
             f"nearest: --data.task custom --data.custom.kind {known}"
         )
     if config.num_labels != task.num_labels:
-        raise UserError(
-            f"{what} has {config.num_labels} labels, {task.name} has {task.num_labels}; "
-            "give a model fine-tuned on this task"
-        )
+        mend = "give a model fine-tuned on this task"
+        if not task.labels:  # e.g. a reranker of two classes
+            mend = "nearest: --data.task custom --data.custom.kind classification"
+        raise UserError(f"{what} has {config.num_labels} labels, {task.name} has {task.num_labels}; {mend}")
     names = [str(name) for _, name in sorted((config.id2label or {}).items())]
     if not task.labels or _plain(names) == _plain(task.labels):
         return

@@ -137,7 +137,7 @@ def test_other_backbones_are_not(labels, folder, notes):
         ({0: "0", 1: "1"}, "its labels have no names"),
         ({0: "positive", 1: "negative"}, r"another order \(positive, negative\) than sst2 \(negative, positive\); g"),
         ({0: "bad", 1: "good"}, "has the labels bad, good; sst2 has negative, positive"),
-        ({0: "a", 1: "b", 2: "c"}, "has 3 labels, sst2 has 2"),
+        ({0: "a", 1: "b", 2: "c"}, "has 3 labels, sst2 has 2; give a model fine-tuned on this task"),
     ],
 )
 def test_labels_of_a_trained_head_are_those_of_the_task(labels, words, folder, notes):
@@ -148,6 +148,11 @@ def test_labels_of_a_trained_head_are_those_of_the_task(labels, words, folder, n
         return
     with pytest.raises(UserError, match=words):
         load_finetuned(str(folder), SST2)
+
+
+def test_a_cross_encoder_of_classes_is_no_reranker(folder):
+    with pytest.raises(UserError, match=r"has 2 labels, wiki_qa has 1; nearest: .*--data.custom.kind classification"):
+        load_finetuned(str(folder), get_task("wiki_qa"))
 
 
 def test_layers_of_ours_are_noticed(folder):
