@@ -16,6 +16,7 @@ from lit_compress.analysis.speed import BUSY, is_busy, programs_table, speed_fig
 from lit_compress.cli.targets import Target, find_target
 from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings, bench
 from lit_compress.export.modelling import MODULE
+from lit_compress.export.quantize import Feed, training_feeds
 from lit_compress.export.report import of_all
 from lit_compress.export.runtimes import RUNTIMES
 from lit_compress.models.own_code import trust_code
@@ -92,7 +93,13 @@ def bench_command(args: list[str], about: str | None) -> None:
     )  # fmt: skip
     output.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["lit_compress", "bench", *args])
-    result = bench(nets, settings, lambda found: write_json(output / FILE, {"command": command, **found}))
+
+    def texts(folder: Path) -> list[Feed]:
+        data = target.parse(rest, "bench").build().data
+        data.read_as(str(folder))
+        return training_feeds(data, "int8")
+
+    result = bench(nets, settings, lambda found: write_json(output / FILE, {"command": command, **found}), texts)
     _show(result, output)
     if result["stopped"]:
         raise KeyboardInterrupt

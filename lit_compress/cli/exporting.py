@@ -5,24 +5,24 @@ from __future__ import annotations
 import argparse
 import warnings
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 from lit_compress.evaluation.intervals import standard_error
-from lit_compress.export.choices import Choices
+from lit_compress.export.choices import Choices, Dtype
 from lit_compress.export.report import pivot_line
 
 LEAST_ORDER = 0.95  # Spearman's correlation below which the order of a program of 8-bit integers counts as lost
 LEAST_SHARE = 0.99  # of a metric without a standard error, below which it counts as lost
 
 
-def add_choices(parser: argparse.ArgumentParser, programs: bool = True) -> None:
-    """Add the options that :func:`typed_choices` reads; ``programs``: also those of nets that a run exports."""
-    kept = "; default: as the run was made" if programs else ""
-    if programs:
-        parser.add_argument(
-            "--format", choices=("hf", "onnx", "torch", "openvino"),
-            help="also write model.onnx, model.pt2 or openvino_model.xml, which run without transformers (hf: none)",
-        )  # fmt: skip
+def add_choices(parser: argparse.ArgumentParser, of_run: bool = True) -> None:
+    """Add the options that :func:`typed_choices` reads; ``of_run``: also those of nets that a run exports."""
+    kept = "; default: as the run was made" if of_run else ""
+    parser.add_argument(
+        "--format", choices=("hf", "onnx", "torch", "openvino"),
+        help=f"also write model.onnx, model.pt2 or openvino_model.xml, which run without transformers (hf: none){kept}",
+    )  # fmt: skip
+    if of_run:
         parser.add_argument(
             "--round_to", type=int, metavar="N",
             help="SP3, SliceGPT: pad widths with zeros to multiples of N; 8 is faster in PyTorch with many tokens",
@@ -48,10 +48,14 @@ def add_choices(parser: argparse.ArgumentParser, programs: bool = True) -> None:
         f"tokens occur; int8: as 8-bit integers with one scale per row; none: as it is{kept}",
     )  # fmt: skip
     parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16", *(["int8"] if programs else [])),
-        help="of the weights in the file, in which the metric is measured"
-        + ("; int8, with --format onnx: of weights and activations of the program" if programs else "")
-        + kept,
+        "--dtype", choices=get_args(Dtype),
+        help="of the weights in the file, in which the metric is measured; int8, with --format onnx or openvino: of "
+        f"the program's weights and activations; int4, with openvino, for nets that write: of its weights{kept}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max_drop", type=float, metavar="POINTS",
+        help="write nothing, and end with exit code 2, if the export (or its program of integers) loses more points of "
+        f"the first dev metric, e.g. 0.5{kept}",
     )  # fmt: skip
 
 
@@ -82,7 +86,7 @@ def print_choices(report: dict[str, Any]) -> None:
         )
     if made := report.get("program"):
         if "dtype" in made:
-            _print_int8(made, report)
+            _print_integers(made, report)
         else:
             print(f"{made['file']}: its logits differ by {made['difference']:.1e}")
         if wrote := made.get("writing"):
@@ -93,16 +97,17 @@ def print_choices(report: dict[str, Any]) -> None:
         print(f"on {shapes} tokens of the data, {item['file']} {off}")
 
 
-def _print_int8(made: dict[str, Any], report: dict[str, Any]) -> None:
-    """Print the metric and the order of a program of 8-bit integers, with those in float; warn if either is lost."""
+def _print_integers(made: dict[str, Any], report: dict[str, Any]) -> None:
+    """Print the metric and the order of a program of integers, with those in float; warn if either is lost."""
     metric, order, before = made["metric"], made.get("order"), report["compressed"]["metric"]
     text = f"dev {report['metric']['name']} {metric:.4f}, in float {before:.4f}"
     ranks = "" if order is None else f", Spearman's correlation with the order in float {order:.2f}"
-    print(f"{made['file']}: int8, {made['bytes']:,} bytes, {text}{ranks}")
+    print(f"{made['file']}: {made['dtype']}, {made['bytes']:,} bytes, {text}{ranks}")
     lost = before - metric if report["metric"]["mode"] == "max" else metric - before
     error = standard_error(made["interval"]) if made["interval"] else (1 - LEAST_SHARE) * abs(before)
     words = [f"the metric ({text})"] if lost > error else []
     if order is not None and order < LEAST_ORDER:
         words.append(f"the order of texts (Spearman's correlation {order:.2f})")
     if words:
-        warnings.warn(f"int8 loses {' and '.join(words)}; leave --dtype int8 out, or compress less", stacklevel=3)
+        dtype = made["dtype"]
+        warnings.warn(f"{dtype} loses {' and '.join(words)}; leave --dtype {dtype} out, or compress less", stacklevel=3)

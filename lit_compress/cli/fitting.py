@@ -96,7 +96,7 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     parser = Parser(prog="python -m lit_compress factorize", description=about, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="folder or hub name of a model fine-tuned on the task")
     parser.add_argument("out", metavar="OUT", help="folder to write, a full export")
-    add_choices(parser, programs=False)
+    add_choices(parser, of_run=False)
     parser.add_argument(
         "--method", metavar="NAME",
         help="another method that compresses in one shot: LLMPruner (heads and neurons go by first-order scores, "

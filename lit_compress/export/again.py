@@ -12,6 +12,7 @@ from lit_compress.export.certificate import Certificate
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import check_out, read_task, write_programs
 from lit_compress.export.program import FILES
+from lit_compress.export.quantize import INTEGERS
 from lit_compress.models.storage import load_net
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json
@@ -33,7 +34,7 @@ def check_again(source: Path, asked: dict[str, Any]) -> None:
         UserError: one of them is not a program.
     """
     for name, value in asked.items():
-        if name != "format" and (name, value) != ("dtype", "int8"):
+        if name not in ("format", "max_drop") and not (name == "dtype" and value in INTEGERS):
             raise UserError(
                 f"export: --{name} {value} changes the weights, and '{source}' is an export; give the run, or "
                 f"'factorize ... --{name} {value}'; nearest: --format onnx"
@@ -47,7 +48,7 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
         source: folder of the export.
         out: folder to write; an earlier export there is replaced.
         data: of its task, read with its tokenizer; texts are read only for a program.
-        choices: ``format``, and ``dtype`` if that is int8.
+        choices: ``format``, ``dtype`` if that is of integers, and ``max_drop``.
 
     Raises:
         UserError: ``out`` has other files; the program cannot be written, or differs.
@@ -58,6 +59,7 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
     with atomic_folder(out) as temporary:
         shutil.copytree(source, temporary, dirs_exist_ok=True)
         if choices.format == "hf":
+            choices.check_drop(report)
             return report
         for path in temporary.iterdir():
             if any(fnmatch.fnmatch(path.name, pattern) for pattern in PROGRAMS):
@@ -68,5 +70,6 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
         certificate.entries += [entry for entry in report["certificate"] if entry["format"] == "hf"]
         report.pop("program", None)
         write_programs(report, net, data, temporary, choices, certificate, same=True)
+        choices.check_drop(report)
         write_report_and_card(temporary, report, read_task(data), net)
     return report

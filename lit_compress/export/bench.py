@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -21,9 +20,21 @@ import torch
 
 from lit_compress.export import runtimes
 from lit_compress.export.modelling import MODULE, is_own_code
-from lit_compress.export.program import example_inputs, write_program
+from lit_compress.export.program import example_inputs, program_bytes, write_program
+from lit_compress.export.quantize import Feed, quantize
 from lit_compress.export.report import hardware, versions
-from lit_compress.export.runtimes import NEEDED, ONNX, ONNX_INT8, RUNTIMES, Inputs, Runner, Runtime, Setting
+from lit_compress.export.runtimes import (
+    NEEDED,
+    ONNX,
+    ONNX_INT8,
+    OPENVINO,
+    OPENVINO_INT8,
+    RUNTIMES,
+    Inputs,
+    Runner,
+    Runtime,
+    Setting,
+)
 from lit_compress.models.own_code import check_code, trusts_code
 from lit_compress.models.positions import usable_positions
 from lit_compress.models.shards import tensor_files
@@ -41,6 +52,9 @@ PROBES = ((1, 11), (3, 37))  # batch and length at which results are compared
 MEMORY_TOKENS = 32 * 128  # the largest shape up to here is that at which memory is measured
 ROUNDS, SECONDS = 30, 60.0
 FILE = "bench.json"
+
+Texts = Callable[[Path], list[Feed]]
+_PLAIN = {ONNX_INT8: ONNX, OPENVINO_INT8: OPENVINO}  # which program in float32 becomes one of int8
 
 
 @dataclass(frozen=True)
@@ -83,13 +97,14 @@ class BenchedNet:
         folder: an export, or what ``save_pretrained`` wrote.
         settings: how it is run.
         work: folder for programs that are not beside the net.
+        texts: function of the folder that returns training texts, from which int8 reads ranges of activations.
 
     Raises:
         UserError: it cannot be loaded, or brings code that is not that of an export.
     """
 
-    def __init__(self, label: str, folder: Path, settings: Settings, work: Path) -> None:
-        self.label, self.folder, self.work = label, folder, work / label
+    def __init__(self, label: str, folder: Path, settings: Settings, work: Path, texts: Texts | None = None) -> None:
+        self.label, self.folder, self.work, self.texts = label, folder, work / label, texts
         self.work.mkdir()
         self.net, self.tokenizer = self._load(), _tokenizer(folder)
         kind = task_type_of_net(self.net.config)
@@ -107,11 +122,11 @@ class BenchedNet:
         return usable_positions(self.net.config) or sys.maxsize
 
     @cached_property
-    def quantized(self) -> bool:
-        """Whether the program in the folder is one of 8-bit integers, of ``export --dtype int8``."""
+    def quantized(self) -> dict[str, str]:
+        """The program of integers in the folder, of ``export --dtype``: its file and its dtype; {} for none."""
         report = self.folder / "report.json"
-        program = json.loads(report.read_text()).get("program") if report.is_file() else None
-        return (program or {}).get("dtype") == "int8"
+        program = (json.loads(report.read_text()).get("program") if report.is_file() else None) or {}
+        return {program.get("file", ONNX): program["dtype"]} if "dtype" in program else {}
 
     def _load(self) -> PreTrainedModel:
         import transformers
@@ -145,17 +160,16 @@ class BenchedNet:
         """Return what a runtime reads: the folder, or a program, which is written first if it is not there."""
         if name is None:
             return self.folder
-        if self.quantized and name == ONNX_INT8:
-            return self.folder / ONNX
-        places = (self.work,) if self.quantized else (self.folder, self.work)
-        there = next((place / name for place in places if (place / name).is_file()), None)
-        if there is None:
-            there = self.work / name
-            if name == ONNX_INT8:
-                _quantize(self.file(ONNX), there)
-            else:
-                write_program(self.net, self.tokenizer, self.work, "onnx")
-        return there
+        plain, made = _PLAIN.get(name, name), self.work / name
+        if (self.folder / plain).is_file() and self.quantized.get(plain) == (None if name == plain else "int8"):
+            return self.folder / plain
+        if not made.is_file() and name == plain:
+            write_program(self.net, self.tokenizer, self.work, "onnx" if name == ONNX else "openvino")
+        elif not made.is_file():
+            if self.texts is None:
+                raise LookupError("needs training texts, from which it reads the ranges of activations")
+            quantize(self.file(plain), made, self.texts(self.folder))
+        return made
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -166,21 +180,6 @@ def _tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
     except Exception:  # any of many
         return lambda text: {}
-
-
-def _quantize(program: Path, out: Path) -> None:
-    """Write an ONNX program with weights in int8; activations are quantized as they come."""
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    model = onnx.load(program)
-    model.graph.ClearField("value_info")  # inferred shapes, which quantized matrices would contradict
-
-    logging.disable(logging.WARNING)  # it recommends a preparation that these programs do not need
-    try:
-        quantize_dynamic(model, out, per_channel=True, weight_type=QuantType.QInt8)
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 @dataclass(frozen=True)
@@ -195,15 +194,24 @@ class OpenedProgram:
 
     def entry(self) -> dict[str, Any]:
         """Return what the result says of it."""
-        files = [self.path] if self.path.is_file() else [path for path in tensor_files(self.path) if path.is_file()]
         return {
             "net": self.source.label, "runtime": self.runtime.name, "dtype": self.runtime.dtype,
-            "difference": self.difference, "bytes": sum(path.stat().st_size for path in files) or None,
+            "difference": self.difference, "bytes": _bytes(self.path) or None,
         }  # fmt: skip
 
 
+def _bytes(path: Path) -> int:
+    """Return the size of a program, or of the tensors of a folder."""
+    if path.is_file():
+        return program_bytes(path)
+    return sum(file.stat().st_size for file in tensor_files(path) if file.is_file())
+
+
 def bench(
-    nets: dict[str, Path], settings: Settings, keep: Callable[[dict[str, Any]], None] = lambda result: None
+    nets: dict[str, Path],
+    settings: Settings,
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
+    texts: Texts | None = None,
 ) -> dict[str, Any]:
     """Time nets in runtimes and return what was found.
 
@@ -211,12 +219,13 @@ def bench(
         nets: label -> folder; where there is a ``dense`` one, the other is compared with it.
         settings: what is measured.
         keep: is called with the result after every shape. Ctrl-C ends the work with what there is (``stopped``).
+        texts: as :class:`BenchedNet`; without it programs of int8 are timed only if a folder has them.
 
     Raises:
         UserError: a folder cannot be loaded, or no runtime is left.
     """
     with tempfile.TemporaryDirectory() as work, pinned(settings.threads):
-        sources = [BenchedNet(label, folder, settings, Path(work)) for label, folder in nets.items()]
+        sources = [BenchedNet(label, folder, settings, Path(work), texts) for label, folder in nets.items()]
         limit = min(source.longest for source in sources)
         shapes = settings.shapes(limit)
         if not shapes:

@@ -233,5 +233,6 @@ def write_report(
         "merged": {"by": choices.merge, "above": MERGE, "sites": len(find_sites(form)), "matrices": {}},
     }  # fmt: skip
     report |= more
+    choices.check_drop(report)
     write_report_and_card(out, report, task, form)
     return report

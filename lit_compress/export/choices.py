@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.export.program import Format, check_format
+from lit_compress.export.quantize import INTEGERS
+from lit_compress.export.report import final_metric, points_lost
 from lit_compress.models.embeddings import check_table
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 Vocabulary = Literal["all", "data"]
 Merge = Literal["large", "slower", "never"]
-Dtype = Literal["float32", "bfloat16", "float16", "int8"]
+Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,12 @@ class Choices:
             (SP3); None for no padding.
         embeddings: ``rank=64`` (any number) or ``int8``: the table of token embeddings as two factors, or as integers
             with a scale per row (embeddings.py); None or ``none`` leaves it.
-        dtype: of the weights in the file; ``int8``: of the weights and activations of the ONNX program
-            (number_format.py).
+        dtype: of the weights in the file; ``int8``: of the weights and activations of the program, ``int4``: of its
+            weights (quantize.py).
         pivot: low-rank matrices are stored in pivot form (pivot.py).
         merge: which factors and rows are stored as dense matrices (fuse.py): ``large``: rows and factors of a matrix of
             which more than 70 % is left; ``slower``: all that are slower so on this machine; ``never``: none.
+        max_drop: points of the first dev metric that the export may lose (report.py); None for any number.
         vocabulary: ``data`` keeps the pieces that the training data and unknown words need (vocabulary.py).
     """
 
@@ -47,6 +50,7 @@ class Choices:
     dtype: Dtype = "float32"
     pivot: bool = False
     merge: Merge = "large"
+    max_drop: float | None = None
 
     def __post_init__(self) -> None:
         if self.embeddings == "none":
@@ -66,6 +70,11 @@ class Choices:
     def half(self) -> bool:
         """Whether the weights are stored in 16 bits."""
         return self.dtype in ("bfloat16", "float16")
+
+    @property
+    def integers(self) -> bool:
+        """Whether the program has weights of 8 or 4 bits."""
+        return self.dtype in INTEGERS
 
     @property
     def keeps_logits(self) -> bool:
@@ -88,6 +97,8 @@ class Choices:
             UserError: a value is not valid; packages are missing; two choices exclude each other.
         """
         check_format(self.format)
+        if self.max_drop is not None and not self.max_drop >= 0:
+            raise UserError(f"export: --max_drop {self.max_drop:g} is not a number of points; the smallest is 0")
         if self.embeddings not in (None, "int8") and self.rank is None:
             raise UserError(f"export: --embeddings '{self.embeddings}' is not valid; rank=64 (any number) or int8")
         if self.embeddings and self.round_to is not None:
@@ -95,12 +106,30 @@ class Choices:
                 f"export: --round_to {self.round_to} pads the table that --embeddings {self.embeddings} replaces; "
                 "leave one out"
             )
-        if self.dtype == "int8" and self.format != "onnx":
-            raise UserError("export: --dtype int8 is for the program that ONNX Runtime runs; add --format onnx")
+        if self.integers and self.format not in (formats := INTEGERS[self.dtype]):
+            raise UserError(f"export: --dtype {self.dtype} is for a program; give --format {' or '.join(formats)}")
         if self.half and self.format != "hf":
             raise UserError(
                 f"export: --format {self.format} writes a program of float32, --dtype {self.dtype} is for the folder; "
                 "leave one out, or give --format onnx --dtype int8"
+            )
+
+    def check_drop(self, report: dict[str, Any]) -> None:
+        """Refuse an export that loses more of the metric than ``max_drop``.
+
+        Args:
+            report: of the export.
+
+        Raises:
+            UserError: it does.
+        """
+        if self.max_drop is None:
+            return
+        before, after, name = report["dense"]["metric"], final_metric(report), report["metric"]["name"]
+        if not (lost := points_lost(report)) <= self.max_drop:
+            raise UserError(
+                f"export: dev {name} falls from {before:.4f} to {after:.4f}, {lost:.2f} points, more than --max_drop "
+                f"{self.max_drop:g}; nothing was exported"
             )
 
     def check_budget(self, budget: Budget | None) -> None:
@@ -119,12 +148,17 @@ class Choices:
         """Refuse what cannot be done with ``net``, before the work on it.
 
         Raises:
-            UserError: its table cannot be made smaller; it writes text, and the program is to be of 8 bits.
+            UserError: its table cannot be made smaller; it writes summaries, and the program is to be of 8 bits; it
+                writes no text, and the program is to be of 4.
         """
         if self.embeddings:
             check_table(net, self.rank, f"export: --embeddings {self.embeddings}")
-        if self.dtype == "int8" and task_type_of_net(net.config).name == "summarization":
-            raise UserError("export: --dtype int8 cannot measure a net that writes summaries; nearest: bfloat16")
+        if self.integers and task_type_of_net(net.config).name == "summarization":
+            raise UserError(
+                f"export: --dtype {self.dtype} cannot measure a net that writes summaries; nearest: bfloat16"
+            )
+        if self.dtype == "int4" and not net.can_generate():
+            raise UserError("export: --dtype int4 is for nets that write text, one token at a time; nearest: int8")
 
 
 AS_IS = Choices()

@@ -137,6 +137,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
         if report["embeddings"]:
             report["embeddings"]["bytes"] = table_bytes(exported)
         write_programs(report, exported, fused.data, folder, choices, certificate, same)
+        choices.check_drop(report)
         report["budget"] = source.budget and source.budget[0].check(report, source.budget[1])
         report |= source.more
         write_report_and_card(folder, report, task, fused.net)
@@ -225,9 +226,9 @@ def write_programs(
             if net.can_generate() and choices.format != "openvino":
                 texts = certificate.inputs(net, data)
                 made["writing"] = write_writing(net, folder, choices.format, texts)
-        if choices.dtype == "int8":
+        if choices.integers:
             for _ in track([0], "quantize and measure"):
-                made |= quantize_program(folder, net, data)
+                made |= quantize_program(folder, made, net, data, choices.dtype)
         run = read_program(folder / made["file"], tuple(made["outputs"]))
         form = {name: made[name] for name in ("file", "format")}
         certificate.compare(form, net, data, run, same and "dtype" not in made)

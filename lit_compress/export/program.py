@@ -39,7 +39,7 @@ Format = Literal["hf", "onnx", "torch", "openvino"]
 FILES = {"onnx": "model.onnx", "torch": "model.pt2", "openvino": "openvino_model.xml"}
 TOLERANCE = {"onnx": 1e-4, "torch": 1e-5, "openvino": 1e-3}
 OPSET = 18
-_NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "transformers.exporters")}
+_NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "transformers.exporters", "nncf")}
 
 Inputs = dict[str, Tensor]
 

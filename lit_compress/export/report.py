@@ -210,6 +210,20 @@ def score_line(report: dict[str, Any]) -> str:
     return f"dev {metric['name']} {compressed['metric']:.4f} {_error(compressed)}".rstrip() + rows
 
 
+def final_metric(report: dict[str, Any]) -> float:
+    """Return the dev metric of what the export is for: of its program of integers, if it has one."""
+    return float((report.get("program") or {}).get("metric", report["compressed"]["metric"]))
+
+
+def points_lost(report: dict[str, Any]) -> float:
+    """Return by how many points the export is worse than the dense net; below 0 it is better.
+
+    A point is a hundredth of a metric whose higher values are better, 1 of a perplexity.
+    """
+    lost = report["dense"]["metric"] - final_metric(report)
+    return 100 * lost if report["metric"]["mode"] == "max" else -lost
+
+
 def pivot_line(report: dict[str, Any]) -> str:
     """Return what the pivot form has saved, for the screen."""
     saved = report["pivot"]

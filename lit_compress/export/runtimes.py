@@ -16,7 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ONNX, ONNX_INT8 = "model.onnx", "model.int8.onnx"
+ONNX, OPENVINO = "model.onnx", "openvino_model.xml"
+ONNX_INT8, OPENVINO_INT8 = "model.int8.onnx", "openvino_model.int8.xml"
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 Inputs = dict[str, Any]  # arrays of int64 by name
@@ -132,7 +133,7 @@ RUNTIMES = {
         Runtime("onnx", ("onnx", "onnxscript", "onnxruntime"), _onnx, ONNX),
         Runtime("openvino", ("openvino", "onnx", "onnxscript"), _openvino, ONNX, tolerance=1e-3),
         Runtime("onnx-int8", ("onnx", "onnxscript", "onnxruntime"), _onnx, ONNX_INT8, "int8", tolerance=0.25),
-        Runtime("openvino-int8", ("openvino", "onnx", "onnxscript", "onnxruntime"), _openvino, ONNX_INT8, "int8", 0.25),
+        Runtime("openvino-int8", ("openvino", "nncf"), _openvino, OPENVINO_INT8, "int8", tolerance=0.25),
     )
 }
 # to run what is written

@@ -53,7 +53,10 @@ class Budget:
             return ratios["flops"]
         if self.kind == "speedup":
             return ratios["speedup"]
-        return compressed["params"]["total"] if self.kind == "params" else compressed["bytes"]
+        if self.kind == "params":
+            return compressed["params"]["total"]
+        program = report.get("program") or {}
+        return program["bytes"] if "dtype" in program else compressed["bytes"]
 
     def check(self, report: Mapping[str, Any], density: float) -> dict[str, Any]:
         """Return the field ``budget`` of a report: what was asked, what is there, and whether it is within the limit.

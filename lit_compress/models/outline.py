@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
@@ -41,6 +42,29 @@ def file_bytes(net: PreTrainedModel) -> int:
         header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [start, end]}
     text = len(json.dumps(header, separators=(",", ":")).encode())
     return 8 + text + -text % 8 + end
+
+
+def integer_bytes(net: PreTrainedModel, bits: int, graph: int) -> int:
+    """Return about the size of a program of ``net`` with matrices and tables of integers; only shapes are read.
+
+    Every row has a scale of 4 bytes; with 4 bits, tables have 8, and 64 weights share a scale of 2 bytes.
+
+    Args:
+        net: without values.
+        bits: of the matrices' integers, 8 or 4.
+        graph: bytes of the program beside its weights, for each matrix.
+    """
+    tables = {id(module.weight) for module in net.modules() if isinstance(module, nn.Embedding)}
+    total = 0
+    for value in {id(value): value for value in net.parameters()}.values():
+        rows = value.numel() // max(1, value.shape[-1] if value.ndim else 1)
+        if value.ndim < 2:
+            total += 4 * value.numel()
+        elif bits == 8 or id(value) in tables:
+            total += value.numel() + 4 * rows + graph
+        else:
+            total += value.numel() // 2 + 2 * value.numel() // 64 + graph
+    return total
 
 
 def cut_evenly(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.outline import outline_export
+from lit_compress.export.quantize import GRAPH
 from lit_compress.models.accounting import (
     Params,
     count_params,
@@ -22,7 +23,7 @@ from lit_compress.models.accounting import (
     latency,
 )
 from lit_compress.models.budget import Budget, shown
-from lit_compress.models.outline import file_bytes
+from lit_compress.models.outline import file_bytes, integer_bytes
 from lit_compress.models.prices import forward_price
 from lit_compress.models.shapes import with_zeros, without_products
 from lit_compress.models.sites import embedding_params, find_sites
@@ -51,6 +52,7 @@ class Outline:
         length: tokens of a text, for FLOPs and milliseconds.
         about: whether data decide on shapes, which are then spread evenly here.
         kept: share of the sites that stays, where the stages do not say which shapes they leave; else None.
+        choices: for the export; a program of integers is what the size counts.
     """
 
     net: PreTrainedModel
@@ -58,6 +60,7 @@ class Outline:
     length: int
     about: bool
     kept: float | None = None
+    choices: Choices = AS_IS
 
     @cached_property
     def params(self) -> Params:
@@ -68,8 +71,12 @@ class Outline:
 
     @cached_property
     def bytes(self) -> int:
-        """Size of ``model.safetensors``."""
-        return file_bytes(self.net) - 4 * (count_params(self.net).total - self.params.total)
+        """Size of ``model.safetensors``, or of the program of integers."""
+        gone = count_params(self.net).total - self.params.total
+        if self.choices.integers:
+            bits = 4 if self.choices.dtype == "int4" else 8
+            return integer_bytes(self.net, bits, GRAPH[self.choices.format]) - gone * bits // 8
+        return file_bytes(self.net) - 4 * gone
 
     @cached_property
     def flops(self) -> int:
@@ -164,7 +171,8 @@ def outline(method: Method, dense: PreTrainedModel, length: int, storage: Storag
     merge = method.budget is None or method.budget.merges
     small = outline_export(net, storage.choices, storage.tokens, merge)
     unknown = same and method.density < 1 and not method.stores_zeros and type(method).__module__.split(".")[0] != _OURS
-    return Outline(small, dense, length, about or unknown, method.density if unknown else None)
+    kept = method.density if unknown else None
+    return Outline(small, dense, length, about or unknown, kept, storage.choices)
 
 
 _OURS = __name__.partition(".")[0]  # methods of other packages need not say which shapes they leave
@@ -210,7 +218,7 @@ def solve(
     plain = replace(storage.choices, pivot=False)  # the dense net has no factors
     kept = whole
     if storage != Storage():
-        kept = Outline(outline_export(dense, plain, storage.tokens), dense, length, False)
+        kept = Outline(outline_export(dense, plain, storage.tokens), dense, length, False, choices=plain)
     most = cost(budget, kept)
     if limit >= most:
         return 1.0

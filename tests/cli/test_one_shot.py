@@ -412,6 +412,14 @@ def test_export_takes_an_export(words, tmp_path, capsys):
     assert torch.allclose(torch.from_numpy(found), expected, atol=1e-4)
     main(["export", str(again), str(tmp_path / "copy")])
     assert {p.name for p in (tmp_path / "copy").iterdir()} == {p.name for p in again.iterdir()}
+    for folder in (small, again):  # whatever the tiny nets score, this one has lost
+        report = json.loads((folder / "report.json").read_text())
+        report["dense"]["metric"] = report["compressed"]["metric"] + 0.02
+        (folder / "report.json").write_text(json.dumps(report))
+    for more in ((), ("--format", "torch")):
+        line = fails(capsys, "export", small, tmp_path / "x", "--max_drop", "1.5", *more)
+        assert "2.00 points, more than --max_drop 1.5" in line and not (tmp_path / "x").exists()
+    main(["export", str(small), str(tmp_path / "kept"), "--max_drop", "2.5"])
     line = fails(capsys, "export", small, tmp_path / "x", "--embeddings", "int8")
     assert "--embeddings int8 changes the weights" in line
     line = fails(capsys, "export", small, tmp_path / "x", "--format", "onnx", "--data.path", tmp_path / "no")

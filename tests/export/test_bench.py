@@ -110,6 +110,13 @@ def test_the_program_of_8_bits_that_an_export_has(tmp_path):
     (source.work / "model.onnx").write_bytes(b"32 bits")
     assert source.file("model.int8.onnx").read_bytes() == b"8 bits"
     assert source.file("model.onnx").read_bytes() == b"32 bits"
+    with pytest.raises(LookupError, match="needs training texts"):
+        source.file("openvino_model.int8.xml")
+    (folder / "report.json").write_text(json.dumps({"program": {"dtype": "int8", "file": "openvino_model.xml"}}))
+    (folder / "openvino_model.xml").write_bytes(b"8 bits of another runtime")
+    (other := tmp_path / "other").mkdir()
+    source = module.BenchedNet("compressed", folder, FEW, other)
+    assert source.file("openvino_model.int8.xml").read_bytes() == b"8 bits of another runtime"
     (folder / "report.json").write_text("{}")
     (plain := tmp_path / "plain").mkdir()
     assert module.BenchedNet("compressed", folder, FEW, plain).file("model.onnx").read_bytes() == b"8 bits"
@@ -195,7 +202,10 @@ def test_onnx_in_float32_and_int8_in_processes_of_their_own(monkeypatch):
     import subprocess
 
     monkeypatch.setattr(module, "subprocess", subprocess)
-    result = bench({"compressed": OLD / "export"}, replace(FEW, runtimes=("onnx", "onnx-int8")))
+    ids = np.random.default_rng(0).integers(5, 60, (16, 24))
+    feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    settings = replace(FEW, runtimes=("onnx", "onnx-int8"))
+    result = bench({"compressed": OLD / "export"}, settings, texts=lambda folder: [feed])
     assert result["left_out"] == []
     full, small = result["programs"]
     assert full["difference"] <= 1e-4 and 0 < small["difference"] <= 0.25 and small["bytes"] < full["bytes"]

@@ -18,9 +18,9 @@ from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.choices import Choices
 from lit_compress.export.embeddings import shrink_embeddings
 from lit_compress.export.folder import Export, write_export
-from lit_compress.export.number_format import OnnxProgram, cast
+from lit_compress.export.number_format import Program, cast
 from lit_compress.export.outline import outline_export
-from lit_compress.export.report import Measured
+from lit_compress.export.report import Measured, points_lost
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.accounting import count_params
 from lit_compress.models.backbones import load_net as load_backbone
@@ -182,9 +182,10 @@ def test_a_program_of_eight_bits(export, data):
     assert found["dtype"] == "int8" and found["examples"] == 100 and report["dtype"] == "float32"
     assert found["bytes"] == (out / "model.onnx").stat().st_size and found["order"] is None
     stored = {tuple(i.dims) for i in file.graph.initializer if i.data_type == onnx.TensorProto.INT8}
-    assert (32, 32) in stored and (32, 64) in stored
-    assert not {(64, 5), (5, 32), (64, 32)} & stored  # the last matrix of a feed-forward network, and its factors
-    program = OnnxProgram(out / "model.onnx", load_net(out).config)
+    assert {(32, 32), (32, 64), (64, 5), (5, 32), (64, 32)} <= stored
+    assert not any(i.data_type == onnx.TensorProto.FLOAT and len(i.dims) == 2 and i.dims[1] > 1
+                   for i in file.graph.initializer)  # fmt: skip
+    program = Program(out / "model.onnx", ("logits",), load_net(out).config)
     assert found["metric"] == evaluate(program, data)["val/accuracy"]
     assert f"dev accuracy is {found['metric']:.4f}, between" in card and "ranges of 100 training" in card
     inputs = AutoTokenizer.from_pretrained(out)(
@@ -199,7 +200,10 @@ def test_a_program_of_eight_bits(export, data):
 @pytest.mark.parametrize(
     ("choices", "text"),
     [
-        ({"dtype": "int8"}, "--dtype int8 is for the program that ONNX Runtime runs; add --format onnx"),
+        ({"dtype": "int8"}, "--dtype int8 is for a program; give --format onnx or openvino"),
+        ({"dtype": "int8", "format": "torch"}, "--dtype int8 is for a program; give --format onnx or openvino"),
+        ({"dtype": "int4", "format": "onnx"}, "--dtype int4 is for a program; give --format openvino"),
+        ({"max_drop": -0.5}, "--max_drop -0.5 is not a number of points; the smallest is 0"),
         ({"dtype": "float16", "format": "onnx"}, "--format onnx writes a program of float32, --dtype float16 is for"),
         ({"embeddings": "int9"}, "--embeddings 'int9' is not valid; rank=64 (any number) or int8"),
         ({"embeddings": "rank=-1"}, "--embeddings 'rank=-1' is not valid"),
@@ -218,6 +222,29 @@ def test_merged_matrices_may_break_a_budget():
         choices.check_budget(parse_budget("size=8MB"))
     choices.check_budget(parse_budget("speedup=3x"))
     choices.check_budget(None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "metrics", "program", "lost"),
+    [
+        ("max", (0.85, 0.84), None, 1.0), ("max", (0.85, 0.85), {"metric": 0.844, "dtype": "int8"}, 0.6),
+        ("max", (0.85, 0.8), {"metric": 0.86, "dtype": "int8"}, -1.0), ("min", (20.0, 20.7), {"bytes": 5}, 0.7),
+        ("max", (0.85, float("nan")), None, float("nan")),
+    ],
+)  # fmt: skip
+def test_an_export_that_loses_too_much(mode, metrics, program, lost):
+    """In points, of the program of integers if there is one; a perplexity that rises loses."""
+    report = {"dense": {"metric": metrics[0]}, "compressed": {"metric": metrics[1]}, "program": program}
+    report["metric"] = {"name": "accuracy", "mode": mode}
+    assert points_lost(report) == pytest.approx(lost, nan_ok=True)
+    Choices().check_drop(report)
+    if lost <= 0.9:
+        Choices(max_drop=0.9).check_drop(report)
+    if not lost <= 0.5:
+        with pytest.raises(
+            UserError, match=rf"dev accuracy falls from .*, {lost:.2f} points, more than --max_drop 0.5"
+        ):
+            Choices(max_drop=0.5).check_drop(report)
 
 
 def test_counts_are_those_of_the_texts(data, backbone):

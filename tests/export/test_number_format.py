@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from helpers import as_deployed, disturb, form_of, logits, net_of, random_bases, random_z
 from tiny import make_net
 
-from lit_compress.export.number_format import OnnxProgram, cast
+from lit_compress.export.number_format import Program, cast
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.methods.cofi.gates import possible_gates
 from lit_compress.models.cut import cut_closed
@@ -80,15 +78,12 @@ def test_a_program_is_evaluated_like_its_net(task, family, tmp_path, monkeypatch
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "index": torch.arange(3), "labels": ids}
     batch["attention_mask"][0, 5:] = 0
 
-    class Session:
-        def run(self, _, given):
-            with torch.no_grad():
-                return [net(**{name: torch.from_numpy(value) for name, value in given.items()}).logits.numpy()]
+    def run(given):
+        with torch.no_grad():
+            return {"logits": net(**{name: given[name] for name in ("input_ids", "attention_mask")}).logits}
 
-    monkeypatch.setattr("lit_compress.export.number_format._session", lambda path: Session())
-    ends = [[SimpleNamespace(name=name) for name in names] for names in (("input_ids", "attention_mask"), ("logits",))]
-    monkeypatch.setattr("lit_compress.export.number_format._ends", lambda session: ends)
-    kind, program = task_type(get_task(task)), OnnxProgram(tmp_path / "model.onnx", net.config)
+    monkeypatch.setattr("lit_compress.export.number_format.read_program", lambda path, results: run)
+    kind, program = task_type(get_task(task)), Program(tmp_path / "model.onnx", ("logits",), net.config)
     with torch.no_grad():
         found, expected = (kind.outputs(each, batch, None) for each in (program, net))
     assert torch.allclose(found, expected, atol=1e-5)

@@ -107,6 +107,12 @@ def test_a_noisy_timing_meets_nothing(median, low, high, met, words):
     assert found["met"] is met and words in budget_line(found)
 
 
+def test_a_size_is_that_of_the_program_of_integers():
+    made, budget = report(size=20e6), parse_budget("size=6MB")
+    assert budget.reached(made | {"program": {"bytes": 5.9e6, "dtype": "int8"}}) == 5.9e6
+    assert budget.reached(made | {"program": {"bytes": 5.9e6}}) == budget.reached(made | {"program": None}) == 20e6
+
+
 def test_a_density_of_the_whole_net():
     whole = report() | {"config": {"model": {"init_args": {"scope": "all"}}}}
     assert parse_budget("density=0.7").check(whole, 0.7)["reached"] == 0.7

@@ -4,17 +4,19 @@ import pytest
 from tiny import make_net
 
 from lit_compress import methods
+from lit_compress.export.choices import Choices
 from lit_compress.export.fuse import fuse
+from lit_compress.export.quantize import GRAPH
 from lit_compress.methods.base import Method
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.models.accounting import count_params, flops
 from lit_compress.models.budget import parse_budget
-from lit_compress.models.outline import file_bytes
+from lit_compress.models.outline import file_bytes, integer_bytes
 from lit_compress.models.shapes import without_values
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.ranks import Price
 from lit_compress.run import solve as solver
-from lit_compress.run.solve import Outline, cost, outline, solve
+from lit_compress.run.solve import Outline, Storage, cost, outline, solve
 from lit_compress.stages.base import Stage
 from lit_compress.utils.errors import UserError
 
@@ -58,6 +60,15 @@ def test_the_outline_of_ranks_is_the_net_that_is_built(name, dense):
     plain = outline(getattr(methods, name)(task="sst2", density=0.37), dense, LENGTH)
     assert plain.params.sites < found.params.sites <= 0.37 * 16384
     assert 0.37 * 16384 - found.params.sites < 96
+
+
+def test_a_size_counts_the_program_of_integers(dense):
+    asked, storage = "size=88kB", Storage(Choices(format="onnx", dtype="int8"))
+    budget, build = parse_budget(asked), builder("SVD", asked)
+    density = solve(budget, build, dense, LENGTH, storage)
+    found = outline(build(density), dense, LENGTH, storage)
+    assert 0.25 < density < 0.9 and 87000 < found.bytes <= 88000
+    assert found.bytes == integer_bytes(found.net, 8, GRAPH["onnx"]) != file_bytes(found.net)
 
 
 def test_scope_all_makes_a_small_file_possible(dense):

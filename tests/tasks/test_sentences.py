@@ -158,7 +158,7 @@ def test_int8_vectors_do_not_depend_on_the_batch(place, tmp_path, base, name):
     data = DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
     net = load_finetuned(str(model), data.record)
     made = write_program(net, data.tokenizer, tmp_path, "onnx", task_type(data.record))
-    quantize_program(tmp_path, net, data)
+    quantize_program(tmp_path, made, net, data, "int8")
     floats = {tuple(item.dims) for item in onnx.load(tmp_path / "model.onnx").graph.initializer if item.data_type == 1}
     assert name == "last" or ({(48, 32), (32, 48)} & floats and {(8, 48), (48, 8)} & floats)
     run, text = read_program(tmp_path / "model.onnx", tuple(made["outputs"])), "a " + WORDS[7]

@@ -1,0 +1,219 @@
+"""Programs of small integers: one way for ONNX Runtime, and one for OpenVINO.
+
+ONNX Runtime's static quantization and NNCF read the range of every activation once, from texts. So a text has the same
+answers alone, in a batch and with padding. Ranges that are read anew in every batch would change them. Weights take
+7 of 8 bits: a processor without VNNI adds two products in 16 bits, which two of 8 bits overflow.
+
+Integers of PyTorch are left out. torchao 0.18 was tried on exports: it quantizes ``nn.Linear``, which two of the 26
+layers of a factorized BERT are; what it saves loads only where torchao is installed; and a dense BERT with weights and
+activations of 8 bits took 20 times as long as in float32 in PyTorch on a CPU, as nothing is fused without a compiler.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from lit_compress.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from lit_compress.data.datamodule import DataModule
+
+_SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules from the outermost to its own
+EXAMPLES = 128  # training texts, from which the ranges of activations are read
+GROUP = 64  # weights of 4 bits that share a scale
+GRAPH = {"onnx": 2300, "openvino": 10500}  # bytes of a program beside its weights, for each matrix, about
+
+Integers = Literal["int8", "int4"]
+INTEGERS: dict[str, tuple[str, ...]] = {"int8": ("onnx", "openvino"), "int4": ("openvino",)}  # dtype -> formats
+Feed = dict[str, np.ndarray]  # arrays [texts, tokens] by the names of a program's inputs
+
+
+def training_feeds(data: DataModule, option: str) -> list[Feed]:
+    """Return batches of :data:`EXAMPLES` training texts, or of all if there are fewer.
+
+    Args:
+        data: of the task, as the program's tokenizer reads it.
+        option: what the user typed; the begin of an error message.
+
+    Raises:
+        UserError: there are no training texts.
+    """
+    try:
+        batches = data.calibration_dataloader(min(EXAMPLES, data.train_size()))
+    except UserError as error:
+        raise UserError(f"{option} reads the ranges of activations from training texts: {error}") from error
+    return [{name: value.numpy() for name, value in batch.items() if hasattr(value, "numpy")} for batch in batches]
+
+
+def quantize(path: Path, out: Path, feeds: Sequence[Feed], dtype: Integers = "int8") -> None:
+    """Write the program ``path`` with small integers to ``out``, which may be the same file.
+
+    Args:
+        path: ``.onnx`` or ``.xml``, in float32.
+        out: the file to write, and for ``.xml`` the weights beside it.
+        feeds: batches that the program can read, with other arrays, too.
+        dtype: ``int4`` is of weights alone, in OpenVINO.
+
+    Raises:
+        UserError: the library cannot quantize it.
+    """
+    small = out.with_name(f"small.{out.name}")
+    try:
+        if path.suffix == ".onnx":
+            _quantize_onnx(path, small, feeds)
+        else:
+            _quantize_openvino(path, small, feeds, dtype)
+    except Exception as error:  # the libraries raise anything
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise UserError(f"export: --dtype {dtype} cannot quantize {path.name}: {reason}") from error
+    for suffix in (".xml", ".bin") if path.suffix == ".xml" else (".onnx",):
+        os.replace(small.with_suffix(suffix), out.with_suffix(suffix))
+
+
+# ------------------------------------------------------------------------------------------------- ONNX Runtime
+
+
+def _quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed]) -> None:
+    """Quantize matrices and their inputs by ONNX Runtime, and tables of embeddings by :func:`integer_tables`.
+
+    What a matrix returns stays in float. With ranges for it, too, MiniLM-L6 was off by twice as much, as the last
+    matrix of a feed-forward network returns a few very large values, and it took longer.
+    """
+    import onnx
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+    graph, matrices = onnx.load(path).graph, ["MatMul", "Gemm"]
+    names = [item.name for item in graph.input]
+    with _silent():
+        quantize_static(
+            path, out, _Ranges([{name: feed[name] for name in names} for feed in feeds]),
+            quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True, activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8, op_types_to_quantize=matrices, calibrate_method=CalibrationMethod.MinMax,
+            extra_options={"CalibMovingAverage": True, "OpTypesToExcludeOutputQuantization": matrices},
+            nodes_to_exclude=_kept(graph),
+        )  # fmt: skip
+    model = onnx.load(out)
+    integer_tables(model)
+    model.graph.ClearField("value_info")
+    for node in model.graph.node:
+        node.ClearField("metadata_props")  # where it was in the net: half a megabyte
+    onnx.save(model, out)
+
+
+class _Ranges:
+    """The batches, as ONNX Runtime's calibration asks for them, one by one."""
+
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        self._feeds = iter(feeds)
+
+    def get_next(self) -> Feed | None:
+        """Return the next batch; None after the last."""
+        return next(self._feeds, None)
+
+
+def _kept(graph: Any) -> list[str]:
+    """Return the names of the nodes that stay in float: those after the net, and products of two activations.
+
+    In this format ONNX Runtime ignores its option ``MatMulConstBOnly``.
+    """
+    constants, names = {item.name for item in graph.initializer}, []
+    for node in graph.node:
+        scopes = [item.value for item in node.metadata_props if item.key == _SCOPES]
+        modules = {name for value in scopes for name in ast.literal_eval(value)}
+        if "net" not in modules or not constants & set(node.input):
+            names.append(node.name)
+    return names
+
+
+def integer_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of a table as integers from -127 to 127, with one scale each.
+
+    No value of the table is off by more than half a scale.
+
+    Args:
+        table: float32 [rows, width].
+
+    Returns:
+        int8 [rows, width] and float32 [rows, 1], whose product is nearest to the table.
+    """
+    scale = np.abs(table).max(axis=1, keepdims=True) / np.float32(127)
+    steps = np.rint(table / np.maximum(scale, np.finfo(np.float32).tiny))
+    return steps.clip(-127, 127).astype(np.int8), scale.astype(np.float32)
+
+
+def integer_tables(model: Any) -> None:
+    """Store the tables of an ONNX model that only ``Gather`` reads as :func:`integer_rows`, in place.
+
+    The rows that are read are multiplied with their scales after it. ONNX Runtime's own tools have one scale for the
+    whole table.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph, nodes = model.graph, []
+    readers = [name for node in graph.node for name in node.input]
+    tables = {item.name: item for item in graph.initializer
+              if item.data_type == TensorProto.FLOAT and len(item.dims) == 2}  # fmt: skip
+    for node in graph.node:
+        table = tables.get(node.input[0]) if node.op_type == "Gather" else None
+        if table is None or readers.count(table.name) > 1 or any(a.name == "axis" and a.i for a in node.attribute):
+            nodes.append(node)
+            continue
+        (result,), ids = node.output, node.input[1]
+        for part, value in zip(("rows", "scales"), integer_rows(numpy_helper.to_array(table)), strict=True):
+            graph.initializer.append(numpy_helper.from_array(value, f"{table.name}.{part}"))
+            nodes.append(helper.make_node("Gather", [f"{table.name}.{part}", ids], [f"{result}.{part}"]))
+        nodes.append(helper.make_node("Cast", [f"{result}.rows"], [f"{result}.steps"], to=TensorProto.FLOAT))
+        nodes.append(helper.make_node("Mul", [f"{result}.steps", f"{result}.scales"], [result]))
+        graph.initializer.remove(table)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Hide the advice that the libraries log and print at every call."""
+    known = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(known)
+
+
+# ------------------------------------------------------------------------------------------------- OpenVINO
+
+
+def _quantize_openvino(path: Path, out: Path, feeds: Sequence[Feed], dtype: Integers) -> None:
+    """Quantize weights and activations, or the weights alone to 4 bits, by NNCF."""
+    os.environ.setdefault("NNCF_CI", "1")  # else it sends how it is used to its makers
+    import openvino
+
+    with _silent():
+        import nncf
+
+        model = openvino.Core().read_model(path)
+        if dtype == "int4":
+            small = nncf.compress_weights(
+                model, mode=nncf.CompressWeightsMode.INT4_SYM, group_size=GROUP, all_layers=False,
+                advanced_parameters=nncf.AdvancedCompressionParameters(
+                    group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST
+                ),
+            )  # fmt: skip
+        else:
+            names = [item.any_name for item in model.inputs]
+            small = nncf.quantize(
+                model, nncf.Dataset([{name: feed[name] for name in names} for feed in feeds]), subset_size=len(feeds),
+                model_type=nncf.ModelType.TRANSFORMER, preset=nncf.QuantizationPreset.MIXED,
+                advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE),
+            )  # fmt: skip
+        openvino.save_model(small, out, compress_to_fp16=False)

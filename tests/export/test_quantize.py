@@ -1,0 +1,132 @@
+"""Programs of small integers: a scale per row, the same answers in any batch, one line where it cannot be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from helpers import net_of
+
+from lit_compress.data.datamodule import DataModule
+from lit_compress.export.number_format import Program
+from lit_compress.export.program import program_bytes, write_program
+from lit_compress.export.quantize import GRAPH, integer_rows, integer_tables, quantize, training_feeds
+from lit_compress.models.outline import integer_bytes
+from lit_compress.utils.errors import UserError
+
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class Tokenizer:
+    def __init__(self, names):
+        self.names = names
+
+    def __call__(self, text):
+        return dict.fromkeys(self.names)
+
+
+def table(rows=50000, width=3):
+    values = np.random.default_rng(0).normal(size=(rows, width)).astype(np.float32)
+    values[7:8], values[8:9] = 0, 1e-30
+    return values
+
+
+def test_rows_by_hand():
+    """Every row has the scale that its largest value needs; a row of zeros stays zeros."""
+    values = table()
+    steps, scales = integer_rows(values)
+    assert steps.dtype == np.int8 and scales.shape == (50000, 1) and scales.dtype == np.float32
+    for row in (0, 1, 7, 8, 49999):
+        largest = max(abs(value) for value in values[row])
+        for column in range(3):
+            assert abs(steps[row, column] * scales[row, 0] - values[row, column]) <= largest / 127 / 2 + 1e-30
+    assert not steps[7].any() and np.abs(steps).max() == 127
+
+
+def test_tables_of_a_graph():
+    """Those that only ``Gather`` reads, in rows; one with another reader, and columns, stay as they are."""
+    onnx = pytest.importorskip("onnx")
+    from onnx import TensorProto, helper, numpy_helper
+    from onnx.reference import ReferenceEvaluator
+
+    values = {"alone": table(), "tied": table(9, 3), "columns": table(4, 9)}
+    nodes = [
+        helper.make_node("Gather", ["alone", "ids"], ["a"]), helper.make_node("Gather", ["tied", "ids"], ["b"]),
+        helper.make_node("Gather", ["columns", "ids"], ["c"], axis=1), helper.make_node("Identity", ["tied"], ["d"]),
+    ]  # fmt: skip
+    shapes = {"a": [2, 2, 3], "b": [2, 2, 3], "c": [4, 2, 2], "d": [9, 3]}
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, [2, 2])
+    tensors = [numpy_helper.from_array(value, name) for name, value in values.items()]
+    model = helper.make_model(helper.make_graph(nodes, "tables", [ids], outputs, tensors))
+    given = {"ids": np.array([[7, 1], [0, 8]])}
+    expected = ReferenceEvaluator(model).run(None, given)
+    integer_tables(model)
+    onnx.checker.check_model(model)
+    kept = {i.name: i.data_type for i in model.graph.initializer}
+    assert kept["alone.rows"] == TensorProto.INT8 and "alone" not in kept and {"tied", "columns"} <= set(kept)
+    first, *others = ReferenceEvaluator(model).run(None, given)
+    assert np.abs(first - expected[0]).max() <= np.abs(values["alone"]).max() / 127 / 2
+    assert all(np.array_equal(*pair) for pair in zip(others, expected[1:], strict=True))
+
+
+def feeds(batches=4, vocabulary=100):
+    generator = np.random.default_rng(1)
+    ids = [generator.integers(5, vocabulary, (8, length)) for length in (9, 20, 31, 40)[:batches]]
+    return [dict(zip(NAMES, (each, np.ones_like(each), each % 2), strict=True)) for each in ids]
+
+
+@pytest.mark.parametrize("form", ["onnx", "openvino"])
+def test_a_text_has_the_same_answers_in_any_batch(form, tmp_path):
+    """Alone, in a batch of 3, padded to 256; one of its tokens is unknown (1)."""
+    pytest.importorskip({"onnx": "onnxruntime", "openvino": "nncf"}[form])
+    settings = {"max_position_embeddings": 256, "vocab_size": 3000, "hidden_size": 64, "task": "conll2003"}
+    net = net_of("bert", torch.float32, **settings).eval()
+    made = write_program(net, Tokenizer(NAMES), tmp_path, form)
+    path, before = tmp_path / made["file"], made["bytes"]
+    quantize(path, path, feeds(vocabulary=3000))
+    assert program_bytes(path) < before / 2
+    assert abs(program_bytes(path) - integer_bytes(net, 8, GRAPH[form])) < 0.25 * program_bytes(path)
+    program, text = Program(path, ("logits",), net.config), [2, 1, 77, 2500, 9, 3]
+    answers = []
+    for rows, length in (([text], 6), ([text, [*range(30, 50)], [2, 5, 3]], 20), ([text], 256)):
+        ids = torch.tensor([row + [0] * (length - len(row)) for row in rows])
+        given = {"input_ids": ids, "attention_mask": (ids != 0).long(), "token_type_ids": torch.zeros_like(ids)}
+        both = (each(**given).logits[0, :6].detach().flatten() for each in (program, net))
+        answers.append(tuple(both))
+    for answer, exact in answers:
+        assert torch.cosine_similarity(answer, answers[0][0], dim=0) > 0.99999
+        assert 0.9 < torch.cosine_similarity(answer, exact, dim=0) < 1
+
+
+def test_four_bits_of_a_net_that_writes(tmp_path):
+    pytest.importorskip("nncf")
+    net = net_of("llama", torch.float32, task="wikitext2", hidden_size=64, intermediate_size=128).eval()
+    made = write_program(net, Tokenizer(NAMES[:2]), tmp_path, "openvino")
+    path = tmp_path / made["file"]
+    quantize(path, path, [], "int4")
+    assert program_bytes(path) < made["bytes"]
+    ids = torch.arange(5, 25)[None]
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    answer, exact = Program(path, ("logits",), net.config)(**given).logits, net(**given).logits.detach()
+    assert 0.9 < torch.cosine_similarity(answer.flatten(), exact.flatten(), dim=0) < 1
+
+
+def test_what_a_library_cannot_do_is_one_line(tmp_path):
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(UserError, match=r"--dtype int8 cannot quantize model.onnx: .*") as error:
+        quantize(tmp_path / "model.onnx", tmp_path / "small.onnx", feeds())
+    assert "\n" not in str(error.value) and [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_texts_that_are_missing_are_one_line(tiny_backbone, tiny_data, tmp_path):
+    data = DataModule("sst2", str(tiny_backbone), str(tiny_data))
+    (batch, *_) = training_feeds(data, "export: --dtype int8")
+    assert {"input_ids", "attention_mask"} <= set(batch) and batch["input_ids"].dtype == np.int64
+    for file in tiny_data.iterdir():
+        if not file.name.startswith("train"):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    data = DataModule("sst2", str(tiny_backbone), str(tmp_path))
+    with pytest.raises(UserError, match=r"^export: --dtype int8 reads the ranges of activations from training texts: "):
+        training_feeds(data, "export: --dtype int8")
