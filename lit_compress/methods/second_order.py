@@ -107,6 +107,7 @@ class SecondOrder(Method):
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
         self.ranks = retrain.rule(replace(rule, scope=scope, price=price, tokens=self.task.length))
+        self.budget = self.budget and replace(self.budget, of_net=scope == "all")
         self.retrain, self.through = retrain, through or []
         if self.through:
             self._check_through()

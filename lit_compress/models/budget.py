@@ -32,11 +32,13 @@ class Budget:
         kind: what is counted.
         value: share, number of parameters, bytes, or dense / compressed latency.
         asked: as the user typed it.
+        of_net: a density is that of all weights of the net, embeddings included, in place of the matrices'.
     """
 
     kind: BudgetKind
     value: float
     asked: str
+    of_net: bool = False
 
     @property
     def merges(self) -> bool:
@@ -47,8 +49,7 @@ class Budget:
         """Return what the exported net of a report has, in the units of ``value``."""
         compressed, ratios = report["compressed"], report["ratios"]
         if self.kind == "density":
-            whole = report["config"]["model"]["init_args"].get("scope") == "all"
-            return ratios["params"]["total"] if whole else compressed["density"]
+            return ratios["params"]["total"] if self.of_net else compressed["density"]
         if self.kind == "flops":
             return ratios["flops"]
         if self.kind == "speedup":
