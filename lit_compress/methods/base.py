@@ -178,7 +178,8 @@ class Method(pl.LightningModule):
                 register_fsdp_forward_method(net, "generate")
             vars(net)["_is_fsdp_managed_module"] = True  # generate() goes on on every rank until all have finished
         self.net = net
-        self.stage.attach(net)
+        for stage in self.stage.together:
+            stage.attach(net)
         # Scores and frozen matrices are the same on every rank already; DDP need not send them each step.
         self._ddp_params_and_buffers_to_ignore = [name for name, _ in self.named_buffers()]
 
@@ -295,7 +296,8 @@ class Method(pl.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the stage read the gradients, which are accumulated, reduced, unscaled and not yet clipped."""
         if not self.skips:
-            self.stage.before_step(self.net)
+            for stage in self.stage.together:
+                stage.before_step(self.net)
 
     def configure_gradient_clipping(
         self,
@@ -305,7 +307,8 @@ class Method(pl.LightningModule):
     ) -> None:
         """Clip all gradients by one norm, except those of parameter groups with ``clip`` False."""
         if gradient_clip_val:
-            self.stage.before_clipping(self.net)
+            for stage in self.stage.together:
+                stage.before_clipping(self.net)
         groups = optimizer.param_groups
         optimizer.param_groups = [group for group in groups if group.get("clip", True)]
         try:
@@ -319,7 +322,8 @@ class Method(pl.LightningModule):
         """Take the optimizer step, then let the stage change weights; Lightning counts the step only afterwards."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         step = self.trainer.global_step + 1
-        self.stage.after_step(self.net, step)
+        for stage in self.stage.together:
+            stage.after_step(self.net, step)
         if step % getattr(self.trainer, "log_every_n_steps", 1) == 0 or step == self.stage.total_steps:
             self._log_status(step)
 

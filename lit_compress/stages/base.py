@@ -110,6 +110,11 @@ class Stage(nn.Module):
         self.total_steps = 0
         self.notes: dict[str, Any] = {}
 
+    @property
+    def together(self) -> tuple[Stage, ...]:
+        """This stage and others in the same fit: ``attach`` and the hooks of a step are called on each, in order."""
+        return (self,)
+
     def check(self, net: PreTrainedModel) -> None:
         """Refuse settings that cannot work for ``net``; called before any stage is trained.
 

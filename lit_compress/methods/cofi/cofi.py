@@ -93,6 +93,8 @@ class CoFiPruning(GatedTraining):
 class MatchedStage(Stage):
     """A stage that compares the net's layers with the teacher's; the embeddings are frozen.
 
+    ``distil`` trains the backbone with the dense net as its teacher, ``retrain`` the pruned, smaller net.
+
     Attributes:
         distillation: weights of the loss terms; layers are compared if ``alpha_layers`` is above 0.
         matching: the comparison of layers and its projection W; None where layers are not compared.
@@ -100,6 +102,10 @@ class MatchedStage(Stage):
 
     distillation: CoFiDistillation
     matching: MatchedLayers | None
+
+    def __init__(self, name: str, settings: Training, distillation: CoFiDistillation) -> None:
+        super().__init__(name, settings)
+        self.distillation, self.from_backbone = distillation, name == "distil"
 
     def check(self, net: PreTrainedModel) -> None:
         """Refuse to compare layers of a net with an encoder and a decoder."""
@@ -156,24 +162,6 @@ class MatchedStage(Stage):
         found = super().status(net, step)
         chosen = getattr(self.matching, "chosen", None)
         return found | {f"matched_{i}": float(layer) for i, layer in enumerate([] if chosen is None else chosen)}
-
-
-class Distilling(MatchedStage):
-    """The stage ``distil``: train the backbone with the dense net as its teacher."""
-
-    from_backbone = True
-
-    def __init__(self, settings: Training, distillation: CoFiDistillation) -> None:
-        super().__init__("distil", settings)
-        self.distillation = distillation
-
-
-class CoFiRetraining(MatchedStage):
-    """The stage ``retrain``: train the pruned, smaller net."""
-
-    def __init__(self, settings: Training, distillation: CoFiDistillation) -> None:
-        super().__init__("retrain", settings)
-        self.distillation = distillation
 
 
 class GatedPruning(MatchedStage, GatedStage):
@@ -326,6 +314,7 @@ class CoFi(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), distil (from the backbone), prune, retrain."""
-        distil = [Distilling(self.distil, self.matched)] if self.prune.init == "pretrained" else []
+        distil = [MatchedStage("distil", self.distil, self.matched)] if self.prune.init == "pretrained" else []
         prune = self.pruning(self.prune, self.density, self.matched)
-        return [*self.dense_stage(), *distil, prune.rounded(self.round_to), CoFiRetraining(self.retrain, self.matched)]
+        retrain = MatchedStage("retrain", self.retrain, self.matched)
+        return [*self.dense_stage(), *distil, prune.rounded(self.round_to), retrain]

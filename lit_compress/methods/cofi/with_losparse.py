@@ -39,7 +39,7 @@ from lit_compress.models.surgery import Structure
 from lit_compress.numerics.foreach import joined, on_cpu
 from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, select_units
 from lit_compress.numerics.schedules import cubic
-from lit_compress.stages.base import StageContext
+from lit_compress.stages.base import Stage, StageContext
 from lit_compress.stages.rows import RowPruning, RowSparsePruning
 from lit_compress.utils.errors import UserError, require
 from lit_compress.utils.sharding import whole
@@ -257,6 +257,11 @@ class RowsAndGates(GatedPruning):
         super().__init__(settings, density / share, distillation)
         self.rows = OpenRows(settings.rows(), share, settings.low_rank, density, self._open, self._arrived)
 
+    @property
+    def together(self) -> tuple[Stage, ...]:
+        """The gates, then the rows, which read them."""
+        return (self, self.rows) if self.gates else (self,)
+
     def rounded(self, round_to: int | None) -> Self:
         """Also round the ranks of the factors."""
         self.rows.rounded(round_to)
@@ -285,34 +290,10 @@ class RowsAndGates(GatedPruning):
         self.rows.decompose(net, self._given)
         gate_net(net, names)
 
-    def attach(self, net: PreTrainedModel) -> None:
-        """Also make the buffers of the rows' pruning."""
-        super().attach(net)
-        if self.gates:
-            self.rows.attach(net)
-
     def set_total_steps(self, total_steps: int) -> None:
         """Also turn the fractions of the rows' schedule into steps."""
         super().set_total_steps(total_steps)
         self.rows.set_total_steps(total_steps)
-
-    def before_step(self, net: PreTrainedModel) -> None:
-        """Also update the rows' scores from the gradients."""
-        super().before_step(net)
-        if self.gates:
-            self.rows.before_step(net)
-
-    def before_clipping(self, net: PreTrainedModel) -> None:
-        """Also let the rows' scores copy the unclipped gradients."""
-        super().before_clipping(net)
-        if self.gates:
-            self.rows.before_clipping(net)
-
-    def after_step(self, net: PreTrainedModel, step: int) -> None:
-        """Also prune rows."""
-        super().after_step(net, step)
-        if self.gates:
-            self.rows.after_step(net, step)
 
     def before_validation(self, net: PreTrainedModel, step: int) -> None:
         """At the budget, prune the rows again for the gates as they are now."""
