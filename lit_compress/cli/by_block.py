@@ -16,7 +16,7 @@ import torch
 
 from lit_compress.calibration.by_block import BlockStatistics, Sweeps, calibration_parts, check_disk
 from lit_compress.calibration.sliced_by_block import BlockAxes
-from lit_compress.calibration.statistics import TOKENS, Statistic
+from lit_compress.calibration.statistics import TOKENS
 from lit_compress.cli.one_shot import one_shot_stage
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate
@@ -35,7 +35,7 @@ from lit_compress.models.surgery import describe
 from lit_compress.run.expected_memory import check_memory_by_block
 from lit_compress.stages.by_block import MeasuredBlocks
 from lit_compress.stages.calibration import Axes
-from lit_compress.stages.compression import CompressedStage, Compression
+from lit_compress.stages.compression import Chosen, CompressedStage, Compression
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import current_device
@@ -45,7 +45,7 @@ from lit_compress.utils.memory import return_freed_memory
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
     from lit_compress.models.budget import Budget
@@ -113,92 +113,128 @@ def factorize_by_block(
         UserError: the model, the data, an option or the disk is not made for this.
     """
     return_freed_memory()
-    folder, task = Path(method.backbone).expanduser(), method.task
     check_choices_by_block(choices)
-    if not folder.is_dir():
-        raise UserError(f"--by_block: '{folder}' is no folder; give the folder of a downloaded model")
-    kind, dtype, device = task_type(task), getattr(torch, precision), current_device()
-    made = finetuned_config(method.backbone, task, "model")
-    choices.say_dtype(made.dtype)
-    made.dtype = torch.float32
-    dense, form = (_shapes(made, folder, method) for _ in range(2))
-    check_by_block(dense)
+    dense, form = _read_shapes(method, choices)
     if data.teacher == method.backbone:
         data.teacher = None  # its vectors come with its states
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
-    own_folder = out.with_name(f"{out.name}.by_block")
     stage = one_shot_stage(method)
     compression = _checked(stage, method, dense, data)
-    asked = compression.calibration(dense, data)
-    statistic = None if asked is None else asked.statistic
-    labels, sites = (None, None) if statistic is None else (statistic.labels, statistic.sites)
-    wanted = [site.name for site in find_sites(dense) if sites is None or site.name in sites]
-    measured = MeasuredBlocks(own_folder, compression, dense, [name for *_, name, _ in blocks(dense)], wanted)
-    tensors = LazyTensors(folder, f"model: '{folder}'")
-    files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.glob("*.safetensors"))
-    net = BlockNet(made, tensors, unused=kind.unused, device=device)
-    settings = short_hash(config, files, precision, None if statistic is None else data.fingerprint())
-    dev = [batch for loader in data.val_dataloader() for batch in loader]
-    before = Sweeps(net, kind, dev, own_folder / "dense", dtype)
-    parts = [] if asked is None else calibration_parts(kind, asked.batches, labels)
-    sweeps = Sweeps(net, kind, parts, own_folder / "calibration", dtype)
-    collector = None if statistic is None else _collector(sweeps, dense, statistic, measured)
-    sums = 0 if collector is None else collector.bytes()
-    memory = {"outside": _bytes(net.net), "block": max(map(_bytes, net.blocks)), "statistics": sums}
-    note(check_memory_by_block(**memory))
-    work = _Work(own_folder, settings)
-    check_disk(work.folder, _disk(before, sweeps, compression.bytes(dense), labels is not None))
+    walks = _Walks(out.with_name(f"{out.name}.by_block"), method, data, dense, compression, getattr(torch, precision))
+    note(check_memory_by_block(**walks.memory))
+    work = _Work(walks.folder, walks.settings(config, precision))
+    check_disk(work.folder, walks.disk_bytes())
 
-    before.reach(len(net), keep=False, what="evaluate")
-    if task.wants_vectors and data.teacher is None:
-        data.label_by(Ending(net, before.last))
-    scores = evaluate(Ending(net, before.last), data, sure=True)  # type: ignore[arg-type]
+    scores = walks.dense_metric()
     work.ended("dense metric")
-    if collector is not None:
-        collector.collect(measured.done, measured.write)
-    else:
-        for i in (i for i in range(len(net)) if not measured.done(i)):
-            with net.block(i) as block:
-                measured.write(i, block, {})
+    walks.measure()
     work.ended(compression.name)
-    chosen, loss = compression.choose(dense, measured)
+    chosen, loss = compression.choose(dense, walks.measured)
     calibration = stage.record(data, loss)
-
-    def change(form: PreTrainedModel, number: int, values: bool) -> None:
-        compression.apply(form, measured.chosen(number, chosen), measured if values else None)
-
     with atomic_folder(out) as temporary:
-        ends = (choices.dtype, work.folder, temporary)
-        if compression.by_itself:
-            form = write_shards(net, form, change, *ends)
-        else:
-            form = write_parts(form, len(net), partial(compression.part, dense, measured, net), *ends)
+        form = walks.export(form, chosen, choices.dtype, temporary)
         work.ended("export")
-        del net, sweeps, collector
-        own = BlockNet(
-            config_of(temporary), LazyTensors(temporary, "export"), describe(form), dtype=None, device=device
-        )
-        if not choices.half and compression.by_itself:
-            before.net = own  # they are alike outside the blocks
-        after = Sweeps(own, kind, dev, work.folder / "compressed", dtype)
-        after.reach(len(own), keep=False, what="evaluate")
-        ending = Ending(own, after.last)
-        compressed = evaluate(ending, data, sure=True)  # type: ignore[arg-type]
+        compressed = walks.compressed_metric(temporary, form, choices)
         if calibration:
-            theirs = Ending(before.net, before.last)
-            calibration["measured_loss"] = divergence(Ending(own, after.last), theirs, data)  # type: ignore[arg-type]
+            calibration["measured_loss"] = walks.divergence()
         work.ended("compressed metric")
-        bound = memory["outside"] + 2 * memory["block"] + memory["statistics"]
+        bound = walks.memory["outside"] + 2 * walks.memory["block"] + walks.memory["statistics"]
+        told = {"states": precision, "seconds": work.seconds, "memory": walks.memory | {"bound": bound}}
+        more = {"calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, chosen)}
         report = write_report(
-            temporary, dense, form, (scores, compressed), net_bytes(folder), type(method).__name__, data, config,
-            choices, {
-                "calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, chosen),
-                "by_block": {"states": precision, "seconds": work.seconds, "memory": memory | {"bound": bound}},
-            },
-            (method.budget, method.density) if method.budget else None,
+            temporary, dense, form, (scores, compressed), net_bytes(walks.source), type(method).__name__, data, config,
+            choices, more | {"by_block": told}, (method.budget, method.density) if method.budget else None,
         )  # fmt: skip
     remove(work.folder)
     return report
+
+
+class _Walks:
+    """The walks over the blocks of one factorization: dense metric, measurements, export, metric of the export."""
+
+    def __init__(
+        self, folder: Path, method: Method, data: DataModule, dense: PreTrainedModel, compression: Compression,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self.folder, self.data, self.dense, self.compression, self.dtype = folder, data, dense, compression, dtype
+        self.source, self.task, self.kind = Path(method.backbone).expanduser(), method.task, task_type(method.task)
+        asked = compression.calibration(dense, data)
+        self.statistic = statistic = None if asked is None else asked.statistic
+        labels, sites = (None, None) if statistic is None else (statistic.labels, statistic.sites)
+        wanted = [site.name for site in find_sites(dense) if sites is None or site.name in sites]
+        self.measured = MeasuredBlocks(folder, compression, dense, [name for *_, name, _ in blocks(dense)], wanted)
+        tensors = LazyTensors(self.source, f"model: '{self.source}'")
+        self.net = BlockNet(dense.config, tensors, unused=self.kind.unused, device=current_device())
+        self.dev = [batch for loader in data.val_dataloader() for batch in loader]
+        self.before = Sweeps(self.net, self.kind, self.dev, folder / "dense", dtype)
+        parts = [] if asked is None else calibration_parts(self.kind, asked.batches, labels)
+        self.sweeps = Sweeps(self.net, self.kind, parts, folder / "calibration", dtype)
+        self.collector: BlockStatistics | BlockAxes | None = None
+        if isinstance(statistic, Axes):
+            centred = not get_architecture(dense).rms
+            self.collector = BlockAxes(self.sweeps, dense, statistic.widths, centred, self.measured.axes)
+        elif statistic is not None:
+            self.collector = BlockStatistics(self.sweeps, dense, statistic)
+        sums = 0 if self.collector is None else self.collector.bytes()
+        self.memory = {"outside": _bytes(self.net.net), "block": max(map(_bytes, self.net.blocks)), "statistics": sums}
+
+    def settings(self, config: dict[str, Any], precision: Precision) -> str:
+        """Return a hash of what the files of the work depend on."""
+        files = [(path.name, path.stat()) for path in sorted(self.source.glob("*.safetensors"))]
+        known = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+        return short_hash(config, known, precision, None if self.statistic is None else self.data.fingerprint())
+
+    def disk_bytes(self) -> int:
+        """Return how many bytes the files of the work take at most: states, what is kept of blocks, and the export."""
+        count, each = len(self.net), torch.empty(0, dtype=self.dtype).element_size()
+        gradients = self.statistic is not None and self.statistic.labels is not None
+        states = 4 * self.before.numbers() + (count + 2 if gradients else 2) * self.sweeps.numbers()
+        export = sum(map(_bytes, (self.net.net, *self.net.blocks)))
+        return each * states + self.compression.bytes(self.dense) + export
+
+    def dense_metric(self) -> dict[str, float]:
+        """Evaluate the dense net; its vectors are the labels where the task wants them."""
+        self.before.reach(len(self.net), keep=False, what="evaluate")
+        if self.task.wants_vectors and self.data.teacher is None:
+            self.data.label_by(Ending(self.net, self.before.last))
+        return evaluate(Ending(self.net, self.before.last), self.data, sure=True)  # type: ignore[arg-type]
+
+    def measure(self) -> None:
+        """Measure every block that has no folder yet."""
+        if self.collector is not None:
+            self.collector.collect(self.measured.done, self.measured.write)
+            return
+        for i in (i for i in range(len(self.net)) if not self.measured.done(i)):
+            with self.net.block(i) as block:
+                self.measured.write(i, block, {})
+
+    def export(self, form: PreTrainedModel, chosen: Chosen, dtype: str, out: Path) -> PreTrainedModel:
+        """Write the compressed net to ``out`` and return ``form`` changed to its shapes; the dense net is given up."""
+        files, compression, measured = (dtype, self.folder, out), self.compression, self.measured
+
+        def change(form: PreTrainedModel, number: int, values: bool) -> None:
+            compression.apply(form, measured.chosen(number, chosen), measured if values else None)
+
+        if compression.by_itself:
+            form = write_shards(self.net, form, change, *files)
+        else:
+            form = write_parts(form, len(self.net), partial(compression.part, self.dense, measured, self.net), *files)
+        del self.net, self.sweeps, self.collector
+        return form
+
+    def compressed_metric(self, out: Path, form: PreTrainedModel, choices: Choices) -> dict[str, float]:
+        """Evaluate the export in ``out``, which is ``form`` without values."""
+        own = BlockNet(config_of(out), LazyTensors(out, "export"), describe(form), dtype=None, device=current_device())
+        if not choices.half and self.compression.by_itself:
+            self.before.net = own  # they are alike outside the blocks
+        self.after = Sweeps(own, self.kind, self.dev, self.folder / "compressed", self.dtype)
+        self.after.reach(len(own), keep=False, what="evaluate")
+        return evaluate(Ending(own, self.after.last), self.data, sure=True)  # type: ignore[arg-type]
+
+    def divergence(self) -> float:
+        """Return the divergence of the export's outputs from those of the dense net."""
+        own, theirs = (Ending(sweeps.net, sweeps.last) for sweeps in (self.after, self.before))
+        return divergence(own, theirs, self.data)  # type: ignore[arg-type]
 
 
 def _checked(stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule) -> Compression:
@@ -216,33 +252,29 @@ def _checked(stage: CompressedStage, method: Method, dense: PreTrainedModel, dat
     return compression
 
 
-def _collector(
-    sweeps: Sweeps, dense: PreTrainedModel, statistic: Statistic | Axes, measured: MeasuredBlocks
-) -> BlockStatistics | BlockAxes:
-    """Return what goes over the blocks for a statistic."""
-    if isinstance(statistic, Axes):
-        return BlockAxes(sweeps, dense, statistic.widths, not get_architecture(dense).rms, measured.axes)
-    return BlockStatistics(sweeps, dense, statistic)
+def _read_shapes(method: Method, choices: Choices) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Return the net of the backbone without values, in float32, twice: one is to be changed.
 
-
-def _shapes(config: PreTrainedConfig, folder: Path, method: Method) -> PreTrainedModel:
-    """Return the net of a configuration without values, with what else belongs to it."""
+    Raises:
+        UserError: the backbone is no folder, or cannot go block by block.
+    """
     from transformers import GenerationConfig
 
-    net = without_values(lambda: empty_net(copy.deepcopy(config)))
-    if net.can_generate() and (folder / "generation_config.json").is_file():
-        net.generation_config = GenerationConfig.from_pretrained(folder)
-    task_type(method.task).configure(net, method.task)
-    return net.eval()
+    folder = Path(method.backbone).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"--by_block: '{folder}' is no folder; give the folder of a downloaded model")
+    config = finetuned_config(method.backbone, method.task, "model")
+    choices.say_dtype(config.dtype)
+    config.dtype = torch.float32
+    nets = [without_values(lambda: empty_net(copy.deepcopy(config))) for _ in range(2)]
+    for net in nets:
+        if net.can_generate() and (folder / "generation_config.json").is_file():
+            net.generation_config = GenerationConfig.from_pretrained(folder)
+        task_type(method.task).configure(net, method.task)
+    check_by_block(nets[0])
+    return nets[0].eval(), nets[1].eval()
 
 
 def _bytes(module: torch.nn.Module) -> int:
     """Return the bytes of the parameters of a module in float32."""
     return 4 * sum(value.numel() for value in module.parameters())
-
-
-def _disk(before: Sweeps, sweeps: Sweeps, kept: int, gradients: bool) -> int:
-    """Return how many bytes the files of the work take at most: states, what is kept of blocks, and the export."""
-    count, each = len(before.net), torch.empty(0, dtype=before.dtype).element_size()
-    states = 4 * before.numbers() + (count + 2 if gradients else 2) * sweeps.numbers()
-    return each * states + kept + sum(map(_bytes, (before.net.net, *before.net.blocks)))
