@@ -30,7 +30,7 @@ from benchmarks.timing import BATCH, BERT_BASE, LENGTH, MINILM, make_folder, ran
 from lit_compress.export.fuse import compact
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.methods import ITP, PLATON, FirstOrder, LoSparse, Magnitude
-from lit_compress.models.accounting import dense_sizes, stored_density
+from lit_compress.models.accounting import dense_site_params, stored_density
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import factorize
@@ -111,14 +111,14 @@ def pruned(dense: Any, density: float) -> Any:
     """Return ``dense`` as LoSparse leaves it: factors, and the rows of S that a random score keeps."""
     import copy
 
-    net, sizes = copy.deepcopy(dense), dense_sizes(dense)
+    net = copy.deepcopy(dense)
     ranks = {s.name: rank_for_density(LOW_RANK, *net.get_submodule(s.name).weight.shape) for s in find_sites(net)}
     factorize(net, ranks, None, LowRankSparseLinear)
     sparse = [layer.sparse for layer in _sites(net)]
     factors = sum(layer.rank * (layer.in_features + layer.out_features) for layer in _sites(net))
     generator = torch.Generator().manual_seed(0)
     scores = [torch.rand(len(w), generator=generator) for w in sparse]
-    keep = select_rows(scores, [w.shape[1] for w in sparse], round(density * sum(sizes.values())) - factors)
+    keep = select_rows(scores, [w.shape[1] for w in sparse], round(density * dense_site_params(dense)) - factors)
     with torch.no_grad():
         for weight, rows in zip(sparse, keep, strict=True):
             weight.masked_fill_(~rows[:, None], 0.0)

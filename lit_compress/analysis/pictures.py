@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear, StackedLowRankLinear
-from lit_compress.models.accounting import dense_sites, dense_sizes, weights
+from lit_compress.models.accounting import dense_layers, dense_sites, weights
 from lit_compress.models.sites import find_sites, of_kind, size_at, stream_width, sublayers
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def site_table(net: PreTrainedModel, before: PreTrainedModel | None = None) -> l
             does not know what it was.
     """
     whole = net if before is None else before
-    table, dense, left = [], dense_sizes(whole), {site.name for site in find_sites(net)}
+    table, dense, left = [], dense_layers(whole), {site.name for site in find_sites(net)}
     for site in dense_sites(whole):
         if site.name not in left:
             table.append({"name": site.name, "role": site.role, "layer": site.layer, "rank": None, "density": 0.0})
@@ -40,7 +40,7 @@ def site_table(net: PreTrainedModel, before: PreTrainedModel | None = None) -> l
             {
                 "name": site.name, "role": site.role, "layer": site.layer,
                 "rank": module.rank if isinstance(module, LowRankLinear | StackedLowRankLinear) else None,
-                "density": kept / dense[site.name],
+                "density": kept / dense[site.name].weight.numel(),
             }
         )  # fmt: skip
     return table

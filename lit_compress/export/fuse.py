@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from lit_compress.layers import LAYER_TYPES, LowRankRowsLinear, PivotLinear, SizedLinear
-from lit_compress.models.accounting import dense_sizes, weights
+from lit_compress.models.accounting import dense_layers, weights
 from lit_compress.models.prices import factor_prices
 from lit_compress.models.slicing import remove_constant_units
 from lit_compress.models.surgery import link, product_of, replace
@@ -31,11 +31,11 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
     """
     small = copy.deepcopy(net)
     remove_constant_units(small)
-    dense = dense_sizes(small)
+    dense = dense_layers(small)
     for name, module in list(small.named_modules()):
         if isinstance(module, LAYER_TYPES):
             smallest = module.fuse() if hasattr(module, "fuse") else module
-            if isinstance(smallest, nn.Linear) and smallest.weight.numel() != dense[name]:
+            if isinstance(smallest, nn.Linear) and smallest.weight.numel() != dense[name].weight.numel():
                 smallest = SizedLinear.from_tensors(smallest.weight, smallest.bias)
             replace(small, name, smallest)
     return link(small).eval()

@@ -47,8 +47,9 @@ from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
 from lit_compress.models.outline import cut_evenly
+from lit_compress.models.prices import unit_price
 from lit_compress.models.record import parts_of
-from lit_compress.models.sites import SubLayer, held_part, module_at, of_kind, size_at, sublayers, weights_at
+from lit_compress.models.sites import SubLayer, held_part, module_at, of_kind, size_at, sublayers
 from lit_compress.models.slicing import add_constant
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.foreach import joined
@@ -100,9 +101,8 @@ class BlockPruning(MovementStage):
                 f"model.backbone: queries, keys and values of '{net.config.model_type}' alternate by head, which "
                 "BlockMovement cannot cut; Movement and ITP can"
             )
-        numbers = {"heads": {part.heads for part in of_kind(parts, "attention")},
-                   "neurons": {_last(net, part).in_features for part in of_kind(parts, "ffn")}}  # fmt: skip
-        for what, different in numbers.items():
+        for what, kind in (("heads", "attention"), ("neurons", "ffn")):
+            different = {unit_price(net, part).count for part in of_kind(parts, kind)}
             if len(different) > 1:
                 raise UserError(
                     f"model.backbone: {min(different)} and {max(different)} {what} in sub-layers of one net; all must "
@@ -118,7 +118,7 @@ class BlockPruning(MovementStage):
                     f"prune.block: {block} x {block} blocks do not divide the {height} x {width} weights of '{name}'; "
                     f"nearest valid {near}"
                 )
-        cost, total = _head_cost(net, parts), dense_site_params(net)
+        cost, total = _head_price(net, parts), dense_site_params(net)
         if keep_count(self.density, total) < cost:
             raise UserError(
                 f"model.density: {self.density:g} is less than one head, {cost} of {total} weights; valid: at least "
@@ -155,8 +155,8 @@ class BlockPruning(MovementStage):
         self._blocks = len(found)
         for part in of_kind(parts, "ffn"):
             layers = [module_at(net, name, BlockMaskedLinear) for name in part.sites.values()]
-            found.append(MaskedUnits(tuple(layers), weights_at(net, part.sites.values()) // len(layers[0].mask), True))
-        self._head = _head_cost(net, parts)
+            found.append(MaskedUnits(tuple(layers), unit_price(net, part).weights, True))
+        self._head = _head_price(net, parts)
         self._pairs = self._find_pairs(found)
         return found
 
@@ -278,15 +278,15 @@ def cut_empty(net: PreTrainedModel, budget: int | None = None) -> None:
     parts = sublayers(net)
     attentions, ffns = of_kind(parts, "attention"), of_kind(parts, "ffn")
     counts = torch.stack([_fold_constants(net, part) for part in attentions])
-    neurons = torch.stack([_last(net, part).weight.ne(0).any(0) for part in ffns])
+    neurons = torch.stack([net.get_parameter(f"{part.last}.weight").ne(0).any(0) for part in ffns])
     held = held_part(parts)
     first = counts.new_zeros(counts.shape, dtype=torch.bool)
     if held is not None:  # it cannot go as a whole
         first[attentions.index(held), counts[attentions.index(held)].argmax()] = True
     if budget is not None:
-        used = int(neurons.sum()) * (_weights(net, ffns[0]) // neurons.shape[1])
+        used = int(neurons.sum()) * unit_price(net, ffns[0]).weights
         order = (counts + first * counts.max()).flatten().argsort(descending=True, stable=True)
-        counts.view(-1)[order[max(0, budget - used) // _head_cost(net, parts) :]] = 0
+        counts.view(-1)[order[max(0, budget - used) // _head_price(net, parts) :]] = 0
     z = {"heads": (counts > 0) | first, "neurons": neurons}
     layers = {layer: z[unit].new_ones(len(z[unit]), 1) for layer, unit in SUBLAYER_GATES.values()}
     cut_closed(net, {name: value.to(net.dtype) for name, value in (z | layers).items()}, constant=True)
@@ -299,7 +299,8 @@ def _fold_constants(net: PreTrainedModel, part: SubLayer) -> Tensor:
     without values gives the bias of its values, whose product goes into the last bias.
     """
     values: Any = net.get_submodule(part.sites[_values(part)])
-    reader, copies = _last(net, part), len(parts_of(_values(part)))
+    reader: Any = net.get_submodule(part.last)
+    copies = len(parts_of(_values(part)))
     columns = reader.weight.ne(0).sum(0).view(part.heads, -1).sum(1)
     rows = values.weight.ne(0).sum(1).chunk(copies)[-1].view(part.heads, -1).sum(1)
     constant = (rows == 0).repeat_interleave(reader.in_features // part.heads)
@@ -319,19 +320,9 @@ def _values(part: SubLayer) -> str:
     return next(role for role in part.sites if "v" in parts_of(role))
 
 
-def _last(net: PreTrainedModel, part: SubLayer) -> Any:
-    """Return the matrix that reads the heads or neurons."""
-    return net.get_submodule(part.last)
-
-
-def _weights(net: PreTrainedModel, part: SubLayer) -> int:
-    return weights_at(net, part.sites.values())
-
-
-def _head_cost(net: PreTrainedModel, parts: list[SubLayer]) -> int:
+def _head_price(net: PreTrainedModel, parts: list[SubLayer]) -> int:
     """Return the number of weights of one head."""
-    part = of_kind(parts, "attention")[0]
-    return _weights(net, part) // part.heads
+    return unit_price(net, of_kind(parts, "attention")[0]).weights
 
 
 class BlockMovement(Method):

@@ -37,7 +37,7 @@ from torch import Tensor
 from lit_compress.layers import GatedRankLinear, HardConcrete
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.accounting import dense_site_params
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import site_shapes
 from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.gate_budget import Size, Weights
 from lit_compress.numerics.masks import keep_count
@@ -70,12 +70,6 @@ class FLOPPruning(GatedTraining):
         super().__post_init__()
         # beyond, neither loss nor size has a gradient
         require(self, "prune.log_alpha", low=-12, high=12, hint="usual: 2.5")
-
-
-def shapes_of(net: PreTrainedModel) -> dict[str, Shape]:
-    """Return {site: (out, in)} of all matrices of the blocks of ``net``."""
-    layers: dict[str, Any] = {site.name: net.get_submodule(site.name) for site in find_sites(net)}
-    return {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
 
 
 def grouped(shapes: dict[str, Shape]) -> dict[str, list[str]]:
@@ -116,7 +110,7 @@ class RankPruning(GatedStage):
 
     def check(self, net: PreTrainedModel) -> None:
         """Refuse a density below one rank of every matrix."""
-        least, whole = sum(sum(shape) for shape in shapes_of(net).values()), dense_site_params(net)
+        least, whole = sum(sum(shape) for shape in site_shapes(net).values()), dense_site_params(net)
         if self.density * whole < least:
             raise UserError(
                 f"model.density: {self.density:g} is less than one rank of every matrix; nearest valid value "
@@ -135,7 +129,7 @@ class RankPruning(GatedStage):
         net = super().build(method, previous, structure)
         if self.density >= 1:
             return net
-        self.shapes = shapes_of(net)
+        self.shapes = site_shapes(net)
         size = gated_size(self.shapes, dense_site_params(net))
         # configure_model sends the values of the first rank, a checkpoint has its own
         factors = WeightedDecomposer(sigma_side="balanced").factors if structure is None and is_first() else None

@@ -44,8 +44,10 @@ from lit_compress.methods.base import Method
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.cut import cut_units
+from lit_compress.models.outline import keep_counts
+from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.record import parts_of, split_parts
-from lit_compress.models.sites import SubLayer, size_at, sublayers, weights_at
+from lit_compress.models.sites import SubLayer, sublayers
 from lit_compress.models.uniform_shape import LayerShape, even_counts
 from lit_compress.numerics.importance import GroupReduction, Taylor, reduce_group, unit_importance
 from lit_compress.stages.base import Stage
@@ -92,11 +94,6 @@ class CoupledPruning(Retraining):
         require(self, "prune.examples", low=1)
 
 
-def count_units(net: PreTrainedModel, part: SubLayer) -> int:
-    """Return the number of heads (of keys) or of neurons of a sub-layer of the dense ``net``."""
-    return part.heads if part.kind == "attention" else size_at(net, part.last)[1]
-
-
 def pruned_parts(net: PreTrainedModel, settings: CoupledPruning) -> list[SubLayer]:
     """Return the sub-layers of ``net`` that lose heads or neurons.
 
@@ -127,8 +124,8 @@ def kept_counts(net: PreTrainedModel, settings: CoupledPruning, density: float, 
         UserError: a head and a step of neurons in each are more than the density leaves.
     """
     parts = pruned_parts(net, settings)
-    units = {part.last: count_units(net, part) for part in parts}
-    price = {part.last: weights_at(net, part.sites.values()) // units[part.last] for part in parts}
+    table = unit_prices(net, parts)
+    units, price = ({name: getattr(of, field) for name, of in table.items()} for field in ("count", "weights"))
     heads, neurons = ([part.last for part in parts if part.kind == kind] for kind in ("attention", "ffn"))
     total, cut = dense_site_params(net), sum(units[name] * price[name] for name in units)
     room = floor(density * total + 1e-6) - (total - cut)
@@ -164,7 +161,7 @@ def group_importance(
         gradients: by site.
         settings: form and reduction.
     """
-    units, scores = count_units(net, part), []
+    units, scores = unit_price(net, part).count, []
     for role, name in part.sites.items():
         found, weight = gradients[name], net.get_parameter(f"{name}.weight").detach()
         reads = role in ("o", "down")
@@ -234,10 +231,7 @@ class CoupledStage(CompressedStage):
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with fewer heads and neurons."""
-        if self.density < 1:
-            units = {part.last: count_units(net, part) for part in pruned_parts(net, self.settings)}
-            cut_units(net, {name: torch.arange(units[name]) < count for name, count in self.counts(net).items()})
-        return net
+        return keep_counts(net, self.counts(net)) if self.density < 1 else net
 
     def parts(self, net: PreTrainedModel) -> list[SubLayer]:
         """Return the sub-layers that lose units; only shapes are read."""
@@ -274,7 +268,7 @@ class CoupledRemoval(Compression):
 
     def bytes(self, net: PreTrainedModel) -> int:
         """Return one for every unit."""
-        return sum(count_units(net, part) for part in self.stage.parts(net))
+        return sum(price.count for price in unit_prices(net, self.stage.parts(net)).values())
 
     def measure(
         self, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any]

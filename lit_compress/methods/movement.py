@@ -31,9 +31,10 @@ from torch import nn
 
 from lit_compress.layers import MaskedLinear
 from lit_compress.methods.base import Distillation, Method
+from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.record import FEED_FORWARD
-from lit_compress.models.sites import find_sites, module_at, weights_at
+from lit_compress.models.sites import find_sites, module_at
 from lit_compress.models.surgery import Structure, replace
 from lit_compress.numerics.masks import keep_count
 from lit_compress.stages.base import Stage, StageContext
@@ -65,8 +66,9 @@ class MovementPruning(MovementStage):
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with some rows of every matrix; which rows is decided by training."""
-        total = weights_at(net, [site.name for site in find_sites(net)])
-        return net if self.density == 1 else keep_rows_evenly(net, {}, keep_count(self.density, total))
+        if self.density == 1:
+            return net
+        return keep_rows_evenly(net, {}, keep_count(self.density, dense_site_params(net)))
 
     def find_units(self, net: PreTrainedModel) -> list[MaskedUnits]:
         """Return the rows of every site."""

@@ -58,11 +58,6 @@ def dense_site_params(net: PreTrainedModel) -> int:
     return sum(layer.weight.numel() for layer in set(dense_layers(net).values()))
 
 
-def dense_sizes(net: PreTrainedModel) -> dict[str, int]:
-    """Return {site: in x out before compression}, from the net's configuration."""
-    return {name: layer.weight.numel() for name, layer in dense_layers(net).items()}
-
-
 def dense_layers(net: PreTrainedModel) -> dict[str, nn.Linear]:
     """Return {site: the Linear before compression}, without values."""
     dense = _dense(net)

@@ -15,10 +15,11 @@ from torch import nn
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
-from lit_compress.models.sites import find_sites, held_part, linear_at, of_kind, size_at, sublayers, weights_at
+from lit_compress.models.prices import unit_prices
+from lit_compress.models.sites import held_part, linear_at, of_kind, site_shapes, sublayers
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import replace
-from lit_compress.models.uniform_shape import even_counts, uniform_groups
+from lit_compress.models.uniform_shape import even_counts
 from lit_compress.numerics.search import largest
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def cut_evenly(
         ``net``.
     """
     parts = sublayers(net)
-    left = {kind: weights_at(net, [s for part in of_kind(parts, kind) for s in part.sites.values()]) for kind in _KINDS}
+    prices = unit_prices(net, parts)
+    left = {kind: sum(prices[part.last].whole for part in of_kind(parts, kind)) for kind in _KINDS}
     room, held, z = density * sum(left.values()), held_part(parts), {}
     for kind in _KINDS:  # heads are coarse: neurons make up for what their rounding leaves
         unit, group = SUBLAYER_GATES[kind][1], of_kind(parts, kind)
@@ -91,7 +93,7 @@ def cut_evenly(
             continue
         cut = sum(left[k] for k in _KINDS if SUBLAYER_GATES[k][1] in units and SUBLAYER_GATES[k][1] not in z)
         share = max(0.0, (room - sum(left.values()) + cut) / cut)
-        counts = [part.heads if kind == "attention" else size_at(net, part.sites["down"])[1] for part in group]
+        counts = [prices[part.last].count for part in group]
         least = [0 if whole and part is not held else 1 for part in group]
         kept = [max(pair) for pair in zip(least, _spread(share, counts), strict=True)]
         z[unit] = torch.stack([(torch.arange(n) < k).float() for n, k in zip(counts, kept, strict=True)])
@@ -103,19 +105,17 @@ def cut_evenly(
 
 
 def cut_uniformly(net: PreTrainedModel, density: float, step: int = 1) -> PreTrainedModel:
-    """Remove as many heads, and as many neurons, in every layer, in place, so that ``density`` is not exceeded.
+    """Return the dense ``net`` with as many heads, and as many neurons, in every layer, cut in place.
 
-    Args:
-        net: dense, without values.
-        density: of the weights of the sites.
-        step: numbers of neurons are multiples of it.
-
-    Returns:
-        ``net``.
+    The ``density`` of the sites' weights is not exceeded; numbers of neurons are multiples of ``step``.
     """
-    units = {part.last: group.units for group in uniform_groups(net, step) for part in group.parts}
-    counts = even_counts(net, density, step)
-    cut_units(net, {name: torch.arange(units[name]) < count for name, count in counts.items()})
+    return keep_counts(net, even_counts(net, density, step))
+
+
+def keep_counts(net: PreTrainedModel, counts: Mapping[str, int]) -> PreTrainedModel:
+    """Return the dense ``net`` with so many heads or neurons, by last matrix, cut in place."""
+    prices = unit_prices(net, sublayers(net, removable=False))
+    cut_units(net, {name: torch.arange(prices[name].count) < count for name, count in counts.items()})
     return net
 
 
@@ -140,9 +140,8 @@ def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int
     Returns:
         ``net``.
     """
-    names = [site.name for site in find_sites(net)]
-    sizes = {name: size_at(net, name) for name in names}
-    phases = {name: i / len(names) for i, name in enumerate(names)}  # not all matrices gain a row at the same share
+    sizes = site_shapes(net)
+    phases = {name: i / len(sizes) for i, name in enumerate(sizes)}  # not all matrices gain a row at the same share
 
     def rows(share: float) -> dict[str, int]:
         return {name: min(out, int(share * out + phases[name])) for name, (out, _) in sizes.items()}
@@ -155,7 +154,7 @@ def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int
 
     kept = rows(largest(lambda share: stored(rows(share)) <= budget, 0.0, 1.0))
     if stored(kept) > budget:
-        kept = dict.fromkeys(names, 0)
+        kept = dict.fromkeys(sizes, 0)
     for name, (out, inner) in sizes.items():
         rank, bias = ranks.get(name, 0), linear_at(net, name).bias is not None
         if rank * (out + inner) + kept[name] * inner >= out * inner:

@@ -1,4 +1,4 @@
-"""What matrices cost at every rank: parameters, FLOPs of a forward, or milliseconds measured on this machine.
+"""What matrices cost at every rank, and heads and neurons: parameters, FLOPs, or milliseconds measured on this machine.
 
 Times of a shape are measured once and kept in the cache, unless the machine was too busy for them to be trusted.
 """
@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lit_compress.layers import LowRankEmbedding
-from lit_compress.models.sites import find_sites, size_at, tokens_read
-from lit_compress.numerics.ranks import Price, largest_rank
+from lit_compress.models.sites import SubLayer, find_sites, size_at, tokens_read
+from lit_compress.numerics.ranks import Price, Shape, largest_rank
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.files import write_json
 from lit_compress.utils.timing import in_turns, is_steady, pinned, processor
@@ -111,20 +111,57 @@ def timed(variants: Sequence[Callable[[], object]], key: tuple[object, ...] | No
     return times
 
 
-def unit_price(sizes: Sequence[tuple[int, int, int]], units: int, unit: Unit) -> float:
-    """Return what one head or neuron costs in all matrices of its sub-layer.
+@dataclass(frozen=True)
+class UnitPrice:
+    """The heads of an attention or the neurons of a feed-forward network, and what one of them costs.
 
-    In milliseconds it is the difference of the matrices with all and with half of their units, per unit; the products
-    of an attention's scores and values do not count.
+    With grouped queries a unit is a head of keys and values with its queries.
 
-    Args:
-        sizes: (out, in, tokens read) of every matrix, with all units.
-        units: their number; every matrix has outputs or inputs for each.
-        unit: what is counted.
+    Attributes:
+        count: number of units.
+        sizes: site -> (out, in) of its matrix, which has outputs or inputs for each unit.
     """
-    if unit == "milliseconds":
-        return _measured_unit(tuple(sizes), units)
-    return sum(out * inner * (1 if unit == "parameters" else 2 * tokens) for out, inner, tokens in sizes) // units
+
+    count: int
+    sizes: Mapping[str, Shape]
+
+    @property
+    def whole(self) -> int:
+        """Weights of all units: those of the sub-layer."""
+        return sum(out * inner for out, inner in self.sizes.values())
+
+    @property
+    def weights(self) -> int:
+        """Weights of one unit, in all matrices of the sub-layer."""
+        return self.whole // self.count
+
+    def at(self, unit: Unit, tokens: Mapping[str, int]) -> float:
+        """Return what one unit costs.
+
+        In milliseconds it is the difference of the matrices with all and with half of their units, per unit; the
+        products of an attention's scores and values do not count.
+
+        Args:
+            unit: what is counted.
+            tokens: how many tokens each site reads.
+        """
+        if unit == "parameters":
+            return self.weights
+        sizes = tuple((*size, tokens[name]) for name, size in self.sizes.items())
+        if unit == "milliseconds":
+            return _measured_unit(sizes, self.count)
+        return 2 * sum(out * inner * read for out, inner, read in sizes) // self.count
+
+
+def unit_price(net: PreTrainedModel, part: SubLayer) -> UnitPrice:
+    """Return the units of a sub-layer of the dense ``net``; only shapes are read."""
+    sizes = {name: size_at(net, name) for name in part.sites.values()}
+    return UnitPrice(part.heads if part.kind == "attention" else sizes[part.last][1], sizes)
+
+
+def unit_prices(net: PreTrainedModel, parts: Sequence[SubLayer]) -> dict[str, UnitPrice]:
+    """Return :func:`unit_price` of every sub-layer, by the matrix that reads its units."""
+    return {part.last: unit_price(net, part) for part in parts}
 
 
 @lru_cache(maxsize=256)

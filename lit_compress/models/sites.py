@@ -170,6 +170,11 @@ def find_sites(net: PreTrainedModel) -> list[Site]:
     return sites
 
 
+def site_shapes(net: PreTrainedModel) -> dict[str, tuple[int, int]]:
+    """Return {site: (out, in)} of every matrix of the blocks, as if all were dense."""
+    return {site.name: size_at(net, site.name) for site in find_sites(net)}
+
+
 def tokens_read(net: PreTrainedModel, length: int) -> dict[str, int]:
     """Return how many tokens every site reads in a forward of one text of ``length`` tokens.
 

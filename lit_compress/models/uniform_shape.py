@@ -13,8 +13,9 @@ import torch
 
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.architectures import get_architecture
+from lit_compress.models.prices import unit_price
 from lit_compress.models.shapes import without_values
-from lit_compress.models.sites import SubLayer, blocks, head_width, size_at, sublayers, weights_at
+from lit_compress.models.sites import SubLayer, blocks, head_width, size_at, sublayers
 from lit_compress.models.surgery import describe
 from lit_compress.models.transposed import as_linears
 from lit_compress.numerics.uniform import uniform_options
@@ -60,12 +61,12 @@ def uniform_groups(net: PreTrainedModel, step: int = 1) -> list[UniformGroup]:
     """
     record, groups = get_architecture(net), list[UniformGroup]()
     for field, parts in _by_field(net).items():
-        units = parts[0].heads if parts[0].kind == "attention" else _width(net, parts[0])
+        prices = [unit_price(net, part) for part in parts]
+        units = prices[0].count
         counts = tuple(range(step, units, step))
         if field in record.heads_fields:
             counts = tuple(count for count in range(1, units) if _resized(net, _heads(net, parts[0], count)))
-        weights = weights_at(net, [name for part in parts for name in part.sites.values()])
-        groups.append(UniformGroup(tuple(parts), units, (*counts, units), weights // units))
+        groups.append(UniformGroup(tuple(parts), units, (*counts, units), sum(price.weights for price in prices)))
     if not groups:
         raise UserError(
             f"model.shape: 'uniform' is not for '{net.config.model_type}', whose configuration has no number of "

@@ -243,10 +243,9 @@ class RankRule:
         rows = self.tokens_left or rows
         return found | {table: Price(width + rows, width * rows)}  # it has no pivot form
 
-    def unit_price(self, net: PreTrainedModel, part: SubLayer, units: int) -> float:
+    def unit_price(self, net: PreTrainedModel, part: SubLayer) -> float:
         """Return what one head or neuron of a sub-layer costs, in the units of ``price``."""
-        read = tokens_read(net, self.tokens)
-        return unit_price([(*size_at(net, s), read[s]) for s in part.sites.values()], units, self.price)
+        return unit_price(net, part).at(self.price, tokens_read(net, self.tokens))
 
     def total(self, net: PreTrainedModel) -> float:
         """Return what all matrices of ``net`` cost dense, in the units of ``price``."""

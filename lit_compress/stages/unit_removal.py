@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lit_compress.calibration.grams import Gram
 from lit_compress.calibration.kronecker import KroneckerFactors
+from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.sites import sublayers
 from lit_compress.models.surgery import stacked_weight
 from lit_compress.numerics.structures import RemovalPath
@@ -28,7 +29,6 @@ from lit_compress.stages.units import (
     choose_units,
     cut_removed,
     find_units,
-    unit_inputs,
     update_rest,
 )
 from lit_compress.stages.weighting import Weighted, WeightedFactors, calibration_for, weigh
@@ -99,9 +99,8 @@ class UnitRemoval(Compression):
         for part in sublayers(net, removable=False):
             if f"{part.last}.costs" in measured:
                 order, sizes, costs = (measured[f"{part.last}.{key}"] for key in ("order", "sizes", "costs"))
-                count = len(unit_inputs(net, part))
                 path = RemovalPath(order.split(sizes.tolist()), costs)
-                units[part.last] = Units(part, path, rule.unit_price(net, part, count), count)
+                units[part.last] = Units(part, path, rule.unit_price(net, part), unit_price(net, part).count)
         self._whole = rule.total(net)
         saving = self._whole * (1 - rule.density)
         if rule.uniform:
@@ -131,5 +130,5 @@ class UnitRemoval(Compression):
 
     def told(self, net: PreTrainedModel, chosen: dict[str, Tensor]) -> dict[str, Any]:
         """Return how many heads or neurons are left."""
-        counts = {part.last: len(unit_inputs(net, part)) for part in sublayers(net, removable=False)}
-        return {"units": {name: counts[name] - len(gone) for name, gone in chosen.items()}}
+        prices = unit_prices(net, sublayers(net, removable=False))
+        return {"units": {name: prices[name].count - len(gone) for name, gone in chosen.items()}}

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from lit_compress.calibration.kronecker import KroneckerFactors
 from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
-from lit_compress.models.sites import SubLayer, held_part, of_kind, size_at, sublayers, weights_at
+from lit_compress.models.prices import unit_price, unit_prices
+from lit_compress.models.sites import SubLayer, held_part, of_kind, sublayers
 from lit_compress.models.uniform_shape import kept_by_part, uniform_groups
 from lit_compress.numerics.kronecker import centred, corrected_bias
 from lit_compress.numerics.ranks import Price
@@ -56,16 +57,11 @@ class Units:
     price: float
     count: int
 
-    @property
-    def name(self) -> str:
-        """Name of the matrix that reads the units."""
-        return self.part.last
-
 
 def unit_inputs(net: PreTrainedModel, part: SubLayer) -> Tensor:
     """Return the inputs of the last matrix of ``part`` that each of its units writes, int64 [units, width]."""
-    _, inputs = size_at(net, part.last)
-    return torch.arange(inputs).view(part.heads if part.kind == "attention" else inputs, -1)
+    price = unit_price(net, part)
+    return torch.arange(price.sizes[part.last][1]).view(price.count, -1)
 
 
 def least_density(net: PreTrainedModel) -> float:
@@ -75,10 +71,9 @@ def least_density(net: PreTrainedModel) -> float:
         UserError: sub-layers of its architecture cannot be cut.
     """
     parts = sublayers(net)
-    sizes = [weights_at(net, part.sites.values()) for part in parts]
-    units = [size // len(unit_inputs(net, part)) for size, part in zip(sizes, parts, strict=True)]
-    held = held_part(parts)
-    return (min(units) if held is None else units[parts.index(held)]) / sum(sizes)
+    prices, held = unit_prices(net, parts), held_part(parts)
+    least = min(price.weights for price in prices.values()) if held is None else prices[held.last].weights
+    return least / sum(price.whole for price in prices.values())
 
 
 def find_units(
@@ -86,7 +81,7 @@ def find_units(
     moments: Mapping[str, KroneckerFactors],
     biased: frozenset[str],
     damping: tuple[float, float],
-    price: Callable[[SubLayer, int], float],
+    price: Callable[[SubLayer], float],
     gradients: bool = True,
     round_to: int = 1,
     uniform: bool = False,
@@ -98,7 +93,7 @@ def find_units(
         moments: Kronecker factors by site; those of a block's sites for the sub-layers of this block alone.
         biased: sites whose bias takes over the mean of the inputs.
         damping: of the moments, as shares of the means of their diagonals.
-        price: function of a sub-layer and its number of units that returns what one costs.
+        price: function of a sub-layer that returns what one of its units costs.
         gradients: False to weigh all outputs alike.
         round_to: neurons go so that a multiple of it is left.
         uniform: of the sub-layers that can lose as many units each (models/uniform_shape.py), of all but one unit.
@@ -125,7 +120,7 @@ def find_units(
             keep=int(name in kept), multiple=round_to if part.kind == "ffn" else 1, damping=damping, name=name,
             overwrite=True,
         )  # fmt: skip
-        found[name] = Units(part, path, price(part, len(groups)), len(groups))
+        found[name] = Units(part, path, price(part), len(groups))
     return found
 
 

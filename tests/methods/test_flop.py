@@ -11,9 +11,9 @@ from torch import nn
 from lit_compress.export.fuse import fuse
 from lit_compress.layers import GatedRankLinear, LowRankLinear
 from lit_compress.methods import FLOP
-from lit_compress.methods.flop import FLOPPruning, RankPruning, gated_size, grouped, shapes_of
+from lit_compress.methods.flop import FLOPPruning, RankPruning, gated_size, grouped
 from lit_compress.models.accounting import density, stored_density
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import find_sites, site_shapes
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.hard_concrete import probability
@@ -47,7 +47,7 @@ def test_the_layer_is_the_sum_over_ranks():
 def test_the_expected_size_is_the_double_sum():
     """s = sum over matrices of (out + in) sum_k P(z_k > 0), over the weights of the matrices; full ranks may differ."""
     net = make_net("llama", "wikitext2")
-    shapes = shapes_of(net)
+    shapes = site_shapes(net)
     assert set(grouped(shapes)) == {"ranks_32", "ranks_16"}  # keys and values have fewer heads
     whole = sum(out * inner for out, inner in shapes.values())
     size = gated_size(shapes, whole)

@@ -1,13 +1,18 @@
 """Prices of matrices: parameters and FLOPs by hand counts, milliseconds by a clock that the test sets."""
 
+import copy
+
 import pytest
 import torch
-from tiny import make_net
+from tiny import ALL, make_net
 
 from lit_compress.models import prices
 from lit_compress.models.accounting import flops
-from lit_compress.models.prices import line, measured, prices_of, timed, unit_price
-from lit_compress.models.sites import find_sites, stacks, sublayers, tokens_read
+from lit_compress.models.architectures import get_architecture
+from lit_compress.models.cut import cut_units
+from lit_compress.models.prices import UnitPrice, line, measured, prices_of, timed, unit_prices
+from lit_compress.models.shapes import without_values
+from lit_compress.models.sites import find_sites, site_shapes, stacks, sublayers, tokens_read
 from lit_compress.numerics.ranks import Price
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
@@ -83,10 +88,28 @@ def test_a_unit_costs_its_share(monkeypatch):
     net = make_net("bert")
     part = next(p for p in sublayers(net) if p.kind == "attention")
     rule = RankRule(0.5, allocation="global")
-    assert rule.unit_price(net, part, 4) == 4 * 32 * 32 / 4
-    assert RankRule(0.5, allocation="global", price="flops", tokens=10).unit_price(net, part, 4) == 20 * 32 * 32
+    assert rule.unit_price(net, part) == 4 * 32 * 32 / 4
+    assert RankRule(0.5, allocation="global", price="flops", tokens=10).unit_price(net, part) == 20 * 32 * 32
     monkeypatch.setattr(prices, "timed", lambda variants: [9.0, 5.0])
-    assert unit_price([(7, 3, 2)], 8, "milliseconds") == 1.0
+    assert UnitPrice(8, {"a": (7, 3)}).at("milliseconds", {"a": 2}) == 1.0
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_a_unit_weighs_what_a_net_without_it_lacks(family):
+    """Delete one head, or head of keys with its queries, or neuron, and count the parameters that are left."""
+    kind, settings = ALL[family]
+    net = without_values(lambda: make_net(kind, **settings))
+    parts, cuts_heads = sublayers(net, removable=False), get_architecture(net).cuts_heads
+    table = unit_prices(net, parts)
+    assert {part.last for part in parts} == table.keys()
+    assert sum(price.whole for price in table.values()) == sum(out * inner for out, inner in site_shapes(net).values())
+    for part in (part for part in parts if part.kind == "ffn" or cuts_heads):
+        smaller, price = copy.deepcopy(net), table[part.last]
+        cut_units(smaller, {part.last: torch.arange(price.count) != price.count - 1})
+        matrices = [sum(of.get_parameter(f"{name}.weight").numel() for name in part.sites.values())
+                    for of in (net, smaller)]  # fmt: skip
+        assert matrices[0] - matrices[1] == price.weights == price.at("parameters", {})
+        assert matrices[0] == price.whole == price.count * price.weights
 
 
 def test_one_component_of_each_is_the_least():

@@ -12,22 +12,15 @@ Xia, Zhong, Chen 2022, Eqs. of section 3.1; each gate [groups, size] multiplies,
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import prod
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from lit_compress.layers import GatedLinear, GatedNorm
 from lit_compress.models.cut import SUBLAYER_GATES
-from lit_compress.models.sites import (
-    get_removable,
-    gives_states,
-    module_at,
-    of_kind,
-    size_at,
-    stream_norm,
-    sublayers,
-    weights_at,
-)
+from lit_compress.models.prices import unit_price
+from lit_compress.models.sites import get_removable, gives_states, module_at, of_kind, size_at, stream_norm, sublayers
 from lit_compress.models.surgery import replace
 from lit_compress.numerics.gate_budget import Size, Weights
 
@@ -50,8 +43,8 @@ def gate_shapes(net: PreTrainedModel, gates: Collection[str]) -> dict[str, tuple
     shapes = {
         "attention_layer": (len(attentions), 1),
         "ffn_layer": (len(ffns), 1),
-        "heads": (len(attentions), attentions[0].heads),
-        "neurons": (len(ffns), size_at(net, ffns[0].sites["down"])[1]),
+        "heads": (len(attentions), unit_price(net, attentions[0]).count),
+        "neurons": (len(ffns), unit_price(net, ffns[0]).count),
         "hidden": (1, net.config.hidden_size),
     }
     return {name: shape for name, shape in shapes.items() if name in gates}
@@ -59,19 +52,14 @@ def gate_shapes(net: PreTrainedModel, gates: Collection[str]) -> dict[str, tuple
 
 def gated_size(net: PreTrainedModel, gates: Collection[str]) -> Size:
     """Return the numbers of site weights of the dense ``net`` that depend on each gate, without biases."""
-    shapes, weights = gate_shapes(net, gates), []
-    parts, width = sublayers(net), net.config.hidden_size
+    weights, parts = [], sublayers(net)
     for kind, (layer, unit) in SUBLAYER_GATES.items():
         for group, part in enumerate(of_kind(parts, kind)):
-            number = weights_at(net, part.sites.values())
-            factors = []
-            units = part.heads if kind == "attention" else size_at(net, part.last)[1]
-            for name, size in ((layer, 1), (unit, units), ("hidden", width)):
-                if name in gates:
-                    factors.append((name, 0 if name == "hidden" else group))
-                    number //= size
-            weights.append(Weights(number, *factors))
-    return Size(weights, shapes)
+            price = unit_price(net, part)
+            sizes = {layer: 1, unit: price.count, "hidden": net.config.hidden_size}
+            factors = [(name, 0 if name == "hidden" else group) for name in sizes if name in gates]
+            weights.append(Weights(price.whole // prod(sizes[name] for name, _ in factors), *factors))
+    return Size(weights, gate_shapes(net, gates))
 
 
 def least_units(gates: Collection[str]) -> dict[str, int]:
