@@ -99,10 +99,10 @@ def _line(error: Exception, argv: list[str]) -> str | None:
     """Return the line that says what the user can mend, such as a mistake or a full disk; None for a bug."""
     from lit_compress.utils.errors import user_error
 
-    if (found := user_error(error)) is not None:
+    if (mistake := user_error(error)) is not None:
         from lit_compress.cli.options import as_typed
 
-        return as_typed(str(found), argv)
+        return as_typed(str(mistake), argv)
     from lit_compress.utils.files import write_failure
 
     if (reason := write_failure(error)) is None:

@@ -94,8 +94,8 @@ def chosen_method(args: list[str]) -> type[Method] | None:
     chosen = last_value(args, "--model") or last_value(args, "--model.class_path") or chosen
     package, _, name = (chosen or "").rpartition(".")
     with suppress(ImportError, ValueError):
-        found = getattr(import_module(package) if package else methods, name, None)
-        return found if isinstance(found, type) and issubclass(found, Method) and found is not Method else None
+        named = getattr(import_module(package) if package else methods, name, None)
+        return named if isinstance(named, type) and issubclass(named, Method) and named is not Method else None
     return None
 
 

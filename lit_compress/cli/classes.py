@@ -26,14 +26,14 @@ def explain_class(text: str, options: Sequence[str]) -> str | None:
         text: the message.
         options: of the parser that wrote it; that of such a class knows its arguments only.
     """
-    if found := re.search(rf'Parser key "trainer\.({"|".join(_MODULES)})(?:\.\S+)?":.*Given value: (.*)$', text):
-        return _unknown_class(*found.groups())
+    if match := re.search(rf'Parser key "trainer\.({"|".join(_MODULES)})(?:\.\S+)?":.*Given value: (.*)$', text):
+        return _unknown_class(*match.groups())
     if {"run_dir", "backbone", "task", "data", "epochs"} & {name.partition(".")[0] for name in options}:
         return None
-    if found := re.search(r"Option '(\S+)' is not accepted", text):
-        return f"unknown option '{found[1]}'; {nearest(found[1], [name for name in options if name != 'help'])}"
-    if found := re.search(r"the following arguments are required: (.+)$", text):
-        return f"trainer: a class that it names needs {found[1]}; give it as class_path and init_args, or as an option"
+    if match := re.search(r"Option '(\S+)' is not accepted", text):
+        return f"unknown option '{match[1]}'; {nearest(match[1], [name for name in options if name != 'help'])}"
+    if match := re.search(r"the following arguments are required: (.+)$", text):
+        return f"trainer: a class that it names needs {match[1]}; give it as class_path and init_args, or as an option"
     return None
 
 
@@ -57,14 +57,14 @@ def _explain_refusal(error: ValueError) -> str | None:
     Args:
         error: the parser's; its first cause is what the class raised, such as that its package is not installed.
     """
-    found = re.search(r"Subtypes: .*lightning\.pytorch\.(\w+)\..*class_path='([\w.]+)'", str(error), re.DOTALL)
+    match = re.search(r"Subtypes: .*lightning\.pytorch\.(\w+)\..*class_path='([\w.]+)'", str(error), re.DOTALL)
     options = {module.rpartition(".")[2]: option for option, (module, _) in _MODULES.items()}
-    if not found or found[1] not in options:
+    if not match or match[1] not in options:
         return None
     first: BaseException = error
     while first.__cause__ is not None:
         first = first.__cause__
-    return f"trainer.{options[found[1]]}: {found[2].rpartition('.')[2]} cannot be used here: {first}"
+    return f"trainer.{options[match[1]]}: {match[2].rpartition('.')[2]} cannot be used here: {first}"
 
 
 def _unknown_class(option: str, given: str) -> str:

@@ -71,13 +71,13 @@ def plan(args: list[str]) -> None:
     parts = settle_budget(cli)
     made, facts = check_stages(parts), parts.data.facts()
     show_plan(parts.data.record.name, facts, made)
-    found = outline_of(parts)
+    outline = outline_of(parts)
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=120)
-    console.print(layers_table(found))
-    for line in layer_notes(found):
+    console.print(layers_table(outline))
+    for line in layer_notes(outline):
         print(line)
-    console.print(sizes_table(found))
+    console.print(sizes_table(outline))
     print(check_fit(parts, shapes_of(parts.method)))
     console.print(stages_table(made, list(stage_seconds(parts, made, measure_pace(parts)))))
 

@@ -143,13 +143,13 @@ def check_plan(plan: Plan) -> None:
 
 def _whole(args: Sequence[str]) -> list[str]:
     """Return the words of the command that makes all runs, not one of them."""
-    found, left = [], iter(args)
+    left_out, left = [], iter(args)
     for word in left:
         if word == "--index":
             next(left, None)
         elif word != "--list" and not word.startswith("--index="):
-            found.append(word)
-    return found
+            left_out.append(word)
+    return left_out
 
 
 def options_in(words: Sequence[str]) -> dict[str, str]:
@@ -158,7 +158,7 @@ def options_in(words: Sequence[str]) -> dict[str, str]:
     Raises:
         UserError: a word is no option, or an option has no value.
     """
-    found, left = {}, iter(words)
+    options, left = {}, iter(words)
     for word in left:
         name, equals, value = word.partition("=")
         if not word.startswith("--"):
@@ -171,8 +171,8 @@ def options_in(words: Sequence[str]) -> dict[str, str]:
             own = [row[0] for row in OWN]
             known = ["config", "out", "list", "index", "workers", *own, "data.path", "model.backbone"]
             raise UserError(f"unknown option '{name[2:]}'; {nearest(name[2:], known)}")
-        found[name[2:]] = value
-    return found
+        options[name[2:]] = value
+    return options
 
 
 # ------------------------------------------------------------------------------------------ the plan
@@ -216,8 +216,8 @@ def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: 
     trained = any(method.entry.train for method in methods)
     epochs, length = divide(made.updates, made.epochs, splits, batches // accumulated(made)) if trained else (0, 1)
     made = replace(made, epochs=epochs or None)
-    found = cells(made, methods, out, epochs, length)
-    return Plan(made, Layout(out), task.name, teachers(made, out), found, _claims(made, file), command, only)
+    planned = cells(made, methods, out, epochs, length)
+    return Plan(made, Layout(out), task.name, teachers(made, out), planned, _claims(made, file), command, only)
 
 
 def _recorded(out: Path) -> dict[str, Any] | None:
@@ -253,11 +253,11 @@ def _claims(made: Comparison, file: Path) -> list[Claim]:
     if not isinstance(made.claims, str):
         return read_claims(made.claims, budget_name)
     places = [file.parent / made.claims, Path(made.claims).expanduser(), COMPARISONS / made.claims]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
+    claims = next((place for place in places if place.is_file()), None)
+    if claims is None:
         shipped = [path.name for path in COMPARISONS.glob("claims*.yaml")]
         raise UserError(f"config: claims: no file '{made.claims}'; {nearest(made.claims, shipped)}")
-    return read_claims(read_yaml(found), budget_name)
+    return read_claims(read_yaml(claims), budget_name)
 
 
 # ------------------------------------------------------------------------------------------ making runs
@@ -277,12 +277,12 @@ def _make_one(plan: Plan, index: int) -> None:
     job = jobs[index]
     was_there = plan.place.done(job)
     Worker(plan.place, [job], plan.teachers).work(_Waiting(plan.place).tick)
-    found = plan.gathered()
-    write(plan.place, found)
+    results = plan.gathered()
+    write(plan.place, results)
     if error := plan.place.error(job):
         raise UserError(f"{job.name} failed: {error}; its log: {plan.place.log(job)}")
     print(f"{job.name}: {'was done already' if was_there else 'done'}")
-    if all(cell["status"] in ("done", "failed") for cell in found["cells"]):
+    if all(cell["status"] in ("done", "failed") for cell in results["cells"]):
         print(f"page: {pages.write(plan.place.out)}")
 
 
@@ -303,16 +303,16 @@ def run_plan(plan: Plan, workers: int) -> Path:
     screen = _Screen(plan, workers)
     with screen.progress:
         Worker(plan.place, jobs, plan.teachers, workers, screen.ended).work(screen.tick)
-    found = plan.gathered()
-    write(plan.place, found)
-    name = (found["metric"] or {}).get("name", "metric")
+    results = plan.gathered()
+    write(plan.place, results)
+    name = (results["metric"] or {}).get("name", "metric")
     print(f"dev {name} on {plan.task}, mean ± standard deviation over seeds:")
     console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=160)).print(table(found, plan.place))
-    for cell in found["cells"]:
+    (console if console.is_terminal else Console(highlight=False, width=160)).print(table(results, plan.place))
+    for cell in results["cells"]:
         if cell["error"]:
             print(f"{cell['name']}: {cell['status']}: {cell['error']}")
-    for claim in found["claims"]:
+    for claim in results["claims"]:
         if claim["verdict"] != "not measured":
             print(f"{claim['verdict']}: {claim['text']}")
     page = pages.write(plan.place.out)

@@ -69,10 +69,10 @@ def print_choices(report: dict[str, Any]) -> None:
     """Print one line for everything that was chosen beside the folder itself."""
     if report["pivot"] is not None:
         print(pivot_line(report))
-    if (found := report["merged"])["by"] == "slower":
+    if (merged := report["merged"])["by"] == "slower":
         print(
-            f"merge: {len(found['matrices'])} of {found['sites']} matrices are stored dense, as factors and rows they "
-            "are slower on this machine"
+            f"merge: {len(merged['matrices'])} of {merged['sites']} matrices are stored dense, as factors and rows "
+            "they are slower on this machine"
         )
     if words := report["vocabulary"]:
         print(
@@ -92,8 +92,8 @@ def print_choices(report: dict[str, Any]) -> None:
         if wrote := made.get("writing"):
             print(f"write.py: with the cache of {wrote['files'][2]}, {wrote['tokens']} tokens as the net writes them")
     for item in report["certificate"]:
-        found, shapes = item["difference"], " and ".join(f"{texts} x {tokens}" for texts, tokens in item["shapes"])
-        off = "cannot be compared" if found is None else f"differs by {found:.1e}, {item['verdict']}"
+        difference, shapes = item["difference"], " and ".join(f"{texts} x {tokens}" for texts, tokens in item["shapes"])
+        off = "cannot be compared" if difference is None else f"differs by {difference:.1e}, {item['verdict']}"
         print(f"on {shapes} tokens of the data, {item['file']} {off}")
 
 

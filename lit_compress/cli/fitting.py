@@ -229,8 +229,8 @@ def _report(run: Run, cli: CommandLine) -> dict[str, Any]:
 
 def warn_missed(report: dict[str, Any]) -> None:
     """Say that the export is beyond its budget, or may be; the run is not lost."""
-    if (found := report.get("budget")) and not found["met"]:
-        advice = f"ask for {'more' if found['kind'] == 'speedup' else 'less'}"
-        if found["met"] is None:
+    if (budget := report.get("budget")) and not budget["met"]:
+        advice = f"ask for {'more' if budget['kind'] == 'speedup' else 'less'}"
+        if budget["met"] is None:
             advice = f"export again on a quiet machine, or {advice}"
-        warnings.warn(f"{budget_line(found)}; {advice}", stacklevel=2)
+        warnings.warn(f"{budget_line(budget)}; {advice}", stacklevel=2)

@@ -77,14 +77,14 @@ def decomposers(
     Raises:
         UserError: there are no scores, or no usable gradients.
     """
-    found: dict[str, Any] = {}
+    statistics: dict[str, Any] = {}
     kinds = [[s for s in settings if s.weighting == "fisher"], [s for s in settings if s.weighting in KRONECKER]]
     for same in filter(None, kinds):
         ((_, sums),) = collected(net, calibration_for(same, data), method.task, current_device(), most=inf)
-        found |= dict.fromkeys((s.weighting for s in same), sums)
+        statistics |= dict.fromkeys((s.weighting for s in same), sums)
     trim()
     folder = Path(method.backbone).expanduser()
-    return [weigh(s, net, found.get(s.weighting, {}), folder, s.rule(method.ranks).stacks(net)) for s in settings]
+    return [weigh(s, net, statistics.get(s.weighting, {}), folder, s.rule(method.ranks).stacks(net)) for s in settings]
 
 
 def factorize_model(
@@ -186,7 +186,7 @@ def analyze_runs(out: Path, folders: Sequence[str]) -> TableRows:
 
 def _named(models: Sequence[str]) -> dict[str, tuple[str, Path, str]]:
     """Return {label: (name as given, folder, method)}; the label of a net of a run has the run's name."""
-    found: dict[str, tuple[str, Path, str]] = {}
+    named: dict[str, tuple[str, Path, str]] = {}
     for name in models:
         folder = (model_snapshot("model", name).folder if is_name(name) else Path(name)).expanduser()
         run = next((p for p in list(folder.resolve().parents)[:2] if (p / "config.yaml").is_file()), None)
@@ -194,10 +194,10 @@ def _named(models: Sequence[str]) -> dict[str, tuple[str, Path, str]]:
         if run is not None:
             label = str(folder.resolve().relative_to(run.parent)).removesuffix("/net")
         method = "" if run is None else Run(run).config()["model"]["class_path"].rpartition(".")[2]
-        if label in found:
+        if label in named:
             label = name
-        found[label] = (name, folder, method)
-    return found
+        named[label] = (name, folder, method)
+    return named
 
 
 def _several(kind: str, models: Sequence[str], method: FWSVD, data: DataModule, site: str | None) -> TableRows:
@@ -208,8 +208,8 @@ def _several(kind: str, models: Sequence[str], method: FWSVD, data: DataModule, 
         return load_net(folder) if is_compressed(folder) else load_model(name, method)
 
     if kind == "ranks":
-        found = ((label, load(name, folder), made) for label, (name, folder, made) in named.items())
-        return [row for label, net, made in found for row in truncation.ranks(net, label, made)]
+        nets = ((label, load(name, folder), made) for label, (name, folder, made) in named.items())
+        return [row for label, net, made in nets for row in truncation.ranks(net, label, made)]
     if kind == "pattern":
         return pruning.pattern({label: load(name, folder) for label, (name, folder, _) in named.items()}, site)
     scores = {}
@@ -255,7 +255,7 @@ def analyze_model(
         rows = _several(kind, models, method, data, site)
     else:
         net = load_model(method.backbone, method)
-        found = dict(zip(weightings, decomposers(method, net, data, settings), strict=True))
+        by_label = dict(zip(weightings, decomposers(method, net, data, settings), strict=True))
         key = f"val/{data.record.metrics[0]}"
 
         if kind != "spectra":
@@ -266,10 +266,10 @@ def analyze_model(
             return evaluate(net, data)[key]
 
         if kind == "truncation":
-            rows = truncation.grouped_truncation(net, found, metric)
+            rows = truncation.grouped_truncation(net, by_label, metric)
         elif kind == "sweep":
-            rows = truncation.rank_ratio_sweep(net, found, metric, ratios)
+            rows = truncation.rank_ratio_sweep(net, by_label, metric, ratios)
         else:
-            rows = truncation.spectra(net, found)
+            rows = truncation.spectra(net, by_label)
     write_rows(kind, rows, out)
     return rows

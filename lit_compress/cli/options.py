@@ -213,12 +213,12 @@ class CommandLine(LightningCLI):
         if self.density is not None:
             config.model.init_args.density = self.density
         init = made_classes(self.parser, config)
-        given, found = self.config.data, init.data.record  # later commands need what was found
+        given, record = self.config.data, init.data.record  # later commands need the data's labels
         if init.data.task == CUSTOM:
-            given.custom.labels, given.custom.numbered = list(found.labels), found.numbered
-            given.custom.label = list(found.label_columns) or given.custom.label
-        if found.kind == "embedding":
-            given.pooling, given.normalize = found.pooling.tokens, found.pooling.normalize
+            given.custom.labels, given.custom.numbered = list(record.labels), record.numbered
+            given.custom.label = list(record.label_columns) or given.custom.label
+        if record.kind == "embedding":
+            given.pooling, given.normalize = record.pooling.tokens, record.pooling.normalize
         init.data.teacher = init.model.teacher or self.origin or init.model.backbone
         (storage := Storage(init.export, self.tokens)).tell(init.model)
         return Components(init.model, init.data, dict(init.trainer), self.config.seed_everything, storage)
@@ -239,10 +239,10 @@ class CommandLine(LightningCLI):
     def revisions(self) -> dict[str, str]:
         """Return the options that say which commits :meth:`ready` has found, for other processes."""
         init, data = self.config.model.init_args, self.config.data
-        found = {} if init.revision is None else {"model.backbone": init.backbone, "model.revision": init.revision}
+        pins = {} if init.revision is None else {"model.backbone": init.backbone, "model.revision": init.revision}
         if data.revision is not None:
-            found |= {"data.revision": data.revision} | ({"data.path": data.path} if data.path else {})
-        return found
+            pins |= {"data.revision": data.revision} | ({"data.path": data.path} if data.path else {})
+        return pins
 
     def backbone_as_teacher(self) -> None:
         """Make the backbone, at its commit, the teacher."""
@@ -284,11 +284,11 @@ def parameters_of(kind: type[Method]) -> dict[str, Parameter]:
     They have the order in which a run uses them: own values after the density, own settings between the dense stage's
     and the distillation's.
     """
-    found: dict[str, Parameter] = {}
+    options: dict[str, Parameter] = {}
     for base in kind.__mro__:
         if "__init__" in vars(base):
             parameters = list(signature(vars(base)["__init__"]).parameters.values())[1:]
-            found = {p.name: p for p in parameters if p.kind is not Parameter.VAR_KEYWORD} | found
+            options = {p.name: p for p in parameters if p.kind is not Parameter.VAR_KEYWORD} | options
         if base is Method:
             break
     common = list(signature(Method).parameters)
@@ -296,9 +296,9 @@ def parameters_of(kind: type[Method]) -> dict[str, Parameter]:
     def place(name: str) -> float:
         if name in common:
             return common.index(name)
-        return common.index("dense" if is_dataclass(found[name].default) else "density") + 0.5
+        return common.index("dense" if is_dataclass(options[name].default) else "density") + 0.5
 
-    return {name: found[name] for name in sorted(found, key=place)}
+    return {name: options[name] for name in sorted(options, key=place)}
 
 
 def _place_of_logger(args: list[str]) -> list[str]:
@@ -361,33 +361,33 @@ def _keys(method: type[Method] | None = None) -> list[str]:
 
 def _explain(text: str) -> str:
     """Return one line for a parser's message: the option, its value, the nearest valid one."""
-    if found := re.search(r"unrecognized arguments: (\S+)", text):
-        if found[1].endswith((".yaml", ".yml")):
-            return f"'{found[1]}' stands without its option; --config {found[1]}"
-        if not found[1].startswith("-"):
-            return f"'{found[1]}' stands without an option; see --help"
-        return _unknown(found[1].lstrip("-").partition("=")[0])
-    if found := re.search(r"Group '(\S+)' does not accept option '(\S+)'", text):
-        return _unknown(f"{found[1]}.{found[2]}")
-    if found := re.search(r"Option '(\S+)' is not accepted", text):
-        return _unknown(found[1])
-    if found := re.search(r"Problem with given class_path '([^']+)'|dot import path string: (\S+)", text):
-        name = found[1] or found[2]
+    if match := re.search(r"unrecognized arguments: (\S+)", text):
+        if match[1].endswith((".yaml", ".yml")):
+            return f"'{match[1]}' stands without its option; --config {match[1]}"
+        if not match[1].startswith("-"):
+            return f"'{match[1]}' stands without an option; see --help"
+        return _unknown(match[1].lstrip("-").partition("=")[0])
+    if match := re.search(r"Group '(\S+)' does not accept option '(\S+)'", text):
+        return _unknown(f"{match[1]}.{match[2]}")
+    if match := re.search(r"Option '(\S+)' is not accepted", text):
+        return _unknown(match[1])
+    if match := re.search(r"Problem with given class_path '([^']+)'|dot import path string: (\S+)", text):
+        name = match[1] or match[2]
         if "." in name and not name.startswith("lit_compress."):
             return (
                 f"model.class_path: '{name}' cannot be imported here, or is no subclass of lit_compress.methods.Method"
             )
         return f"model.class_path: unknown method '{name}'; {nearest(name.rpartition('.')[2], _names())}"
-    if found := re.search(r'Parser key "(\S+)": .*?Expected a (.+?)\. Got value: (.*)$', text):
-        return f"{_full(found[1])}: '{found[3]}' is not a valid {_type(found[2])}"
-    if found := re.search(r'Parser key "(\S+)":.*Given value: (.*)$', text):
+    if match := re.search(r'Parser key "(\S+)": .*?Expected a (.+?)\. Got value: (.*)$', text):
+        return f"{_full(match[1])}: '{match[3]}' is not a valid {_type(match[2])}"
+    if match := re.search(r'Parser key "(\S+)":.*Given value: (.*)$', text):
         kinds = re.findall(r"- Expected an? (.+?)(?= - Expected | Given value)", text)
         shown = " or ".join(_type(kind) for kind in kinds)
-        return f"{_full(found[1])}: '{found[2]}' is not a valid {shown or 'value; see --help'}"
-    if found := re.search(r"Parser key \"(\S+)\": Unable to load config '(.*?)'", text):
-        key = _full(found[1])
+        return f"{_full(match[1])}: '{match[2]}' is not a valid {shown or 'value; see --help'}"
+    if match := re.search(r"Parser key \"(\S+)\": Unable to load config '(.*?)'", text):
+        key = _full(match[1])
         first = next((k for k in _keys(_Parser.method) if k.startswith(f"{key}.")), f"{key}.OPTION")
-        return f"{key}: '{found[2]}' is no value of a group of options; give them one by one, e.g. --{first}"
+        return f"{key}: '{match[2]}' is no value of a group of options; give them one by one, e.g. --{first}"
     if text.endswith("are required: model") or "class_path='lit_compress.methods.Method'" in text:
         return _no_method()
     return text[:400]
@@ -445,10 +445,10 @@ def as_typed(message: str, args: list[str]) -> str:
 
     Settings know neither the stage they are of nor that they are the method's; ``args`` say which stage was meant.
     """
-    if found := re.match(r"unknown option '(\S+?)'", message):
+    if match := re.match(r"unknown option '(\S+?)'", message):
         names = (word.partition("=")[0].lstrip("-") for word in args if word.startswith("-"))
-        typed = next((name for name in names if f".{name}".endswith(f".{found[1]}")), found[1])
-        return message.replace(found[1], typed, 1)
+        typed = next((name for name in names if f".{name}".endswith(f".{match[1]}")), match[1])
+        return message.replace(match[1], typed, 1)
     message = _with_stage(message, args)
     option = re.match(r"[a-z_0-9.]+", message)
     known = set(_keys())

@@ -87,9 +87,9 @@ def pin(config: Namespace, recorded: Mapping[str, Any], task: Task, option: str 
     init, data, folders = config.model.init_args, config.data, {}
     before, known = recorded.get("model", {}).get("init_args", {}), recorded.get("data", {})
     if _is_name(init.backbone):
-        found = model_snapshot(option, init.backbone, init.get("revision"))
-        folders["backbone"] = resolve(str(found.folder), task, option)
-        init.revision = _kept(before, init.revision, found.commit)
+        snapshot = model_snapshot(option, init.backbone, init.get("revision"))
+        folders["backbone"] = resolve(str(snapshot.folder), task, option)
+        init.revision = _kept(before, init.revision, snapshot.commit)
     elif init.get("revision") is not None:
         raise UserError(
             f"model.revision: '{init.revision}' is given, but model.backbone '{init.backbone}' is no name on the hub; "
@@ -98,8 +98,8 @@ def pin(config: Namespace, recorded: Mapping[str, Any], task: Task, option: str 
     elif init.backbone != EMBEDDED:
         resolve(init.backbone, task, option)  # is it a model, before data is asked for?
     if init.get("teacher") and _is_name(init.teacher):
-        found = model_snapshot("model.teacher", init.teacher)
-        init.teacher, folders["teacher"] = found.pinned, resolve(str(found.folder), task, "model.teacher")
+        snapshot = model_snapshot("model.teacher", init.teacher)
+        init.teacher, folders["teacher"] = snapshot.pinned, resolve(str(snapshot.folder), task, "model.teacher")
     if (rows := located(data.task, data.get("path"), data.get("revision"), data.custom.configuration)) is not None:
         data.revision = _kept(known, data.get("revision"), rows.commit)
     return folders

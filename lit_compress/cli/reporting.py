@@ -86,12 +86,12 @@ def _text(value: Any) -> str:
 
 def _methods() -> Lines:
     """Return name, idea and recipes of every method."""
-    found: dict[str, list[str]] = {}
+    by_method: dict[str, list[str]] = {}
     for recipe in recipes():
-        found.setdefault(method_of(recipe), []).append(f"{recipe}.yaml")
+        by_method.setdefault(method_of(recipe), []).append(f"{recipe}.yaml")
     names = [name for name in methods.__all__ if name != "Method"]
     return [
-        {"method": name, "what it does": _first(getattr(methods, name)), "recipes": found.get(name, [])}
+        {"method": name, "what it does": _first(getattr(methods, name)), "recipes": by_method.get(name, [])}
         for name in names
     ]
 

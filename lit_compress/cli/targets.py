@@ -81,10 +81,10 @@ class Target:
         if given or named_task(rest) != CUSTOM:
             return []
         try:
-            found = json.loads((self.folder / "config.json").read_text()).get("id2label") or {}
+            classes = json.loads((self.folder / "config.json").read_text()).get("id2label") or {}
         except (OSError, ValueError):
             return []  # loading the net says what is wrong
-        names = [str(found[key]) for key in sorted(found, key=int)]
+        names = [str(classes[key]) for key in sorted(classes, key=int)]
         if len(names) < 2 or all(re.fullmatch(r"LABEL_\d+", name) for name in names):
             return []
         return [f"--data.custom.labels={json.dumps(names)}"]

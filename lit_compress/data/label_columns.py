@@ -60,14 +60,14 @@ def find_columns(task: Task, path: str, labels: Collection[str], seed: int, enco
         first = list(islice(table.rows, 1))
         return source.where, table.names or list(*first), chain(first, table.rows)
 
-    if (found := read([])) is None or task.label in found[1]:
+    if (first := read([])) is None or task.label in first[1]:
         return ()
-    where, names, _ = found
+    where, names, _ = first
     if labels:
         return tuple(labels) if set(labels) <= set(names) else ()
     others = [name for name in names if name not in (*task.text, *IDS)]
     flags = dict.fromkeys(others, False)  # whether a 0 or 1 was seen; a column with another value is left out
-    for row in (read(others) or found)[2]:
+    for row in (read(others) or first)[2]:
         for name, value in ((name, row.get(name)) for name in list(flags)):
             if flag(value) is None and not is_missing(value):
                 del flags[name]

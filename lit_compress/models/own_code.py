@@ -76,18 +76,18 @@ def check_code(what: str, folder: Path) -> None:
 def _read(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file; {} if it is not there or broken: whoever reads it says so."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _classes(auto_map: Any) -> dict[str, str]:
     """Return the classes that an ``auto_map`` names, ``file.Class``, by the class of transformers that looks for it."""
     if isinstance(auto_map, str | list):  # of tokenizers, in older files
         auto_map = {"AutoTokenizer": auto_map}
-    found = auto_map.items() if isinstance(auto_map, dict) else ()
-    plain = {name: next(filter(None, ref), None) if isinstance(ref, list) else ref for name, ref in found}
+    pairs = auto_map.items() if isinstance(auto_map, dict) else ()
+    plain = {name: next(filter(None, ref), None) if isinstance(ref, list) else ref for name, ref in pairs}
     return {name: ref for name, ref in plain.items() if isinstance(ref, str)}
 
 

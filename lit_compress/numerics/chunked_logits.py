@@ -94,19 +94,19 @@ def position_losses(
         kind = chunk[0].device.type
         # without the cache, the gradient of the layer is summed over the chunks in the precision of its weight
         with torch.autocast(kind, enabled=torch.is_autocast_enabled(kind), cache_enabled=False):
-            found = [layer(states) for layer, states in zip(layers, chunk, strict=False)]
+            values = [layer(states) for layer, states in zip(layers, chunk, strict=False)]
         with torch.autocast(kind, enabled=False):
-            found = [each if each.dtype == torch.float64 else each.float() for each in found]
-            return tuple(losses(*found, *chunk[len(layers) :]))
+            values = [each if each.dtype == torch.float64 else each.float() for each in values]
+            return tuple(losses(*values, *chunk[len(layers) :]))
 
     again: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     chunks = [
         checkpoint(run, *chunk, **again) if torch.is_grad_enabled() else run(*chunk)
         for chunk in zip(*(each.split(size) for each in inputs), strict=True)
     ]
-    found = [torch.cat(each) for each in zip(*chunks, strict=True)]
+    values = [torch.cat(each) for each in zip(*chunks, strict=True)]
     if chosen is not None:
-        found = [each.new_zeros(shape.numel()).index_copy(0, chosen, each) for each in found]
+        values = [each.new_zeros(shape.numel()).index_copy(0, chosen, each) for each in values]
     elif counted is not None and counted.device.type != "cpu":
-        found = [each.where(counted.flatten(), 0.0) for each in found]
-    return [each.view(shape) for each in found]
+        values = [each.where(counted.flatten(), 0.0) for each in values]
+    return [each.view(shape) for each in values]

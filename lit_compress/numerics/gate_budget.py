@@ -127,8 +127,8 @@ def fit_budget(
     """
 
     def kept(offset: float) -> dict[str, Tensor]:
-        found = {name: kept_units(a, least.get(name, 0), offset) for name, a in log_alphas.items()}
-        return {name: _rounded(count, log_alphas[name].shape[1], step(name)) for name, count in found.items()}
+        counts = {name: kept_units(a, least.get(name, 0), offset) for name, a in log_alphas.items()}
+        return {name: _rounded(count, log_alphas[name].shape[1], step(name)) for name, count in counts.items()}
 
     def step(name: str) -> int:
         return (steps or {}).get(name, 1)

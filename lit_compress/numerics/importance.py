@@ -225,7 +225,7 @@ def row_sensitivity(weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -
     Returns:
         float32 [rows of this rank] per weight; not finite where a gradient is not.
     """
-    found = [torch.zeros_like(local(weight)[:, 0], dtype=torch.float32) for weight in weights]
+    averages = [torch.zeros_like(local(weight)[:, 0], dtype=torch.float32) for weight in weights]
     known = [i for i, grad in enumerate(grads) if grad is not None]
     slopes = [local(grad).float() for grad in grads if grad is not None]
     for part in together(slopes):
@@ -236,8 +236,8 @@ def row_sensitivity(weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -
             rows = joined([term for _, term in same]).view(-1, width)
             means = rows.mean(1).split([len(term) for _, term in same])
             for (i, _), mean in zip(same, means, strict=True):
-                found[i] = mean
-    return found
+                averages[i] = mean
+    return averages
 
 
 @torch.no_grad()

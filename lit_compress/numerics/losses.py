@@ -116,15 +116,15 @@ def logits_losses(
         consistency: whether to return it.
     """
     if not isinstance(logits, ChunkedLogits):
-        found = {"task": task_loss(logits, _repeated(labels, copies), kind)}
+        terms = {"task": task_loss(logits, _repeated(labels, copies), kind)}
         if teacher is not None:
             assert isinstance(teacher, Tensor)
             chosen = None if counted is None else _repeated(counted, copies)
-            found["distillation"] = distillation_loss(logits, _repeated(teacher, copies), kind, temperature, chosen)
+            terms["distillation"] = distillation_loss(logits, _repeated(teacher, copies), kind, temperature, chosen)
         if consistency:
             first, second = logits.chunk(2)
-            found["consistency"] = consistency_loss(first, second, kind, counted)
-        return found
+            terms["consistency"] = consistency_loss(first, second, kind, counted)
+        return terms
     assert teacher is None or isinstance(teacher, ChunkedLogits)
     names = ["task", *(["distillation"] if teacher is not None else []), *(["consistency"] if consistency else [])]
     parts = [*logits.chunk(copies), *([] if teacher is None else [teacher])]

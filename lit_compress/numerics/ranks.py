@@ -173,5 +173,5 @@ def allocate_in_steps(
         groups[name] = energy.view(-1, step).sum(1).sqrt()
         price = prices[name]
         coarse[name] = Price(step * price.component, price.dense, price.fixed, step**2 * price.pivot)
-    found = allocate(groups, coarse, budget)
-    return {name: min(step * count, len(sigma[name])) for name, count in found.items()}
+    counts = allocate(groups, coarse, budget)
+    return {name: min(step * count, len(sigma[name])) for name, count in counts.items()}

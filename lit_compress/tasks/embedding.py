@@ -105,13 +105,13 @@ class Embedding(TaskType):
         columns: Columns = {}
         for name, end in zip(task.text, _ENDS, strict=False):
             texts = [task.pooling.prompt + text for text in batch[name]]
-            found = token_columns(tokenizer(texts, truncation=True, max_length=max_length))
-            columns[f"input_ids{end}"] = found["input_ids"]
+            tokens = token_columns(tokenizer(texts, truncation=True, max_length=max_length))
+            columns[f"input_ids{end}"] = tokens["input_ids"]
             if end:
-                columns[f"attention_mask{end}"] = [[1] * n for n in found["length"]]
-                columns["truncated"] = [a or b for a, b in zip(columns["truncated"], found["truncated"], strict=True)]
+                columns[f"attention_mask{end}"] = [[1] * n for n in tokens["length"]]
+                columns["truncated"] = [a or b for a, b in zip(columns["truncated"], tokens["truncated"], strict=True)]
             else:
-                columns |= {key: found[key] for key in ("token_type_ids", "length", "truncated") if key in found}
+                columns |= {key: tokens[key] for key in ("token_type_ids", "length", "truncated") if key in tokens}
         if task.label in batch:
             columns["labels"] = batch[task.label]
         elif len(task.text) > 1:

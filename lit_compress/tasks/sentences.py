@@ -194,18 +194,18 @@ def read_object(path: Path, what: str, usual: dict[str, Any] | None = None) -> d
     if usual is not None and not path.is_file():
         return usual
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise UserError(f"{what}: {path.name} of '{path.parent.name}' is missing or broken")
-    return found
+    return content
 
 
 def _token_limit(folder: Path, what: str) -> int | None:
     """Return the longest text that the tokenizer's files allow; None if they do not say it."""
-    found = read_object(folder / "tokenizer_config.json", what, {}).get("model_max_length")
-    return found if isinstance(found, int) and found < 1_000_000 else None
+    limit = read_object(folder / "tokenizer_config.json", what, {}).get("model_max_length")
+    return limit if isinstance(limit, int) and limit < 1_000_000 else None
 
 
 def _check_dense(config: dict[str, Any], what: str) -> None:

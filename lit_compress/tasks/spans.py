@@ -48,21 +48,21 @@ def normalize(answer: str) -> str:
 
 def exact_match(answer: str, truths: Sequence[str]) -> float:
     """Return 1.0 if the normalized answer is one of the normalized ``truths`` (empty if there are none), else 0.0."""
-    found = normalize(answer)
-    return float(any(found == normalize(truth) for truth in truths or ("",)))
+    given = normalize(answer)
+    return float(any(given == normalize(truth) for truth in truths or ("",)))
 
 
 def token_f1(answer: str, truths: Sequence[str]) -> float:
     """Return the largest F1 of the answer's normalized words, over ``truths``; 1.0 if neither has any words."""
-    found = normalize(answer).split()
-    return max(_word_f1(found, normalize(truth).split()) for truth in truths or ("",))
+    given = normalize(answer).split()
+    return max(_word_f1(given, normalize(truth).split()) for truth in truths or ("",))
 
 
-def _word_f1(found: list[str], true: list[str]) -> float:
-    if not found or not true:
-        return float(found == true)
-    same = sum((Counter(found) & Counter(true)).values())
-    return 2 * same / (len(found) + len(true))
+def _word_f1(given: list[str], true: list[str]) -> float:
+    if not given or not true:
+        return float(given == true)
+    same = sum((Counter(given) & Counter(true)).values())
+    return 2 * same / (len(given) + len(true))
 
 
 def best_threshold(scores: Iterable[tuple[float, float, float]]) -> tuple[float, float]:

@@ -72,8 +72,8 @@ class Summarization(TaskType):
         columns = super().encode({task.text[0]: batch[task.text[0]]}, rows, tokenizer, task, max_length)
         if task.label in batch:
             texts = batch[task.label]
-            found = tokenizer(text_target=texts, truncation=True, max_length=task.writing.target_length)
-            columns["labels"], columns["reference"] = found["input_ids"], as_bytes(texts)
+            targets = tokenizer(text_target=texts, truncation=True, max_length=task.writing.target_length)
+            columns["labels"], columns["reference"] = targets["input_ids"], as_bytes(texts)
         return columns
 
     def head(self, task: Task) -> dict[str, Any]:

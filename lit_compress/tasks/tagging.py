@@ -111,11 +111,11 @@ class Tagging(TaskType):
 
     def pieces(self, task: Task, outputs: Tensor, batch: dict[str, Tensor]) -> list[tuple[int, dict[int, int]]]:
         """Return for every input the number of its row and the classes of its words."""
-        found = []
+        examples = []
         for example, words, classes in zip(batch["example"], batch["word"], outputs.argmax(-1), strict=True):
             pairs = zip(words[words > 0].tolist(), classes[words > 0].tolist(), strict=True)
-            found.append((int(example), dict(pairs)))
-        return found
+            examples.append((int(example), dict(pairs)))
+        return examples
 
     def answer(self, task: Task, row: dict[str, Any], pieces: list[dict[int, int]]) -> dict[str, Any]:
         """Return ``labels``, one per word."""
@@ -145,23 +145,23 @@ def _first_pieces(
     """
     starts = [list(accumulate((len(word) + 1 for word in words[:-1]), initial=0)) for words in sentences]
     seen = [0] * len(sentences)
-    found = []
+    firsts = []
     for source, spans in zip(sources, offsets, strict=True):
         numbers = []
         for start, end in spans:
             number = bisect_right(starts[source], end - 1) if end > start else 0
             numbers.append(number if number > seen[source] else 0)
             seen[source] = max(seen[source], number)
-        found.append(numbers)
-    return found
+        firsts.append(numbers)
+    return firsts
 
 
 def _dropped(
-    sentences: list[list[str]], sources: list[int], found: list[list[int]], unknown: str | None
+    sentences: list[list[str]], sources: list[int], firsts: list[list[int]], unknown: str | None
 ) -> list[list[str]] | None:
     """Return the sentences with ``unknown`` in place of words without a token; None if there are no such words."""
     there: list[set[int]] = [set() for _ in sentences]
-    for source, numbers in zip(sources, found, strict=True):
+    for source, numbers in zip(sources, firsts, strict=True):
         there[source].update(numbers)
     if unknown is None or all(len(have - {0}) == len(words) for have, words in zip(there, sentences, strict=True)):
         return None
