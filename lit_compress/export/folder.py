@@ -91,9 +91,8 @@ class Export:
 
 @dataclass
 class _Fused:
-    """A net in the layers of its export."""
+    """What is known of a net in the layers of its export."""
 
-    net: PreTrainedModel
     data: DataModule  # read with the export's tokenizer
     kept: float  # density that the method kept
     merged: dict[str, float]  # matrices that are stored whole -> density that the method kept of them
@@ -118,8 +117,11 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
     task = read_task(source.data)
     with atomic_folder(out) as folder:
         certificate = Certificate(source.net, source.data, "train" if choices.vocabulary == "data" else "validation")
-        fused = _fuse(source, choices, task.length)
-        exported, difference = _store(fused, folder, choices)
+        net, fused = _fuse(source, choices, task.length)
+        difference = _store(net, fused.data, folder, choices)
+        del net  # the export takes its place in memory
+        exported = load_net(folder, as_stored=True)
+        trim()
         same = choices.keeps_logits and not (fused.fields["vocabulary"] or {}).get("changed")
         form = {"file": "model.safetensors", "format": "hf"}
         certificate.compare(form, exported, fused.data, partial(certificate.answers, exported), same)
@@ -131,7 +133,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
             "ordinary": not (folder / f"{MODULE}.py").exists(),
             "refuses": refuses(exported),
             "merged": {
-                "by": choices.merge, "above": MERGE, "sites": len(find_sites(fused.net)), "matrices": fused.merged,
+                "by": choices.merge, "above": MERGE, "sites": len(find_sites(exported)), "matrices": fused.merged,
             },
         }  # fmt: skip
         if report["embeddings"]:
@@ -140,12 +142,12 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
         choices.check_drop(report)
         report["budget"] = source.budget and source.budget[0].check(report, source.budget[1])
         report |= source.more
-        write_report_and_card(folder, report, task, fused.net)
+        write_report_and_card(folder, report, task, exported)
     return report
 
 
-def _fuse(source: Export, choices: Choices, length: int) -> _Fused:
-    """Return the net as its export computes it; ``length``: tokens at which layers are timed."""
+def _fuse(source: Export, choices: Choices, length: int) -> tuple[PreTrainedModel, _Fused]:
+    """Return the net as its export computes it, and the rest; ``length``: tokens at which layers are timed."""
     small, data, merges = compact(source.net), source.data, {}
     if choices.pivot:
         check_pivot(small)
@@ -161,21 +163,19 @@ def _fuse(source: Export, choices: Choices, length: int) -> _Fused:
         embeddings = shrink_embeddings(net, data, choices.embeddings, choices.rank)
     pivots = {name: count for name, count in saved.items() if name not in merges} if choices.pivot else None
     fields = {"pivot": pivots, "vocabulary": vocabulary, "embeddings": embeddings}
-    return _Fused(net, data, kept, merges, fields)
+    return net, _Fused(data, kept, merges, fields)
 
 
-def _store(fused: _Fused, folder: Path, choices: Choices) -> tuple[PreTrainedModel, float]:
-    """Write net and tokenizer; return what another process loads, and by how much its logits differ at most."""
-    net = fused.net if choices.round_to is None else pad_widths(copy.deepcopy(fused.net), choices.round_to)
+def _store(net: PreTrainedModel, data: DataModule, folder: Path, choices: Choices) -> float:
+    """Write net and tokenizer; return by how much the logits of what another process loads differ at most."""
+    stored = net if choices.round_to is None else pad_widths(copy.deepcopy(net), choices.round_to)
     if choices.half:
-        cast(net, choices.dtype)
-    write_model(net, folder)
-    write_tokenizer(fused.data, folder, fused.net.config)
+        cast(stored, choices.dtype)
+    write_model(stored, folder)
+    write_tokenizer(data, folder, net.config)
     for _ in track([0], "check the export in another process"):
-        difference = check_export(load_net(folder) if choices.half else fused.net, folder)
-    exported = load_net(folder, as_stored=True)
-    trim()
-    return exported, difference
+        difference = check_export(load_net(folder) if choices.half else net, folder)
+    return difference
 
 
 def _measure(source: Export, fused: _Fused, exported: PreTrainedModel, folder: Path, task: Task) -> dict[str, Any]:
