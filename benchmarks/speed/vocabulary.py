@@ -25,7 +25,7 @@ SCRIPT = "speed/vocabulary"
 GEMMA = {"vocab_size": 262144, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}  # fmt: skip
 PARTS, SHAPES = ("factorize", "validate", "fit"), ("smollm2", "gemma")
-DENSITY, BATCH, STEPS, EXAMPLES, ROOM = 0.5, 8, 2, 8, 2.5e9
+DENSITY, BATCH, STEPS, EXAMPLES, ROOM = 0.5, 8, 2, 2, 2.5e9
 ROUNDS = 5  # the fewest that are timed
 START = ("-c", "import functools, runpy; from lit_compress.models import accounting as a; "
          f"a.in_turns = functools.partial(a.in_turns, seconds=0, least={ROUNDS}); "

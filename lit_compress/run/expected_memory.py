@@ -19,13 +19,14 @@ from lit_compress.calibration.statistics import TOKENS
 from lit_compress.models.accounting import counted_weights
 from lit_compress.models.activations import forward_bytes
 from lit_compress.models.sites import blocks
+from lit_compress.models.storage import tied
 from lit_compress.numerics.chunked_logits import chunk_size
 from lit_compress.run.trainer import make_trainer
 from lit_compress.stages.base import Stage
 from lit_compress.stages.calibration import MOST_BYTES
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import LowRankRetraining
-from lit_compress.stages.recompute import activations, most_kept
+from lit_compress.stages.recompute import activations, most_kept, states_bytes
 from lit_compress.stages.unstructured import UnstructuredPruning
 from lit_compress.stages.weighting import KRONECKER, Weighted
 from lit_compress.utils.devices import current_device, free_bytes
@@ -196,7 +197,7 @@ def _training(
     """Return the need of the steps of a stage that trains ``net`` with batches of ``shape`` [texts, tokens]."""
     taught = stage.distil and method.distillation.on and stage.name != "dense"
     size, own = _bytes(net), 0
-    kept, _ = activations(stage, net, shape, half, method.recompute, most)
+    kept, again = activations(stage, net, shape, half, method.recompute, most)
     teacher = forward_bytes(dense, *shape, "none", half) if taught else 0
     if isinstance(stage, UnstructuredPruning):
         stage.attach(net)
@@ -204,16 +205,21 @@ def _training(
     compared = 0  # the teacher's hidden states, and their differences from the net's
     if taught and method.distillation.alpha_layers > 0:
         compared = 2 * 4 * prod(shape) * dense.config.hidden_size * (1 + sum(1 for _ in blocks(dense)))
-    known = type(stage) is Stage or stage.shrinks_first or isinstance(stage, LowRankRetraining | UnstructuredPruning)
     trains_all = getattr(stage.settings, "parameters", "all") == "all"
+    at_loss = states_bytes(net, shape) if again else kept or 0
+    logits = _logits(method.kind, [net] * stage.forwards + [dense] * taught, prod(shape), graph=True)
+    work = _largest_work(
+        (stage.forwards * (kept or 0) + (teacher or 0) + compared, 0),
+        (stage.forwards * at_loss + compared, logits),
+        (0, _second_gradients(net) if trains_all else 0),
+    )
+    known = type(stage) is Stage or stage.shrinks_first or isinstance(stage, LowRankRetraining | UnstructuredPruning)
     return Need(
         stage.name,
         {
             "model": size + own, "teacher": _bytes(dense) if taught else 0,
             "gradients and moments": 3 * size if trains_all else 0,
-            "activations": stage.forwards * (kept or 0) + (teacher or 0) + compared,
-            "logits": _logits(method.kind, [net] * stage.forwards + [dense] * taught, prod(shape), graph=True),
-            "libraries": LIBRARIES,
+            **work, "libraries": LIBRARIES,
         },
         known and kept is not None and teacher is not None,
     )  # fmt: skip
@@ -237,7 +243,7 @@ def _calibration(
     kept = forward_bytes(net, texts, length, "sites" if gradients else "none")
     sums = min(most, sums_bytes(net, gradients))
     factors = 4 * sum(weight.numel() for weight in counted_weights(net))
-    logits = _logits(method.kind, [net], texts * length, graph=True, trained=False) if gradients else 0
+    logits = _logits(method.kind, [net], texts * length, graph=True) if gradients else 0
     return Need(
         f"the calibration of {phase}",
         {
@@ -338,8 +344,9 @@ def evaluation_need(
     """
     texts, length = loader.largest
     kept = forward_bytes(nets[0], texts, length, "none")
-    logits = _logits(kind, nets, texts * length, graph=False)
-    parts = {**models, "activations": kept or 0, "logits": logits, "libraries": LIBRARIES}
+    states = 4 * len(nets) * texts * length * nets[0].config.hidden_size
+    work = _largest_work((kept or 0, 0), (states, _logits(kind, nets, texts * length, graph=False)))
+    parts = {**models, **work, "libraries": LIBRARIES}
     return Need(EVALUATION, parts, kept is not None)
 
 
@@ -357,10 +364,19 @@ def _bytes(net: PreTrainedModel) -> int:
     return sum(value.numel() * value.element_size() for value in net.parameters())
 
 
-def _logits(kind: TaskType, nets: Sequence[PreTrainedModel], tokens: int, graph: bool, trained: bool = True) -> int:
-    """Return the bytes that a loss over a vocabulary makes of a chunk, and of the gradient of a trained layer."""
+def _largest_work(*moments: tuple[float, float]) -> dict[str, float]:
+    """Return the bytes of activations and logits at the moment of a step at which they are most together."""
+    return dict(zip(("activations", "logits"), max(moments, key=sum), strict=True))
+
+
+def _logits(kind: TaskType, nets: Sequence[PreTrainedModel], tokens: int, graph: bool) -> int:
+    """Return the bytes that a loss over a vocabulary makes of a chunk."""
     if not kind.over_vocabulary:
         return 0
     sizes = [net.config.vocab_size for net in nets]
-    gradient = sizes[0] * nets[0].config.hidden_size if graph and trained else 0
-    return 4 * (TENSORS[graph] * min(tokens, chunk_size(sizes)) * sum(sizes) + gradient)
+    return 4 * TENSORS[graph] * min(tokens, chunk_size(sizes)) * sum(sizes)
+
+
+def _second_gradients(net: PreTrainedModel) -> int:
+    """Return the bytes of a gradient of every tensor that layers share, before it is added to the first one's."""
+    return sum(4 * net.get_parameter(first).numel() for first in set(tied(net).values()))

@@ -52,9 +52,13 @@ def activations(
     can = (type(stage) is Stage or stage.repeatable) and net.supports_gradient_checkpointing
     again = can and (asked if asked is not None else kept is not None and kept > most)
     if again and kept is not None:
-        count = sum(1 for _ in blocks(net))
-        kept = kept / count + 4 * count * shape[0] * shape[1] * net.config.hidden_size
+        kept = kept / sum(1 for _ in blocks(net)) + states_bytes(net, shape)
     return kept, again
+
+
+def states_bytes(net: PreTrainedModel, shape: tuple[int, int]) -> int:
+    """Return the bytes of one hidden state per block, which a forward keeps whose blocks recompute the rest."""
+    return 4 * sum(1 for _ in blocks(net)) * shape[0] * shape[1] * net.config.hidden_size
 
 
 def surely_few(net: PreTrainedModel, shape: tuple[int, int], most: float) -> bool:

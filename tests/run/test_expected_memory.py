@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from mistakes import fails
+from tiny import make_net
 
 from lit_compress.__main__ import main
+from lit_compress.methods import SVD
+from lit_compress.models.activations import forward_bytes
+from lit_compress.numerics import chunked_logits
 from lit_compress.run import expected_memory as memory
 from lit_compress.run.expected_memory import Need, check_need
 from lit_compress.utils.errors import UserError
@@ -113,3 +119,30 @@ def test_factorize_validate_and_by_block(tiny_backbone, tiny_data, tmp_path, cap
         "factorize --by_block",
         "evaluation",
     ]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "length", "tokens", "largest"),
+    [(8000, 8, 1, "gradient"), (500, 64, 8, "activations"), (500, 64, 10**6, "logits")],
+)
+def test_a_step_over_a_vocabulary_has_its_peak_at_one_moment(vocabulary, length, tokens, largest, monkeypatch):
+    """In the loss, in a block, or when a tied embedding has two gradients: their parts are not added up."""
+    monkeypatch.setattr(chunked_logits, "ELEMENTS", 2 * vocabulary * tokens)
+    settings = {"vocab_size": vocabulary, "max_position_embeddings": 64, "num_hidden_layers": 4}
+    net, teacher = (
+        make_net("gemma3_text", "plain_text", seed, tie_word_embeddings=True, **settings) for seed in (0, 1)
+    )
+    method = SVD(task="plain_text", backbone="unused", density=0.5)
+    stage, shape, numbers = method.stages()[-1], (4, length), sum(value.numel() for value in net.parameters())
+    kept, teaches = (forward_bytes(n, *shape, graph) for n, graph in ((net, "parameters"), (teacher, "none")))
+    for most in (inf, 0):  # blocks recompute above it
+        states = 4 * 4 * length * 4 * net.config.hidden_size
+        whole, left = (kept, kept) if most else (kept / 4 + states, states)
+        moments = {
+            "gradient": 4 * vocabulary * net.config.hidden_size,
+            "activations": whole + teaches,
+            "logits": left + 5 * 4 * min(tokens, 4 * length) * 2 * vocabulary,
+        }
+        assert max(moments, key=moments.get) == largest
+        need = memory._training(method, stage, net, teacher, shape, False, most)
+        assert need.total == memory.LIBRARIES + 5 * 4 * numbers + moments[largest]
