@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import random
 import signal
 from importlib import import_module
@@ -14,7 +16,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from tiny import make_batch
+from tiny import make_batch, make_net
 
 from benchmarks.reliability.events import Kill
 from lit_compress import methods
@@ -24,6 +26,7 @@ from lit_compress.cli.recipes import FOLDER
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import fuse
 from lit_compress.methods import Method
+from lit_compress.methods.block_movement import BlockMovementSettings
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import describe
 from lit_compress.numerics.masks import keep_count
@@ -136,6 +139,28 @@ def run(request, short_run, tmp_path_factory):
 @pytest.mark.skipif(GIVEN is not None, reason="one method of another package is given")
 def test_every_method_is_found():
     assert set(METHODS) == set(methods.__all__) - {"Method"}
+
+
+CHECKED = [({"density": 0.5}, "bert", METHODS)]
+if not GIVEN:
+    CHECKED += [({"rank": 3}, "bert", ["LPAF", "SVD"]), ({"params": "8K"}, "bert", ["SP3"]),
+                ({"slicing": 0.25}, "opt", ["SliceGPT"])]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "size", "family"), [(name, size, family) for size, family, names in CHECKED for name in names]
+)
+def test_a_check_changes_nothing(method, size, family):
+    """Whatever is found in it, it is said of the settings alone: stages are as they were, also where data decide."""
+    settings = {"prune": BlockMovementSettings(block=8)} if method == "BlockMovement" else {}
+    module, net = class_of(method)(task="sst2", backbone="unused", **size, **settings), make_net(family).to("meta")
+    for stage in module.stages():
+        before = pickle.dumps(vars(stage))
+        stage.check(net)
+        stage.check_data(10_000)
+        stage.density_of(net)
+        stage.outline(copy.deepcopy(net))
+        assert pickle.dumps(vars(stage)) == before
 
 
 def test_stages_are_finished_and_finite(run):

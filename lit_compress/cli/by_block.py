@@ -243,9 +243,9 @@ def _checked(stage: CompressedStage, method: Method, dense: PreTrainedModel, dat
     Raises:
         UserError: it cannot go block by block.
     """
-    if stage.keeps_all:
-        raise UserError("--by_block: at density 1 nothing is compressed; nearest: 0.9")
     compression = stage.compression(Path(method.backbone).expanduser())
+    if compression is None:
+        raise UserError("--by_block: at density 1 nothing is compressed; nearest: 0.9")
     compression.check_by_block(dense)
     stage.check_shapes(dense)
     data.reads_labels = stage.reads_labels(method.kind)

@@ -30,7 +30,7 @@ from lit_compress.run.folder import Run
 from lit_compress.run.solve import check_choices
 from lit_compress.stages.calibration import collected
 from lit_compress.stages.compression import CompressedStage
-from lit_compress.stages.low_rank import Decomposer, LowRankRetraining
+from lit_compress.stages.low_rank import Decomposer
 from lit_compress.stages.weighting import KRONECKER, Weighted, calibration_for, weigh
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError, nearest
@@ -84,7 +84,7 @@ def decomposers(
         statistics |= dict.fromkeys((s.weighting for s in same), sums)
     trim()
     folder = Path(method.backbone).expanduser()
-    return [weigh(s, net, statistics.get(s.weighting, {}), folder, s.rule(method.ranks).stacks(net)) for s in settings]
+    return [weigh(s, net, statistics.get(s.weighting, {}), folder, s.rule(method.rule).stacks(net)) for s in settings]
 
 
 def factorize_model(
@@ -104,7 +104,7 @@ def factorize_model(
     """
     return_freed_memory()
     stage, name = one_shot_stage(method), type(method).__name__
-    if choices.pivot and not isinstance(stage, LowRankRetraining):
+    if choices.pivot and stage.rule is None:
         raise UserError(f"factorize: --pivot is for factors, and {name} makes none; leave it out")
     if choices.pivot and isinstance(stage.settings, Weighted) and stage.settings.removes == "structures":
         raise UserError("factorize: --pivot is for factors, and retrain.removes structures makes none; nearest: both")

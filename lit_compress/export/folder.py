@@ -226,7 +226,7 @@ def write_programs(
             if net.can_generate() and choices.format != "openvino":
                 texts = certificate.inputs(net, data)
                 made["writing"] = write_writing(net, folder, choices.format, texts)
-        if choices.integers:
+        if choices.dtype == "int8" or choices.dtype == "int4":
             for _ in track([0], "quantize and measure"):
                 made |= quantize_program(folder, made, net, data, choices.dtype)
         run = read_program(folder / made["file"], tuple(made["outputs"]))

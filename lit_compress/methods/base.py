@@ -33,6 +33,7 @@ from lit_compress.stages.distillation import Distillation, check_widths, distill
 from lit_compress.stages.lora import add_updates
 from lit_compress.stages.mark import check_mark
 from lit_compress.stages.optimizer import build_adamw, build_schedule
+from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.recompute import activations, most_kept, recompute, surely_few
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
@@ -76,6 +77,7 @@ class Method(pl.LightningModule):
     Attributes:
         stores_zeros: True if the exported file keeps removed weights as zeros: the density says what was removed, but
             bytes, stored parameters and FLOPs are those of the dense net.
+        rule: for the ranks of the last stage; None: the method has no rule for ranks.
         usual_density: density where neither it nor a rank nor a budget is given; None: the method has another rule.
         former_gates: name of a gate in earlier versions -> its name today; stored checkpoints may have the former.
     """
@@ -83,6 +85,7 @@ class Method(pl.LightningModule):
     net: PreTrainedModel  # from configure_model() to release()
     stage: Stage  # from prepare() to release()
     stores_zeros = False
+    rule: RankRule | None = None
     usual_density: float | None = 0.25
     former_gates: Mapping[str, str] = {}
 

@@ -127,7 +127,7 @@ class BlockPruning(MovementStage):
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with fewer heads and neurons; without filling, how many go is decided by training."""
-        return cut_evenly(net, self.density, whole=True) if self.settings.fill and self.density < 1 else net
+        return cut_evenly(net, self.density, whole=True) if self.settings.fill else net
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Load the net and put a masked layer at every site."""
@@ -236,7 +236,7 @@ class BlockPruning(MovementStage):
         for name, module in list(net.named_modules()):
             if isinstance(module, BlockMaskedLinear):
                 replace(net, name, module.zeroed())
-        if not self.settings.fill and self.density < 1:
+        if not self.settings.fill:
             cut_empty(net)
 
 
@@ -255,6 +255,8 @@ class Filling(Stage):
         exact: heads stay as far as the density allows; False: all that are not empty.
     """
 
+    density: float
+
     def __init__(self, settings: Retraining, density: float, exact: bool) -> None:
         super().__init__("retrain", settings)
         self.density, self.exact = density, exact
@@ -262,8 +264,7 @@ class Filling(Stage):
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Load the pruned net and cut it; what is left in its matrices, zeros too, is trained."""
         net = super().build(method, previous, structure)
-        if self.density < 1:
-            cut_empty(net, keep_count(self.density, dense_site_params(net)) if self.exact else None)
+        cut_empty(net, keep_count(self.density, dense_site_params(net)) if self.exact else None)
         return net
 
 
@@ -348,6 +349,6 @@ class BlockMovement(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune, retrain."""
-        prune = BlockPruning(self.prune, self.density)
-        filled = Filling(self.retrain, self.density, self.prune.form == "hard")
+        prune = BlockPruning(self.prune, self.density).or_plain()
+        filled = Filling(self.retrain, self.density, self.prune.form == "hard").or_plain()
         return [*self.dense_stage(), prune, *([filled] if self.prune.fill else [])]

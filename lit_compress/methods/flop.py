@@ -119,21 +119,19 @@ class RankPruning(GatedStage):
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with the same share of ranks in every matrix; which stay is decided by training."""
-        if self.density >= 1:
-            return net
         with torch.device("meta"):
             return factorize(net, RankRule(self.density, fill=True, round_to=self.round_to).allocate(net), None)
 
+    def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
+        """Decompose all matrices with all of their ranks; configure_model sends the values of the first process."""
+        factors = WeightedDecomposer(sigma_side="balanced").factors if values and is_first() else None
+        return factorize(net, {name: min(shape) for name, shape in site_shapes(net).items()}, factors, GatedRankLinear)
+
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Decompose all matrices with all of their ranks and put gates on these; at density 1 change nothing."""
+        """Put gates on the ranks of the decomposed matrices."""
         net = super().build(method, previous, structure)
-        if self.density >= 1:
-            return net
         self.shapes = site_shapes(net)
         size = gated_size(self.shapes, dense_site_params(net))
-        # configure_model sends the values of the first rank, a checkpoint has its own
-        factors = WeightedDecomposer(sigma_side="balanced").factors if structure is None and is_first() else None
-        factorize(net, {name: min(shape) for name, shape in self.shapes.items()}, factors, GatedRankLinear)
         self.sites = grouped(self.shapes)
         self.finest = min(self.sites, key=lambda gate: min(sum(self.shapes[name]) for name in self.sites[gate]))
         self.rounds = frozenset(self.sites)
@@ -193,4 +191,4 @@ class FLOP(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), RankPruning(self.prune, self.density).rounded(self.round_to)]
+        return [*self.dense_stage(), RankPruning(self.prune, self.density).rounded(self.round_to).or_plain()]

@@ -27,7 +27,7 @@ from typing import Any
 
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.stages.base import Stage, Training
-from lit_compress.stages.rank_rule import Allocation, choose_rule
+from lit_compress.stages.rank_rule import Allocation, RankRule, choose_rule
 from lit_compress.stages.weighted_retraining import WeightedRetraining
 from lit_compress.stages.weighting import Weighted
 
@@ -49,6 +49,7 @@ class FWSVD(Method):
     """
 
     usual_density = None  # the rank ratio decides
+    rule: RankRule
 
     def __init__(
         self,
@@ -67,9 +68,9 @@ class FWSVD(Method):
         ).within(common.get("budget"), common.get("round_to"), common.get("shape"))
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
-        self.ranks = retrain.rule(rule)
+        self.rule = retrain.rule(rule)
         self.retrain = retrain
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), retrain."""
-        return [*self.dense_stage(), WeightedRetraining(self.retrain, self.ranks)]
+        return [*self.dense_stage(), WeightedRetraining(self.retrain, self.rule).or_plain()]

@@ -47,4 +47,4 @@ class ITP(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), RowSparsePruning(self.prune, self.density)]
+        return [*self.dense_stage(), RowSparsePruning(self.prune, self.density).or_plain()]

@@ -44,7 +44,6 @@ from lit_compress.methods.base import Method
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.cut import cut_units
-from lit_compress.models.outline import keep_counts
 from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.record import parts_of, split_parts
 from lit_compress.models.sites import SubLayer, sublayers
@@ -192,7 +191,7 @@ class CoupledStage(CompressedStage):
     """
 
     settings: CoupledPruning
-
+    density: float
     uniform = True
 
     def __init__(
@@ -200,11 +199,6 @@ class CoupledStage(CompressedStage):
     ) -> None:
         super().__init__("prune", settings)
         self.density, self.round_to, self.shape = density, round_to, shape
-
-    @property
-    def keeps_all(self) -> bool:
-        """Whether nothing is removed."""
-        return self.density == 1
 
     def counts(self, net: PreTrainedModel) -> dict[str, int]:
         """Return how many heads or neurons every pruned sub-layer keeps."""
@@ -221,17 +215,12 @@ class CoupledStage(CompressedStage):
                 f"model.shape: 'uniform' has as many units in every block; prune.keep_first {first}, prune.keep_last "
                 f"{last} keep some whole; nearest: 0, 0"
             )
-        if self.density < 1:
-            self.counts(net)
+        self.counts(net)
 
     def check_data(self, examples: int) -> None:
         """Refuse more examples than there are."""
         if (asked := self.settings.examples) > examples:
             raise UserError(f"prune.examples: {asked} is more than there are; the largest is {examples}")
-
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
-        """Return ``net`` with fewer heads and neurons."""
-        return keep_counts(net, self.counts(net)) if self.density < 1 else net
 
     def parts(self, net: PreTrainedModel) -> list[SubLayer]:
         """Return the sub-layers that lose units; only shapes are read."""
@@ -279,6 +268,11 @@ class CoupledRemoval(Compression):
             best = best_units(net, part, found, self.stage.settings, counts[part.last])
             yield tuple(part.sites.values()), {f"{part.last}.kept": best}
 
+    def plan(self, net: PreTrainedModel) -> dict[str, Tensor]:
+        """Return the first units of every pruned sub-layer."""
+        prices = unit_prices(net, self.stage.parts(net))
+        return {name: torch.arange(prices[name].count) < count for name, count in self.stage.counts(net).items()}
+
     def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, Tensor], float]:
         """Return the units that stay by last matrix, bool [units]; no loss is estimated."""
         return {part.last: measured[f"{part.last}.kept"] for part in self.stage.parts(net)}, 0.0
@@ -321,4 +315,5 @@ class LLMPruner(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), CoupledStage(self.prune, self.density, self.round_to, self.shape)]
+        prune = CoupledStage(self.prune, self.density, self.round_to, self.shape)
+        return [*self.dense_stage(), prune.or_plain()]

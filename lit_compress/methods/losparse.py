@@ -97,7 +97,7 @@ class LoSparse(Method):
         """Return dense (without a teacher), prune."""
         kfac = (self.prune.weighting == "kfac", self.prune.rows == "kfac")
         prune = RowSparsePruning(self.prune, self.density, self.prune.low_rank, self.prune.ratio, *kfac)
-        return [*self.dense_stage(), prune.rounded(self.round_to)]
+        return [*self.dense_stage(), prune.rounded(self.round_to).or_plain()]
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class FromLowRank(Retraining):
 class FactorTuning(LowRankRetraining):
     """Factorize, drop S at once, train the factors."""
 
-    def __init__(self, settings: FromLowRank, ranks: RankRule) -> None:
-        super().__init__(settings, ranks)
+    def __init__(self, settings: FromLowRank, rule: RankRule) -> None:
+        super().__init__(settings, rule)
         self.from_backbone = settings.init == "pretrained"
 
     def decomposer(self, previous: Path | None) -> WeightedDecomposer:
@@ -134,6 +134,7 @@ class LowRankI(Method):
     """
 
     usual_density = 0.2
+    rule: RankRule
 
     def __init__(
         self,
@@ -144,12 +145,12 @@ class LowRankI(Method):
         **common: Any,
     ) -> None:
         super().__init__(density=density, distillation=distillation, **common)
+        self.rule = RankRule(self.density).within(self.budget, self.round_to)
         self.retrain = retrain
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), retrain."""
-        ranks = RankRule(self.density).within(self.budget, self.round_to)
-        return [*self.dense_stage(), FactorTuning(self.retrain, ranks)]
+        return [*self.dense_stage(), FactorTuning(self.retrain, self.rule).or_plain()]
 
 
 class LowRankII(Method):
@@ -178,4 +179,4 @@ class LowRankII(Method):
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
         prune = RowSparsePruning(self.prune, self.density, self.density)
-        return [*self.dense_stage(), prune.rounded(self.round_to)]
+        return [*self.dense_stage(), prune.rounded(self.round_to).or_plain()]

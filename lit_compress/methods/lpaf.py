@@ -34,7 +34,7 @@ from torch import Tensor
 from lit_compress.layers import MixedRankLinear
 from lit_compress.methods.base import Method
 from lit_compress.models.storage import load_row_importance
-from lit_compress.models.surgery import Structure
+from lit_compress.models.surgery import Structure, factorize
 from lit_compress.numerics.chunked_logits import Logits, joined
 from lit_compress.numerics.importance import Weighting
 from lit_compress.numerics.schedules import linear_decay_to_zero
@@ -107,30 +107,25 @@ class LPAFPruning(UnstructuredPruning):
 
     Args:
         settings: v, schedule and score.
-        ranks: rule for the ranks of the factorization that follows.
+        rule: for the ranks of the factorization that follows.
     """
 
     settings: LPAFSettings
+    rule: RankRule
 
-    def __init__(self, settings: LPAFSettings, ranks: RankRule) -> None:
+    def __init__(self, settings: LPAFSettings, rule: RankRule) -> None:
         super().__init__(settings, 1.0)
-        self.ranks, self.density = ranks, self._choose_v(ranks.density)
-
-    def _choose_v(self, density: float) -> float:
-        if density == 1:
-            return 1.0
-        return by_density(density, 0.50, 0.25, 0.10) if self.settings.density is None else self.settings.density
-
-    def check(self, net: PreTrainedModel) -> None:
-        """Choose v; where a rank is given, by the density that it leaves of ``net``."""
-        super().check(net)
-        self.density = self._choose_v(self.ranks.density_of(net))
+        self.rule = rule
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Load the net and choose v."""
         net = super().build(method, previous, structure)
-        self.density = self._choose_v(self.ranks.density_of(net))
+        self.density = self.density_of(net)
         return net
+
+    def density_of(self, net: PreTrainedModel) -> float:
+        """Return v; where it is not given, by the density that the ranks leave."""
+        return self.settings.density or by_density(self.rule.density_of(net), 0.50, 0.25, 0.10)
 
 
 class MixedRankRetraining(LowRankRetraining):
@@ -138,36 +133,41 @@ class MixedRankRetraining(LowRankRetraining):
 
     Args:
         settings: weighting, mixing and training.
-        ranks: rule for the ranks, by a density or one rank.
+        rule: for the ranks, by a density or one rank.
     """
 
     settings: MixedRank
     layer = MixedRankLinear
     shrinks_first = repeatable = False  # the layer has the matrix, too, and coins decide
 
-    def __init__(self, settings: MixedRank, ranks: RankRule) -> None:
-        super().__init__(settings, ranks)
-        self.p_init = self._choose_p_init(ranks.density)
+    def __init__(self, settings: MixedRank, rule: RankRule) -> None:
+        super().__init__(settings, rule)
         self.forwards = 2 if settings.consistency > 0 else 1
-
-    def _choose_p_init(self, density: float) -> float:
-        return by_density(density, 0.1, 0.3, 0.7) if self.settings.p_init is None else self.settings.p_init
 
     def check(self, net: PreTrainedModel) -> None:
         """Also refuse ``concat`` where a matrix has inputs without a batch axis (DeBERTa's relative positions)."""
         super().check(net)
-        self.p_init = self._choose_p_init(self.ranks.density_of(net))
         if self.settings.double_forward == "concat" and not _can_concat(net):
             raise UserError(
                 f"retrain.double_forward: concat does not work with {net.config.model_type}, whose query and key also "
                 "project relative positions; use sequential"
             )
 
+    def resume(self, net: PreTrainedModel, method: StageContext, structure: Structure) -> PreTrainedModel:
+        """Put empty factors beside the sparse matrices."""
+        ranks = {name: spec["rank"] for name, spec in structure.items()}
+        return factorize(self.prepared(net), ranks, None, self.layer)
+
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Factorize the net and choose p_init."""
         net = super().build(method, previous, structure)
-        self.p_init = self._choose_p_init(self.ranks.density_of(net))
+        self.p_init = self.first_p(net)
         return net
+
+    def first_p(self, net: PreTrainedModel) -> float:
+        """Return p_init; where it is not given, by the density that the ranks leave."""
+        given = self.settings.p_init
+        return by_density(self.rule.density_of(net), 0.1, 0.3, 0.7) if given is None else given
 
     @property
     def reads_examples(self) -> bool:
@@ -177,13 +177,14 @@ class MixedRankRetraining(LowRankRetraining):
     def compression(self, previous: Path | None) -> Compression:
         """Return the factorization by the sparsity-aware SVD (Eqs. 7-11), or that under K-FAC.
 
-        Biases stay, since the sparse matrices that are mixed in have them, too.
+        Without a folder only shapes are wanted, without the sparse matrices. Biases stay: those have them, too.
         """
-        assert previous is not None
+        if previous is None:
+            return Factors(self.rule, None)
         if self.settings.weighting == "kfac":
-            return WeightedFactors(Weighted(weighting="kfac", centred=False), self.ranks, previous, self.layer)
+            return WeightedFactors(Weighted(weighting="kfac", centred=False), self.rule, previous, self.layer)
         rows = load_row_importance(previous, self.settings.weighting)
-        return Factors(self.ranks, WeightedDecomposer(rows, axis="out", power=self.settings.power), self.layer)
+        return Factors(self.rule, WeightedDecomposer(rows, axis="out", power=self.settings.power), self.layer)
 
     def attach(self, net: PreTrainedModel) -> None:
         """Find the mixed-rank layers, for which a coin is thrown in every forward."""
@@ -252,6 +253,7 @@ class LPAF(Method):
     """
 
     usual_density: float = 0.25
+    rule: RankRule
 
     def __init__(
         self,
@@ -264,12 +266,13 @@ class LPAF(Method):
     ) -> None:
         rule = choose_rule({"density": self.usual_density}, density=density, rank=rank)
         super().__init__(density=rule.density, **common)
-        self.rank, self.prune, self.retrain = rank, prune, retrain
+        self.rule = rule.within(self.budget, self.round_to)
+        self.prune, self.retrain = prune, retrain
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune, retrain."""
-        ranks = RankRule(self.density, self.rank).within(self.budget, self.round_to)
-        return [*self.dense_stage(), LPAFPruning(self.prune, ranks), MixedRankRetraining(self.retrain, ranks)]
+        prune, retrain = LPAFPruning(self.prune, self.rule), MixedRankRetraining(self.retrain, self.rule)
+        return [*self.dense_stage(), prune.or_plain(), retrain.or_plain()]
 
 
 def _can_concat(net: PreTrainedModel) -> bool:

@@ -48,4 +48,4 @@ class Magnitude(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), UnstructuredPruning(self.prune, self.density)]
+        return [*self.dense_stage(), UnstructuredPruning(self.prune, self.density).or_plain()]

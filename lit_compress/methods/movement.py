@@ -66,8 +66,6 @@ class MovementPruning(MovementStage):
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with some rows of every matrix; which rows is decided by training."""
-        if self.density == 1:
-            return net
         return keep_rows_evenly(net, {}, keep_count(self.density, dense_site_params(net)))
 
     def find_units(self, net: PreTrainedModel) -> list[MaskedUnits]:
@@ -107,4 +105,4 @@ class Movement(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), MovementPruning(self.prune, self.density)]
+        return [*self.dense_stage(), MovementPruning(self.prune, self.density).or_plain()]

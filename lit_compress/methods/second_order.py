@@ -44,7 +44,7 @@ from typing import Any
 from lit_compress.methods.base import Distillation, Method
 from lit_compress.models.prices import Unit
 from lit_compress.stages.base import Stage, Training
-from lit_compress.stages.rank_rule import Allocation, Scope, choose_rule
+from lit_compress.stages.rank_rule import Allocation, RankRule, Scope, choose_rule
 from lit_compress.stages.weighted_retraining import WeightedRetraining
 from lit_compress.stages.weighting import Weighted, Weighting
 from lit_compress.utils.errors import UserError
@@ -85,6 +85,7 @@ class SecondOrder(Method):
     """
 
     usual_density: float = 0.25
+    rule: RankRule
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class SecondOrder(Method):
         rule = rule.within(common.get("budget"), common.get("round_to"), common.get("shape"))
         super().__init__(density=rule.density, dense=dense, distillation=distillation, **common)
         retrain.check_labels(self.kind)
-        self.ranks = retrain.rule(replace(rule, scope=scope, price=price, tokens=self.task.length))
+        self.rule = retrain.rule(replace(rule, scope=scope, price=price, tokens=self.task.length))
         self.budget = self.budget and replace(self.budget, of_net=scope == "all")
         self.retrain, self.through = retrain, through or []
         if self.through:
@@ -118,7 +119,7 @@ class SecondOrder(Method):
         Raises:
             UserError: as said.
         """
-        if not self.ranks.by_density:
+        if not self.rule.by_density:
             raise UserError("model.through: needs a density at its end; give model.density")
         if self.retrain.removes != "components":
             raise UserError(
@@ -138,8 +139,8 @@ class SecondOrder(Method):
         share = self.retrain.epochs // (len(ways) + 1)
         settings = replace(self.retrain, epochs=share)
         early = [
-            WeightedRetraining(settings, replace(self.ranks, density=density), name=f"retrain_{i}")
+            WeightedRetraining(settings, replace(self.rule, density=density), name=f"retrain_{i}")
             for i, density in enumerate(ways, 1)
         ]
         last = replace(self.retrain, epochs=self.retrain.epochs - share * len(ways))
-        return [*self.dense_stage(), *early, WeightedRetraining(last, self.ranks)]
+        return [*self.dense_stage(), *early, WeightedRetraining(last, self.rule).or_plain()]

@@ -96,6 +96,7 @@ class SlicingStage(CompressedStage):
     """
 
     settings: Slicing
+    density: float
 
     def __init__(self, settings: Slicing, density: float, slicing: float | None, round_to: int | None) -> None:
         super().__init__("prune", settings)
@@ -111,17 +112,19 @@ class SlicingStage(CompressedStage):
         """Refuse architectures whose hidden states keep their basis, and sizes that cannot be reached."""
         if why := residual_stream(net).fixed:
             raise UserError(f"model.backbone: hidden states of '{net.config.model_type}' cannot be sliced: {why}")
-        if self.keeps_all:
-            return
-        widths = self.widths(net)
-        if self.slicing is not None:
-            size = gated_size(net, SLICED)
-            self.density = size.count({"hidden": torch.tensor(widths)}) / size.total
-            if self.density > 1:
-                note(
-                    f"model.slicing: {self.slicing} leaves {self.density:.4f} of the weights, as the residual path "
-                    "gets matrices; slices above about 0.13 leave fewer than there were"
-                )
+        self.widths(net)
+        if (density := self.density_of(net)) > 1:
+            note(
+                f"model.slicing: {self.slicing} leaves {density:.4f} of the weights, as the residual path gets "
+                "matrices; slices above about 0.13 leave fewer than there were"
+            )
+
+    def density_of(self, net: PreTrainedModel) -> float:
+        """Return the density, where a slice is given that of the widths."""
+        if self.slicing is None:
+            return self.density
+        size = gated_size(net, SLICED)
+        return size.count({"hidden": torch.tensor(self.widths(net))}) / size.total
 
     def check_data(self, examples: int) -> None:
         """Refuse a calibration over more examples than there are."""
@@ -160,10 +163,6 @@ class SlicingStage(CompressedStage):
             if left(steps) > budget or steps[site] * step > d:
                 steps[site] -= 1
         return (steps * step).tolist()
-
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
-        """Return ``net`` with narrow hidden states."""
-        return net if self.keeps_all else outline_projected(net, SLICED, {"hidden": torch.tensor(self.widths(net))})
 
     def compression(self, previous: Path | None) -> Slices:
         """Return the slices."""
@@ -224,13 +223,20 @@ class Slices(Compression):
         for site, axes in found.items():
             yield (), {str(site): axes[:, : widths[site]].contiguous()}
 
+    def plan(self, net: PreTrainedModel) -> dict[str, Any]:
+        """Return nothing: the widths are known before."""
+        return {}
+
     def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, Any], float]:
         """Choose nothing: the widths are known before."""
         return {}, 0.0
 
     def apply(self, net: PreTrainedModel, chosen: dict[str, Any], measured: Measured | None) -> None:
-        """Slice a net in memory; without axes along those of the dense net, which gives the same shapes."""
+        """Slice a net; without axes along those of the dense net, and without values only its shapes."""
         widths, size = self.widths(net), net.config.hidden_size
+        if net.device.type == "meta":
+            outline_projected(net, SLICED, {"hidden": torch.tensor(widths)})
+            return
         axes = [torch.eye(size) if measured is None else whole_axes(measured[str(i)]) for i in range(len(widths))]
         slice_stream(net, axes, widths)
 
@@ -292,4 +298,5 @@ class SliceGPT(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), SlicingStage(self.prune, self.density, self.slicing, self.round_to)]
+        prune = SlicingStage(self.prune, self.density, self.slicing, self.round_to)
+        return [*self.dense_stage(), prune.or_plain()]

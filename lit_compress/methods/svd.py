@@ -17,7 +17,7 @@ from lit_compress.numerics.decompose import SigmaSide
 from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import Retraining
 from lit_compress.stages.low_rank import LowRankRetraining, WeightedDecomposer
-from lit_compress.stages.rank_rule import Allocation, choose_rule
+from lit_compress.stages.rank_rule import Allocation, RankRule, choose_rule
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class SVD(Method):
     """
 
     usual_density: float = 0.25
+    rule: RankRule
 
     def __init__(
         self,
@@ -71,9 +72,9 @@ class SVD(Method):
         rule = choose_rule(default, allocation, density=density, rank=rank, rank_ratio=rank_ratio)
         rule = rule.within(common.get("budget"), common.get("round_to"))
         super().__init__(density=rule.density, **common)
-        self.ranks = rule
+        self.rule = rule
         self.retrain = retrain
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), retrain."""
-        return [*self.dense_stage(), SVDRetraining(self.retrain, self.ranks)]
+        return [*self.dense_stage(), SVDRetraining(self.retrain, self.rule).or_plain()]

@@ -72,27 +72,29 @@ class BlockReplacing(Stage):
     """
 
     settings: Replacing
+    density: float
 
     def __init__(self, settings: Replacing, density: float, distillation: Distillation, within: bool = False) -> None:
         super().__init__("replace", settings)
         self.density, self.distillation, self.within = density, distillation, within
 
     def left(self, net: PreTrainedModel) -> dict[str, int]:
-        """Return name of each list of blocks of ``net`` -> number of blocks that is left; note their exact share.
+        """Return name of each list of blocks of ``net`` -> number of blocks that is left.
 
         Raises:
             UserError: no number of blocks has the density.
         """
-        totals = {path: total for path, (_, total) in stack_lengths(net).items()}
-        left = {path: blocks_left(total, self.density, self.within) for path, total in totals.items()}
-        if len(shares := {left[path] / total for path, total in totals.items()}) == 1:
-            (self.density,) = shares
-        return left
+        lengths = stack_lengths(net).items()
+        return {path: blocks_left(total, self.density, self.within) for path, (_, total) in lengths}
+
+    def density_of(self, net: PreTrainedModel) -> float:
+        """Return the share of the blocks that is left; the density that is asked for, where lists differ in it."""
+        left = self.left(net)
+        shares = {left[path] / total for path, (_, total) in stack_lengths(net).items()}
+        return shares.pop() if len(shares) == 1 else self.density
 
     def check(self, net: PreTrainedModel) -> None:
         """Refuse blocks that cannot stand in for each other, a number that does not divide them, and matched layers."""
-        if self.density >= 1:
-            return
         check_blocks(net)
         self.left(net)
         if self.distillation.alpha_layers > 0:
@@ -103,16 +105,13 @@ class BlockReplacing(Stage):
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with fewer blocks."""
-        if self.density < 1:
-            shorten(net, self.left(net))
+        shorten(net, self.left(net))
         return net
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Load the fine-tuned net; put copies of its first blocks in the place of modules; freeze the rest."""
         net = super().build(method, previous, structure)
-        if self.density >= 1:
-            return net
-        left = self.left(net)
+        left, self.density = self.left(net), self.density_of(net)
         predecessors = {path: list(module_at(net, path, nn.ModuleList)) for path in left}
         shorten(net, left)
         net.requires_grad_(False)
@@ -190,4 +189,5 @@ class Theseus(Method):
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), replace."""
         within = self.budget is not None
-        return [*self.dense_stage(), BlockReplacing(self.replace, self.density, self.distillation, within)]
+        replace = BlockReplacing(self.replace, self.density, self.distillation, within)
+        return [*self.dense_stage(), replace.or_plain()]

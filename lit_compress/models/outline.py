@@ -14,12 +14,11 @@ import torch
 from torch import nn
 
 from lit_compress.layers import LowRankLinear, LowRankRowsLinear
-from lit_compress.models.cut import SUBLAYER_GATES, cut_closed, cut_units
+from lit_compress.models.cut import SUBLAYER_GATES, cut_closed
 from lit_compress.models.prices import unit_prices
 from lit_compress.models.sites import held_part, linear_at, of_kind, site_shapes, sublayers
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import replace
-from lit_compress.models.uniform_shape import even_counts
 from lit_compress.numerics.search import largest
 
 if TYPE_CHECKING:
@@ -71,52 +70,46 @@ def integer_bytes(net: PreTrainedModel, bits: int, graph: int) -> int:
 def cut_evenly(
     net: PreTrainedModel, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False
 ) -> PreTrainedModel:
-    """Remove the same share of heads and neurons everywhere, in place, so that about ``density`` of the sites is left.
-
-    Args:
-        net: dense, without values.
-        density: of the weights of the sites.
-        units: ``heads``, ``neurons`` or both; where one of them stays whole, more of the other goes.
-        whole: sub-layers may lose their last head or neuron, and are then removed (stages/units.py); else each keeps
-            one.
-
-    Returns:
-        ``net``.
-    """
-    parts = sublayers(net)
-    prices = unit_prices(net, parts)
-    left = {kind: sum(prices[part.last].whole for part in of_kind(parts, kind)) for kind in _KINDS}
-    room, held, z = density * sum(left.values()), held_part(parts), {}
-    for kind in _KINDS:  # heads are coarse: neurons make up for what their rounding leaves
-        unit, group = SUBLAYER_GATES[kind][1], of_kind(parts, kind)
-        if unit not in units or not group:
-            continue
-        cut = sum(left[k] for k in _KINDS if SUBLAYER_GATES[k][1] in units and SUBLAYER_GATES[k][1] not in z)
-        share = max(0.0, (room - sum(left.values()) + cut) / cut)
-        counts = [prices[part.last].count for part in group]
-        least = [0 if whole and part is not held else 1 for part in group]
-        kept = [max(pair) for pair in zip(least, _spread(share, counts), strict=True)]
-        z[unit] = torch.stack([(torch.arange(n) < k).float() for n, k in zip(counts, kept, strict=True)])
-        if whole:
-            z[SUBLAYER_GATES[kind][0]] = torch.ones(len(group), 1)  # closes with the last of its units
-        left[kind] = left[kind] * sum(kept) // sum(counts)
+    """Remove heads and neurons in place as :func:`spread_evenly` says, whose arguments these are; return ``net``."""
+    left, z, prices = spread_evenly(net, density, units, whole), {}, unit_prices(net, sublayers(net))
+    for kind, (layer, unit) in SUBLAYER_GATES.items():
+        if group := [part for part in of_kind(sublayers(net), kind) if part.last in left]:
+            z[unit] = torch.stack([(torch.arange(prices[part.last].count) < left[part.last]).float() for part in group])
+            if whole:
+                z[layer] = torch.ones(len(group), 1)  # closes with the last of its units
     cut_closed(net, z, constant=whole)
     return net
 
 
-def cut_uniformly(net: PreTrainedModel, density: float, step: int = 1) -> PreTrainedModel:
-    """Return the dense ``net`` with as many heads, and as many neurons, in every layer, cut in place.
+def spread_evenly(
+    net: PreTrainedModel, density: float, units: Collection[str] = ("heads", "neurons"), whole: bool = False
+) -> dict[str, int]:
+    """Return by last matrix how many units are left if everywhere the same share goes, about ``density`` of the sites.
 
-    The ``density`` of the sites' weights is not exceeded; numbers of neurons are multiples of ``step``.
+    Args:
+        net: dense; only shapes are read.
+        density: of the weights of the sites.
+        units: ``heads``, ``neurons`` or both; where one of them stays whole, more of the other goes.
+        whole: sub-layers may lose their last head or neuron, and are then removed (stages/units.py); else each keeps
+            one.
     """
-    return keep_counts(net, even_counts(net, density, step))
-
-
-def keep_counts(net: PreTrainedModel, counts: Mapping[str, int]) -> PreTrainedModel:
-    """Return the dense ``net`` with so many heads or neurons, by last matrix, cut in place."""
-    prices = unit_prices(net, sublayers(net, removable=False))
-    cut_units(net, {name: torch.arange(prices[name].count) < count for name, count in counts.items()})
-    return net
+    parts = sublayers(net)
+    prices = unit_prices(net, parts)
+    left = {kind: sum(prices[part.last].whole for part in of_kind(parts, kind)) for kind in _KINDS}
+    room, held, found, done = density * sum(left.values()), held_part(parts), dict[str, int](), set[str]()
+    for kind in _KINDS:  # heads are coarse: neurons make up for what their rounding leaves
+        unit, group = SUBLAYER_GATES[kind][1], of_kind(parts, kind)
+        if unit not in units or not group:
+            continue
+        cut = sum(left[k] for k in _KINDS if SUBLAYER_GATES[k][1] in units and k not in done)
+        share = max(0.0, (room - sum(left.values()) + cut) / cut)
+        counts = [prices[part.last].count for part in group]
+        least = [0 if whole and part is not held else 1 for part in group]
+        kept = [max(pair) for pair in zip(least, _spread(share, counts), strict=True)]
+        found |= {part.last: count for part, count in zip(group, kept, strict=True)}
+        done.add(kind)
+        left[kind] = left[kind] * sum(kept) // sum(counts)
+    return found
 
 
 def _spread(share: float, counts: list[int]) -> list[int]:

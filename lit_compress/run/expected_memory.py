@@ -25,7 +25,6 @@ from lit_compress.run.trainer import make_trainer
 from lit_compress.stages.base import Stage
 from lit_compress.stages.calibration import MOST_BYTES
 from lit_compress.stages.lora import Retraining
-from lit_compress.stages.low_rank import LowRankRetraining
 from lit_compress.stages.recompute import activations, most_kept, states_bytes
 from lit_compress.stages.unstructured import UnstructuredPruning
 from lit_compress.stages.weighting import KRONECKER, Weighted
@@ -205,7 +204,7 @@ def _training(
     compared = 0  # the teacher's hidden states, and their differences from the net's
     if taught and method.distillation.alpha_layers > 0:
         compared = 2 * 4 * prod(shape) * dense.config.hidden_size * (1 + sum(1 for _ in blocks(dense)))
-    trains_all = getattr(stage.settings, "parameters", "all") == "all"
+    trains_all = not isinstance(stage.settings, Retraining) or stage.settings.parameters == "all"
     at_loss = states_bytes(net, shape) if again else kept or 0
     logits = _logits(method.kind, [net] * stage.forwards + [dense] * taught, prod(shape), graph=True)
     work = _largest_work(
@@ -213,7 +212,7 @@ def _training(
         (stage.forwards * at_loss + compared, logits),
         (0, _second_gradients(net) if trains_all else 0),
     )
-    known = type(stage) is Stage or stage.shrinks_first or isinstance(stage, LowRankRetraining | UnstructuredPruning)
+    known = type(stage) is Stage or stage.repeatable or stage.rule is not None
     return Need(
         stage.name,
         {

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from lit_compress.models.budget import Budget, shown
 from lit_compress.models.sites import find_sites
 from lit_compress.run.solve import Outline, cost, dense_milliseconds
-from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.progress import spoken
 from lit_compress.utils.tables import screen_table
 
@@ -73,13 +72,10 @@ class RunPlan:
 def target_density(method: Method, net: PreTrainedModel) -> float:
     """Return the fraction of the weights of the sites of ``net`` that the last stage of ``method`` is to leave.
 
-    With scope ``all`` it is that of all weights, with a price that of the price. The stages must have been checked:
-    some find their density in the net.
+    With scope ``all`` it is that of all weights, with a price that of the price.
     """
-    last = method.stages()[-1]
-    last.check(net)
-    rule = getattr(last, "ranks", None)
-    return rule.density_of(net) if isinstance(rule, RankRule) else float(getattr(last, "density", method.density))
+    density = method.stages()[-1].density_of(net)
+    return method.density if density is None else density
 
 
 def plan_lines(plan: RunPlan) -> Iterator[str]:

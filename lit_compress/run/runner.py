@@ -44,7 +44,6 @@ from lit_compress.run.trainer import check_trainer, forget, make_trainer, proces
 from lit_compress.stages.base import Stage
 from lit_compress.stages.lora import merge_updates
 from lit_compress.stages.mark import check_mark
-from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.devices import current_device, peak_bytes
 from lit_compress.utils.errors import UserError, as_shown
 from lit_compress.utils.files import atomic_folder
@@ -117,8 +116,7 @@ def check_stages(parts: Components) -> RunPlan:
         planned.append(StagePlan(stage.name, stage.settings.epochs, steps))
     sites, total = dense_site_params(net), sum(weight.numel() for weight in net.parameters())
     density = target_density(method, net)
-    rule = getattr(method.stages()[-1], "ranks", None)
-    of = rule.counted if isinstance(rule, RankRule) else "sites"
+    of = method.rule.counted if method.rule else "sites"
     checked = method.budget or parts.storage.choices.pivot  # the outline refuses a net without factors
     outline = outline_of(parts) if checked else None
     asked = budget_plan(method.budget, method.density, outline) if method.budget and outline else None

@@ -38,8 +38,8 @@ def settle_storage(parts: Components) -> Storage:
     Raises:
         UserError: the vocabulary cannot be cut.
     """
-    rule = getattr(parts.method.stages()[-1], "ranks", None)
-    counted = parts.method.budget is not None or getattr(rule, "scope", None) == "all"
+    rule = parts.method.rule
+    counted = parts.method.budget is not None or (rule is not None and rule.scope == "all")
     if parts.storage.choices.vocabulary != "data" or not counted:
         return parts.storage
     return replace(parts.storage, tokens=tokens_kept(shapes_of(parts.method), parts.data))
@@ -53,10 +53,9 @@ def solve_budget(parts: Components, build: Callable[[float], Method]) -> float:
     """
     method = parts.method
     assert method.budget is not None
-    rule = getattr(method.stages()[-1], "ranks", None)
-    if method.budget.kind == "density" and getattr(rule, "price", "parameters") != "parameters":
+    if method.budget.kind == "density" and method.rule and method.rule.price != "parameters":
         raise UserError(
-            f"model.budget: '{method.budget.asked}' counts parameters, model.price is '{rule.price}'; nearest: "  # type: ignore
+            f"model.budget: '{method.budget.asked}' counts parameters, model.price is '{method.rule.price}'; nearest: "
             "model.density, or model.price parameters"
         )
     net = shapes_of(method)

@@ -27,7 +27,6 @@ from lit_compress.models.outline import file_bytes, integer_bytes
 from lit_compress.models.prices import forward_price
 from lit_compress.models.shapes import with_zeros, without_products
 from lit_compress.models.sites import embedding_params, find_sites
-from lit_compress.stages.rank_rule import RankRule
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -132,8 +131,8 @@ class Storage:
 
     def tell(self, method: Method) -> None:
         """Let the rule for the ranks of ``method``, if it has one, count what is stored of factors and of the table."""
-        if isinstance(rule := getattr(method, "ranks", None), RankRule):
-            method.ranks = replace(rule, pivot=self.choices.pivot, tokens_left=self.tokens)  # type: ignore[assignment]
+        if method.rule is not None:
+            method.rule = replace(method.rule, pivot=self.choices.pivot, tokens_left=self.tokens)
 
 
 def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> None:
@@ -143,7 +142,7 @@ def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> Non
         UserError: a choice is not valid, does not go with another or with the method.
     """
     choices.check()
-    if choices.embeddings and getattr(getattr(method.stages()[-1], "ranks", None), "scope", None) == "all":
+    if choices.embeddings and method.rule is not None and method.rule.scope == "all":
         raise UserError(
             f"--embeddings: '{choices.embeddings}' and scope all both make the table of embeddings smaller; leave "
             "--embeddings out, or give --scope blocks"
@@ -289,8 +288,7 @@ def _impossible(budget: Budget, method: Method, kept: PreTrainedModel, least: fl
     if kind == "flops":
         return UserError(f"{text} of the FLOPs; nearest: flops={1.005 * least:.3g}")
     tables = embedding_params(kept)
-    rule = getattr(method.stages()[-1], "ranks", None)
-    if getattr(rule, "scope", None) == "all":
+    if method.rule is not None and method.rule.scope == "all":
         other = "" if choices.vocabulary == "data" else ", or --export.vocabulary data"
         return UserError(f"{text}; nearest: a larger one{other}")
     tables_shown = shown(kind, sum(p.numel() * (p.element_size() if kind == "size" else 1) for p in tables))

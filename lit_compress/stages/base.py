@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lit_compress.models.surgery import Structure
     from lit_compress.numerics.chunked_logits import Logits
     from lit_compress.stages.distillation import Distillation
+    from lit_compress.stages.rank_rule import RankRule
     from lit_compress.tasks.base import TaskType
     from lit_compress.tasks.records import Task
 
@@ -90,6 +91,9 @@ class Stage(nn.Module):
             depends on is drawn or set inside a step.
         forwards: how often a batch goes through the net in a step.
         total_steps: optimizer steps of the stage; 0 until :meth:`set_total_steps`.
+        density: fraction of the sites' weights that the stage is to leave; None: it follows from a rule, or the stage
+            removes nothing.
+        rule: for the ranks; None: the stage has none.
         round_to: ranks and numbers of units are multiples of it; None: the stage chooses none.
         uniform: True if the stage can leave all layers the same numbers of heads and of neurons.
         notes: what :meth:`build` found out, as JSON, for the record of the stage; checkpoints have it.
@@ -99,6 +103,8 @@ class Stage(nn.Module):
     decided_by_data = False
     shrinks_first = repeatable = False
     forwards = 1
+    density: float | None = None
+    rule: RankRule | None = None
     round_to: int | None = None
     uniform = False
 
@@ -115,8 +121,26 @@ class Stage(nn.Module):
         """This stage and others in the same fit: ``attach`` and the hooks of a step are called on each, in order."""
         return (self,)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is to be removed."""
+        return self.density == 1 if self.rule is None else self.rule.keeps_all
+
+    def plain(self) -> Stage:
+        """Return the stage that only trains, in the place of this one."""
+        return Stage(self.name, self.settings, self.distil)
+
+    def or_plain(self) -> Stage:
+        """Return this stage, or where nothing is to be removed one that only trains, from the same net."""
+        if not self.keeps_all:
+            return self
+        plain = self.plain()
+        plain.from_backbone, plain.density, plain.round_to = self.from_backbone, 1.0, self.round_to
+        plain.uniform = self.uniform
+        return plain
+
     def check(self, net: PreTrainedModel) -> None:
-        """Refuse settings that cannot work for ``net``; called before any stage is trained.
+        """Refuse settings that cannot work for ``net``; called before any stage is trained. It changes nothing.
 
         Args:
             net: the backbone, without values (device ``meta``).
@@ -137,6 +161,17 @@ class Stage(nn.Module):
         """
         return net
 
+    def density_of(self, net: PreTrainedModel) -> float | None:
+        """Return the density that the stage is to leave: of the sites' weights, or of what its rule counts.
+
+        Args:
+            net: dense; only shapes are read.
+
+        Returns:
+            None where the stage does not change it.
+        """
+        return self.density if self.rule is None else self.rule.density_of(net)
+
     def check_data(self, examples: int) -> None:
         """Refuse settings that need more than ``examples`` training examples; called before any stage is trained.
 
@@ -154,7 +189,25 @@ class Stage(nn.Module):
         """
         from lit_compress.models.storage import load_net
 
-        return load_net(previous) if previous else backbones.load_net(method.backbone, method.task, method.sites)
+        net = load_net(previous) if previous else backbones.load_net(method.backbone, method.task, method.sites)
+        if structure is None:
+            return self.begin(net, method, previous, values=True)
+        return self.resume(net, method, structure)
+
+    def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
+        """Return ``net``, that of the stage before, in the form in which it trains; it may be changed in place.
+
+        Args:
+            net: with values.
+            method: as for :meth:`build`.
+            previous: as there.
+            values: False: a checkpoint has those of what is put in.
+        """
+        return net
+
+    def resume(self, net: PreTrainedModel, method: StageContext, structure: Structure) -> PreTrainedModel:
+        """Return ``net`` in the form that it has in a checkpoint; where data decide, its ``structure`` says which."""
+        return self.begin(net, method, None, values=False)
 
     def attach(self, net: PreTrainedModel) -> None:
         """Make buffers shaped like parameters of ``net``; called after sharding, before any checkpoint is loaded."""

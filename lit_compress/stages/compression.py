@@ -84,6 +84,10 @@ class Compression(ABC):
         """
 
     @abstractmethod
+    def plan(self, net: PreTrainedModel) -> Chosen:
+        """Return what would be chosen if all parts of ``net`` mattered alike; only its shapes are read."""
+
+    @abstractmethod
     def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[Chosen, float]:
         """Return by site what goes or stays, and the estimate of what that adds to an example's loss.
 
@@ -98,7 +102,7 @@ class Compression(ABC):
 
         Args:
             net: dense, in other sites maybe changed.
-            chosen: by :meth:`choose`, or a part of it.
+            chosen: by :meth:`choose` or :meth:`plan`, or a part of it.
             measured: of these sites; None: shapes only, values come later.
         """
 
@@ -163,7 +167,7 @@ def compress(
             send_from_first(net, device)
         del measured
         trim()
-    return net, total
+    return copy.deepcopy(net) if keep else net, total
 
 
 def _keep(
@@ -180,19 +184,22 @@ class CompressedStage(Stage):
 
     shrinks_first = repeatable = True
 
-    @property
-    def keeps_all(self) -> bool:
-        """Whether nothing is compressed."""
-        raise NotImplementedError
+    def plain(self) -> Stage:
+        """Return the stage that compresses nothing."""
+        return CompressedStage(self.name, self.settings, self.distil)
 
     @property
     def reads_examples(self) -> bool:
         """Whether statistics over training examples decide."""
         return True
 
-    def compression(self, previous: Path | None) -> Compression:
-        """Return what is done to the net of the folder ``previous``; None: the backbone."""
-        raise NotImplementedError
+    def compression(self, previous: Path | None) -> Compression | None:
+        """Return what is done to the net of the folder ``previous``; None: nothing.
+
+        Args:
+            previous: None for the backbone, or if only shapes are wanted.
+        """
+        return None
 
     def reads_labels(self, kind: TaskType) -> bool:
         """Say whether :meth:`compress` needs the labels of the data."""
@@ -209,10 +216,6 @@ class CompressedStage(Stage):
     def check_shapes(self, net: PreTrainedModel) -> None:
         """Refuse what cannot be done to ``net`` in one shot; only shapes are read."""
         self.check(net)
-
-    def rebuild(self, net: PreTrainedModel, structure: Structure) -> None:
-        """Give ``net`` the modules of a checkpoint."""
-        rebuild(net, structure)
 
     def refine(
         self, dense: Callable[[], PreTrainedModel], net: PreTrainedModel, task: Task, data: Any,
@@ -239,8 +242,6 @@ class CompressedStage(Stage):
             shared: True if every process of the default group has batches of its own.
             keep: compress a copy.
         """
-        if self.keeps_all:
-            return copy.deepcopy(net) if keep else net, self.record(data, 0.0)
         dense = net if keep else None
         net, loss = compress(net, self.compression(previous), task, data, device, shared=shared, keep=keep)
 
@@ -251,16 +252,28 @@ class CompressedStage(Stage):
         self.refine(before, net, task, data, device, shared)
         return net, self.record(data, loss)
 
+    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` after what is planned without statistics."""
+        net, compression = self.prepared(net), self.compression(None)
+        while compression is not None:
+            compression.apply(net, compression.plan(net), None)
+            compression = compression.then(net)
+        return net
+
+    def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
+        """Compress ``net``."""
+        place = _of_trainer(method) if self.reads_examples and not self.keeps_all else ()
+        net, found = self.compress(self.prepared(net), previous, method.task, *place)
+        self.notes = {} if found is None else {"calibration": found}
+        return net
+
+    def resume(self, net: PreTrainedModel, method: StageContext, structure: Structure) -> PreTrainedModel:
+        """Give ``net`` the modules of a checkpoint."""
+        return rebuild(self.prepared(net), structure)
+
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Compress the net of the stage before, or give it the modules of a checkpoint."""
-        net = self.prepared(super().build(method, previous, structure))
-        if structure is not None:
-            self.rebuild(net, structure)
-        elif not self.keeps_all:
-            net, found = self.compress(
-                net, previous, method.task, *(_of_trainer(method) if self.reads_examples else ())
-            )
-            self.notes = {} if found is None else {"calibration": found}
+        net = super().build(method, previous, structure)
         self.achieved = self.density_left(net)
         return net
 

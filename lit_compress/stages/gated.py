@@ -83,8 +83,7 @@ def check_gates(names: Sequence[str], valid: Sequence[str], former: Mapping[str,
 class GatedStage(Stage):
     """Train weights and gates together.
 
-    A subclass calls :meth:`make_gates` in ``build`` and implements :meth:`set_gates`. Without gates (density 1) the
-    stage is plain training.
+    A subclass calls :meth:`make_gates` in ``build`` and implements :meth:`set_gates`.
 
     Args:
         name: of the stage.
@@ -93,6 +92,8 @@ class GatedStage(Stage):
     """
 
     settings: GatedTraining
+    density: float
+    gates: dict[str, HardConcrete]
     decided_by_data = True
     clamp: tuple[float, float] | None = None  # bounds of log_alpha, applied after every optimizer step
     finest: str | None = None  # the gate whose units have the fewest weights; they fill up the budget
@@ -103,7 +104,6 @@ class GatedStage(Stage):
     def __init__(self, name: str, settings: GatedTraining, density: float) -> None:
         super().__init__(name, settings)
         self.density = density
-        self.gates: dict[str, HardConcrete] = {}
 
     def rounded(self, round_to: int | None) -> Self:
         """Return this stage, whose gates of dimensions and neurons keep multiples of a number.
@@ -148,13 +148,10 @@ class GatedStage(Stage):
 
     def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
         """Return the groups of gates and multipliers: constant rates, no clipping; multipliers are maximised."""
-        groups = super().param_groups(net)
-        if not self.gates:
-            return groups
         same = {"weight_decay": 0.0, "constant": True, "clip": False}
         gates = {"params": list(self.log_alphas.values()), "lr": self.settings.gate_learning_rate}
         multipliers = {"params": [self.linear, self.quadratic], "lr": self.settings.multiplier_learning_rate}
-        return [*groups, gates | same, multipliers | same | {"maximize": True}]
+        return [*super().param_groups(net), gates | same, multipliers | same | {"maximize": True}]
 
     def set_total_steps(self, total_steps: int) -> None:
         """Turn the fraction of the target's warm-up into steps."""
@@ -167,8 +164,6 @@ class GatedStage(Stage):
 
     def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sample the gates; return the usual loss terms and the Lagrangian of the size."""
-        if not self.gates:
-            return super().losses(method, batch)
         with same_draws(method):
             z = {name: gate.sample() for name, gate in self.gates.items()}
         self.set_gates(self._net[0], z)
@@ -179,8 +174,7 @@ class GatedStage(Stage):
     def before_step(self, net: PreTrainedModel) -> None:
         """Average the gradients of gates and multipliers over ranks where the strategy does not."""
         super().before_step(net)
-        if self.gates:
-            average_gradients((*self.log_alphas.values(), self.linear, self.quadratic), self._shards.group)
+        average_gradients((*self.log_alphas.values(), self.linear, self.quadratic), self._shards.group)
 
     def after_step(self, net: PreTrainedModel, step: int) -> None:
         """Clamp log_alpha to its bounds."""
@@ -234,14 +228,11 @@ class GatedStage(Stage):
 
     def before_validation(self, net: PreTrainedModel, step: int) -> None:
         """Fix the gates, so that the net that would be exported now is evaluated."""
-        if self.gates:
-            self.deterministic(net, step)
+        self.deterministic(net, step)
 
     @torch.no_grad()
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log target, expected density, density of the units kept now, and the multipliers."""
-        if not self.gates:
-            return {"target": 1.0, "density": 1.0}
         counts = {name: kept_units(gate.log_alpha, gate.least) for name, gate in self.gates.items()}
         return {
             "target": self.target(step),
@@ -253,8 +244,6 @@ class GatedStage(Stage):
 
     def at_budget(self, step: int) -> bool:
         """Say whether the net that is evaluated after ``step`` has the final density."""
-        if not self.gates:
-            return True
         if step < self._warmup:
             return False
         with torch.no_grad():

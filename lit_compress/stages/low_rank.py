@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor
 
 from lit_compress.layers import LowRankLinear, LowRankSparseLinear
 from lit_compress.models.accounting import dense_site_params
-from lit_compress.models.surgery import Structure, factorize, multiply_out, stacked_weight
+from lit_compress.models.surgery import factorize, multiply_out, stacked_weight
 from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, WeightedSVD, decompose, weighted_svd
 from lit_compress.numerics.ranks import largest_rank
 from lit_compress.stages.base import Training
@@ -178,6 +177,10 @@ class Factors(Compression):
                 kept["mean"] = mean
             yield sites, {f"{name}.{key}": value for key, value in kept.items()}
 
+    def plan(self, net: PreTrainedModel) -> dict[str, int]:
+        """Return {site: rank}, where singular values decide about those."""
+        return self.rule.even(net)
+
     def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, int], float]:
         """Return {site: rank}, and the estimate of what factors of these ranks add to an example's loss."""
         ranks = self.rule.allocate(net, lambda name, _: measured[f"{name}.sigma"])
@@ -188,7 +191,8 @@ class Factors(Compression):
         """Put factors in the places of matrices, and change biases."""
         stacks = {name: sites for name, sites in self.rule.stacks(net).items() if name in chosen}
         if measured is None:
-            factorize(net, chosen, None, self.layer, stacks=stacks)
+            with next(net.parameters()).device:
+                factorize(net, chosen, None, self.layer, stacks=stacks)
             return
 
         def factors(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -210,31 +214,18 @@ class LowRankRetraining(CompressedStage):
 
     Args:
         settings: settings of the training.
-        ranks: rule for the rank of each matrix.
+        rule: for the rank of each matrix.
         distil: True to add the distillation terms to the loss.
         name: of the stage.
     """
 
+    rule: RankRule
     layer: type[LowRankLinear] = LowRankLinear  # the layer that replaces a Linear
 
-    def __init__(self, settings: Training, ranks: RankRule, distil: bool = True, name: str = "retrain") -> None:
+    def __init__(self, settings: Training, rule: RankRule, distil: bool = True, name: str = "retrain") -> None:
         super().__init__(name, settings, distil)
-        self.ranks = ranks
-
-    @property
-    def round_to(self) -> int:  # type: ignore[override]
-        """Number of which the ranks are multiples."""
-        return self.ranks.round_to
-
-    @property
-    def keeps_all(self) -> bool:
-        """Whether no matrix is factorized."""
-        return self.ranks.keeps_all
-
-    @property
-    def decided_by_data(self) -> bool:  # type: ignore[override]
-        """Whether singular values decide on the ranks."""
-        return self.ranks.allocation == "global" and not self.ranks.keeps_all
+        self.rule, self.round_to = rule, rule.round_to
+        self.decided_by_data = rule.allocation == "global"  # singular values decide on the ranks
 
     @property
     def reads_examples(self) -> bool:
@@ -247,37 +238,21 @@ class LowRankRetraining(CompressedStage):
 
     def compression(self, previous: Path | None) -> Compression:
         """Return the factorization."""
-        return Factors(self.ranks, self.decomposer(previous), self.layer)
+        return Factors(self.rule, self.decomposer(previous), self.layer)
 
     def check(self, net: PreTrainedModel) -> None:
         """Refuse a rank that makes no matrix smaller."""
-        self.ranks.check(net)
-
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
-        """Return ``net`` with factors."""
-        if self.ranks.keeps_all:
-            return net
-        multiply_out(net)
-        ranks, stacks = self.ranks.even(net), self.ranks.stacks(net)
-        with torch.device("meta"):
-            return factorize(net, ranks, None, LowRankLinear, stacks=stacks)
+        self.rule.check(net)
 
     def prepared(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with its factors multiplied out."""
         return multiply_out(net)
 
-    def rebuild(self, net: PreTrainedModel, structure: Structure) -> None:
-        """Give ``net`` the modules of a checkpoint."""
-        if self.layer is LowRankLinear:
-            super().rebuild(net, structure)
-        else:  # it needs the matrix, too
-            factorize(net, {name: spec["rank"] for name, spec in structure.items()}, None, self.layer)
-
     def density_left(self, net: PreTrainedModel) -> float:
         """Return the density of ``net`` in the scope of the ranks."""
-        return self.ranks.left_of(net)
+        return self.rule.left_of(net)
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Log the density, which does not change in this stage."""
-        asked = self.ranks.by_density and self.ranks.price == "parameters"
-        return {"density": self.achieved, "target": self.ranks.density if asked else self.achieved}
+        asked = self.rule.by_density and self.rule.price == "parameters"
+        return {"density": self.achieved, "target": self.rule.density if asked else self.achieved}

@@ -114,7 +114,7 @@ class MovementStage(CubicStage):
 
     def progress(self, step: int) -> float:
         """Return tau(step) / tau_f, from 0 to 1."""
-        return (1 - self.target(step)) / (1 - self.density) if self.density < 1 else 0.0
+        return (1 - self.target(step)) / (1 - self.density)
 
     def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Compute lambda(t) for :meth:`before_step`; return the usual loss terms."""
@@ -137,8 +137,6 @@ class MovementStage(CubicStage):
     @torch.no_grad()
     def after_step(self, net: PreTrainedModel, step: int) -> None:
         """Set the masks, which hold until the next optimizer step."""
-        if self.density == 1:
-            return
         scores = [whole(units.layers[0].score.detach()) for units in self.units]
         if self.settings.form == "hard":
             masks = self.best(scores, keep_count(self.target(step), self._total))

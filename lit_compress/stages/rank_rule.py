@@ -127,8 +127,6 @@ class RankRule:
             UserError: as said.
         """
         replace(self, allocation="uniform", scope="blocks", price="parameters").allocate(net)
-        if self.keeps_all:
-            return
         if self.scope == "all" and token_table(net) is None:
             raise UserError(
                 f"model.scope: the token embeddings of '{net.config.model_type}' have other uses, too (an output "
@@ -189,7 +187,7 @@ class RankRule:
         Args:
             net: the dense net; only shapes are read.
         """
-        if self.keeps_all or self.allocation == "uniform":
+        if self.allocation == "uniform":
             return self.allocate(net)
         prices = self.prices(net)
         place = {name: i / len(prices) for i, name in enumerate(prices)}  # no two components are worth the same

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from lit_compress.layers import LowRankSparseLinear
 from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.sites import find_sites, size_at
-from lit_compress.models.surgery import FactorsOf, Structure, factorize
+from lit_compress.models.surgery import factorize
 from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.importance import row_sensitivity, update_row_average_
@@ -100,6 +100,23 @@ def balanced(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return decompose(weight, rank, sigma_side="balanced", name=name)
 
 
+@dataclass(frozen=True)
+class RowBudget:
+    """What the density leaves for factors and rows of a net.
+
+    Attributes:
+        ranks: of the factors, by site.
+        factors: number of their parameters.
+        total: weights of all sites.
+        final: p_T, the share of the weights that is in kept rows at the end.
+    """
+
+    ranks: dict[str, int]
+    factors: int
+    total: int
+    final: float
+
+
 class RowSparsePruning(Stage):
     """The stage ``prune``: train, average sensitivities, zero the rows that are not among the top p(t).
 
@@ -116,8 +133,7 @@ class RowSparsePruning(Stage):
     """
 
     settings: RowPruning
-    ranks: dict[str, int]  # of the factors, by site
-    _factors: int
+    density: float
     decided_by_data = True
     round_to = None  # rows are those that scores choose: their layer fills its product up to multiples of 8 by itself
 
@@ -135,67 +151,51 @@ class RowSparsePruning(Stage):
         self.kfac, self.kfac_rows = kfac, kfac_rows
         self._costs: list[Tensor] = []
         self.from_backbone = settings.init == "pretrained"
-        self._final = density - self.low_rank  # until a net gives the exact one
+        self.budget = RowBudget({}, 0, 1, density - self.low_rank)  # until a net gives the exact one
 
     def rounded(self, round_to: int | None) -> RowSparsePruning:
         """Return this stage, with ranks of the factors that are multiples of a number, rounded down."""
         self.round_to = round_to or 1
         return self
 
-    def check(self, net: PreTrainedModel) -> None:
-        """Compute the final density from the shapes of ``net``; the schedule is checked with it."""
-        self._plan(net)
-
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with factors and some rows of every matrix; which rows is decided by training."""
-        self._plan(net)
-        if self.density == 1:
-            return net
-        return keep_rows_evenly(net, self.ranks, self._factors + round(self._final * self._total))
+        budget = self.budget_of(net)
+        return keep_rows_evenly(net, budget.ranks, budget.factors + round(budget.final * budget.total))
 
-    def _plan(self, net: PreTrainedModel) -> None:
-        """Compute the ranks, the number of the factors' parameters, and p_T."""
+    def budget_of(self, net: PreTrainedModel) -> RowBudget:
+        """Return what there is for factors and rows of the dense ``net``; only shapes are read."""
         shapes = {site.name: size_at(net, site.name) for site in find_sites(net)}
-        self._total = sum(out * inner for out, inner in shapes.values())
-        budget = keep_count(self.density, self._total)
+        total = sum(out * inner for out, inner in shapes.values())
+        budget = keep_count(self.density, total)
 
-        def size() -> int:
-            return sum(rank * sum(shapes[name]) for name, rank in self.ranks.items())
+        def size(ranks: dict[str, int]) -> int:
+            return sum(rank * sum(shapes[name]) for name, rank in ranks.items())
 
-        self.ranks = {name: _rank(self.low_rank, *shape) for name, shape in shapes.items()}
-        if self.ratio == "exact" and size() > budget:  # no room to round up
-            self.ranks = {name: rank_for_density(self.low_rank, *shape) for name, shape in shapes.items()}
-        self.ranks = {name: rounded(rank, self.round_to or 1) for name, rank in self.ranks.items()}
-        self._factors = size()
-        low_rank = self._factors if self.ratio == "exact" else round(self.low_rank * self._total)
-        self._final = max(0, budget - low_rank) / self._total if self.low_rank < self.density else 0.0
+        ranks = {name: _rank(self.low_rank, *shape) for name, shape in shapes.items()}
+        if self.ratio == "exact" and size(ranks) > budget:  # no room to round up
+            ranks = {name: rank_for_density(self.low_rank, *shape) for name, shape in shapes.items()}
+        ranks = {name: rounded(rank, self.round_to or 1) for name, rank in ranks.items()}
+        low_rank = size(ranks) if self.ratio == "exact" else round(self.low_rank * total)
+        final = max(0, budget - low_rank) / total if self.low_rank < self.density else 0.0
+        return RowBudget(ranks, size(ranks), total, final)
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Decompose every site into factors and a sparse matrix (Eqs. 6-8); at density 1 change nothing."""
-        net = super().build(method, previous, structure)
-        if not self.kfac or structure is not None or self.density == 1:
-            self.decompose(net, structure)
-            return net
-        decomposer = kronecker_decomposer(method, net, Weighted(weighting="kfac"))
-        self.decompose(net, structure, decomposer.factors)
-        if self.kfac_rows:
-            parts = {site.name: net.get_parameter(f"{site.name}.sparse") for site in find_sites(net)}
-            self._costs = [decomposer.row_costs(name, s) / s.shape[1] for name, s in parts.items()]
-        return net
-
-    def decompose(self, net: PreTrainedModel, structure: Structure | None, factors: FactorsOf = balanced) -> None:
-        """Replace the sites of ``net``, in place, by factors and sparse matrices, empty if a structure is given."""
+    def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
+        """Decompose every site into factors and a sparse matrix (Eqs. 6-8)."""
         if not self.settings.dropout:
             without_dropout(net)
-        self._plan(net)
-        if self.density < 1:
-            empty = structure is not None or not self.low_rank
-            factorize(net, self.ranks, None if empty else factors, LowRankSparseLinear)
+        self.budget = self.budget_of(net)
+        weighted = kronecker_decomposer(method, net, Weighted(weighting="kfac")) if values and self.kfac else None
+        factors = weighted.factors if weighted else balanced
+        factorize(net, self.budget.ranks, factors if values and self.low_rank else None, LowRankSparseLinear)
+        if weighted and self.kfac_rows:
+            parts = {site.name: net.get_parameter(f"{site.name}.sparse") for site in find_sites(net)}
+            self._costs = [weighted.row_costs(name, s) / s.shape[1] for name, s in parts.items()]
+        return net
 
     def attach(self, net: PreTrainedModel) -> None:
         """Make the buffers of the score, two float32 numbers per row, sharded like the rows."""
-        layers = self.layers(net)
-        self._weights = [layer.sparse for layer in layers if isinstance(layer, LowRankSparseLinear)]
+        self._weights = [layer.sparse for layer in self.layers(net)]
         for i, weight in enumerate(self._weights):
             for name in ("average", "window"):
                 self.register_buffer(f"{name}_{i}", torch.zeros_like(weight.detach().select(1, 0), dtype=torch.float32))
@@ -240,7 +240,7 @@ class RowSparsePruning(Stage):
             )
         self.kept_share(0)
         interval = self.settings.interval
-        if self.density < 1 and total_steps <= interval:
+        if total_steps <= interval:
             valid = f"valid: at most {total_steps - 1}" if total_steps > 1 else "train longer"
             raise UserError(
                 f"prune.interval: the first scores are known after {interval} steps, the stage has {total_steps}; "
@@ -249,12 +249,11 @@ class RowSparsePruning(Stage):
 
     def kept_share(self, step: int) -> float:
         """Return p(step), the share of the parameters that is in kept rows."""
-        return cubic(step, self.total_steps, self._start, self._end, self._final)
+        return cubic(step, self.total_steps, self._start, self._end, self.budget.final)
 
     def at_budget(self, step: int) -> bool:
         """Say whether the schedule has arrived at the final density."""
-        arrival = self.total_steps - self._end
-        return step >= (arrival if self.density == 1 else max(arrival, self.settings.interval + 1))
+        return step >= max(self.total_steps - self._end, self.settings.interval + 1)
 
     def before_step(self, net: PreTrainedModel) -> None:
         """Compute this step's sensitivity with the weights before the step, if ``score_point`` asks for it."""
@@ -270,8 +269,6 @@ class RowSparsePruning(Stage):
 
     def after_step(self, net: PreTrainedModel, step: int) -> None:
         """Add the step's sensitivity to the score (Eqs. 2-4); zero the rows that are not in the top p (Eq. 9)."""
-        if not self._weights:
-            return
         if self.settings.score_point == "after":
             self._terms = row_sensitivity(self._weights, self._whole or [weight.grad for weight in self._weights])
             self._whole = None
@@ -286,7 +283,7 @@ class RowSparsePruning(Stage):
 
     @torch.no_grad()
     def _zero(self, step: int) -> None:
-        budget = round(self.kept_share(step) * self._total)
+        budget = round(self.kept_share(step) * self.budget.total)
         costs = [weight.shape[1] for weight in self._weights]
         keep = select_rows(self.scores, costs, budget, self._shards.reduce, self._shards.place)
         rows = joined(keep)
@@ -300,13 +297,11 @@ class RowSparsePruning(Stage):
 
         Between two prunings, rows that training has moved away from zero count as kept.
         """
-        if not self._weights:
-            return {"target": 1.0, "density": 1.0}
         rows = torch.stack([local(w).ne(0).any(1).sum() * w.shape[1] for w in self._weights]).sum()
         if self._shards.reduce:
             self._shards.reduce(rows)
-        factors = self._factors / self._total
-        shown = {"target": factors + self.kept_share(step), "density": factors + int(rows) / self._total}
+        total, factors = self.budget.total, self.budget.factors / self.budget.total
+        shown = {"target": factors + self.kept_share(step), "density": factors + int(rows) / total}
         if self._flips is not None:  # known from the second selection on, also after a resume
             flips = self._flips.clone()
             if self._shards.reduce:
@@ -318,10 +313,9 @@ class RowSparsePruning(Stage):
         """Write the score Gamma of every site's rows, for ``analyze neurons``."""
         from safetensors.torch import save_file
 
-        names = [s.name for s in find_sites(net) if isinstance(net.get_submodule(s.name), LowRankSparseLinear)]
-        rows = {f"{name}/sensitivity": score.clone() for name, score in zip(names, self.scores, strict=True)}
-        if rows:
-            save_file(rows, folder / "importance.safetensors")
+        pairs = zip(find_sites(net), self.scores, strict=True)
+        rows = {f"{site.name}/sensitivity": score.clone() for site, score in pairs}
+        save_file(rows, folder / "importance.safetensors")
 
 
 def _rank(share: float, out_features: int, in_features: int) -> int:

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from lit_compress.calibration.grams import Gram
 from lit_compress.calibration.kronecker import KroneckerFactors
+from lit_compress.models.outline import spread_evenly
 from lit_compress.models.prices import unit_price, unit_prices
 from lit_compress.models.sites import sublayers
 from lit_compress.models.surgery import stacked_weight
+from lit_compress.models.uniform_shape import even_counts
 from lit_compress.numerics.structures import RemovalPath
 from lit_compress.stages.compression import Compression, Measured
 from lit_compress.stages.kronecker import biased_sites
@@ -92,6 +94,18 @@ class UnitRemoval(Compression):
             kept = found.pop(name).stored_inputs() | {"costs": unit.path.costs, "sizes": unit.path.sizes().long()}
             kept["order"] = torch.cat([torch.zeros(0, dtype=torch.int64), *unit.path.steps])
             yield (name,), {f"{name}.{key}": value for key, value in kept.items()}
+
+    def plan(self, net: PreTrainedModel) -> dict[str, Tensor]:
+        """Return the units that go by last matrix: the same share everywhere; none where components go, too."""
+        self._whole, density = self.rule.total(net), self.rule.density
+        if self.both:
+            return {}
+        if self.rule.uniform:
+            left = even_counts(net, density, self.rule.round_to)
+        else:
+            left = spread_evenly(net, density, whole=True)
+        prices = unit_prices(net, sublayers(net, removable=False))
+        return {name: torch.arange(kept, prices[name].count) for name, kept in left.items()}
 
     def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, Tensor], float]:
         """Return the units that go by last matrix, and the estimate of what that adds to an example's loss."""

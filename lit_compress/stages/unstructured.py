@@ -102,6 +102,7 @@ class CubicStage(Stage):
     """
 
     settings: CubicSchedule
+    density: float
 
     def __init__(self, settings: CubicSchedule, density: float) -> None:
         super().__init__("prune", settings)
@@ -182,7 +183,7 @@ class UnstructuredPruning(CubicStage):
     def after_step(self, net: PreTrainedModel, step: int) -> None:
         """Zero every weight below the threshold; every ``interval`` steps, compute the threshold anew."""
         self.score.after_step(self.scores, self._weights, step, self._shards.reduce)
-        if step < self._start or self.density == 1:
+        if step < self._start:
             return
         arrived = self.total_steps - self._end
         if step % self.settings.interval == 0 or step in (self._start, arrived, self.total_steps):

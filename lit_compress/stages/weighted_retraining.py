@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lit_compress.calibration.sequential import refit_net
-from lit_compress.models.outline import cut_evenly, cut_uniformly
 from lit_compress.models.uniform_shape import even_counts
 from lit_compress.stages.compression import Compression
 from lit_compress.stages.kronecker import biased_sites
@@ -109,21 +108,13 @@ class WeightedRetraining(LowRankRetraining):
             raise UserError(
                 "retrain.weighting: importance needs a pruning stage's net, give it to factorize; nearest: fisher"
             )
-        if self.ranks.allocation == "global" and settings.weighting == "fisher" and settings.axis == "element":
+        if self.rule.allocation == "global" and settings.weighting == "fisher" and settings.axis == "element":
             raise UserError("retrain.axis: 'element' has no singular values for allocation global; nearest: both")
         self.check_shapes(net)
 
     def check_shapes(self, net: PreTrainedModel) -> None:
         """Refuse what :func:`check_removal` refuses."""
-        check_removal(self.settings, self.ranks, net)
-
-    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
-        """Return ``net`` with factors, or with fewer heads and neurons."""
-        if self.settings.removes == "structures" and not self.ranks.keeps_all:
-            if self.ranks.uniform:
-                return cut_uniformly(net, self.ranks.density, self.ranks.round_to)
-            return cut_evenly(net, self.ranks.density, whole=True)
-        return super().outline(net)
+        check_removal(self.settings, self.rule, net)
 
     @property
     def reads_examples(self) -> bool:
@@ -134,8 +125,8 @@ class WeightedRetraining(LowRankRetraining):
         """Return the factorization, the removal of heads and neurons, or both."""
         folder = previous or Path()
         if self.settings.removes == "components":
-            return WeightedFactors(self.settings, self.ranks, folder)
-        return UnitRemoval(self.settings, self.ranks)
+            return WeightedFactors(self.settings, self.rule, folder)
+        return UnitRemoval(self.settings, self.rule)
 
     def reads_labels(self, kind: TaskType) -> bool:
         """Say whether the weighting needs the labels of the data."""

@@ -12,12 +12,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import net_of, random_bases
+from helpers import cut_uniformly, net_of, random_bases
 from safetensors.torch import load_file
 
 from lit_compress.export.fuse import compact
 from lit_compress.export.modelling import write_model
-from lit_compress.models.outline import cut_uniformly
 from lit_compress.models.projected.fold import fold_projections
 from lit_compress.models.projected.gates import GateSlots, ProjectionSpec
 from lit_compress.models.projected.insert import insert_projections

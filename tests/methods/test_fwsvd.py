@@ -88,9 +88,9 @@ def test_without_weighting_it_is_the_plain_svd(fit, dense):
 
 
 def test_default_is_a_third_of_the_ranks():
-    assert FWSVD(backbone="unused").ranks.rank_ratio == 0.33
-    assert FWSVD(backbone="unused", density=0.5).ranks.by_density
-    assert FWSVD(backbone="unused", rank=7).ranks.rank == 7
+    assert FWSVD(backbone="unused").rule.rank_ratio == 0.33
+    assert FWSVD(backbone="unused", density=0.5).rule.by_density
+    assert FWSVD(backbone="unused", rank=7).rule.rank == 7
 
 
 def test_nothing_is_left_of_the_fisher_pass(fit, dense):

@@ -38,7 +38,7 @@ def test_prunes_the_weight_itself(dense):
     for layer, linear in zip(layers(method.net).values(), layers(load_net(dense)).values(), strict=True):
         assert layer.rank == 0 and layer.left is None and torch.equal(layer.sparse, linear.weight)
     method.stage.set_total_steps(100)
-    assert method.stage._final == pytest.approx(0.3, abs=1e-4)
+    assert method.stage.budget.final == pytest.approx(0.3, abs=1e-4)
 
 
 @pytest.mark.parametrize("density", [0.1, 0.3])

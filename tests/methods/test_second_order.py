@@ -82,7 +82,7 @@ def test_densities_on_the_way_are_stages_with_new_estimates(fit, dense, tmp_path
     retrain = KroneckerWeighted(epochs=5, learning_rate=1e-12, calibration_examples=60)
     method = SecondOrder(backbone="unused", teacher=str(dense), density=0.2, through=[0.6, 0.4], retrain=retrain)
     stages = {stage.name: stage for stage in method.stages()}
-    assert [(name, s.settings.epochs, s.ranks.density) for name, s in stages.items()] == [
+    assert [(name, s.settings.epochs, s.rule.density) for name, s in stages.items()] == [
         ("retrain_1", 1, 0.6), ("retrain_2", 1, 0.4), ("retrain", 3, 0.2),
     ]  # fmt: skip
     folders, seen = [dense], []
@@ -138,14 +138,14 @@ def test_scope_all_is_refused_where_it_cannot_be(dense):
     with pytest.raises(UserError, match=r"model\.density: 0\.01 of the net .* one component of each .* make 0\.\d"):
         SecondOrder(backbone="x", scope="all", density=0.01).stages()[-1].check(net)
     with pytest.raises(UserError, match=r"token embeddings of 'qwen3' have other uses, too .* nearest: blocks"):
-        SecondOrder(backbone="x", scope="all").ranks.check(make_net("qwen3", "wikitext2"))
+        SecondOrder(backbone="x", scope="all").rule.check(make_net("qwen3", "wikitext2"))
 
 
 def test_defaults():
     method = SecondOrder(backbone="unused")
-    assert (method.ranks.density, method.ranks.allocation, method.retrain.weighting) == (0.25, "global", "kfac")
+    assert (method.rule.density, method.rule.allocation, method.retrain.weighting) == (0.25, "global", "kfac")
     assert method.distillation.on and method.distillation.alpha_layers > 0
-    assert SecondOrder(backbone="unused", rank=7).ranks.rank == 7
+    assert SecondOrder(backbone="unused", rank=7).rule.rank == 7
 
 
 def test_mistakes_are_one_line():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import logits, net_of
+from helpers import cut_uniformly, logits, net_of
 from tiny import TINY, VARIANTS
 
 from lit_compress.export.fuse import compact
 from lit_compress.export.ordinary import ordinary_net
 from lit_compress.models.accounting import stored_density
 from lit_compress.models.cut import cut_units
-from lit_compress.models.outline import cut_uniformly
 from lit_compress.models.shapes import without_values
 from lit_compress.models.storage import save_net
 from lit_compress.models.uniform_shape import even_counts, uniform_groups

@@ -53,7 +53,7 @@ def test_no_other_density_is_nearer(name, asked, dense):
 def test_the_outline_of_ranks_is_the_net_that_is_built(name, dense):
     """Ranks fill the density of a budget: one more for some matrices."""
     method, net = builder(name, "params=12345")(0.37), make_net("bert")
-    rule = method.stages()[-1].ranks
+    rule = method.stages()[-1].rule
     small, found = fuse(factorize(net, rule.allocate(net), None)), outline(method, dense, LENGTH)
     assert not found.about and found.params == count_params(small)
     assert found.flops == flops(small, LENGTH) and found.bytes == file_bytes(small)
@@ -69,6 +69,18 @@ def test_a_size_counts_the_program_of_integers(dense):
     found = outline(build(density), dense, LENGTH, storage)
     assert 0.25 < density < 0.9 and 87000 < found.bytes <= 88000
     assert found.bytes == integer_bytes(found.net, 8, GRAPH["onnx"]) != file_bytes(found.net)
+
+
+@pytest.mark.parametrize("name", ["SVD", "FWSVD", "LPAF", "LowRankI", "SecondOrder"])
+def test_a_density_in_pivot_form_is_that_of_the_file(name, dense):
+    """The ranks use it up: less than one component of a matrix is left."""
+    storage = Storage(Choices(pivot=True))
+    for density in (0.2, 0.37, 0.7):
+        method = builder(name, "params=12345")(density)
+        storage.tell(method)
+        found, plain = outline(method, dense, LENGTH, storage), outline(method, dense, LENGTH)
+        assert 0 <= density * 16384 - found.params.sites < 128, (found.params.sites, plain.params.sites)
+        assert plain.params.sites > found.params.sites
 
 
 def test_scope_all_makes_a_small_file_possible(dense):

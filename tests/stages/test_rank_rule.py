@@ -39,8 +39,8 @@ def test_one_rule_is_taken(name):
     method = getattr(methods, name)
     for key in [key for key in VALUES if key in parameters_of(method)]:
         last = method(task="sst2", **{key: VALUES[key]}).stages()[-1]
-        assert getattr(last.ranks, key) == VALUES[key]
-    assert method(task="sst2").stages()[-1].ranks.density == (method.usual_density or 1.0)
+        assert getattr(last.rule, key) == VALUES[key]
+    assert method(task="sst2").stages()[-1].rule.density == (method.usual_density or 1.0)
 
 
 @pytest.mark.parametrize("allocation", ["uniform", "global"])

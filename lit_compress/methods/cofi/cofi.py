@@ -100,7 +100,6 @@ class MatchedStage(Stage):
         matching: the comparison of layers and its projection W; None where layers are not compared.
     """
 
-    distillation: CoFiDistillation
     matching: MatchedLayers | None
 
     def __init__(self, name: str, settings: Training, distillation: CoFiDistillation) -> None:
@@ -180,6 +179,10 @@ class GatedPruning(MatchedStage, GatedStage):
         GatedStage.__init__(self, "prune", settings, density)
         self.distillation = distillation
 
+    def plain(self) -> Stage:
+        """Return the stage that only compares layers."""
+        return MatchedStage(self.name, self.settings, self.distillation)
+
     def names(self, net: PreTrainedModel) -> list[str]:
         """Return the names of the gates that ``net`` gets.
 
@@ -197,8 +200,6 @@ class GatedPruning(MatchedStage, GatedStage):
     def check(self, net: PreTrainedModel) -> None:
         """Refuse gates that the architecture cannot have, and a density that the gates cannot reach."""
         super().check(net)
-        if self.density == 1:
-            return
         names = self.names(net)
         low, high = reachable(gated_size(net, names))
         if not low <= self.density <= high:
@@ -210,27 +211,21 @@ class GatedPruning(MatchedStage, GatedStage):
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with fewer heads and neurons; what goes in their place, layers too, is decided by training."""
         units = [name for name in ("heads", "neurons") if name in self.names(net)]
-        return cut_evenly(net, self.density, units) if units and self.density < 1 else net
+        return cut_evenly(net, self.density, units) if units else net
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
         """Load the net of the stage before and put gates into it."""
         net = super().build(method, previous, structure)
-        if self.density < 1:
-            names, least = self.names(net), least_units(self.names(net))
-            size = gated_size(net, names)
-            self.finest = next((name for name in ("neurons", "heads", "hidden") if name in names), None)
-            gates = {
-                name: HardConcrete(*shape, 0.0 if name == "neurons" else _START, least[name], seed)
-                for seed, (name, shape) in enumerate(gate_shapes(net, names).items())
-            }
-            self.make_gates(gates, size)
-            self.initial = 1.0  # the target starts at the dense net, the expectation a little below
-            self.replace(net, names)
-        return net
-
-    def replace(self, net: PreTrainedModel, names: list[str]) -> None:
-        """Replace modules of ``net`` by gated layers."""
+        names, least = self.names(net), least_units(self.names(net))
+        self.finest = next((name for name in ("neurons", "heads", "hidden") if name in names), None)
+        gates = {
+            name: HardConcrete(*shape, 0.0 if name == "neurons" else _START, least[name], seed)
+            for seed, (name, shape) in enumerate(gate_shapes(net, names).items())
+        }
+        self.make_gates(gates, gated_size(net, names))
+        self.initial = 1.0  # the target starts at the dense net, the expectation a little below
         gate_net(net, names)
+        return net
 
     def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
         """Give the gated layers their values; layers whose sub-layers are all closed are not matched."""
@@ -241,8 +236,6 @@ class GatedPruning(MatchedStage, GatedStage):
 
     def deploy(self, net: PreTrainedModel) -> None:
         """Remove what the gates closed, also from the inputs of the projection."""
-        if not self.gates:
-            return
         z = close_empty_sublayers(self.deterministic(net, self.total_steps))
         cut_closed(net, z)
         if self.matching is not None and "hidden" in z:
@@ -250,7 +243,7 @@ class GatedPruning(MatchedStage, GatedStage):
 
     def finish(self, net: PreTrainedModel, folder: Path) -> None:
         """Write the projection, from which the next stage goes on."""
-        if self.gates and self.matching is not None:
+        if self.matching is not None:
             from safetensors.torch import save_file
 
             save_file(self.matching.state_dict(), folder / "projection.safetensors")
@@ -315,6 +308,6 @@ class CoFi(Method):
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), distil (from the backbone), prune, retrain."""
         distil = [MatchedStage("distil", self.distil, self.matched)] if self.prune.init == "pretrained" else []
-        prune = self.pruning(self.prune, self.density, self.matched)
+        prune = self.pruning(self.prune, self.density, self.matched).rounded(self.round_to)
         retrain = MatchedStage("retrain", self.retrain, self.matched)
-        return [*self.dense_stage(), *distil, prune.rounded(self.round_to), retrain]
+        return [*self.dense_stage(), *distil, prune.or_plain(), retrain]

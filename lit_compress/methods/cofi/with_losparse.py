@@ -30,12 +30,10 @@ from torch import Tensor
 from lit_compress.layers import GatedLinear
 from lit_compress.methods.cofi.cofi import CoFi, CoFiPruning, GatedPruning
 from lit_compress.methods.cofi.distillation import CoFiDistillation
-from lit_compress.methods.cofi.gates import gate_net
 from lit_compress.models.cut import SUBLAYER_GATES, close_empty_sublayers
 from lit_compress.models.outline import keep_rows_evenly
 from lit_compress.models.record import join_parts, parts_of
-from lit_compress.models.sites import find_sites, of_kind, sublayers, weights_at
-from lit_compress.models.surgery import Structure
+from lit_compress.models.sites import find_sites, of_kind, sublayers
 from lit_compress.numerics.foreach import joined, on_cpu
 from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows, select_units
 from lit_compress.numerics.schedules import cubic
@@ -206,7 +204,7 @@ class OpenRows(RowSparsePruning):
             self._read = self._known(on_cpu(self.open), self.columns.tolist())
         read, open_ = self._read, joined(self.open)
         scores = joined([whole(score) for score in self.scores]).masked_fill(~open_, -torch.inf)
-        goal = keep_count(self.whole, self._total) if self.arrived(step) else round(self.density * read.dense)
+        goal = keep_count(self.whole, self.budget.total) if self.arrived(step) else round(self.density * read.dense)
         left = cubic(step, self.total_steps, self._start, self._end, 0.0)
         sizes = [rows for rows, _ in self._sizes]
         if left == 0:
@@ -222,7 +220,7 @@ class OpenRows(RowSparsePruning):
         added = []
         for name, rows, cost in zip(self._sites, open_, columns, strict=True):
             count = int(rows.sum())
-            rank, whole_ = self.ranks[name], count * cost
+            rank, whole_ = self.budget.ranks[name], count * cost
             factor = rank * (count + cost) if count else 0
             stored = (factor + torch.arange(len(rows) + 1).clamp(max=count) * cost).clamp(max=whole_)
             added.append(stored.diff())
@@ -249,7 +247,7 @@ class RowsAndGates(GatedPruning):
 
     def __init__(self, settings: RowsInGates, density: float, distillation: CoFiDistillation) -> None:
         share = settings.share or max(0.5, density**0.5)
-        if density < 1 and density >= share:
+        if share <= density < 1:
             raise UserError(
                 f"prune.share: {share} leaves the gates {density / share:.2f} of the weights; it must be above "
                 f"model.density {density}, e.g. {(1 + density) / 2:g}"
@@ -260,35 +258,26 @@ class RowsAndGates(GatedPruning):
     @property
     def together(self) -> tuple[Stage, ...]:
         """The gates, then the rows, which read them."""
-        return (self, self.rows) if self.gates else (self,)
+        return self, self.rows
 
     def rounded(self, round_to: int | None) -> Self:
         """Also round the ranks of the factors."""
         self.rows.rounded(round_to)
         return super().rounded(round_to)
 
-    def check(self, net: PreTrainedModel) -> None:
-        """Also choose the ranks of the factors."""
-        super().check(net)
-        self.rows.check(net)
-
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with fewer heads, and with factors and some rows of what is left."""
-        self.rows.check(net)
-        total = weights_at(net, [site.name for site in find_sites(net)])
-        if self.density >= 1:
-            return net
-        return keep_rows_evenly(super().outline(net), self.rows.ranks, keep_count(self.rows.whole, total))
+        budget = self.rows.budget_of(net)
+        return keep_rows_evenly(super().outline(net), budget.ranks, keep_count(self.rows.whole, budget.total))
 
-    def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Decompose every site, then put the gates in place."""
-        self._given = structure
-        return super().build(method, previous, structure)
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is to be removed."""
+        return self.rows.whole == 1
 
-    def replace(self, net: PreTrainedModel, names: list[str]) -> None:
-        """Decompose the matrices into factors and sparse matrices, then put gates around them."""
-        self.rows.decompose(net, self._given)
-        gate_net(net, names)
+    def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
+        """Decompose the matrices, around which the gates come."""
+        return self.rows.begin(net, method, previous, values)
 
     def set_total_steps(self, total_steps: int) -> None:
         """Also turn the fractions of the rows' schedule into steps."""
@@ -298,13 +287,13 @@ class RowsAndGates(GatedPruning):
     def before_validation(self, net: PreTrainedModel, step: int) -> None:
         """At the budget, prune the rows again for the gates as they are now."""
         super().before_validation(net, step)
-        if self.gates and self.at_budget(step):
+        if self.at_budget(step):
             self.rows.refresh(step)
             self.rows.prune(step)
 
     def at_budget(self, step: int) -> bool:
         """Say whether gates and rows both meet their budgets."""
-        return super().at_budget(step) and (not self.gates or self.rows.at_budget(step))
+        return super().at_budget(step) and self.rows.at_budget(step)
 
     def _open(self, step: int) -> dict[str, Tensor]:
         """Return by gate which units are open after ``step``, bool [groups, units]."""

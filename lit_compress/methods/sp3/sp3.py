@@ -97,7 +97,8 @@ class SP3(Method):
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
-        return [*self.dense_stage(), ProjectedStage(self.prune, self.density, self.params).rounded(self.round_to)]
+        prune = ProjectedStage(self.prune, self.density, self.params).rounded(self.round_to)
+        return [*self.dense_stage(), prune.or_plain()]
 
 
 def parse_count(text: str) -> int:

@@ -134,6 +134,7 @@ class ProjectedStage(GatedStage):
     settings: ProjectedPruning
     shares: Tensor
     axes: Tensor
+    map: nn.Parameter
 
     def __init__(self, settings: ProjectedPruning, density: float, params: int | None = None) -> None:
         super().__init__("prune", settings, density)
@@ -142,7 +143,6 @@ class ProjectedStage(GatedStage):
         self.form = ProjectionSpec(s.gates, s.skip_sites, s.group, s.norm, s.head_projections)
         # a gate whose groups share no matrix, so that the last units of the budget can be given one after another
         self.finest = next((name for name in ("neurons", "qk", "vo") if name in settings.gates), None)
-        self.map: nn.Parameter | None = None
 
     # ---------------------------------------------------------------- set-up
 
@@ -154,44 +154,53 @@ class ProjectedStage(GatedStage):
             raise UserError(
                 f"prune.tokens: {settings.tokens} tokens are fewer than the {d} dimensions; give at least {d}"
             )
-        self._set_density(net)
-
-    def _set_density(self, net: PreTrainedModel) -> None:
-        size = gated_size(net, self.form)
-        if self.params is not None:
-            self.density = self.params / size.total
+        size, density = gated_size(net, self.form), self.density_of(net)
         least = {name: torch.full((groups,), int(name in DIMENSIONS)) for name, (groups, _) in size.shapes.items()}
         smallest = size.count(least)
-        if not smallest <= self.density * size.total or self.density > 1:
-            asked = f"model.density: {self.density:.4g}" if self.params is None else f"model.params: {self.params:,}"
+        if not smallest <= density * size.total or density > 1:
+            asked = f"model.density: {density:.4g}" if self.params is None else f"model.params: {self.params:,}"
             raise UserError(
                 f"{asked} cannot be reached with the gates {', '.join(self.settings.gates)}; reachable: "
                 f"{smallest / size.total:.4f} to 1, {smallest:,} to {size.total:,} parameters"
             )
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is to be removed; a number of weights is not compared with that of the net."""
+        return self.params is None and self.density == 1
+
+    def density_of(self, net: PreTrainedModel) -> float:
+        """Return the density, where a number of weights is given that of this number."""
+        return self.density if self.params is None else self.params / gated_size(net, self.form).total
+
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with the sizes that an even share of all directions and neurons leaves."""
-        return outline_evenly(net, self.form, self.density)
+        return outline_evenly(net, self.form, self.density_of(net))
+
+    def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
+        """Calibrate the dense net and insert projections (Eqs. 6-12)."""
+        self._make_buffers(net, method)
+        bases = self._bases(method, net)
+        for i in range(self.settings.skip_sites, len(self.axes)):
+            self.axes[i] = bases.sites[i]
+        return insert_projections(net, bases, self.form)
+
+    def resume(self, net: PreTrainedModel, method: StageContext, structure: Structure) -> PreTrainedModel:
+        """Insert the projections of a checkpoint."""
+        self._make_buffers(net, method)
+        return rebuild(net, structure)
+
+    def _make_buffers(self, net: PreTrainedModel, method: StageContext) -> None:
+        stream, d = self.form.residual_stream(net), net.config.hidden_size
+        listens = stream.pre_norm and "hidden" in self.settings.gates and method.distillation.alpha_layers > 0
+        self.register_buffer("shares", torch.zeros(len(stream.rotatable), d))
+        self.register_buffer("axes", torch.eye(d).repeat(len(stream.sites) if listens else 0, 1, 1))
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Calibrate the dense net and insert projections (Eqs. 6-12); at density 1 return it unchanged."""
+        """Put gates on the inserted projections."""
         net, settings = super().build(method, previous, structure), self.settings
-        self._set_density(net)
-        if self.density >= 1:
-            return net
-        stream, d = self.form.residual_stream(net), net.config.hidden_size
-        shares = torch.zeros(len(stream.rotatable), d)
-        listens = stream.pre_norm and "hidden" in settings.gates and method.distillation.alpha_layers > 0
-        axes = torch.eye(d).repeat(len(stream.sites) if listens else 0, 1, 1)
-        if structure is not None:
-            rebuild(net, structure)
-        else:
-            bases = self._bases(method, net, shares)
-            for i in range(settings.skip_sites, len(axes)):
-                axes[i] = bases.sites[i]
-            insert_projections(net, bases, self.form)
         if not settings.train_originals:
-            _freeze(net, stream)
+            _freeze(net, self.form.residual_stream(net))
         shapes = gate_shapes(net, self.form)
         copies = dict.fromkeys(("qk", "vo"), net.config.num_attention_heads)
         gates = {
@@ -199,13 +208,12 @@ class ProjectedStage(GatedStage):
             for i, (name, shape) in enumerate(shapes.items())
         }
         self.make_gates(gates, gated_size(net, self.form))
-        self.map = nn.Parameter(torch.eye(d))
-        self.register_buffer("shares", shares)
-        self.register_buffer("axes", axes)
+        self.density = self.density_of(net)
+        self.map = nn.Parameter(torch.eye(net.config.hidden_size))
         return net
 
-    def _bases(self, method: StageContext, net: PreTrainedModel, shares: Tensor) -> Bases:
-        """Return the projections; write every direction's share of its site's energy into ``shares``."""
+    def _bases(self, method: StageContext, net: PreTrainedModel) -> Bases:
+        """Return the projections; write every direction's share of its site's energy into :attr:`shares`."""
         settings = self.settings
         if settings.projections == "identity":
             return identity_bases(net, settings.group)
@@ -223,7 +231,7 @@ class ProjectedStage(GatedStage):
         def make() -> Bases:
             centred = settings.norm == "rms" and not get_architecture(net).rms
             bases, found = bases_of(grams, settings.ridge, centred)
-            shares.copy_(found)
+            self.shares.copy_(found)
             return bases
 
         bases = shared_bases(net, make, settings.group) if shared else make()
@@ -233,12 +241,11 @@ class ProjectedStage(GatedStage):
     def attach(self, net: PreTrainedModel) -> None:
         """Find the modules that the gates multiply, and the norms whose inputs are distilled."""
         super().attach(net)
-        if self.gates:
-            self._slots = GateSlots(net, self.form)
-            self._rms = get_architecture(net).rms
-            sublayers = reversed(self.form.residual_stream(net).sublayers)
-            firsts = reversed({sublayer.host: sublayer for sublayer in sublayers}.values())
-            self._entries: list[tuple[int, Any]] = [(part.reads, net.get_submodule(part.norm)) for part in firsts]
+        self._slots = GateSlots(net, self.form)
+        self._rms = get_architecture(net).rms
+        sublayers = reversed(self.form.residual_stream(net).sublayers)
+        firsts = reversed({sublayer.host: sublayer for sublayer in sublayers}.values())
+        self._entries: list[tuple[int, Any]] = [(part.reads, net.get_submodule(part.norm)) for part in firsts]
 
     def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
         """Give the layers the values of the gates."""
@@ -252,9 +259,7 @@ class ProjectedStage(GatedStage):
         groups = super().param_groups(net)
         for group in groups:
             group |= {"constant": False, "clip": self._shards.group is None}
-        if self.map is not None:
-            groups.append({"params": [self.map], "weight_decay": 0.0, "clip": self._shards.group is None})
-        return groups
+        return [*groups, {"params": [self.map], "weight_decay": 0.0, "clip": self._shards.group is None}]
 
     # --------------------------------------------------------------- schedule
 
@@ -279,8 +284,6 @@ class ProjectedStage(GatedStage):
 
     def losses(self, method: StageContext, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Sample the trained gates; return the terms of distillation and the Lagrangian of the size (Eq. 5)."""
-        if not self.gates:
-            return super().losses(method, batch)
         step = method.trainer.global_step
         self._active = self.active(step)
         with same_draws(method):
@@ -305,8 +308,6 @@ class ProjectedStage(GatedStage):
 
         In pre-norm nets in the original basis, without the mean where norms remove it, and without the last states.
         """
-        if self.map is None:
-            return super().layer_loss(student, teacher, mask, settings)
         states = student if self.settings.match_last else student[:-1]
         if len(self.axes):
             states = [
@@ -319,10 +320,7 @@ class ProjectedStage(GatedStage):
 
     def before_step(self, net: PreTrainedModel) -> None:
         """Drop the gradients of gates and multipliers that are not trained yet: AdamW must not count those steps."""
-        if not self.gates:
-            return
         super().before_step(net)
-        assert self.map is not None
         average_gradients([self.map], self._shards.group)
         for name, gate in self.gates.items():
             if name not in self._active:
@@ -365,8 +363,6 @@ class ProjectedStage(GatedStage):
 
     def at_budget(self, step: int) -> bool:
         """Say whether the net that is evaluated after ``step`` has the final density."""
-        if not self.gates:
-            return True
         if step < max(self._warmup, self._start + 1):
             return False
         with torch.no_grad():
@@ -375,12 +371,11 @@ class ProjectedStage(GatedStage):
 
     def deploy(self, net: PreTrainedModel) -> None:
         """Multiply projections and gates into smaller matrices."""
-        if self.gates:
-            fold_projections(net)
+        fold_projections(net)
 
     def finish(self, net: PreTrainedModel, folder: Path) -> None:
         """Write the principal components' shares of energy, which are plotted (the paper's Figure 1)."""
-        if self.gates and self.shares.any():
+        if self.shares.any():
             save_file({"shares": self.shares.contiguous()}, folder / COMPONENTS)
 
 

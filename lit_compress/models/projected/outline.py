@@ -42,7 +42,7 @@ def even_units(size: Size, density: float) -> dict[str, Tensor]:
 
 def outline_evenly(net: PreTrainedModel, form: ProjectionSpec, density: float) -> PreTrainedModel:
     """Give ``net`` the sizes that an even share of all dimensions leaves, see :func:`outline_projected`."""
-    return net if density >= 1 else outline_projected(net, form, even_units(gated_size(net, form), density))
+    return outline_projected(net, form, even_units(gated_size(net, form), density))
 
 
 def outline_projected(net: PreTrainedModel, form: ProjectionSpec, kept: Mapping[str, Tensor]) -> PreTrainedModel:

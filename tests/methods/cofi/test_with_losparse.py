@@ -19,8 +19,7 @@ from lit_compress.utils.errors import UserError
 def rows_of(net, gates, density=0.2, arrived=True, **settings):
     """The rows' part of the stage on a net, at its last step, with random scores; closed rows score highest."""
     rows = OpenRows(RowPruning(**settings), 0.5, 0.05, density, lambda step: gates, lambda step: arrived)
-    rows.check(net)
-    rows.decompose(net, None)
+    rows.begin(net, None, None, values=False)
     rows.attach(net)
     rows.set_total_steps(100)
     rows.refresh(100)
@@ -109,7 +108,7 @@ def test_what_whole_matrices_save_goes_to_other_rows():
         stored = 0
         for weight, open_, columns, name in zip(rows._weights, rows.open, rows.columns, rows._sites, strict=True):
             kept, count = int((weight.ne(0).any(1) & open_).sum()), int(open_.sum())
-            factors = rows.ranks[name] * (count + columns) if count else 0
+            factors = rows.budget.ranks[name] * (count + columns) if count else 0
             stored += min(factors + kept * columns, count * columns)
         missing.append(round(density * total) - stored)
     assert min(missing) >= 0 and max(missing) <= 64
