@@ -15,7 +15,8 @@ HEAD = """## Per training step
 A BERT of 4 layers, batches of 8 texts, every method's defaults at density 0.5. Medians over the steps of a stage, from the end of one
 batch to the end of the next; *at most* is in a step that computes a threshold or logs. A wait: the host reads a value or a size of the
 device. A call: an operator that runs on the device, one for a list of tensors. Calls *x dense*: without the teacher's forward, over
-those of the method's dense stage, which has no teacher. *Before*: the same script on commit 98f2225, where LPAF alone was counted.
+those of the method's dense stage, which has no teacher. *Before*: the same script on commit 98f2225; an empty cell was not
+counted there.
 """
 
 ACCELERATOR = """## On an accelerator
