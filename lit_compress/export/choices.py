@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from lit_compress.export.program import Format, check_format
-from lit_compress.export.quantize import INTEGERS
+from lit_compress.export.quantize import INTEGERS, Integers
 from lit_compress.export.report import final_metric, points_lost
 from lit_compress.models.embeddings import check_table
 from lit_compress.tasks import task_type_of_net
@@ -72,9 +72,9 @@ class Choices:
         return self.dtype in ("bfloat16", "float16")
 
     @property
-    def integers(self) -> bool:
-        """Whether the program has weights of 8 or 4 bits."""
-        return self.dtype in INTEGERS
+    def integers(self) -> Integers | None:
+        """The integers of the program; None if it has none."""
+        return self.dtype if self.dtype == "int8" or self.dtype == "int4" else None
 
     @property
     def keeps_logits(self) -> bool:
@@ -106,7 +106,7 @@ class Choices:
                 f"export: --round_to {self.round_to} pads the table that --embeddings {self.embeddings} replaces; "
                 "leave one out"
             )
-        if self.integers and self.format not in (formats := INTEGERS[self.dtype]):
+        if self.integers and self.format not in (formats := INTEGERS[self.integers]):
             raise UserError(f"export: --dtype {self.dtype} is for a program; give --format {' or '.join(formats)}")
         if self.half and self.format != "hf":
             raise UserError(

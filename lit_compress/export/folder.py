@@ -228,7 +228,7 @@ def write_programs(
                 made["writing"] = write_writing(net, folder, choices.format, texts)
         if choices.dtype == "int8" or choices.dtype == "int4":
             for _ in track([0], "quantize and measure"):
-                made |= quantize_program(folder, made, net, data, choices.dtype)
+                made |= quantize_program(folder, made, net, data, choices.integers)
         run = read_program(folder / made["file"], tuple(made["outputs"]))
         form = {name: made[name] for name in ("file", "format")}
         certificate.compare(form, net, data, run, same and "dtype" not in made)
