@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from lit_compress.tasks.base import TaskType
 
 LIBRARIES = 620 * 2**20  # bytes of a command whose net is tiny, on a CPU
-EXPORTED = 2  # times that a compressed net is in memory while its export is measured
+EXPORTED, LOADED = 2, 3  # times that a compressed net is in memory while its export is measured, and is loaded
 EVALUATION = "evaluation"
 MARGIN = 0.15  # share by which a measured peak was at most below its expectation; less than that is only warned of
 TENSORS = {False: 3, True: 5}  # as large as a chunk of logits, that a loss over a vocabulary makes; with a backward
@@ -269,8 +269,10 @@ def check_factorize(method: Method, stage: Stage, dense: PreTrainedModel, data: 
         UserError: the machine has less.
     """
     net = stage.outline(copy.deepcopy(dense))
-    models = {"model": _bytes(dense), "compressed": EXPORTED * _bytes(net)}
-    needs = [evaluation_need([dense, net], method.kind, loader, models) for loader in data.val_dataloader()]
+    models, size = {"model": _bytes(dense)}, _bytes(net)
+    needs = [Need("the export", {**models, "compressed": LOADED * size, "libraries": LIBRARIES})]
+    models["compressed"] = EXPORTED * size
+    needs += [evaluation_need([dense, net], method.kind, loader, models) for loader in data.val_dataloader()]
     settings = stage.settings
     if isinstance(settings, Weighted) and settings.weighting in KRONECKER:
         _, length = data.train_dataloader().largest
@@ -321,7 +323,7 @@ def check_evaluation(net: PreTrainedModel, kind: TaskType, loaders: Sequence[Res
 
 def _check_evaluation(needs: Sequence[Need], otherwise: str) -> str:
     need = _largest_of(needs)
-    few = need.parts["activations"] < need.total / 4
+    few = need.parts.get("activations", 0) < need.total / 4
 
     def less() -> str:
         return otherwise if few or need.phase != EVALUATION else "--data.eval_batch_size 1, or a few more, needs less"
