@@ -51,7 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 class Parser(argparse.ArgumentParser):
     """A script's command line; with ``--list``, folders need not be given."""
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return the options; exit with an error if the folder of the model or of the data is missing."""
         options = super().parse_args(args, namespace)
         options.listed = set()

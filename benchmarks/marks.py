@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from importlib import import_module
 from statistics import mean
 from typing import Any
@@ -26,7 +27,7 @@ from benchmarks.common import HERE
 
 NUMBER = re.compile(r"(\d[\d,]*(?:\.(\d+))?)<!--([^<>]*/[^<>]*)-->")
 TABLE = re.compile(r"(<!--(\w+)\.(\w+)-->\n).*?(<!--end-->)", flags=re.S)
-OF_SEVERAL = {"": mean, "min": min, "max": max}
+OF_SEVERAL: dict[str, Callable[[list[float]], float]] = {"": mean, "min": min, "max": max}
 
 
 def filled(page: str) -> str:

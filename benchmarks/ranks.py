@@ -58,7 +58,7 @@ def _be(words: list[str], rank: int, told: dict[str, str], prepare: Callable[[],
         from lit_compress.__main__ import main
         from lit_compress.cli import fitting
 
-        rank_zero_only.rank = rank
+        vars(rank_zero_only)["rank"] = rank
         assert callable(fitting._report)
         fitting._report = lambda *_: None
         prepare()

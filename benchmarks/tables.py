@@ -92,8 +92,8 @@ def methods() -> str:
             row = []
             for density in DENSITIES:
                 near = [cell for cell in own if column(cell) == density]
-                near.sort(key=lambda cell, density=density: abs(density - file_density(cell.runs[0])))
-                row.append(shown(near[0]) if near else "")
+                distances = [abs(density - file_density(cell.runs[0])) for cell in near]
+                row.append(shown(near[distances.index(min(distances))]) if near else "")
             made = sorted({updates(run) for cell in own for run in cell.runs})
             sizes = sorted({run["config"]["data"]["batch_size"] for cell in own for run in cell.runs})
             what = " x ".join(", ".join(map(str, numbers)) for numbers in (made, sizes) if numbers)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -62,7 +62,7 @@ def make_folder(shape: str, folder: Path, **settings: Any) -> None:
     rows: dict[str, torch.Tensor] = {}
     for site in find_sites(net):
         weight = net.get_submodule(site.name).weight
-        for weighting in Weighting.__args__:
+        for weighting in get_args(Weighting):
             rows[f"{site.name}/{weighting}"] = torch.rand(len(weight), dtype=torch.float64)
     save_file(rows, folder / "importance.safetensors")
     save_net(net, folder)

@@ -17,6 +17,7 @@ the script can be stopped and started again. `python -m benchmarks.tables` makes
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,9 @@ def main() -> None:
     def dense() -> Path:
         return common.dense_net(options, "llama", *shared(options.examples or TAUGHT), **DENSE)
 
+    def more(cell: str, density: float, run: Path) -> dict[str, Any]:
+        return {"cell": cell, "target": density, **counts(backbone, texts)}
+
     for cell in options.only:
         method, words = CELLS[cell]
         taught = [] if cell.endswith("-0") else ["--model.distillation.alpha", 0.5]
@@ -167,9 +171,7 @@ def main() -> None:
             common.fit(
                 options, f"{cell}-{density:g}", *shared(options.examples or EXAMPLES), "--model", method,
                 "--model.density", density, *words, *taught, teacher=dense,
-                more=lambda run, cell=cell, density=density: {
-                    "cell": cell, "target": density, **counts(backbone, texts),
-                },
+                more=partial(more, cell, density),
             )  # fmt: skip
 
 

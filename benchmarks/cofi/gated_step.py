@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import common, timing
-from lit_compress.methods import CoFi
-from lit_compress.methods.cofi.cofi import CoFiPruning
+from lit_compress.methods.cofi.cofi import CoFi, CoFiPruning
 
 
 def step_of(name: str, folder: Path, precision: str, device: str) -> Callable[[], float]:

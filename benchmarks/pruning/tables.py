@@ -20,7 +20,7 @@ METHODS = {
     "magnitude": "magnitude *",
 }  # fmt: skip
 # Table 1 of the paper, DeBERTaV3-base, dense first; NA did not converge. MRPC as F1. Figure 5 has no numbers.
-PAPER = {
+PAPER: dict[tuple[str, float], tuple[float, dict[str, float | str]]] = {
     ("sst2", 0.2): (95.3, {"losparse": 91.7, "itp": 90.8, "movement": 89.4}),
     ("sst2", 0.1): (95.3, {"losparse": 89.2, "itp": 88.3, "movement": 88.0}),
     ("mrpc", 0.2): (93.3, {"losparse": 89.4, "itp": 87.0, "movement": 85.0}),
@@ -121,7 +121,7 @@ def claims(cells: dict[tuple[str, float, str], list[dict[str, Any]]]) -> Iterato
     for better, worse in CLAIMS:
         row, found = [f"{METHODS[better]} > {METHODS[worse]}"], []
         for task, density in PAPER:
-            pair = [cells.get((task, density, method)) for method in (better, worse)]
+            pair = [cells.get((task, density, method), []) for method in (better, worse)]
             if all(pair):
                 found.append(100 * (mean(map(value, pair[0])) - mean(map(value, pair[1]))))
             row.append(f"{found[-1]:+.1f}" if all(pair) else "")

@@ -177,7 +177,7 @@ def main() -> None:
     began = time.time()
     os.waitpid(start([*words, "--out", str(place / "whole")], place / "said"), 0)
     seconds, expected = time.time() - began, result(place / "whole")
-    began, rng, ended = time.time(), random.Random(options.seed), []
+    began, rng, ended = time.time(), random.Random(options.seed), list[dict[str, Any]]()
     until = began + 60 * options.minutes
     while time.time() < until:
         out = place / f"out{len(ended)}"

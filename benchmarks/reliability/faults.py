@@ -18,6 +18,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,8 @@ def unreadable(run: Path) -> list[str]:
     found, made = [], Run(run)
     reads: list[Callable[[], Any]] = [made.facts, made.finished]
     reads += [made.config] if (run / "config.yaml").exists() else []
-    reads += [lambda path=path: read_checkpoint(path) for path in run.glob("*/[!.]*.ckpt")]
-    reads += [lambda path=path: load_net(path) for path in (*run.glob("*/net"), *run.glob("export"))]
+    reads += [partial(read_checkpoint, path) for path in run.glob("*/[!.]*.ckpt")]
+    reads += [partial(load_net, path) for path in (*run.glob("*/net"), *run.glob("export"))]
     for read in reads:
         try:
             read()

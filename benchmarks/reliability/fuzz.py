@@ -79,7 +79,7 @@ def warm_up() -> None:
     """Read what is whole, so that all is imported before the processes are forked."""
     from benchmarks.reliability import checks
 
-    whole = [
+    whole: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
         (checks.check_data, (("sst2", None, "train.jsonl"), "bytes", [])),
         (checks.check_data, (("sst2", None, "train.parquet"), "bytes", [])),
         (checks.check_config, ("SVD", [], {}, None)),

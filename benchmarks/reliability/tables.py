@@ -55,7 +55,7 @@ of a whole run on so many rows and on ten times as many (read, tokenised, 100 st
 
 def kills() -> str:
     """Return the table of kills; [] groups are of no point."""
-    rows, total = [], Counter()
+    rows, total = list[list[str]](), Counter[str]()
     results = load("reliability/kills")
     for result in results:
         points = result["points"]
@@ -173,7 +173,7 @@ def compared() -> list[str]:
     found = []
     for result in load("reliability/compare_under_kills"):
         ended = result["comparisons"]
-        count = Counter()
+        count = Counter[str]()
         for one in ended:
             count.update(one["killed"])
         wrong = sum(bool(one["wrong"]) for one in ended)

@@ -36,7 +36,7 @@ def prepare(place: Path) -> None:
     import torch.distributed.fsdp
     import torch.utils.flop_counter
     import torch.utils.tensorboard
-    from transformers import AutoConfig, BertForSequenceClassification, BertTokenizerFast
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
     import lit_compress.cli.commands
     import lit_compress.methods  # noqa: F401
@@ -48,10 +48,12 @@ def prepare(place: Path) -> None:
     folder = place / "net"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     torch.manual_seed(0)
-    settings = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    config = AutoConfig.for_model("bert", vocab_size=100, max_position_embeddings=64, **settings)
+    config = BertConfig(
+        vocab_size=100, max_position_embeddings=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64,
+    )  # fmt: skip
     BertForSequenceClassification(config).save_pretrained(folder)
 
 

@@ -90,7 +90,7 @@ def write_model(folder: Path, shape: Shape) -> None:
     )  # fmt: skip
     config.architectures, config.dtype = ["LlamaForCausalLM"], torch.bfloat16
     config.save_pretrained(folder)
-    places, size = {}, 0
+    places, size = dict[str, str](), 0
     for number in range(shape.made + 1):
         name = f"model-{number + 1:05}-of-{shape.made + 1:05}.safetensors"
         if number < shape.made:

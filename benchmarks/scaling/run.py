@@ -47,12 +47,12 @@ def write_inputs(
 
     The first word says the class.
     """
-    from transformers import BertTokenizerFast
+    from transformers import BertTokenizer
 
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
     net = folder / "net"
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(net)
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(net)
     made = timing.random_bert(
         timing.MINILM, vocab_size=128, hidden_size=width, num_hidden_layers=layers,
         num_attention_heads=max(4, width // 64), intermediate_size=4 * width,

@@ -47,7 +47,7 @@ class Traffic(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to count."""
-        self.mode, self.steps = Counted(), []
+        self.mode, self.steps = Counted(), list[dict[str, int]]()
         self.mode.__enter__()
 
     def on_train_batch_start(self, *_: Any) -> None:
@@ -61,7 +61,7 @@ class Traffic(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write what was found."""
         self.mode.__exit__(None, None, None)
-        net = pl_module.net
+        net: Any = pl_module.net
         parameters = dict(net.named_parameters())
         own = {id(value) for value in (*parameters.values(), *net.buffers())}
         rest = [v for v in (*pl_module.parameters(), *pl_module.buffers()) if id(v) not in own]
@@ -79,7 +79,7 @@ class Traffic(Callback):
                     local_bytes(v) for o in trainer.optimizers for s in o.state.values() for v in s.values()
                 ),
                 "of the method": sum(map(local_bytes, rest)),
-                "teacher": sum(local_bytes(v) for teacher in pl_module._teacher for v in teacher.parameters()),
+                "teacher": sum(local_bytes(v) for teacher in vars(pl_module)["_teacher"] for v in teacher.parameters()),
             },
         }
         file = Path(trainer.default_root_dir) / f"traffic{trainer.global_rank}.json"

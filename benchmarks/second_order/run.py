@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks import common
 
@@ -95,15 +97,17 @@ def main() -> None:
         ablation = cell.startswith("kfac-") and cell not in ("kfac-exact", "kfac-separate")
         for density in (0.16,) if ablation else TARGETS.get(cell, DENSITIES):
             factorize(cell, density)
+
+    def trained(cell: str, density: float, made: Path) -> dict[str, Any]:
+        return {"cell": cell, "target": density, "held_out": common.metrics_on(made, held_out, options.threads)}
+
     for density, rate, cell in ((d, r, c) for d in TRAINED_DENSITIES for r in RATES for c in TRAINED):
         if cell in options.only:
             common.fit(
                 options, f"{cell}-{density}-{rate:g}", *common.shared(options, "sst2", data, EXAMPLES),
                 "--model", "SecondOrder", "--model.density", density, *TRAINED[cell],
                 "--model.retrain.epochs", EPOCHS, "--model.retrain.learning_rate", rate, teacher=dense,
-                more=lambda made, cell=cell, density=density: {
-                    "cell": cell, "target": density, "held_out": common.metrics_on(made, held_out, options.threads),
-                },
+                more=partial(trained, cell, density),
             )  # fmt: skip
 
 

@@ -184,12 +184,12 @@ def sections() -> Iterator[str]:
     yield from prices()
     for made in load(f"{STUDY}/divergence"):
         yield DIVERGENCE
-        rows = sorted(made["cells"].values(), key=lambda cell: cell["estimated"])
+        cells = sorted(made["cells"].values(), key=lambda cell: cell["estimated"])
         yield table(
             ["removed by", "density", "estimated", "measured", "accuracy"],
             [
                 [cell["cell"], f"{cell['target']:g}", f"{cell['estimated']:.4f}", f"{cell['measured']:.4f}", percent(cell["metric"])]
-                for cell in rows
+                for cell in cells
             ],
         )  # fmt: skip
         yield origin(made, f"{STUDY}/divergence", made["threads"])

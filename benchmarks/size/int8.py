@@ -68,7 +68,7 @@ def main() -> None:
 
     def more(run: Path, task: str) -> dict[str, Any]:
         common.command(options, "export", run, small(run.name), "--format", "onnx", "--dtype", "int8")
-        made = {"cell": run.name.removeprefix(f"{task}-")}
+        made: dict[str, Any] = {"cell": run.name.removeprefix(f"{task}-")}
         made["int8"] = json.loads((small(run.name) / "report.json").read_text())["program"]
         dense = options.work / f"{task}-dense"
         if run != dense:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks import common
 from benchmarks.second_order.run import shortened
@@ -65,7 +66,7 @@ def main() -> None:
     data, held_out = common.hold_out(options, rows=2000)
     words = common.shared(options, "sst2", data, options.teacher_examples)
 
-    def dense() -> object:
+    def dense() -> Path:
         return common.dense_net(options, "teacher", *words, epochs=2, rate=5e-5)
 
     def factorize(cell: str, megabytes: float) -> None:

@@ -11,6 +11,7 @@ the table.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,13 @@ def main() -> None:
     def dense() -> Path:
         return common.dense_net(options, NET.family, *shared, epochs=EPOCHS["dense"], rate=RATE["dense"])
 
+    def more(cell: str, run: Path) -> dict[str, Any]:
+        return {"cell": cell, "between": between(run / "export")}
+
     for cell in options.only:
         common.fit(
             options, cell, *CELLS[cell], *shared, "--trainer.gradient_clip_val", 1.0, teacher=dense,
-            more=lambda run, cell=cell: {"cell": cell, "between": between(run / "export")},
+            more=partial(more, cell),
         )  # fmt: skip
 
 

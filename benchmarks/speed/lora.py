@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks import common, timing
-from lit_compress.methods import SVD
-from lit_compress.methods.svd import Factorized
+from lit_compress.methods.svd import SVD, Factorized
 
 SCRIPT = "speed/lora"
 BATCH, LENGTH = 8, 128
@@ -32,6 +31,7 @@ LOADED = "loaded"
 
 def step_of(variant: str, folder: Path, precision: str) -> tuple[Any, dict[str, int]]:
     """Return a function that makes a step, and how many parameters there are and are trained."""
+    parameters: Any
     density, parameters = VARIANTS[variant.removeprefix(f"{LOADED} ")]
     method: Any = SVD(backbone="unused", density=density, retrain=Factorized(parameters=parameters))
     stage = method.stages()[-1]

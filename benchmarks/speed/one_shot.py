@@ -25,14 +25,14 @@ VOCABULARY, TESTED, TOKENS = 30522, 872, (4, 64)
 
 def write_inputs(folder: Path, settings: dict[str, int], shape: str, examples: int) -> None:
     """Write a net with a tokenizer of whole words, and texts of random words."""
-    from transformers import BertTokenizerFast
+    from transformers import BertTokenizer
 
     words = [f"w{i}" for i in range(VOCABULARY - 5)]
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
     net = timing.random_bert(shape, vocab_size=VOCABULARY, **settings)
     net.config.id2label, net.config.label2id = {0: "negative", 1: "positive"}, {"negative": 0, "positive": 1}
     net.save_pretrained(folder / "net")
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder / "net")
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "net")
     rng = random.Random(0)
     for split, rows in (("train", examples), ("validation", TESTED)):
         lines = [

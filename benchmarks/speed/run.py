@@ -17,13 +17,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from benchmarks import common, timing
-from lit_compress.methods import LPAF, SVD
-from lit_compress.methods.lpaf import LPAFSettings, MixedRank
+from lit_compress.methods.lpaf import LPAF, LPAFSettings, MixedRank
+from lit_compress.methods.svd import SVD
 
 STUDY = "speed"
 DENSITY = 0.25
@@ -34,7 +34,7 @@ VARIANTS = ("dense", "prune", "svd", *(f"mixed {m}{half}" for m in MODES for hal
 
 def step_of(variant: str, folder: Path, precision: str, device: str) -> Any:
     """Return a function that makes one training step of a variant."""
-    mode = "concat" if "concat" in variant else "sequential"
+    mode: Literal["concat", "sequential"] = "concat" if "concat" in variant else "sequential"
     method: Any
     if variant == "svd":
         method = SVD(backbone="unused", density=DENSITY)
@@ -112,10 +112,11 @@ def print_peak(options: argparse.Namespace) -> None:
 def time_factorize(folder: Path) -> dict[str, Any]:
     """Factorize all 72 matrices of BERT-base with a weighted SVD, as LPAF's last stage does."""
     method = LPAF(backbone="unused", density=DENSITY)
-    method.prepare(method.stages()[-1], 0, folder, None)
+    stage: Any = method.stages()[-1]
+    method.prepare(stage, 0, folder, None)
     start = time.perf_counter()
     method.configure_model()
-    return {"seconds": time.perf_counter() - start, "matrices": len(method.stage._layers)}
+    return {"seconds": time.perf_counter() - start, "matrices": len(stage._layers)}
 
 
 def time_help(rounds: int = 7) -> dict[str, Any]:
