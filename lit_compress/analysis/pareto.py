@@ -31,9 +31,7 @@ def cost_of(entry: dict[str, Any], cost: str) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def costs_of(
-    reports: Sequence[dict[str, Any]],
-) -> tuple[list[dict[str, float | None]], dict[str, float | None]]:
+def costs_of(reports: Sequence[dict[str, Any]]) -> tuple[list[dict[str, float | None]], dict[str, float | None]]:
     """Return every cost of the net of each report, and the mean costs of their dense nets.
 
     A machine is not as fast at all times. Each report timed its net and its dense net in turns, so that speed-ups can

@@ -275,11 +275,7 @@ def compare(
         for name, value in own.items():
             words += [f"--{name}", *map(str, value)] if isinstance(value, list | tuple) else []
         words += _words(given | _placed(device) | options)
-        words += [
-            "--config",
-            str(config),
-            *(["--out", str(out)] if out else []),
-        ]
+        words += ["--config", str(config), *(["--out", str(out)] if out else [])]
         plan, _ = plan_of(words, compare.__doc__)
         page = run_plan(plan, workers)
         return Compared(json.loads((plan.place.out / "compare.json").read_text()), page)

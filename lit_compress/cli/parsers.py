@@ -61,10 +61,7 @@ SHORT = {
         "model.retrain.removes",
         "inputs, kfac: components of matrices (default), structures (heads, neurons, whole sub-layers), or both",
     ),
-    "refit": (
-        "model.retrain.refit",
-        "inputs, kfac: fit the factors block by block to the inputs as compressed",
-    ),
+    "refit": ("model.retrain.refit", "inputs, kfac: fit the factors block by block to the inputs as compressed"),
     "axis": ("model.retrain.axis", "fisher: which weights share an importance: in (default), out, both, element"),
     "power": ("model.retrain.power", "fisher, importance: exponent of the importance (default 0.5)"),
     "estimator": ("model.retrain.estimator", "fisher: per_example (default) or batch"),

@@ -255,15 +255,7 @@ class DataModule(LightningDataModule):
         max_length = self.max_length  # checked before anything is read
         optional = () if self.reads_labels else ("train",)
         loaded = load_split_files(
-            self.record,
-            self.path,
-            names,
-            labelled,
-            self.seed,
-            self.encoding,
-            self.whole_file,
-            optional,
-            self.revision,
+            self.record, self.path, names, labelled, self.seed, self.encoding, self.whole_file, optional, self.revision
         )
         for name in names:
             rows = loaded.get(name)

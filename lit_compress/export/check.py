@@ -52,11 +52,7 @@ def check_export(net: PreTrainedModel, folder: Path) -> float:
         expected = kind.at_tokens(torch.stack([output[name] for name in kind.results]), probe)
     with tempfile.TemporaryDirectory() as work:
         save_file({name: value.contiguous() for name, value in probe.items()}, Path(work) / "probe.safetensors")
-        environment = os.environ | {
-            "HF_MODULES_CACHE": work,
-            "HF_HUB_OFFLINE": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
+        environment = os.environ | {"HF_MODULES_CACHE": work, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(
             [sys.executable, "-I", "-c", _LOADER, str(folder.resolve()), "probe.safetensors", "result.safetensors",
              kind.auto_class, *kind.results],

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lit_compress.layers import (
-    NarrowNorm,
-)
+from lit_compress.layers import NarrowNorm
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.record import parts_of
 from lit_compress.models.residual_stream import group_of, residual_stream

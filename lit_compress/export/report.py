@@ -39,11 +39,7 @@ _PACKAGES = ("torch", "lightning", "transformers", "datasets", "torchmetrics")
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages on which results depend."""
-    return {
-        "lit_compress": __version__,
-        "python": platform.python_version(),
-        **{p: version(p) for p in _PACKAGES},
-    }
+    return {"lit_compress": __version__, "python": platform.python_version(), **{p: version(p) for p in _PACKAGES}}
 
 
 def hardware() -> dict[str, Any]:
@@ -64,9 +60,7 @@ def commit() -> str | None:
     if not (root / ".git").exists():
         return None
     described = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
-        capture_output=True,
-        text=True,
+        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
     )
     return described.stdout.strip() or None
 

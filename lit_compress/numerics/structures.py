@@ -23,14 +23,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from lit_compress.numerics.kronecker import (
-    GRADIENT_DAMPING,
-    INPUT_DAMPING,
-    Moment,
-    Root,
-    centred,
-    damped_root,
-)
+from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING, Moment, Root, centred, damped_root
 from lit_compress.utils.errors import UserError
 
 _ROWS = 256  # that are moved at a time

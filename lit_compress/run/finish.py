@@ -32,10 +32,7 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     Raises:
         UserError: a stage is not finished; ``out`` has other files; a check fails.
     """
-    done, stages = (
-        run.finished(),
-        ["dense", *(stage.name for stage in method.stages() if stage.name != "dense")],
-    )
+    done, stages = (run.finished(), ["dense", *(stage.name for stage in method.stages() if stage.name != "dense")])
     missing = [name for name in stages if name not in done]
     if missing:
         raise UserError(

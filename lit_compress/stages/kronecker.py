@@ -10,13 +10,7 @@ from torch import Tensor
 
 from lit_compress.calibration.kronecker import KroneckerFactors
 from lit_compress.models.sites import find_sites
-from lit_compress.numerics.kronecker import (
-    GRADIENT_DAMPING,
-    INPUT_DAMPING,
-    KroneckerSVD,
-    kronecker_svd,
-    row_costs,
-)
+from lit_compress.numerics.kronecker import GRADIENT_DAMPING, INPUT_DAMPING, KroneckerSVD, kronecker_svd, row_costs
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:

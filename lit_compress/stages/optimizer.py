@@ -31,11 +31,7 @@ def build_adamw(stage: Stage, net: PreTrainedModel, precision: str) -> torch.opt
         if parameter.requires_grad and id(parameter) not in named:
             (decay if parameter.ndim > 1 else plain).append(parameter)
     optimizer = torch.optim.AdamW(
-        [
-            {"params": decay, "weight_decay": settings.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
-            *own,
-        ],
+        [{"params": decay, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}, *own],
         lr=settings.learning_rate,
         # A fused optimizer unscales float16 gradients itself, so that scores would be read scaled.
         fused=None if precision == "16-mixed" else True,
