@@ -226,9 +226,9 @@ def write_programs(
             if net.can_generate() and choices.format != "openvino":
                 texts = certificate.inputs(net, data)
                 made["writing"] = write_writing(net, folder, choices.format, texts)
-        if choices.dtype == "int8" or choices.dtype == "int4":
+        if integers := choices.integers:
             for _ in track([0], "quantize and measure"):
-                made |= quantize_program(folder, made, net, data, choices.integers)
+                made |= quantize_program(folder, made, net, data, integers)
         run = read_program(folder / made["file"], tuple(made["outputs"]))
         form = {name: made[name] for name in ("file", "format")}
         certificate.compare(form, net, data, run, same and "dtype" not in made)
