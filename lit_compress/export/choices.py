@@ -107,7 +107,9 @@ class Choices:
                 "leave one out"
             )
         if self.integers and self.format not in (formats := INTEGERS[self.integers]):
-            raise UserError(f"export: --dtype {self.dtype} is for a program; give --format {' or '.join(formats)}")
+            raise UserError(
+                f"export: --format {self.format} has no --dtype {self.dtype}; give --format {' or '.join(formats)}"
+            )
         if self.half and self.format != "hf":
             raise UserError(
                 f"export: --format {self.format} writes a program of float32, --dtype {self.dtype} is for the folder; "

@@ -200,9 +200,9 @@ def test_a_program_of_eight_bits(export, data):
 @pytest.mark.parametrize(
     ("choices", "text"),
     [
-        ({"dtype": "int8"}, "--dtype int8 is for a program; give --format onnx or openvino"),
-        ({"dtype": "int8", "format": "torch"}, "--dtype int8 is for a program; give --format onnx or openvino"),
-        ({"dtype": "int4", "format": "onnx"}, "--dtype int4 is for a program; give --format openvino"),
+        ({"dtype": "int8"}, "--format hf has no --dtype int8; give --format onnx or openvino"),
+        ({"dtype": "int8", "format": "torch"}, "--format torch has no --dtype int8; give --format onnx or openvino"),
+        ({"dtype": "int4", "format": "onnx"}, "--format onnx has no --dtype int4; give --format openvino"),
         ({"max_drop": -0.5}, "--max_drop -0.5 is not a number of points; the smallest is 0"),
         ({"dtype": "float16", "format": "onnx"}, "--format onnx writes a program of float32, --dtype float16 is for"),
         ({"embeddings": "int9"}, "--embeddings 'int9' is not valid; rank=64 (any number) or int8"),

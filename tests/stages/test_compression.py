@@ -59,6 +59,9 @@ class Broken(Compression):
         yield (), {"x": torch.zeros(1)}
         raise UserError("broken: a weight is not finite")
 
+    def plan(self, net: Any) -> dict[str, Any]:
+        return {}
+
     def choose(self, net: Any, measured: Any) -> Any:
         return {}, 0.0
 
