@@ -23,6 +23,9 @@ CASES = {  # the dense stage, masks and low rank; gates
 }
 
 
+SMALL = Size(32, 2, (4, 9), 64, 8)  # processors without bfloat16 compute it slowly
+
+
 def stay_in_this_process() -> None:
     """Let fits run here, where the device is; their exports are loaded in this process only."""
     from lit_compress.export import folder
@@ -36,7 +39,7 @@ def compare(method: str, words: list[str]) -> list[dict[str, Any]]:
     import second_device
 
     stay_in_this_process()
-    size = SIZES["contract"]
+    size = SMALL
     with tempfile.TemporaryDirectory() as work, second_device.without_float64():
         write_inputs(Path(work), size.width, size.layers, size.words, size.rows)
         return contract(method, "second", size, Path(work), *words)["rows"]
@@ -47,7 +50,7 @@ def compare(method: str, words: list[str]) -> list[dict[str, Any]]:
 def test_16_bits_equal_those_of_the_cpu(method):
     """Products of Linears are in bfloat16; CPU and device round in other places, as their lists of autocast differ."""
     for row in processes.on_second_device(compare, method, CASES[method]):
-        assert row["products"]["bfloat16"] > 1000 and row["products"].get("float32", 0) == 0
+        assert row["products"]["bfloat16"] > 100 and row["products"].get("float32", 0) == 0
         assert row["device"] <= max(2 * row["rounding"], 0.02 * row["largest"])  # five roundings to bfloat16
         assert row["rounding"] > 0
 
