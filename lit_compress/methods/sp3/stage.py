@@ -291,7 +291,7 @@ class ProjectedStage(GatedStage):
         self.set_gates(self._net[0], z)
         terms = method.objective(method.logits(batch), batch, distil=self.distil)
         parameters = (*self.log_alphas.values(), self.linear, self.quadratic, self.map)
-        size = torch.stack([0 * p.sum() for p in parameters if p is not None]).sum()  # DDP needs all gradients
+        size = torch.stack([0 * p.sum() for p in parameters]).sum()  # DDP needs all gradients
         if self._active:
             log_alphas = {n: a if n in self._active else a.detach() for n, a in self.log_alphas.items()}
             size = size + lagrangian(self.size.density(log_alphas), self.target(step), self.linear, self.quadratic)
