@@ -178,9 +178,9 @@ class BlockStatistics:
                     hidden = None if hidden is None else hidden.to(net.device, torch.float32).requires_grad_()
                     with self._watched(number, block, rows, sums):
                         output = net.step(number, sweeps.inputs(rows), hidden)
-                        found = _back(output, hidden, gradients.to(output))
-                    if found is not None:
-                        add(found)
+                        before = _back(output, hidden, gradients.to(output))
+                    if before is not None:
+                        add(before)
             if finish is not None and sums is not None:
                 with net.only_block():
                     finish(number, block, sums.result())
@@ -239,15 +239,15 @@ class BlockStatistics:
 
 def _back(output: Tensor, hidden: Tensor | None, gradients: Tensor) -> Tensor | None:
     """Go back from ``output`` with every one of ``gradients`` [copies, ...]; return those by ``hidden``, stacked."""
-    found = []
+    gradients_before = []
     for i, gradient in enumerate(gradients):
         if hidden is not None:
             hidden.grad = None
         output.backward(gradient, retain_graph=i + 1 < len(gradients))
         if hidden is not None:
             assert hidden.grad is not None
-            found.append(hidden.grad)
-    return torch.stack(found) if found else None
+            gradients_before.append(hidden.grad)
+    return torch.stack(gradients_before) if gradients_before else None
 
 
 def calibration_parts(task: TaskType, batches: Iterable[Batch], labels: Labels | None) -> list[Batch]:
@@ -257,10 +257,10 @@ def calibration_parts(task: TaskType, batches: Iterable[Batch], labels: Labels |
         UserError: there are none, or labels are missing.
     """
     cpu = torch.device("cpu")
-    found = [part for batch in batches for part in row_parts(task, real_rows(task, batch, cpu, labels), TOKENS)]
-    if not found:
+    parts = [part for batch in batches for part in row_parts(task, real_rows(task, batch, cpu, labels), TOKENS)]
+    if not parts:
         raise UserError("calibration: there are no examples; give at least 1")
-    return found
+    return parts
 
 
 def check_disk(folder: Path, needed: int) -> None:

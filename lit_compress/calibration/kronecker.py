@@ -186,15 +186,15 @@ class MomentSums(Collector):
 
     def result(self) -> dict[str, KroneckerFactors]:
         """Return the factors of every site, checked."""
-        found = {}
+        factors = {}
         for name, leader in self.leader.items():
             tokens = int(self.means[leader][-1])
-            found[name] = KroneckerFactors(
+            factors[name] = KroneckerFactors(
                 self.means[leader][:-1].cpu() / tokens, tokens, self.examples, self.grams[leader], self.outer.get(name)
             )
-            self._check(name, found[name])
+            self._check(name, factors[name])
         self.grams, self.outer = {}, {}
-        return found
+        return factors
 
     def _check(self, name: str, factors: KroneckerFactors) -> None:
         gradients, inputs = self.outer.get(name), self.grams[self.leader[name]]

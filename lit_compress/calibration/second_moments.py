@@ -98,8 +98,8 @@ def collect_grams(
         lengths = torch.zeros(int(count), dtype=torch.int64, device=net.device)
         for batch in kept:
             real = batch["index"] >= 0
-            found = masks(batch)[stack].ne(0).view(len(real), -1).sum(1)[real]  # of all texts of a row
-            lengths[batch["index"][real].to(net.device)] = found.to(net.device)
+            per_row = masks(batch)[stack].ne(0).view(len(real), -1).sum(1)[real]  # of all texts of a row
+            lengths[batch["index"][real].to(net.device)] = per_row.to(net.device)
         if reduce is not None:
             reduce(lengths)
         flags.append(draw_tokens(lengths.cpu(), tokens, seed))

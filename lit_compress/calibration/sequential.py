@@ -103,8 +103,8 @@ def refit_net(
     for sites, end in todo:
         low = {s.name: s for s in sites if isinstance(net.get_submodule(s.name), LowRankLinear | StackedLowRankLinear)}
         if low:
-            found = _moments(dense, net, batches(), task_type(kind), low, end)
-            for names, pairs in found.values():
+            moments_of = _moments(dense, net, batches(), task_type(kind), low, end)
+            for names, pairs in moments_of.values():
                 moments = pairs.moments(reduce)
                 for name in names:
                     _refit(dense.get_submodule(name), net.get_submodule(name), moments, name in centred, damping, name)
@@ -141,8 +141,8 @@ def _moments(
     """
     groups = [[name for name in group if name in sites] for group in shared_inputs(net)]
     like = next(net.parameters()).detach()
-    found = {g[0]: (g, _Pairs(net.get_submodule(g[0]).in_features, like)) for g in groups if g}  # type: ignore[arg-type]
-    leaders, loose = {name: sites[name] for name in found}, None
+    moments_of = {g[0]: (g, _Pairs(net.get_submodule(g[0]).in_features, like)) for g in groups if g}  # type: ignore[arg-type]
+    leaders, loose = {name: sites[name] for name in moments_of}, None
     with frozen(dense), frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
         for batch in batches:
             rows = real_rows(task, batch, net.device, None)
@@ -150,10 +150,10 @@ def _moments(
                 continue
             loose = loose_uses(dense, task, rows, leaders) if loose is None else loose
             old, new = (_inputs(some, task, rows, leaders, loose, end) for some in (dense, net))
-            for name, (_, pairs) in found.items():
+            for name, (_, pairs) in moments_of.items():
                 for x, other in zip(old[name], new[name], strict=True):
                     pairs.add(x, other)
-    return found
+    return moments_of
 
 
 def _inputs(
@@ -161,11 +161,11 @@ def _inputs(
 ) -> dict[str, list[Tensor]]:
     """Return the inputs [tokens, in] of every use of ``sites`` in a forward that stops before ``end``."""
     places = [token_places(mask) for mask in task.masks(rows)]
-    found: dict[str, list[Tensor]] = {name: [] for name in sites}
+    inputs: dict[str, list[Tensor]] = {name: [] for name in sites}
 
     def on_forward(name: str, x: Tensor, _: Tensor) -> None:
-        mask = None if len(found[name]) in loose[name] else mask_of(sites[name], places)
-        found[name].append(tokens_at(x, mask))
+        mask = None if len(inputs[name]) in loose[name] else mask_of(sites[name], places)
+        inputs[name].append(tokens_at(x, mask))
 
     def stop(module: nn.Module, args: Any) -> None:
         raise Stop
@@ -177,4 +177,4 @@ def _inputs(
     finally:
         if handle is not None:
             handle.remove()
-    return found
+    return inputs

@@ -99,7 +99,7 @@ def bench_command(args: list[str], about: str | None) -> None:
         data.read_as(str(folder))
         return training_feeds(data, "int8")
 
-    result = bench(nets, settings, lambda found: write_json(output / FILE, {"command": command, **found}), texts)
+    result = bench(nets, settings, lambda results: write_json(output / FILE, {"command": command, **results}), texts)
     _show(result, output)
     if result["stopped"]:
         raise KeyboardInterrupt
@@ -143,9 +143,9 @@ def _own_lengths(target: Target, rest: list[str]) -> tuple[tuple[str, int], ...]
         return ("median", int(lengths[len(lengths) // 2])), ("longest", int(lengths[-1]))
     path = target.folder / "report.json"
     report = read_json("bench", path, dict) if path.is_file() else {}
-    found = [("median", report["dense"]["latency_ms"]["length"])] if "dense" in report else []
+    known = [("median", report["dense"]["latency_ms"]["length"])] if "dense" in report else []
     splits = (report.get("data") or {}).get("splits") or []
-    return *found, *(("longest", split["longest"]) for split in splits[1:2])
+    return *known, *(("longest", split["longest"]) for split in splits[1:2])
 
 
 def _show(result: dict[str, Any], output: Path) -> None:

@@ -147,28 +147,28 @@ class BlockPruning(MovementStage):
     def find_units(self, net: PreTrainedModel) -> list[MaskedUnits]:
         """Return the blocks of every matrix of the attentions, then the neurons of every feed-forward network."""
         self._parts, parts = list[tuple[SubLayer, dict[str, int]]](), sublayers(net)
-        found = list[MaskedUnits]()
+        units = list[MaskedUnits]()
         for part in of_kind(parts, "attention"):
-            self._parts.append((part, {role: len(found) + i for i, role in enumerate(part.sites)}))
+            self._parts.append((part, {role: len(units) + i for i, role in enumerate(part.sites)}))
             layers = [module_at(net, name, BlockMaskedLinear) for name in part.sites.values()]
-            found += [MaskedUnits((layer,), self.settings.block**2, False) for layer in layers]
-        self._blocks = len(found)
+            units += [MaskedUnits((layer,), self.settings.block**2, False) for layer in layers]
+        self._blocks = len(units)
         for part in of_kind(parts, "ffn"):
             layers = [module_at(net, name, BlockMaskedLinear) for name in part.sites.values()]
-            found.append(MaskedUnits(tuple(layers), unit_price(net, part).weights, True))
+            units.append(MaskedUnits(tuple(layers), unit_price(net, part).weights, True))
         self._head = _head_price(net, parts)
-        self._pairs = self._find_pairs(found)
-        return found
+        self._pairs = self._find_pairs(units)
+        return units
 
-    def _find_pairs(self, found: Sequence[MaskedUnits]) -> list[Tensor]:
+    def _find_pairs(self, units: Sequence[MaskedUnits]) -> list[Tensor]:
         """Return three lists of (block, head), int64 [2, pairs]: of the values, the readers, all blocks of a head."""
         values, readers, members = [], [], []
         first_block = self._heads = 0
         for part, places in self._parts:
             for role, i in places.items():
-                layer: Any = found[i].layers[0]
-                ids = layer.grid(torch.arange(first_block, first_block + found[i].count))
-                first_block += found[i].count
+                layer: Any = units[i].layers[0]
+                ids = layer.grid(torch.arange(first_block, first_block + units[i].count))
+                first_block += units[i].count
                 if role == "o":
                     ids = ids.T  # its columns belong to heads, of the others the rows
                 lines, copies = len(ids) * self.settings.block, 1 if role == "o" else len(parts_of(role))

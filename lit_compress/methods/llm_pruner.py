@@ -162,11 +162,9 @@ def group_importance(
     """
     units, scores = unit_price(net, part).count, []
     for role, name in part.sites.items():
-        found, weight = gradients[name], net.get_parameter(f"{name}.weight").detach()
+        sums, weight = gradients[name], net.get_parameter(f"{name}.weight").detach()
         reads = role in ("o", "down")
-        w, g, h = (
-            m.mT if reads else m for m in (weight, found.mean, weight if found.squares is None else found.squares)
-        )
+        w, g, h = (m.mT if reads else m for m in (weight, sums.mean, weight if sums.squares is None else sums.squares))
         for rows in split_parts(role, torch.arange(len(w)), len(w) // (len(parts_of(role)) * part.heads)):
             scores.append(unit_importance(w[rows], g[rows], units, settings.importance, h[rows]))
     return reduce_group(scores, settings.reduction)
@@ -260,12 +258,12 @@ class CoupledRemoval(Compression):
         return sum(price.count for price in unit_prices(net, self.stage.parts(net)).values())
 
     def measure(
-        self, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any]
+        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
     ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
         """Yield which units of a sub-layer stay, bool [units]."""
         counts = self.stage.counts(net)
         for part in (part for part in self.stage.parts(net) if part.last in names):
-            best = best_units(net, part, found, self.stage.settings, counts[part.last])
+            best = best_units(net, part, statistics, self.stage.settings, counts[part.last])
             yield tuple(part.sites.values()), {f"{part.last}.kept": best}
 
     def plan(self, net: PreTrainedModel) -> dict[str, Tensor]:

@@ -216,11 +216,11 @@ class Slices(Compression):
         return 8 * net.config.hidden_size * sum(self.widths(net))
 
     def measure(
-        self, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any]
+        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
     ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
         """Yield the axes of a site that stay, U[:, :k] [d, k]."""
         widths = self.widths(net)
-        for site, axes in found.items():
+        for site, axes in statistics.items():
             yield (), {str(site): axes[:, : widths[site]].contiguous()}
 
     def plan(self, net: PreTrainedModel) -> dict[str, Any]:

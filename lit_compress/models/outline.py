@@ -96,7 +96,7 @@ def spread_evenly(
     parts = sublayers(net)
     prices = unit_prices(net, parts)
     left = {kind: sum(prices[part.last].whole for part in of_kind(parts, kind)) for kind in _KINDS}
-    room, held, found, done = density * sum(left.values()), held_part(parts), dict[str, int](), set[str]()
+    room, held, kept_units, done = density * sum(left.values()), held_part(parts), dict[str, int](), set[str]()
     for kind in _KINDS:  # heads are coarse: neurons make up for what their rounding leaves
         unit, group = SUBLAYER_GATES[kind][1], of_kind(parts, kind)
         if unit not in units or not group:
@@ -106,10 +106,10 @@ def spread_evenly(
         counts = [prices[part.last].count for part in group]
         least = [0 if whole and part is not held else 1 for part in group]
         kept = [max(pair) for pair in zip(least, _spread(share, counts), strict=True)]
-        found |= {part.last: count for part, count in zip(group, kept, strict=True)}
+        kept_units |= {part.last: count for part, count in zip(group, kept, strict=True)}
         done.add(kind)
         left[kind] = left[kind] * sum(kept) // sum(counts)
-    return found
+    return kept_units
 
 
 def _spread(share: float, counts: list[int]) -> list[int]:

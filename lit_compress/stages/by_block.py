@@ -41,13 +41,13 @@ class MeasuredBlocks(Mapping[str, Tensor]):
         """Say whether a block has its folder."""
         return self._path(number).is_dir()
 
-    def write(self, number: int, block: nn.Module, found: dict[Any, Any]) -> None:
+    def write(self, number: int, block: nn.Module, statistics: dict[Any, Any]) -> None:
         """Measure a block and write its folder.
 
         Args:
             number: of the block.
             block: with its values, which are given up if matrices are measured.
-            found: statistics by site; {} for none. It is given up, too.
+            statistics: by site; {} for none. The dict is given up, too.
         """
         from safetensors.torch import save_file
 
@@ -58,7 +58,7 @@ class MeasuredBlocks(Mapping[str, Tensor]):
         if names:
             empty(block)
         with atomic_folder(self._path(number)) as temporary:
-            measured = self.compression.measure(self.shapes, names, found)
+            measured = self.compression.measure(self.shapes, names, statistics)
             for i, (finished, tensors) in enumerate(measured):
                 save_file(tensors, temporary / f"{i:05}.safetensors")
                 for name in finished:

@@ -101,13 +101,13 @@ def collected(
     for part in parts:
         place = place_within(device, statistic.bytes(net, part), "calibration: sums of all matrices")
         net.to(device)  # type: ignore[arg-type]
-        found = whole(
+        sums = whole(
             net, of_sites(statistic, part), track(batches, statistic.title, len(batches)), kind, device=place,
             reduce=reduce,
         )  # fmt: skip
         net.to("cpu")  # type: ignore[arg-type]
-        yield part, found
-        del found  # before those of the next pass
+        yield part, sums
+        del sums  # before those of the next pass
 
 
 def of_sites(statistic: Statistic, names: Sequence[str]) -> Statistic:

@@ -70,14 +70,14 @@ class Compression(ABC):
 
     @abstractmethod
     def measure(
-        self, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any]
+        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
     ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
         """Yield what is kept of some matrices, one after the other.
 
         Args:
             net: dense; the matrices ``names`` have values, on the CPU.
             names: of the sites.
-            found: their statistics, by site, which are given up.
+            statistics: by site, which are given up.
 
         Returns:
             Names of sites that are not read again, and tensors by names that begin with one of theirs.
@@ -155,9 +155,9 @@ def compress(
     total = 0.0
     while compression is not None:
         measured: dict[str, Tensor] = {}
-        for names, found in collected(net, compression.calibration(net, data), task, device, shared):
-            from_first(partial(_keep, compression, net, names, found, measured))
-            del found
+        for names, statistics in collected(net, compression.calibration(net, data), task, device, shared):
+            from_first(partial(_keep, compression, net, names, statistics, measured))
+            del statistics
         trim()
         chosen, loss = from_first(partial(compression.choose, net, measured))
         net, keep = copy.deepcopy(net) if keep else net, False
@@ -171,11 +171,11 @@ def compress(
 
 
 def _keep(
-    compression: Compression, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any],
+    compression: Compression, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any],
     measured: dict[str, Tensor],
 ) -> None:  # fmt: skip
     """Measure some matrices."""
-    for _, tensors in compression.measure(net, names, found):
+    for _, tensors in compression.measure(net, names, statistics):
         measured |= tensors
 
 
@@ -263,8 +263,8 @@ class CompressedStage(Stage):
     def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
         """Compress ``net``."""
         place = _of_trainer(method) if self.reads_examples and not self.keeps_all else ()
-        net, found = self.compress(self.prepared(net), previous, method.task, *place)
-        self.notes = {} if found is None else {"calibration": found}
+        net, notes = self.compress(self.prepared(net), previous, method.task, *place)
+        self.notes = {} if notes is None else {"calibration": notes}
         return net
 
     def resume(self, net: PreTrainedModel, method: StageContext, structure: Structure) -> PreTrainedModel:

@@ -23,12 +23,12 @@ def biased_sites(net: PreTrainedModel, stacks: Mapping[str, tuple[str, ...]] | N
     Of a stack all have one, or none counts.
     """
     modules: dict[str, Any] = {site.name: net.get_submodule(site.name) for site in find_sites(net)}
-    found = frozenset(name for name, module in modules.items() if module.bias is not None)
+    biased = frozenset(name for name, module in modules.items() if module.bias is not None)
     for names in (stacks or {}).values():
-        found = found if found.issuperset(names) else found.difference(names)
-    if len(found) < len(modules):
-        note(f"centred: {len(modules) - len(found)} of {len(modules)} matrices have no bias and are not centred")
-    return found
+        biased = biased if biased.issuperset(names) else biased.difference(names)
+    if len(biased) < len(modules):
+        note(f"centred: {len(modules) - len(biased)} of {len(modules)} matrices have no bias and are not centred")
+    return biased
 
 
 @dataclass(frozen=True)

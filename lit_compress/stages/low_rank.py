@@ -125,8 +125,8 @@ class Factors(Compression):
     ) -> None:  # fmt: skip
         self.rule, self.layer, self._decomposer = rule, layer, decomposer
 
-    def decomposer(self, net: PreTrainedModel, found: dict[Any, Any]) -> Decomposer:
-        """Return what decomposes the matrices of ``net`` with the statistics ``found``, which it gives up."""
+    def decomposer(self, net: PreTrainedModel, statistics: dict[Any, Any]) -> Decomposer:
+        """Return what decomposes the matrices of ``net`` with ``statistics``, which it gives up."""
         assert self._decomposer is not None
         return self._decomposer
 
@@ -148,14 +148,14 @@ class Factors(Compression):
         return 4 * dense_site_params(net)
 
     def measure(
-        self, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any]
+        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
     ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
         """Yield of every matrix or stack its factors, with all singular values and the mean of its inputs.
 
         The factors have the rank that the rule gives, or, where singular values decide, as many components as make the
         matrix smaller.
         """
-        decomposer, even = self.decomposer(net, found), None
+        decomposer, even = self.decomposer(net, statistics), None
         if self.rule.allocation == "uniform":
             even = self.rule.allocate(net)
         members = {name: sites for name, sites in self.rule.members(net).items() if name in names}

@@ -164,8 +164,8 @@ class RankRule:
             budget = self._budget(net, prices)
         else:
             budget = sum(self._stored(shape, ranks[name]) for name, shape in shapes.items())
-        found = allocate_in_steps(self.sigmas(net, sigma), prices, budget, self.round_to)
-        return {name: rounded(min(rank, largest_rank(*shapes[name])), self.round_to) for name, rank in found.items()}
+        chosen = allocate_in_steps(self.sigmas(net, sigma), prices, budget, self.round_to)
+        return {name: rounded(min(rank, largest_rank(*shapes[name])), self.round_to) for name, rank in chosen.items()}
 
     def _filled(self, ranks: dict[str, int], shapes: Mapping[str, Shape]) -> dict[str, int]:
         """Return the ranks with one step more in matrices from the first on, while the density is not exceeded."""
@@ -234,12 +234,12 @@ class RankRule:
         members = self.members(net)
         sizes = {site: size_at(net, site) for names in members.values() for site in names}
         shapes = {name: (tuple(sizes[site][0] for site in names), sizes[name][1]) for name, names in members.items()}
-        found = prices_of(shapes, tokens_read(net, self.tokens), self.price, self.pivot)
+        prices = prices_of(shapes, tokens_read(net, self.tokens), self.price, self.pivot)
         if (table := self.table(net)) is None:
-            return found
+            return prices
         ((width,), rows) = shapes[table]
         rows = self.tokens_left or rows
-        return found | {table: Price(width + rows, width * rows)}  # it has no pivot form
+        return prices | {table: Price(width + rows, width * rows)}  # it has no pivot form
 
     def unit_price(self, net: PreTrainedModel, part: SubLayer) -> float:
         """Return what one head or neuron of a sub-layer costs, in the units of ``price``."""
@@ -289,8 +289,8 @@ class RankRule:
             return rounded(self.rank, self.round_to)
         if self.rank_ratio is not None:
             return rounded(rank_for_ratio(self.rank_ratio, out, inner), self.round_to)
-        found = (pivot_rank if self.pivot else rank_for_density)(self.density, out, inner)
-        return rounded(found, self.round_to)
+        rank = (pivot_rank if self.pivot else rank_for_density)(self.density, out, inner)
+        return rounded(rank, self.round_to)
 
     def _stored(self, shape: Shape, rank: int) -> int:
         return stored(*shape, rank, self.pivot)

@@ -76,22 +76,22 @@ class UnitRemoval(Compression):
         return 4 * sum(sum(Gram.numbers(module.in_features)) for module in modules)
 
     def measure(
-        self, net: PreTrainedModel, names: Collection[str], found: dict[Any, Any]
+        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
     ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
         """Yield of every last matrix the order and the costs of its units and the moments of its inputs."""
         settings, rule = self.settings, self.rule
         units = find_units(
-            net, found, biased_sites(net) if settings.centred else frozenset(),
+            net, statistics, biased_sites(net) if settings.centred else frozenset(),
             (settings.input_damping, settings.gradient_damping), lambda *_: 0.0, settings.weighting == "kfac",
             rule.round_to, rule.uniform,
         )  # fmt: skip
         if self.both:
-            decomposer = weigh(settings, net, found, stacks=rule.stacks(net))
+            decomposer = weigh(settings, net, statistics, stacks=rule.stacks(net))
             members = {name: sites for name, sites in rule.members(net).items() if name in names}
             for name, sites in members.items():
                 yield (), {f"{name}.sigma": decomposer.sigma(name, stacked_weight(net, sites))}
         for name, unit in units.items():
-            kept = found.pop(name).stored_inputs() | {"costs": unit.path.costs, "sizes": unit.path.sizes().long()}
+            kept = statistics.pop(name).stored_inputs() | {"costs": unit.path.costs, "sizes": unit.path.sizes().long()}
             kept["order"] = torch.cat([torch.zeros(0, dtype=torch.int64), *unit.path.steps])
             yield (name,), {f"{name}.{key}": value for key, value in kept.items()}
 

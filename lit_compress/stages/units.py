@@ -101,7 +101,7 @@ def find_units(
     Raises:
         UserError: sub-layers of its architecture cannot be cut, or a moment is not usable.
     """
-    found = {}
+    units = {}
     if uniform:
         parts = [part for group in uniform_groups(net, round_to) for part in group.parts if len(group.counts) > 1]
         kept = {part.last for part in parts}
@@ -120,8 +120,8 @@ def find_units(
             keep=int(name in kept), multiple=round_to if part.kind == "ffn" else 1, damping=damping, name=name,
             overwrite=True,
         )  # fmt: skip
-        found[name] = Units(part, path, price(part), len(groups))
-    return found
+        units[name] = Units(part, path, price(part), len(groups))
+    return units
 
 
 def choose_units(
@@ -181,18 +181,18 @@ def choose_uniform(
     groups = [group for group in uniform_groups(net, round_to) if len(group.counts) > 1]
     own = [[units[part.last] for part in group.parts] for group in groups]
     losses = [
-        torch.stack([loss_of_removal(unit.path, group.removed) for unit in found]).sum(0)
-        for group, found in zip(groups, own, strict=True)
+        torch.stack([loss_of_removal(unit.path, group.removed) for unit in members]).sum(0)
+        for group, members in zip(groups, own, strict=True)
     ]
     savings = [
-        group.removed.double() * sum(unit.price for unit in found) for group, found in zip(groups, own, strict=True)
+        group.removed.double() * sum(unit.price for unit in members) for group, members in zip(groups, own, strict=True)
     ]
     options = uniform_options(losses, savings, saving)
     if options is None:
         raise UserError("model.density: so small a budget leaves no head and no neuron in a layer; give a larger one")
     left = kept_by_part(groups, options)
     removed = {name: first_removed(unit.path, unit.count - left[name]) for name, unit in units.items()}
-    return removed, sum(float(found[option]) for found, option in zip(losses, options, strict=True)) / 2
+    return removed, sum(float(loss[option]) for loss, option in zip(losses, options, strict=True)) / 2
 
 
 def component_path(sigma: Tensor, price: Price) -> tuple[Tensor, Tensor]:

@@ -209,7 +209,7 @@ def kronecker_decomposer(method: StageContext, net: PreTrainedModel, settings: W
 def weigh(
     settings: Weighted,
     net: PreTrainedModel,
-    found: MutableMapping[str, Any],
+    statistics: MutableMapping[str, Any],
     folder: Path = Path(),
     stacks: Mapping[str, tuple[str, ...]] | None = None,
     release: bool = False,
@@ -219,7 +219,7 @@ def weigh(
     Args:
         settings: the weighting.
         net: whose matrices are decomposed.
-        found: by site, Fisher information for weighting ``fisher``, Kronecker factors for ``inputs`` and ``kfac``.
+        statistics: by site, Fisher information for weighting ``fisher``, Kronecker factors for ``inputs`` and ``kfac``.
         folder: folder of the net, with the scores of a pruning stage for weighting ``importance``.
         stacks: first site -> all sites that get one right factor, for weightings ``inputs`` and ``kfac``.
         release: give up the moments of a matrix with its decomposition; nothing else needs them.
@@ -231,7 +231,7 @@ def weigh(
         return WeightedDecomposer(sigma_side="in")
     if settings.weighting in KRONECKER:
         return KroneckerDecomposer(
-            found,
+            statistics,
             gradients=settings.weighting == "kfac",
             centred=biased_sites(net, stacks) if settings.centred else frozenset(),
             damping=(settings.input_damping, settings.gradient_damping),
@@ -240,7 +240,7 @@ def weigh(
         )
     if settings.weighting == "importance":
         return WeightedDecomposer(load_row_importance(folder, "scores"), "out", settings.power)
-    importance = {name: fisher.importance(settings.axis) for name, fisher in found.items()}
+    importance = {name: fisher.importance(settings.axis) for name, fisher in statistics.items()}
     return WeightedDecomposer(importance, settings.axis, settings.power)
 
 
@@ -264,9 +264,9 @@ class WeightedFactors(Factors):
         """Return what the weighting needs."""
         return calibration_for([self.settings], data, table=self.rule.table(net))
 
-    def decomposer(self, net: PreTrainedModel, found: dict[str, Any]) -> Decomposer:
+    def decomposer(self, net: PreTrainedModel, statistics: dict[str, Any]) -> Decomposer:
         """Return the decomposer with the weighting."""
-        return weigh(self.settings, net, found, self.folder, self.rule.stacks(net), release=True)
+        return weigh(self.settings, net, statistics, self.folder, self.rule.stacks(net), release=True)
 
     def check_by_block(self, net: PreTrainedModel) -> None:
         """Also refuse scores of the whole net, whole batches and a refit."""

@@ -158,9 +158,9 @@ class MatchedStage(Stage):
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
         """Also log which student layer each teacher layer was compared with, -1 for none."""
-        found = super().status(net, step)
+        values = super().status(net, step)
         chosen = getattr(self.matching, "chosen", None)
-        return found | {f"matched_{i}": float(layer) for i, layer in enumerate([] if chosen is None else chosen)}
+        return values | {f"matched_{i}": float(layer) for i, layer in enumerate([] if chosen is None else chosen)}
 
 
 class GatedPruning(MatchedStage, GatedStage):
@@ -260,20 +260,20 @@ def reachable(size: Size) -> tuple[float, float]:
 def open_layers(net: PreTrainedModel, z: dict[str, Tensor]) -> Tensor:
     """Return which layers have an open sub-layer, bool [layers]."""
     parts = sublayers(net)
-    found = torch.zeros(1 + parts[-1].layer, dtype=torch.bool, device=next(iter(z.values())).device)
+    open_ = torch.zeros(1 + parts[-1].layer, dtype=torch.bool, device=next(iter(z.values())).device)
     for kind, (gate, _) in SUBLAYER_GATES.items():
-        layers = constant(tuple(part.layer for part in of_kind(parts, kind)), found.device)
-        found[layers] |= (z[gate] > 0).flatten() if gate in z else True
-    return found
+        layers = constant(tuple(part.layer for part in of_kind(parts, kind)), open_.device)
+        open_[layers] |= (z[gate] > 0).flatten() if gate in z else True
+    return open_
 
 
 def existing(net: PreTrainedModel) -> Tensor:
     """Return which layers of a pruned net have a sub-layer left, bool [layers]."""
     parts = sublayers(net)
-    found = torch.zeros(1 + parts[-1].layer, dtype=torch.bool)
+    left = torch.zeros(1 + parts[-1].layer, dtype=torch.bool)
     for part in parts:
-        found[part.layer] |= not any(isinstance(net.get_submodule(name), Removed) for name in part.stubs)
-    return found
+        left[part.layer] |= not any(isinstance(net.get_submodule(name), Removed) for name in part.stubs)
+    return left
 
 
 class CoFi(Method):

@@ -94,8 +94,8 @@ class MatchedLayers(nn.Module):
             sum_over_ranks(distances)  # all ranks compare the same layers
             chosen, valid = match_layers(distances, exists)
         self.chosen = chosen.where(valid, -1)
-        found = self.projection(states[chosen])
-        errors = torch.stack([_error(state, target, mask) for state, target in zip(found, targets, strict=True)])
+        projected = self.projection(states[chosen])
+        errors = torch.stack([_error(state, target, mask) for state, target in zip(projected, targets, strict=True)])
         return (errors * valid).sum()
 
 

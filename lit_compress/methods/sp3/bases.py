@@ -24,7 +24,7 @@ def bases_of(grams: Grams, ridge: float = 1e-6, centred: bool = True) -> tuple[B
         ridge: of queries and keys, see :func:`~lit_compress.numerics.pca.query_key_projections`.
         centred: True removes the mean of each input over its dimensions (R); False for the authors' axes, without R.
     """
-    found = [(centred_axes if centred else principal_axes)(gram) for gram in grams.sites]
+    axes_of = [(centred_axes if centred else principal_axes)(gram) for gram in grams.sites]
     query, key, value = [], [], []
     for q, k, v in grams.heads:
         pairs = [query_key_projections(a, b, ridge) for a, b in zip(q, k, strict=True)]
@@ -32,9 +32,9 @@ def bases_of(grams: Grams, ridge: float = 1e-6, centred: bool = True) -> tuple[B
         key.append(torch.stack([pair.key for pair in pairs]))
         value.append(principal_axes(v)[0].mT.contiguous())
     shares = torch.zeros(grams.sites.shape[:2], dtype=torch.float64)
-    for row, (_, energy) in zip(shares, found, strict=True):
+    for row, (_, energy) in zip(shares, axes_of, strict=True):
         row.copy_(energy / energy.sum().clamp_min(torch.finfo(torch.float64).tiny))
-    return Bases([axes for axes, _ in found], query, key, value), shares
+    return Bases([axes for axes, _ in axes_of], query, key, value), shares
 
 
 def shared_bases(net: PreTrainedModel, make: Callable[[], Bases], group: int = 1) -> Bases:

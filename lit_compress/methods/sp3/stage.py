@@ -225,13 +225,13 @@ class ProjectedStage(GatedStage):
             net, batches, settings.tokens, settings.calibration_seed, settings.group,
             method.kind.run, method.kind.masks,
             reduce=torch.distributed.all_reduce if shared else None,
-            show=lambda found: track(found, "calibrate", len(found)),
+            show=lambda kept: track(kept, "calibrate", len(kept)),
         )  # fmt: skip
 
         def make() -> Bases:
             centred = settings.norm == "rms" and not get_architecture(net).rms
-            bases, found = bases_of(grams, settings.ridge, centred)
-            self.shares.copy_(found)
+            bases, shares = bases_of(grams, settings.ridge, centred)
+            self.shares.copy_(shares)
             return bases
 
         bases = shared_bases(net, make, settings.group) if shared else make()
