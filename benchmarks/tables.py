@@ -28,7 +28,8 @@ SecondOrder on tasks of two classes was measured with labels drawn from the mode
 ## All methods at density 0.10: MiniLM-L6-H384, by `compare`
 
 Dev metric in %, after {updates}; one seed, one learning rate for all. Standard errors are
-{errors}. FLOPs and speed-up (CPU, one text, one thread) of the first task that was run. More: [the comparison](comparison/README.md).
+{errors}. FLOPs and speed-up (CPU, one text, one thread) are those on the first task. The table has the methods that were run on
+all its tasks; other methods and {others}: [the comparison](comparison/README.md).
 
 {methods}
 ![Accuracy on SST-2 over parameters, FLOPs, bytes and milliseconds](comparison/figures/sst2.png)

@@ -111,22 +111,40 @@ def figures() -> Iterator[tuple[str, Any]]:
 
 
 def facts() -> dict[str, str]:
-    """Return updates and standard errors of all tasks, in words."""
-    found = [(NAMES[made["name"]], made, runs[0]["dense"]["interval"]) for made, runs in comparisons()]
+    """Return steps and standard errors of the tasks in :func:`every_task`, in words."""
+    tasks = complete()[0]
+    made_of = [(NAMES[made["name"]], made, runs[0]["dense"]["interval"]) for made, runs in comparisons()]
+    shown = [some for some in made_of if some[1]["name"] in tasks]
     return {
-        "updates": ", ".join(f"{made['config']['updates']:,} updates on {task}" for task, made, _ in found),
-        "errors": ", ".join(f"{percent((high - low) / 3.92)} ({task})" for task, _, (low, high) in found),
+        "updates": ", ".join(f"{made['config']['updates']:,} training steps on {task}" for task, made, _ in shown),
+        "errors": ", ".join(f"{percent((high - low) / 3.92)} ({task})" for task, _, (low, high) in shown),
+        "others": ", ".join(task for task, made, _ in made_of if made["name"] not in tasks),
     }
 
 
+def complete() -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """Return the largest table at density 0.10 in which every method has a run of every task.
+
+    Returns:
+        The runs of the first tasks of NAMES, by task, and the labels of the methods, best on the first task first.
+    """
+    runs_of = {made["name"]: [run for run in runs if run["asked"] == "density=0.1"] for made, runs in comparisons()}
+    tables = []
+    for count in range(1, len(runs_of) + 1):
+        first, *others = list(runs_of)[:count]
+        run_everywhere = set.intersection(*({run["label"] for run in runs_of[task]} for task in (first, *others)))
+        labels = dict.fromkeys(run["label"] for run in runs_of[first] if run["label"] in run_everywhere)
+        tables.append(({task: runs_of[task] for task in (first, *others)}, list(labels)))
+    return max(tables, key=lambda table: len(table[0]) * len(table[1]))
+
+
 def every_task() -> str:
-    """Return the table of all tasks at density 0.10: dev metric in %, best on SST-2 first."""
-    found = {made["name"]: [run for run in runs if run["asked"] == "density=0.1"] for made, runs in comparisons()}
-    order = {run["label"]: None for runs in found.values() for run in runs}
-    rows = [["dense", *(percent(mean(run["dense"]["metric"] for run in runs)) for runs in found.values()), "1x", "1x"]]
-    for label in order:
-        cells = [[run for run in runs if run["label"] == label] for runs in found.values()]  # one per seed
-        first = next(runs[0] for runs in cells if runs)
-        scores = [percent(mean(run["compressed"]["metric"] for run in runs)) if runs else "not run" for runs in cells]
+    """Return the table of :func:`complete`: dev metric in %."""
+    tasks, labels = complete()
+    rows = [["dense", *(percent(mean(run["dense"]["metric"] for run in runs)) for runs in tasks.values()), "1x", "1x"]]
+    for label in labels:
+        cells = [[run for run in runs if run["label"] == label] for runs in tasks.values()]  # one per seed
+        first = cells[0][0]
+        scores = [percent(mean(run["compressed"]["metric"] for run in runs)) for runs in cells]
         rows.append([label, *scores, f"{1 / first['ratios']['flops']:.1f}x", f"{first['ratios']['speedup']:.1f}x"])
-    return table(["method, density 0.10", *(NAMES[task] for task in found), "fewer FLOPs", "speed-up"], rows)
+    return table(["method, density 0.10", *(NAMES[task] for task in tasks), "fewer FLOPs", "speed-up"], rows)

@@ -142,3 +142,12 @@ def test_the_table_of_recipes_is_complete():
         shown |= dict.fromkeys(names, tasks)
     recipes = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "configs").glob("*.yaml")}
     assert shown == {name: set(recipe["tasks"]) for name, recipe in recipes.items() if "tasks" in recipe}
+
+
+def test_published_tables_of_results_have_no_holes():
+    for page in (ROOT / "README.md", ROOT / "benchmarks/README.md"):
+        lines = page.read_text(encoding="utf-8").splitlines()
+        start = next(number for number, line in enumerate(lines) if line.startswith("| method, density"))
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:] if line[:1] == "|"]
+        table = rows[: next((number for number, row in enumerate(rows) if len(row) != len(rows[0])), len(rows))]
+        assert len(table) > 4 and all(cell and "not run" not in cell for row in table for cell in row), page
