@@ -170,9 +170,9 @@ class MixedRankRetraining(LowRankRetraining):
         return by_density(self.rule.density_of(net), 0.1, 0.3, 0.7) if given is None else given
 
     @property
-    def reads_examples(self) -> bool:
-        """Whether the weighting needs statistics."""
-        return self.settings.weighting == "kfac"
+    def moments(self) -> str | None:
+        """The weighting, if it takes second moments."""
+        return "kfac" if self.settings.weighting == "kfac" else None
 
     def compression(self, previous: Path | None) -> Compression:
         """Return the factorization by the sparsity-aware SVD (Eqs. 7-11), or that under K-FAC.

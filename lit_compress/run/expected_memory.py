@@ -24,10 +24,7 @@ from lit_compress.numerics.chunked_logits import chunk_size
 from lit_compress.run.trainer import make_trainer
 from lit_compress.stages.base import Stage
 from lit_compress.stages.calibration import MOST_BYTES
-from lit_compress.stages.lora import Retraining
 from lit_compress.stages.recompute import activations, most_kept, states_bytes
-from lit_compress.stages.unstructured import UnstructuredPruning
-from lit_compress.stages.weighting import KRONECKER, Weighted
 from lit_compress.utils.devices import current_device, free_bytes
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.memory import free_memory, resident
@@ -155,7 +152,8 @@ def check_fit(parts: Components, dense: PreTrainedModel, finished: Collection[st
                     f"--data.batch_size {fewer} --trainer.accumulate_grad_batches {steps} makes the same steps with "
                     f"about {shown(smaller.total)}"
                 )
-        if any(stage.name == need.phase and isinstance(stage.settings, Retraining) for stage in parts.method.stages()):
+        settings = {stage.name: stage.settings for stage in parts.method.stages()}.get(need.phase)
+        if settings is not None and settings.offers_lora and settings.updates is None:
             return f"--model.{need.phase}.parameters lora needs less"
         return "give a smaller model" + (", or --model.distillation.alpha 0" if need.parts.get("teacher") else "")
 
@@ -181,9 +179,8 @@ def fit_needs(
     for stage in method.stages():
         after = stage.outline(copy.deepcopy(net))
         if stage.name not in finished:
-            settings = stage.settings
-            if isinstance(settings, Weighted) and settings.weighting in KRONECKER:
-                yield _calibration(method, net, settings, length, stage.name)
+            if stage.moments:
+                yield _calibration(method, net, stage.moments, length, stage.name)
             trained, shape = after if stage.shrinks_first else net, (min(texts, rows), length)
             yield _training(method, stage, trained, dense, shape, half, most)
         net = after
@@ -195,16 +192,13 @@ def _training(
 ) -> Need:  # fmt: skip
     """Return the need of the steps of a stage that trains ``net`` with batches of ``shape`` [texts, tokens]."""
     taught = stage.distil and method.distillation.on and stage.name != "dense"
-    size, own = _bytes(net), 0
+    size, own = _bytes(net), stage.own_bytes(net)
     kept, again = activations(stage, net, shape, half, method.recompute, most)
     teacher = forward_bytes(dense, *shape, "none", half) if taught else 0
-    if isinstance(stage, UnstructuredPruning):
-        stage.attach(net)
-        own = sum(value.numel() * value.element_size() for value in stage.buffers())
     compared = 0  # the teacher's hidden states, and their differences from the net's
     if taught and method.distillation.alpha_layers > 0:
         compared = 2 * 4 * prod(shape) * dense.config.hidden_size * (1 + sum(1 for _ in blocks(dense)))
-    trains_all = not isinstance(stage.settings, Retraining) or stage.settings.parameters == "all"
+    trains_all = stage.settings.updates is None
     at_loss = states_bytes(net, shape) if again else kept or 0
     logits = _logits(method.kind, [net] * stage.forwards + [dense] * taught, prod(shape), graph=True)
     work = _largest_work(
@@ -212,7 +206,7 @@ def _training(
         (stage.forwards * at_loss + compared, logits),
         (0, _second_gradients(net) if trains_all else 0),
     )
-    known = type(stage) is Stage or stage.repeatable or stage.rule is not None
+    known = stage.repeatable or stage.rule is not None
     return Need(
         stage.name,
         {
@@ -225,19 +219,19 @@ def _training(
 
 
 def _calibration(
-    method: Method, net: PreTrainedModel, settings: Weighted, length: int, phase: str, most: float = inf
+    method: Method, net: PreTrainedModel, moments: str, length: int, phase: str, most: float = inf
 ) -> Need:
     """Return the need of second moments and of the factors made of them.
 
     Args:
         method: has the task.
         net: dense, without values.
-        settings: of the weighting.
+        moments: ``inputs``, or ``kfac`` for those of gradients, too.
         length: tokens of the longest text; a batch has at most :data:`TOKENS`, but one text.
         phase: what to call it.
         most: bytes of sums that are there at once.
     """
-    gradients = settings.weighting == "kfac"
+    gradients = moments == "kfac"
     texts = max(1, TOKENS // length)
     kept = forward_bytes(net, texts, length, "sites" if gradients else "none")
     sums = min(most, sums_bytes(net, gradients))
@@ -273,10 +267,9 @@ def check_factorize(method: Method, stage: Stage, dense: PreTrainedModel, data: 
     needs = [Need("the export", {**models, "compressed": LOADED * size, "libraries": LIBRARIES})]
     models["compressed"] = EXPORTED * size
     needs += [evaluation_need([dense, net], method.kind, loader, models) for loader in data.val_dataloader()]
-    settings = stage.settings
-    if isinstance(settings, Weighted) and settings.weighting in KRONECKER:
+    if stage.moments:
         _, length = data.train_dataloader().largest
-        needs.append(_calibration(method, dense, settings, length, "factorize", MOST_BYTES))
+        needs.append(_calibration(method, dense, stage.moments, length, "factorize", MOST_BYTES))
     return _check_evaluation(needs, "--by_block float32 has one block in memory")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -37,8 +37,12 @@ class Training:
         learning_rate: peak learning rate of AdamW.
         warmup: fraction of the optimizer steps in which the learning rate rises; then it falls linearly to 0.
         weight_decay: decoupled weight decay of matrices; biases and LayerNorms have none.
+
+    Attributes:
+        offers_lora: True if a setting ``parameters lora`` trains low-rank updates of the matrices only.
     """
 
+    offers_lora: ClassVar[bool] = False
     epochs: int = 3
     learning_rate: float = 2e-5
     warmup: float = 0.06
@@ -49,6 +53,11 @@ class Training:
         require(self, "learning_rate", above=0, hint="e.g. 2e-5")
         require(self, "warmup", low=0, high=1)
         require(self, "weight_decay", low=0)
+
+    @property
+    def updates(self) -> Any:
+        """The low-rank updates (lora.py) that are trained in place of the parameters; None: these are trained."""
+        return None
 
 
 class StageContext(Protocol):
@@ -115,6 +124,7 @@ class Stage(nn.Module):
         self.distil = distil
         self.total_steps = 0
         self.notes: dict[str, Any] = {}
+        self.repeatable = self.repeatable or type(self) is Stage  # which adds nothing to a step
 
     @property
     def together(self) -> tuple[Stage, ...]:
@@ -125,6 +135,15 @@ class Stage(nn.Module):
     def keeps_all(self) -> bool:
         """Whether nothing is to be removed."""
         return self.density == 1 if self.rule is None else self.rule.keeps_all
+
+    @property
+    def moments(self) -> str | None:
+        """The weighting whose second moments of training examples are summed before training; None for no such."""
+        return None
+
+    def own_bytes(self, net: PreTrainedModel) -> int:
+        """Return the bytes of what the stage keeps for the weights of ``net`` while it trains, if that is much."""
+        return 0
 
     def plain(self) -> Stage:
         """Return the stage that only trains, in the place of this one."""

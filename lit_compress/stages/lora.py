@@ -19,7 +19,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -72,8 +72,14 @@ class Retraining(Training):
         lora: the updates.
     """
 
+    offers_lora: ClassVar[bool] = True
     parameters: Literal["all", "lora"] = "all"
     lora: LoRA = LoRA()
+
+    @property
+    def updates(self) -> LoRA | None:
+        """The low-rank updates that are trained in place of the parameters; None: these are trained."""
+        return self.lora if self.parameters == "lora" else None
 
 
 def add_updates(net: PreTrainedModel, settings: Training, seed: int) -> PreTrainedModel:
@@ -87,9 +93,8 @@ def add_updates(net: PreTrainedModel, settings: Training, seed: int) -> PreTrain
     Raises:
         UserError: no matrix of the net has one of the roles that are asked for.
     """
-    if not isinstance(settings, Retraining) or settings.parameters == "all":
+    if (lora := settings.updates) is None:
         return net
-    lora = settings.lora
     inside = {id(parameter) for parameter in net.base_model.parameters()}
     output = net.get_output_embeddings()
     inside |= {id(parameter) for parameter in output.parameters()} if output is not None else set()

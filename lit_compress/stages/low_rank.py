@@ -229,8 +229,8 @@ class LowRankRetraining(CompressedStage):
 
     @property
     def reads_examples(self) -> bool:
-        """Whether statistics over training examples decide: not here."""
-        return False
+        """Whether statistics over training examples decide."""
+        return self.moments is not None
 
     def decomposer(self, previous: Path | None) -> Decomposer:
         """Return the decomposer of the net that was loaded from the folder ``previous`` (None: the backbone)."""

@@ -13,12 +13,13 @@ import torch
 
 from lit_compress.models.activations import forward_bytes
 from lit_compress.models.sites import blocks
-from lit_compress.stages.base import Stage
 from lit_compress.utils.devices import free_bytes
 from lit_compress.utils.memory import return_freed_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from lit_compress.stages.base import Stage
 
 MOST = 4 * 2**30  # bytes of the activations of a forward that a CPU keeps
 MOST_OF_LANGUAGE_MODELS = 2**29  # their losses over a vocabulary, and its gradient, take memory of their own
@@ -49,7 +50,7 @@ def activations(
         Bytes, None if the net's code looks at values; and the decision, which is no for stages that cannot.
     """
     kept: float | None = forward_bytes(net, *shape, "parameters", half)
-    can = (type(stage) is Stage or stage.repeatable) and net.supports_gradient_checkpointing
+    can = stage.repeatable and net.supports_gradient_checkpointing
     again = can and (asked if asked is not None else kept is not None and kept > most)
     if again and kept is not None:
         kept = kept / sum(1 for _ in blocks(net)) + states_bytes(net, shape)

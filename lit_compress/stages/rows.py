@@ -158,6 +158,11 @@ class RowSparsePruning(Stage):
         self.round_to = round_to or 1
         return self
 
+    @property
+    def moments(self) -> str | None:
+        """The weighting of the factors, if it takes second moments."""
+        return "kfac" if self.kfac else None
+
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with factors and some rows of every matrix; which rows is decided by training."""
         budget = self.budget_of(net)

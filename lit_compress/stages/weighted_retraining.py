@@ -117,9 +117,14 @@ class WeightedRetraining(LowRankRetraining):
         check_removal(self.settings, self.rule, net)
 
     @property
+    def moments(self) -> str | None:
+        """The weighting, if it takes second moments."""
+        return self.settings.weighting if self.settings.weighting in KRONECKER else None
+
+    @property
     def reads_examples(self) -> bool:
         """Whether the weighting needs statistics."""
-        return self.settings.weighting in (*KRONECKER, "fisher")
+        return super().reads_examples or self.settings.weighting == "fisher"
 
     def compression(self, previous: Path | None) -> Compression:
         """Return the factorization, the removal of heads and neurons, or both."""

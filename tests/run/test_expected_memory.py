@@ -9,11 +9,14 @@ from mistakes import fails
 from tiny import make_net
 
 from lit_compress.__main__ import main
-from lit_compress.methods import SVD
+from lit_compress.methods import FWSVD, LPAF, SVD, LoSparse, SecondOrder
+from lit_compress.methods.losparse import LowRankPlusSparse
+from lit_compress.methods.lpaf import MixedRank
 from lit_compress.models.activations import forward_bytes
 from lit_compress.numerics import chunked_logits
 from lit_compress.run import expected_memory as memory
 from lit_compress.run.expected_memory import Need, check_need
+from lit_compress.stages.weighting import Weighted
 from lit_compress.utils.errors import UserError
 
 GB = 10**9
@@ -146,3 +149,17 @@ def test_a_step_over_a_vocabulary_has_its_peak_at_one_moment(vocabulary, length,
         assert max(moments, key=moments.get) == largest
         need = memory._training(method, stage, net, teacher, shape, False, most)
         assert need.total == memory.LIBRARIES + 5 * 4 * numbers + moments[largest]
+
+
+def test_every_stage_says_which_moments_it_sums():
+    """LPAF and LoSparse sum them, too, if their factors are those under K-FAC."""
+    made = [
+        SVD(density=0.5),
+        FWSVD(density=0.5),
+        FWSVD(density=0.5, retrain=Weighted(weighting="inputs")),
+        SecondOrder(density=0.5),
+        LPAF(density=0.5, retrain=MixedRank(weighting="kfac")),
+        LoSparse(density=0.5, prune=LowRankPlusSparse(weighting="kfac", init="finetuned")),
+        LoSparse(density=0.5),
+    ]
+    assert [method.stages()[-1].moments for method in made] == [None, None, "inputs", "kfac", "kfac", "kfac", None]

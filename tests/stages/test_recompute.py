@@ -55,7 +55,7 @@ def test_what_is_kept():
     kept, again = activations(stage, net, (8, 32), False, None, whole - 1)
     assert again and kept < whole / 2
     assert activations(stage, net, (8, 32), False, False, 0) == (whole, False)
-    stage.__class__ = type("Other", (Stage,), {})
+    stage = type("Other", (Stage,), {})("dense", Training())
     assert activations(stage, net, (8, 32), False, True, 0) == (whole, False)
     assert surely_few(net, (8, 32), 10 * whole) and not surely_few(net, (8, 32), whole)
 
