@@ -1,4 +1,4 @@
-# `make quickstart`, `make test` and `make lint`. All make .venv first; nothing but Python 3.11+, make and pip is needed.
+# `make quickstart`, `make test`, `make lint` and `make docs`. All make .venv first; nothing but Python 3.11+, make and pip is needed.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # process would compile torch and all the others anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test lint docs clean
 
 # torch goes first and pinned, so that nothing else pulls in another build of it: without an NVIDIA driver the
 # CPU build, wherever pip is set up to find it, else the registry's.
@@ -36,5 +36,9 @@ lint: $(READY)
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 --doctest-modules --import-mode=importlib lit_compress benchmarks
 
+# the site, into site/; a dead link or a missing docstring is an error
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/mkdocs build -q
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs site

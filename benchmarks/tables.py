@@ -131,7 +131,7 @@ def deeper(folder: Path) -> list[dict[str, Any]]:
 
 def pages() -> dict[Path, str]:
     """Return every page by its file."""
-    written = [HERE.parent / "README.md", *sorted((HERE.parent / "docs").glob("*.md"))]
+    written = [HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.md"))]
     return {
         HERE / "README.md": summary(),
         **{HERE / study / "README.md": page(study) for study in STUDIES},

@@ -43,7 +43,7 @@ def test_all_checks_are_the_same():
     assert set(targets) == set(workflow["strategy"]["matrix"]["target"])
     assert workflow["steps"][-1]["run"] == "make ${{ matrix.target }}"
     assert "make lint" in [hook["entry"] for hook in hooks]
-    assert (ROOT / ".ci" / "run").read_text().endswith("make lint\nmake test\n")
+    assert (ROOT / ".ci" / "run").read_text().endswith("make lint\nmake docs\nmake test\n")
 
 
 OTHER_NAMES = {"yaml": "pyyaml", "sklearn": "scikit-learn"}  # as it is imported -> as it is installed
@@ -85,7 +85,7 @@ def undeclared(code: str, required: set[str], optional: set[str]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("folder", "extras"),
-    [("lit_compress", ()), ("tests", ("dev",)), ("benchmarks", ("benchmarks",)), ("docs", ())],
+    [("lit_compress", ()), ("tests", ("dev",)), ("benchmarks", ("benchmarks",)), ("docs", ("docs",))],
 )
 def test_every_imported_package_is_declared(folder, extras):
     files = sorted((ROOT / folder).rglob("*.py"))

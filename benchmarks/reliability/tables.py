@@ -186,7 +186,7 @@ def compared() -> list[str]:
 
 
 def proven() -> str:
-    """Return the list on docs/resume.md."""
+    """Return the list on docs/how_to/devices_and_resume.md."""
     points = [point for result in load("reliability/kills") for point in result["points"]]
     methods, wrong = len(load("reliability/kills")), sum(bool(point["wrong"]) for point in points)
     met = [point for result in load("reliability/faults") for point in result["points"]]

@@ -241,7 +241,7 @@ def get_architecture(net: PreTrainedModel) -> Architecture:
     if name not in ARCHITECTURES and getattr(net.config, PATTERN, None) is None:
         raise UserError(
             f"model.backbone: architecture '{name}' is not supported; {nearest(name, ARCHITECTURES)} Else add a record "
-            "(docs/add_an_architecture.md), or name its Linears for low-rank methods and pruning of weights: "
+            "(docs/how_to/add_an_architecture.md), or name its Linears for low-rank methods and pruning of weights: "
             "--model.sites 'encoder.*.(fc1|fc2)'"
         )
     return ARCHITECTURES.get(name, _UNKNOWN)

@@ -1,7 +1,7 @@
 """The memory that a command is expected to take at its peak, by formulas, and its check against the machine's.
 
 A command prints the expectation before its work. If it is more than the machine has, the command ends there and names
-the option that needs less. docs/scaling.md has the formulas, and how far measured peaks were off.
+the option that needs less. docs/explanation/memory.md has the formulas, and how far measured peaks were off.
 """
 
 from __future__ import annotations

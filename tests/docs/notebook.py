@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-PATH = Path(__file__).resolve().parents[2] / "docs" / "from_python.ipynb"
+PATH = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "from_python.ipynb"
 
 
 def outputs(source: str, space: dict[str, Any], count: int) -> list[dict[str, Any]]:

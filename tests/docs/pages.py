@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,12 @@ class Item:
     language: str
     text: str
     output: tuple[str, ...] = ()
+
+
+def named(name: str) -> Path:
+    """Return a page of docs/ by its name."""
+    (found,) = (page for page in PAGES[1:] if page.stem == name)
+    return found
 
 
 def blocks(page: Path) -> list[tuple[int, str, str]]:
@@ -75,4 +81,4 @@ def lit_compress_words(text: str) -> list[str] | None:
 
 def python_blocks(name: str) -> list[str]:
     """Return the blocks of Python of a page of docs/."""
-    return [text for _, language, text in blocks(ROOT / "docs" / f"{name}.md") if language == "python"]
+    return [text for _, language, text in blocks(named(name)) if language == "python"]

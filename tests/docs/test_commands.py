@@ -1,4 +1,4 @@
-"""README.md and docs/: every command runs, and outputs.md names every file and field.
+"""README.md and docs/: every command runs, and files.md names every file and field.
 
 A command that nobody knows how to run is a failure.
 """
@@ -16,7 +16,7 @@ import pytest
 import torch
 from mistakes import fails
 from page_files import custom_files, rows_of, write_rows
-from pages import PAGES, ROOT, items, lit_compress_words, python_blocks
+from pages import PAGES, items, lit_compress_words, named, python_blocks
 from reading import LIKE_TINY, Reader, quick, run_command, skeleton
 from tiny import WORDS, make_net, write_backbone
 
@@ -81,10 +81,10 @@ def reader(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if items(page)], ids=lambda page: page.stem)
-def test_every_command_of_a_page_runs(page, reader, tmp_path, monkeypatch):
+@pytest.mark.parametrize("read", [path for path in PAGES if items(path)], ids=lambda path: path.stem)
+def test_every_command_of_a_page_runs(read, reader, tmp_path, monkeypatch):
     monkeypatch.chdir(reader.folder(tmp_path / "here"))
-    for number, item in enumerate(items(page)):
+    for number, item in enumerate(items(read)):
         with quick(), reader.hub(tmp_path / f"cache{number}"):
             reader.check(item)
 
@@ -93,11 +93,11 @@ def test_every_command_of_a_page_runs(page, reader, tmp_path, monkeypatch):
 def test_tables_have_the_rows_that_are_printed(reader):
     said = reader.known[tuple(lit_compress_words(SHARED[0]) or ())]
     printed = {skeleton(line) for line in said.splitlines()}
-    shown = [(page, line) for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
-    rows = [(page, line) for page, line in shown if line.startswith(("│", "┃"))]
+    shown = [(path, line) for path in PAGES for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = [(path, line) for path, line in shown if line.startswith(("│", "┃"))]
     assert rows
-    for page, line in rows:
-        assert skeleton(line) in printed, f"{page.name}: {line}"
+    for path, line in rows:
+        assert skeleton(line) in printed, f"{path.name}: {line}"
 
 
 def field_names(value: Any, without: tuple[str, ...]) -> set[str]:
@@ -110,7 +110,7 @@ def field_names(value: Any, without: tuple[str, ...]) -> set[str]:
 
 @pytest.mark.slow
 def test_outputs_names_every_field_and_file(reader):
-    text = (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8")
+    text = named("files").read_text(encoding="utf-8")
     words = set(re.findall(r"[\w.]+", text))
     run, out = reader.base / "runs" / "lpaf-sst2", reader.base / "small_torch"
     main(["predict", str(out)])
@@ -123,7 +123,7 @@ def test_outputs_names_every_field_and_file(reader):
     for folder in (run, out):
         for path in folder.rglob("*"):
             name = path.name.partition(".")[0] if "tfevents" in path.name else path.name
-            assert name in words or path.is_dir(), f"docs/outputs.md does not name {path.relative_to(folder)}"
+            assert name in words or path.is_dir(), f"docs/reference/files.md does not name {path.relative_to(folder)}"
 
 
 @pytest.mark.slow
