@@ -7,8 +7,9 @@ in order, and not mapped: what is mapped and written counts as the process's mem
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 
@@ -32,11 +33,22 @@ def written(path: Path, dtype: torch.dtype) -> Iterator[Callable[[Tensor], None]
         yield add
 
 
-def stored(path: Path, dtype: torch.dtype, shapes: Sequence[StateShape]) -> Iterator[Tensor]:
-    """Yield the tensors [copies, *shape] of the file ``path``, one after the other; all have as many copies."""
+def stored(
+    path: Path, dtype: torch.dtype, shapes: Sequence[StateShape], order: Iterable[int] | None = None
+) -> Iterator[Tensor]:
+    """Yield the tensors [copies, *shape] of the file ``path``, one after the other; all have as many copies.
+
+    Args:
+        path: of the file.
+        dtype: of its numbers.
+        shapes: of all tensors in it.
+        order: numbers of the tensors that are read; None: all, from the first.
+    """
     each = torch.empty(0, dtype=dtype).element_size()
     copies = os.path.getsize(path) // (each * sum(map(prod, shapes)))
+    starts = list(accumulate(map(prod, shapes), initial=0))
     with path.open("rb") as file:
-        for shape in shapes:
-            data = bytearray(file.read(copies * prod(shape) * each))
-            yield torch.frombuffer(data, dtype=dtype).view(copies, *shape)
+        for i in range(len(shapes)) if order is None else order:
+            file.seek(copies * starts[i] * each)
+            data = bytearray(file.read(copies * prod(shapes[i]) * each))
+            yield torch.frombuffer(data, dtype=dtype).view(copies, *shapes[i])

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from lit_compress.calibration.block_states import StateShape, stored, written
 from lit_compress.calibration.statistics import TOKENS, Collector, Statistic
 from lit_compress.calibration.uses import Batch, hooked, mask_of, real_rows, row_parts, token_places
-from lit_compress.models.block_net import BlockNet, Ending
+from lit_compress.models.block_net import Blocks, Ending
 from lit_compress.models.sites import Site, find_sites
 from lit_compress.numerics.sampled_labels import Labels
 from lit_compress.tasks import TaskType
@@ -54,7 +54,7 @@ class Sweeps:
         dtype: of the files.
     """
 
-    def __init__(self, net: BlockNet, task: TaskType, parts: Sequence[Batch], folder: Path, dtype: torch.dtype) -> None:
+    def __init__(self, net: Blocks, task: TaskType, parts: Sequence[Batch], folder: Path, dtype: torch.dtype) -> None:
         self.net, self.task, self.parts, self.folder, self.dtype = net, task, parts, folder, dtype
         width = int(net.net.config.hidden_size)
         self.shapes: list[StateShape] = [(*self.inputs(rows)["input_ids"].shape, width) for rows in parts]
@@ -67,15 +67,18 @@ class Sweeps:
         """Return how many numbers the states before one block are."""
         return sum(map(prod, self.shapes))
 
-    def states(self, number: int) -> Iterator[Tensor | None]:
-        """Yield what block ``number`` reads, part by part; None for the first, whose input the embeddings give."""
+    def states(self, number: int, order: Sequence[int] | None = None) -> Iterator[Tensor | None]:
+        """Yield what block ``number`` reads, part by part; None for the first, whose input the embeddings give.
+
+        ``order`` has the numbers of the parts; None: all, from the first.
+        """
         if number == 0:
-            yield from (None for _ in self.parts)
+            yield from (None for _ in (self.parts if order is None else order))
             return
         path, each = self.path("states", number), torch.empty(0, dtype=self.dtype).element_size()
         tokens = [shape[:-1] for shape in self.shapes]
         width = path.stat().st_size // (each * sum(map(prod, tokens)))  # of sliced nets every block has its own
-        yield from (copies[0] for copies in stored(path, self.dtype, [(*shape, width) for shape in tokens]))
+        yield from (copies[0] for copies in stored(path, self.dtype, [(*shape, width) for shape in tokens], order))
 
     def last(self) -> Iterator[Tensor]:
         """Yield what the last block gave, part by part."""
@@ -83,9 +86,10 @@ class Sweeps:
             assert states is not None
             yield states
 
-    def rows(self) -> Iterator[Batch]:
-        """Yield the examples, where the net is."""
-        return ({name: column.to(self.net.device) for name, column in rows.items()} for rows in self.parts)
+    def rows(self, order: Sequence[int] | None = None) -> Iterator[Batch]:
+        """Yield the examples, where the net is; of the parts in ``order``, by default all."""
+        parts = self.parts if order is None else [self.parts[i] for i in order]
+        return ({name: column.to(self.net.device) for name, column in rows.items()} for rows in parts)
 
     def inputs(self, rows: Batch) -> Batch:
         """Return what the net reads of them."""
@@ -263,7 +267,7 @@ def calibration_parts(task: TaskType, batches: Iterable[Batch], labels: Labels |
     return parts
 
 
-def check_disk(folder: Path, needed: int) -> None:
+def check_disk(folder: Path, needed: int, option: str = "--by_block") -> None:
     """Refuse work whose files do not fit on the disk of ``folder``, which may hold some of them.
 
     Raises:
@@ -271,7 +275,8 @@ def check_disk(folder: Path, needed: int) -> None:
     """
     needed -= sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())  # of a process that was killed
     if needed > (free := shutil.disk_usage(folder).free):
+        half = ", or --by_block bfloat16, need less" if option == "--by_block" else " need less"
         raise UserError(
-            f"--by_block: its files take {needed / 1e9:.1f} GB, '{folder}' has {free / 1e9:.1f} GB free; fewer "
-            "calibration_examples, or --by_block bfloat16, need less"
+            f"{option}: its files take {needed / 1e9:.1f} GB, '{folder}' has {free / 1e9:.1f} GB free; fewer "
+            f"calibration_examples{half}"
         )

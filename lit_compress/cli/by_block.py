@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,10 +33,11 @@ from lit_compress.models.shards import LazyTensors, net_bytes
 from lit_compress.models.sites import blocks, find_sites
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe
-from lit_compress.run.expected_memory import check_memory_by_block
+from lit_compress.run.expected_memory import check_memory_by_block, expected_by_block
 from lit_compress.stages.by_block import MeasuredBlocks
 from lit_compress.stages.calibration import Axes
 from lit_compress.stages.compression import Chosen, CompressedStage, Compression
+from lit_compress.stages.refinement import OF_TRAINING, Refinement, check_refinement
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
 from lit_compress.utils.devices import current_device
@@ -47,10 +49,12 @@ from lit_compress.utils.progress import note
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lit_compress.calibration.uses import Batch
     from lit_compress.data.datamodule import DataModule
     from lit_compress.models.budget import Budget
 
 Precision = Literal["float32", "bfloat16"]  # of the states on disk
+TRAINED = ("refined-dense", "refined")  # folders of the states of a refinement
 
 
 class _Work:
@@ -98,6 +102,7 @@ def factorize_by_block(
     config: dict[str, Any],
     choices: Choices,
     precision: Precision,
+    refine: int | None = None,
 ) -> dict[str, Any]:
     """Factorize the method's backbone with one block in memory, export it to ``out`` and return the report.
 
@@ -108,6 +113,7 @@ def factorize_by_block(
         config: of the command.
         choices: for the export.
         precision: of the states between blocks, on disk.
+        refine: steps of training for every compressed block (stages/refinement.py); None: none.
 
     Raises:
         UserError: the model, the data, an option or the disk is not made for this.
@@ -120,7 +126,11 @@ def factorize_by_block(
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
     stage = one_shot_stage(method)
     compression = _checked(stage, method, dense, data)
+    if refine is not None:
+        check_refinement(dense, refine, compression.by_itself, type(method).__name__)
     walks = _Walks(out.with_name(f"{out.name}.by_block"), method, data, dense, compression, getattr(torch, precision))
+    if refine is not None:
+        walks.refine_by(refine, stage.texts(data))
     note(check_memory_by_block(**walks.memory))
     work = _Work(walks.folder, walks.settings(config, precision))
     check_disk(work.folder, walks.disk_bytes())
@@ -138,9 +148,10 @@ def factorize_by_block(
         if calibration:
             calibration["measured_loss"] = walks.divergence()
         work.ended("compressed metric")
-        bound = walks.memory["outside"] + 2 * walks.memory["block"] + walks.memory["statistics"]
+        bound = expected_by_block(**walks.memory)
         told = {"states": precision, "seconds": work.seconds, "memory": walks.memory | {"bound": bound}}
         more = {"calibration": calibration, "license": license_of(method.backbone), **compression.told(dense, chosen)}
+        more |= {"refined": walks.refinement and walks.refinement.told()}
         report = write_report(
             temporary, dense, form, (scores, compressed), net_bytes(walks.source), type(method).__name__, data, config,
             choices, more | {"by_block": told}, (method.budget, method.density) if method.budget else None,
@@ -177,12 +188,22 @@ class _Walks:
             self.collector = BlockStatistics(self.sweeps, dense, statistic)
         sums = 0 if self.collector is None else self.collector.bytes()
         self.memory = {"outside": _bytes(self.net.net), "block": max(map(_bytes, self.net.blocks)), "statistics": sums}
+        self.refinement: Refinement | None = None
+
+    def refine_by(self, steps: int, texts: Iterable[Batch]) -> None:
+        """Train every block for so many steps on ``texts`` before it is written."""
+        parts = calibration_parts(self.kind, texts, None)
+        dense, own = (Sweeps(self.net, self.kind, parts, self.folder / name, self.dtype) for name in TRAINED)
+        self.refinement = Refinement(dense, own, steps)
+        self.memory["training"] = OF_TRAINING * self.memory["block"]
 
     def settings(self, config: dict[str, Any], precision: Precision) -> str:
         """Return a hash of what the files of the work depend on."""
         files = [(path.name, path.stat()) for path in sorted(self.source.glob("*.safetensors"))]
         known = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
-        return short_hash(config, known, precision, None if self.statistic is None else self.data.fingerprint())
+        steps = self.refinement and self.refinement.steps
+        reads = self.statistic is not None or steps is not None
+        return short_hash(config, known, precision, self.data.fingerprint() if reads else None, steps)
 
     def disk_bytes(self) -> int:
         """Return how many bytes the files of the work take at most: states, what is kept of blocks, and the export."""
@@ -190,7 +211,8 @@ class _Walks:
         gradients = self.statistic is not None and self.statistic.labels is not None
         states = 4 * self.before.numbers() + (count + 2 if gradients else 2) * self.sweeps.numbers()
         export = sum(map(_bytes, (self.net.net, *self.net.blocks)))
-        return each * states + self.compression.bytes(self.dense) + export
+        trained = 0 if self.refinement is None else self.refinement.disk_bytes()
+        return each * states + trained + self.compression.bytes(self.dense) + export
 
     def dense_metric(self) -> dict[str, float]:
         """Evaluate the dense net; its vectors are the labels where the task wants them."""
@@ -216,7 +238,7 @@ class _Walks:
             compression.apply(form, measured.chosen(number, chosen), measured if values else None)
 
         if compression.by_itself:
-            form = write_shards(self.net, form, change, *files)
+            form = write_shards(self.net, form, change, *files, self.refinement)
         else:
             form = write_parts(form, len(self.net), partial(compression.part, self.dense, measured, self.net), *files)
         del self.net, self.sweeps, self.collector

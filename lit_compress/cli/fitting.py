@@ -108,6 +108,11 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
         help="for a model larger than memory: one block at a time is in memory, the states between blocks are on disk "
         "in this precision (in OUT.by_block); the same command goes on after a kill",
     )  # fmt: skip
+    parser.add_argument(
+        "--refine", type=int, metavar="STEPS",
+        help="train every compressed block for so many steps to give the dense block's outputs, without labels, on the "
+        "calibration texts, e.g. 100",
+    )  # fmt: skip
     given, cli = parse_one_shot(parser, args, "factorize")
     out = Path(given.out).expanduser()
     check_out(out)
@@ -116,7 +121,9 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
         check_budget(parts.method.budget)
     parts = settle_budget(cli)
     work = (out, parts.method, parts.data, cli.dump(), parts.storage.choices)
-    return given.out, factorize_by_block(*work, given.by_block) if given.by_block else factorize_model(*work)
+    if given.by_block:
+        return given.out, factorize_by_block(*work, given.by_block, given.refine)
+    return given.out, factorize_model(*work, given.refine)
 
 
 def run_of(cli: CommandLine) -> Run:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from lit_compress.analysis import pruning, truncation
 from lit_compress.analysis.plots import write_rows
 from lit_compress.analysis.truncation import TableRows
+from lit_compress.calibration.by_block import calibration_parts
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.export.card import license_of
@@ -31,7 +32,9 @@ from lit_compress.run.solve import check_choices
 from lit_compress.stages.calibration import collected
 from lit_compress.stages.compression import CompressedStage
 from lit_compress.stages.low_rank import Decomposer
+from lit_compress.stages.refinement import check_refinement, refine_net
 from lit_compress.stages.weighting import KRONECKER, Weighted, calibration_for, weigh
+from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json
@@ -88,8 +91,9 @@ def decomposers(
 
 
 def factorize_model(
-    out: Path, method: Method, data: DataModule, config: dict[str, Any], choices: Choices = AS_IS
-) -> dict[str, Any]:
+    out: Path, method: Method, data: DataModule, config: dict[str, Any], choices: Choices = AS_IS,
+    refine: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Compress the method's backbone in one shot, export it to ``out`` and return the report.
 
     Args:
@@ -98,6 +102,7 @@ def factorize_model(
         data: training data for a method or weighting that needs them, validation data for the report.
         config: of the command.
         choices: as :func:`write_export`.
+        refine: steps of training for every compressed block (stages/refinement.py); None: none.
 
     Raises:
         UserError: the model, the data or ``out`` cannot be used; nothing would be factorized for ``pivot``.
@@ -114,7 +119,10 @@ def factorize_model(
     note(check_factorize(method, stage, without_values(lambda: empty_net(shapes)), data))
     dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)
+    if refine is not None and (compression := stage.compression(Path(method.backbone).expanduser())) is not None:
+        check_refinement(dense, refine, compression.by_itself, name)
     net, made = compressed(method, dense, data)
+    refined = None if refine is None else _refined(dense, net, stage, data, refine)
     if made is not None:
         made["measured_loss"] = divergence(net, dense, data)
     scores, key = evaluate(dense, data, sure=True), f"val/{data.record.metrics[0]}"
@@ -123,8 +131,20 @@ def factorize_model(
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), scores[key], interval=interval_of(scores, key))}
         budget = (method.budget, method.density) if method.budget else None
-        more = {"calibration": made, "license": license_of(method.backbone)}
+        more = {"calibration": made, "license": license_of(method.backbone), "refined": refined}
         return write_export(out, Export(net, before, name, data, config, more=more, budget=budget), choices)
+
+
+def _refined(
+    dense: PreTrainedModel, net: PreTrainedModel, stage: CompressedStage, data: DataModule, steps: int
+) -> dict[str, Any]:
+    """Refine the blocks of the compressed ``net`` in place; return what the report says."""
+    kind = task_type(data.record)
+    parts = calibration_parts(kind, stage.texts(data), None)
+    with tempfile.TemporaryDirectory() as states:
+        told = refine_net(dense, net, kind, parts, steps, Path(states), current_device())
+    trim()
+    return told
 
 
 def compressed(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_compress.evaluation.evaluate import interval_of
 from lit_compress.export.card import write_report_and_card
@@ -58,8 +58,9 @@ def check_choices_by_block(choices: Choices) -> None:
 
 
 def write_shards(
-    net: BlockNet, form: PreTrainedModel, change: Change, dtype: str, folder: Path, out: Path
-) -> PreTrainedModel:
+    net: BlockNet, form: PreTrainedModel, change: Change, dtype: str, folder: Path, out: Path,
+    refine: Callable[[int, nn.Module], None] | None = None,
+) -> PreTrainedModel:  # fmt: skip
     """Write the compressed net, one file per block and one for the rest, with configuration and code.
 
     A block whose file is in ``folder`` already is not written again; ``out`` gets all when they are there.
@@ -72,6 +73,7 @@ def write_shards(
         dtype: of the files.
         folder: for files that are finished; a killed process goes on from them.
         out: existing folder of the export.
+        refine: trains a changed block, of a number, before it is written.
 
     Returns:
         The net of the export, without values.
@@ -88,6 +90,8 @@ def write_shards(
         net.fill(i, block)
         with torch.no_grad():
             change(form, i, True)
+        if refine is not None:
+            refine(i, block)
         if ordinary is not None:
             block, changed = ordinary.get_submodule(name), block
             hand_over(changed, block)

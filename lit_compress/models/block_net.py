@@ -43,7 +43,8 @@ class StandIn(nn.Module):
 
     Args:
         block: which it stands for.
-        run: function of the block's number, hidden states and a function that calls the block with other ones.
+        run: function of the block's number, hidden states and a function that calls the block, or another one, with
+            other states.
         number: of the block.
     """
 
@@ -55,8 +56,9 @@ class StandIn(nn.Module):
         """Return what ``run`` returns for these arguments."""
         block, run, number = self._held
 
-        def again(hidden: Tensor) -> Any:
-            return block(hidden, *args[1:], **kwargs) if args else block(**kwargs | {"hidden_states": hidden})
+        def again(hidden: Tensor, other: nn.Module | None = None) -> Any:
+            called = block if other is None else other
+            return called(hidden, *args[1:], **kwargs) if args else called(**kwargs | {"hidden_states": hidden})
 
         return run(number, args[0] if args else kwargs["hidden_states"], again)
 
@@ -68,8 +70,12 @@ class StandIn(nn.Module):
             return getattr(self._held[0], name)
 
 
-def check_by_block(net: PreTrainedModel) -> None:
+def check_by_block(net: PreTrainedModel, option: str = "--by_block") -> None:
     """Refuse a net whose blocks cannot run one by one on what the one before gave; only its record is read.
+
+    Args:
+        net: dense or compressed.
+        option: that needs it.
 
     Raises:
         UserError: says why.
@@ -89,7 +95,7 @@ def check_by_block(net: PreTrainedModel) -> None:
         else None
     )
     if reason:
-        raise UserError(f"--by_block: '{name}' cannot go block by block, {reason}; leave the option out")
+        raise UserError(f"{option}: '{name}' cannot go block by block, {reason}; leave the option out")
 
 
 def empty_of(config: PreTrainedConfig, structure: Structure | None = None) -> PreTrainedModel:
@@ -101,7 +107,127 @@ def empty_of(config: PreTrainedConfig, structure: Structure | None = None) -> Pr
     return net.eval().requires_grad_(False)
 
 
-class BlockNet:
+class Blocks:
+    """A net whose blocks run one by one; stand-ins are in their places.
+
+    Args:
+        net: changed in place.
+        device: where it runs.
+
+    Attributes:
+        net: with stand-ins in the places of the blocks.
+        names: of the blocks.
+        blocks: the modules.
+    """
+
+    def __init__(self, net: PreTrainedModel, device: torch.device | str = "cpu") -> None:
+        self.net, self.device = net, torch.device(device)
+        named_blocks = [(name, block) for *_, name, block in blocks(net)]
+        self.names, self.blocks = [name for name, _ in named_blocks], [block for _, block in named_blocks]
+        self._run: Callable[..., Any]  # only in a forward
+        self._form: int | None = None  # of a block's output, when what is outside the blocks has values
+        for number, (name, block) in enumerate(named_blocks):
+            replace(net, name, StandIn(block, self._called, number))
+        if hasattr(net.config, "use_cache"):
+            net.config.use_cache = False
+
+    def _called(self, number: int, hidden: Tensor, again: Callable[..., Any]) -> Any:
+        return self._run(number, hidden, again)
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self.names)
+
+    @contextmanager
+    def block(self, number: int) -> Iterator[nn.Module]:
+        """Yield block ``number``, which is on the device meanwhile."""
+        block = self.blocks[number]
+        yield block.to(self.device)
+        block.to("cpu")
+
+    @contextmanager
+    def only_block(self) -> Iterator[None]:
+        """Give up what is outside the blocks, if it can be read again."""
+        yield
+
+    def step(self, number: int, inputs: BatchTensors, hidden: Tensor | None, other: nn.Module | None = None) -> Tensor:
+        """Return what block ``number``, which has its values, makes of ``hidden``; None: of what the embeddings give.
+
+        Args:
+            number: of the block.
+            inputs: of the net.
+            hidden: [b, length, width], on any device.
+            other: a module that is called in the block's place.
+        """
+        outputs: list[Tensor] = []
+
+        def run(at: int, states: Tensor, again: Callable[..., Any]) -> Any:
+            if at != number:
+                return self._shaped(states)
+            output = again(states if hidden is None else hidden.to(self.device, states.dtype), other)
+            outputs.append(output if isinstance(output, Tensor) else output[0])
+            raise _BlockReached
+
+        with self._running(run), suppress(_BlockReached):
+            self.net(**inputs)
+        return outputs[0]
+
+    def finish(self, inputs: BatchTensors, hidden: Tensor) -> Any:
+        """Return the net's output where ``hidden`` [b, length, width] is what the last block gives."""
+        last = len(self) - 1
+
+        def run(at: int, states: Tensor, again: Callable[..., Any]) -> Any:
+            return self._shaped(hidden.to(self.device, states.dtype) if at == last else states)
+
+        with self._running(run):
+            return self.net(**inputs)
+
+    @contextmanager
+    def _running(self, run: Callable[..., Any]) -> Iterator[None]:
+        self._run = run
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                yield
+        finally:
+            del self._run  # it has the output, and so the graph
+
+    def _form_of_output(self) -> int | None:
+        """Return how many parts the output of a block has; None for hidden states alone."""
+        outputs: list[Any] = []
+
+        def run(at: int, states: Tensor, again: Callable[..., Any]) -> Any:
+            outputs.append(again(states))
+            raise _BlockReached
+
+        with self.block(0), self._running(run), suppress(_BlockReached), torch.no_grad():
+            self.net(**random_inputs(self.net, 1, 4))
+        return None if isinstance(outputs[0], Tensor) else len(outputs[0])
+
+    def _shaped(self, hidden: Tensor) -> Any:
+        return hidden if self._form is None else (hidden, *[None] * (self._form - 1))
+
+
+@contextmanager
+def one_by_one(net: PreTrainedModel, device: torch.device | str) -> Iterator[Blocks]:
+    """Yield the :class:`Blocks` of a net in memory, which is whole again afterwards, on the CPU.
+
+    What is outside the blocks is on ``device``, and a block while it is asked for.
+    """
+    cache = getattr(net.config, "use_cache", None)
+    found = Blocks(net, device)
+    try:
+        move(net, device)
+        found._form = found._form_of_output()
+        yield found
+    finally:
+        move(net, "cpu")
+        for name, block in zip(found.names, found.blocks, strict=True):
+            replace(net, name, block)
+        if cache is not None:
+            net.config.use_cache = cache
+
+
+class BlockNet(Blocks):
     """The net in a folder, with one block at a time in memory.
 
     Args:
@@ -113,8 +239,6 @@ class BlockNet:
         device: where it runs.
 
     Attributes:
-        net: with stand-ins in the places of the blocks.
-        names: of the blocks.
         blocks: the modules, whose parameters have values only in :meth:`block`.
     """
 
@@ -127,19 +251,13 @@ class BlockNet:
         unused: Callable[[str], bool] = lambda name: False,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.net, self.tensors = empty_of(copy.deepcopy(config), structure), tensors
-        self.dtype, self._unused = dtype, unused
-        check_by_block(self.net)
-        self.prefix, self.device = base_prefix(self.net), torch.device(device)
-        named_blocks = [(name, block) for *_, name, block in blocks(self.net)]
-        self.names, self.blocks = [name for name, _ in named_blocks], [block for _, block in named_blocks]
-        self._run: Callable[[int, Tensor, Callable[[Tensor], Any]], Any]  # only in a forward
-        for number, (name, block) in enumerate(named_blocks):
-            replace(self.net, name, StandIn(block, self._called, number))
-        if hasattr(self.net.config, "use_cache"):
-            self.net.config.use_cache = False
-        tensors.rename(self.net)
-        self._aliases = tied(self.net)
+        net = empty_of(copy.deepcopy(config), structure)
+        check_by_block(net)
+        super().__init__(net, device)
+        self.tensors, self.dtype, self._unused = tensors, dtype, unused
+        self.prefix = base_prefix(net)
+        tensors.rename(net)
+        self._aliases = tied(net)
         self._fill_outside()
         self._form = self._form_of_output()
 
@@ -156,13 +274,6 @@ class BlockNet:
         empty(self.net)
         yield
         self._fill_outside()
-
-    def _called(self, number: int, hidden: Tensor, again: Callable[[Tensor], Any]) -> Any:
-        return self._run(number, hidden, again)
-
-    def __len__(self) -> int:
-        """Return the number of blocks."""
-        return len(self.names)
 
     def read(self, name: str) -> Tensor:
         """Return a tensor from the file.
@@ -207,61 +318,6 @@ class BlockNet:
         finally:
             empty(block)
 
-    def step(self, number: int, inputs: BatchTensors, hidden: Tensor | None) -> Tensor:
-        """Return what block ``number``, which is filled, makes of ``hidden``; None: of what the embeddings give.
-
-        Args:
-            number: of the block.
-            inputs: of the net.
-            hidden: [b, length, width], on any device.
-        """
-        outputs: list[Tensor] = []
-
-        def run(at: int, states: Tensor, again: Callable[[Tensor], Any]) -> Any:
-            if at != number:
-                return self._shaped(states)
-            output = again(states if hidden is None else hidden.to(self.device, states.dtype))
-            outputs.append(output if isinstance(output, Tensor) else output[0])
-            raise _BlockReached
-
-        with self._running(run), suppress(_BlockReached):
-            self.net(**inputs)
-        return outputs[0]
-
-    def finish(self, inputs: BatchTensors, hidden: Tensor) -> Any:
-        """Return the net's output where ``hidden`` [b, length, width] is what the last block gives."""
-        last = len(self) - 1
-
-        def run(at: int, states: Tensor, again: Callable[[Tensor], Any]) -> Any:
-            return self._shaped(hidden.to(self.device, states.dtype) if at == last else states)
-
-        with self._running(run):
-            return self.net(**inputs)
-
-    @contextmanager
-    def _running(self, run: Callable[[int, Tensor, Callable[[Tensor], Any]], Any]) -> Iterator[None]:
-        self._run = run
-        try:
-            with torch.autocast(self.device.type, enabled=False):
-                yield
-        finally:
-            del self._run  # it has the output, and so the graph
-
-    def _form_of_output(self) -> int | None:
-        """Return how many parts the output of a block has; None for hidden states alone."""
-        outputs: list[Any] = []
-
-        def run(at: int, states: Tensor, again: Callable[[Tensor], Any]) -> Any:
-            outputs.append(again(states))
-            raise _BlockReached
-
-        with self.block(0), self._running(run), suppress(_BlockReached), torch.no_grad():
-            self.net(**random_inputs(self.net, 1, 4))
-        return None if isinstance(outputs[0], Tensor) else len(outputs[0])
-
-    def _shaped(self, hidden: Tensor) -> Any:
-        return hidden if self._form is None else (hidden, *[None] * (self._form - 1))
-
 
 def empty(block: nn.Module) -> None:
     """Give the parameters of ``block`` up; their shapes stay."""
@@ -271,14 +327,14 @@ def empty(block: nn.Module) -> None:
 
 
 class Ending:
-    """A :class:`BlockNet` that begins behind its last block: it is called as a net, with one batch after the other.
+    """:class:`Blocks` that begin behind the last one: called as a net, with one batch after the other.
 
     Args:
         net: whose last part runs.
         states: function that returns an iterator over what the last block gave for every batch.
     """
 
-    def __init__(self, net: BlockNet, states: Callable[[], Iterator[Tensor]]) -> None:
+    def __init__(self, net: Blocks, states: Callable[[], Iterator[Tensor]]) -> None:
         self._net, self._states = net, states()
 
     def forward(self, **inputs: Tensor) -> Any:

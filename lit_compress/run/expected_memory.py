@@ -273,19 +273,27 @@ def check_factorize(method: Method, stage: Stage, dense: PreTrainedModel, data: 
     return _check_evaluation(needs, "--by_block float32 has one block in memory")
 
 
-def check_memory_by_block(outside: int, block: int, statistics: int) -> str:
-    """Return the line on the expected memory of ``factorize --by_block``.
+def expected_by_block(outside: int, block: int, statistics: int, training: int = 0) -> int:
+    """Return the bytes of what ``factorize --by_block`` has at the peak, without libraries and activations.
 
     Args:
         outside: bytes of what is outside the blocks.
         block: bytes of the largest block.
         statistics: bytes of what is summed for a block.
+        training: bytes that the training of a block takes.
+    """
+    return outside + 2 * block + max(statistics, training)
+
+
+def check_memory_by_block(outside: int, block: int, statistics: int, training: int = 0) -> str:
+    """Return the line on the expected memory of ``factorize --by_block``; the arguments of :func:`expected_by_block`.
 
     Raises:
         UserError: the machine has less.
     """
-    parts = {"outside the blocks": outside, "two blocks": 2 * block, "second moments": statistics}
-    need = Need("factorize --by_block", {**parts, "libraries": LIBRARIES})
+    more = {"training of a block": training} if training > statistics else {"second moments": statistics}
+    parts = {"outside the blocks": outside, "two blocks": 2 * block, **more, "libraries": LIBRARIES}
+    need = Need("factorize --by_block", parts)
     check_need(need, lambda: "--weighting none sums nothing" if statistics else "give a machine with more")
     return need.line()
 

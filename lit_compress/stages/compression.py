@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from lit_compress.tasks.records import Task
 
 CPU = torch.device("cpu")
+EXAMPLES = 1024  # that are read if the settings name no number
 Measured = Mapping[str, Tensor]
 Chosen = dict[str, Any]  # by site
 
@@ -216,6 +217,10 @@ class CompressedStage(Stage):
     def check_shapes(self, net: PreTrainedModel) -> None:
         """Refuse what cannot be done to ``net`` in one shot; only shapes are read."""
         self.check(net)
+
+    def texts(self, data: DataModule) -> Iterable[dict[str, Tensor]]:
+        """Return the batches of the examples that calibrate, or of 1,024 training examples without a calibration."""
+        return data.calibration_dataloader(min(EXAMPLES, data.train_size()))
 
     def refine(
         self, dense: Callable[[], PreTrainedModel], net: PreTrainedModel, task: Task, data: Any,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from lit_compress.calibration.sequential import refit_net
 from lit_compress.models.uniform_shape import even_counts
@@ -148,6 +149,10 @@ class WeightedRetraining(LowRankRetraining):
         asked = getattr(settings, name)
         if asked is not None and asked > examples:
             raise UserError(f"retrain.{name}: {asked} is more than there are; the largest is {examples}")
+
+    def texts(self, data: DataModule) -> Iterable[dict[str, Tensor]]:
+        """Return the batches of the calibration examples."""
+        return calibration_batches(self.settings, data)
 
     def refine(
         self, dense: Callable[[], PreTrainedModel], net: PreTrainedModel, task: Task, data: DataModule,

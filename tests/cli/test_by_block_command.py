@@ -17,6 +17,7 @@ from lit_compress.calibration.by_block import Sweeps
 from lit_compress.export.check import check_export
 from lit_compress.models.shards import INDEX, load_tensors
 from lit_compress.models.storage import load_net
+from lit_compress.stages.refinement import Refinement
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +166,8 @@ def test_a_budget_is_searched_on_shapes(llama, options, tmp_path, budget, monkey
         (["--weighting", "fisher", "--estimator", "batch"], "--by_block: estimator 'batch' needs whole batches"),
         (["--refit", "true"], "nearest: false"),
         (["--scope", "all"], "nearest: blocks"),
+        (["--refine", "0"], "--refine: 0 is below 1, the smallest valid value"),
+        (["--refine", "5", "--method", "SliceGPT"], "--refine: SliceGPT changes the basis of the hidden states"),
         (["--pivot"], "--by_block: --pivot True needs the whole net"),
         (
             ["--budget", "speedup=2x"],
@@ -227,3 +230,34 @@ def test_it_says_that_float32_is_more_than_the_model_has(how, dtype, llama, opti
     main(["factorize", str(llama), str(tmp_path / "out"), *options, "--density", "0.5", "--dtype", dtype, *how])
     line = "export: in float32; the model is stored in bfloat16, and --dtype bfloat16 keeps that"
     assert said == ([line] if dtype == "float32" else [])
+
+
+@pytest.mark.parametrize(
+    "how", [[], ["--removes", "structures", "--shape", "uniform"], ["--weighting", "none", "--rank", "5"]]
+)
+def test_blocks_are_refined_as_in_memory_also_after_a_kill(llama, options, tmp_path, how, monkeypatch):
+    """Each step of both ways reads the same states; a process that dies at the second block goes on with it."""
+    line = [*options, *([] if "--rank" in how else ["--density", "0.6"]), *how, "--refine", "20"]
+    whole = factorize(llama, tmp_path / "whole", *line)
+    blocks = factorize(llama, tmp_path / "blocks", *line, "--by_block", "float32")
+    assert same(tmp_path / "blocks", tmp_path / "whole") < 1e-5
+    told, other = blocks["refined"], whole["refined"]
+    assert told | {"seconds": 0} == {
+        name: pytest.approx(value, rel=1e-3) for name, value in (other | {"seconds": 0}).items()
+    }
+    assert len(told["after"]) == 3 and all(b < a for a, b in zip(told["before"], told["after"], strict=True))
+    if how:
+        return
+    once = Refinement._write
+
+    def dying(self, number, block):
+        if number == 1:
+            raise KeyboardInterrupt
+        return once(self, number, block)
+
+    monkeypatch.setattr(Refinement, "_write", dying)
+    with pytest.raises(BaseException):  # noqa: B017
+        factorize(llama, tmp_path / "killed", *line, "--by_block", "float32")
+    monkeypatch.setattr(Refinement, "_write", once)
+    report = factorize(llama, tmp_path / "killed", *line, "--by_block", "float32")
+    assert same(tmp_path / "killed", tmp_path / "blocks") == 0 and report["refined"]["after"] == told["after"]

@@ -1,0 +1,241 @@
+"""Refinement of a compressed model without labels: block by block, each learns to give the dense block's outputs.
+
+Behind compressed blocks a block f' reads x' where the dense model's block f reads x. From the first block to the last,
+the parameters of f' are trained so that
+
+    E(f') = sum over tokens t of |f'(x')_t - f(x)_t|^2 / |f(x)_t|^2     ->  min
+
+over all tokens of some texts, without padding. So a block also repairs what the blocks before it lost. That is the idea
+of AA-SVD (https://arxiv.org/abs/2604.02119), which trains compressed blocks against dense outputs; the rest is chosen
+here, on training texts:
+
+    - A token's error is divided by the length of its own target. The norm that reads a hidden state divides by that
+      length, too; without it the few tokens with huge states, which decoders have, would be all that is learned.
+    - AdamW without weight decay. A parameter's rate is :data:`RATE` times the root mean square of its values: factors
+      of one matrix can differ in scale by orders of magnitude, and one rate for all is too large for some of them.
+    - The rate rises over the first tenth of the steps and then falls linearly to 0. A step has one part of the texts,
+      up to 512 tokens, as the calibration has. All parts are taken before one is taken again, in an order of its own
+      for every block. Nothing is dropped out.
+    - A block whose error over all texts is not smaller afterwards stays as it was.
+
+One dense and one compressed block are in memory, the hidden states before and behind them are on disk. The same
+function walks over a model in memory (:func:`refine_net`) and over one whose blocks are read one by one
+(export/by_block.py). A killed process goes on with the block it was at.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_compress.calibration.by_block import Sweeps, check_disk
+from lit_compress.calibration.uses import Batch, frozen
+from lit_compress.models.block_net import Blocks, check_by_block, one_by_one
+from lit_compress.numerics.schedules import linear_warmup_decay
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import read_json, write_json
+from lit_compress.utils.progress import track
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.tasks import TaskType
+
+RATE = 1e-2  # share of a parameter's root mean square that a step changes at most, about
+WARMUP = 0.1  # share of the steps
+OF_TRAINING = 4  # times the bytes of a block: gradients, two moments, and the values before
+
+
+def token_errors(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean over tokens of |output - target|^2 / |target|^2, 0-dim.
+
+    Args:
+        outputs: [b, length, width].
+        targets: same shape; no gradient reaches them.
+        mask: [b, length], 0 at padding, which does not count.
+    """
+    real = mask != 0
+    targets = targets.detach().float()
+    sizes = targets.square().sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
+    errors = (outputs.float() - targets).square().sum(-1) / sizes
+    return errors.masked_fill(~real, 0).sum() / real.sum()
+
+
+def rates(parameters: Sequence[nn.Parameter], rate: float) -> list[dict[str, Any]]:
+    """Return a group of AdamW for every parameter, whose learning rate is ``rate`` times its root mean square.
+
+    A parameter without a size of its own (a bias of zeros) has the smallest of the others.
+    """
+    sizes = [float(value.detach().square().mean().sqrt()) for value in parameters]
+    least = min(filter(None, sizes), default=1.0)
+    return [{"params": [value], "lr": rate * (size or least)} for value, size in zip(parameters, sizes, strict=True)]
+
+
+class Refinement:
+    """Trains the blocks of a compressed model, one after the other from the first.
+
+    Args:
+        dense: over the examples in the dense model, with a folder of its own.
+        own: the same in the compressed model. Its net gives inputs, masks and positions, and may be the dense one if
+            both are alike outside the blocks.
+        steps: of AdamW, for every block.
+        rate: as :data:`RATE`.
+    """
+
+    def __init__(self, dense: Sweeps, own: Sweeps, steps: int, rate: float = RATE) -> None:
+        self.dense, self.own, self.steps, self.rate = dense, own, steps, rate
+
+    def __call__(self, number: int, block: nn.Module) -> None:
+        """Train a compressed block, on the CPU before and afterwards, and write what the next one reads."""
+        own, device, start = self.own, self.own.net.device, time.perf_counter()
+        own.drop("states", number - 1)
+        self.dense.reach(number + 1, keep=False)
+        block.to(device)
+        before = self._error(number, block)
+        values = {name: value.detach().clone() for name, value in block.named_parameters()}
+        self._train(number, block)
+        after = self._write(number, block)
+        if not after < before:
+            with torch.no_grad():
+                for name, value in block.named_parameters():
+                    value.copy_(values[name])
+            after = self._write(number, block)
+        told = {"before": before, "after": after, "seconds": time.perf_counter() - start}
+        write_json(self._told(number), told)
+        block.to("cpu")
+
+    def told(self) -> dict[str, Any]:
+        """Return what the report says: steps, texts, tokens, seconds, and every block's error, in forward order."""
+        errors = [self.errors(i) for i in range(len(self.own.net))]
+        tokens = sum(int((self._mask(rows) != 0).sum()) for rows in self.own.parts)
+        return {
+            "steps": self.steps, "texts": sum(len(rows["index"]) for rows in self.own.parts), "tokens": tokens,
+            "seconds": round(sum(each["seconds"] for each in errors), 2),
+            "before": [each["before"] for each in errors], "after": [each["after"] for each in errors],
+        }  # fmt: skip
+
+    def errors(self, number: int) -> dict[str, float]:
+        """Return the error of a trained block ``before`` and ``after``, and the ``seconds`` that it took."""
+        return read_json("--refine", self._told(number), dict)
+
+    def disk_bytes(self) -> int:
+        """Return how many bytes the states take at most: before and behind a block, of both models."""
+        return 4 * self.own.numbers() * torch.empty(0, dtype=self.own.dtype).element_size()
+
+    def _told(self, number: int) -> Path:
+        return self.own.folder / f"refined-{number:05}.json"
+
+    def _mask(self, rows: Batch) -> Tensor:
+        return self.own.task.masks(rows)[0]
+
+    def _outputs(
+        self, number: int, block: nn.Module, order: Sequence[int] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the block's outputs for some parts of the examples, by default all, and their errors."""
+        targets = self.dense.states(number + 1, order)
+        parts = zip(self.own.rows(order), self.own.states(number, order), targets, strict=True)
+        for rows, hidden, target in parts:
+            assert target is not None
+            output = self.own.net.step(number, self.own.inputs(rows), hidden, block)
+            yield output, token_errors(output, target.to(output.device), self._mask(rows))
+
+    def _error(self, number: int, block: nn.Module) -> float:
+        with torch.no_grad():
+            return self._mean([error for _, error in self._outputs(number, block)])
+
+    def _write(self, number: int, block: nn.Module) -> float:
+        """Write the block's outputs; return their error."""
+        errors = []
+        with torch.no_grad():
+            outputs = self._outputs(number, block)
+
+            def step(rows: Batch, hidden: Tensor | None) -> Tensor:
+                output, error = next(outputs)
+                errors.append(error)
+                return output
+
+            self.own.forward(number, step)
+        return self._mean(errors)
+
+    def _mean(self, errors: Sequence[Tensor]) -> float:
+        """Return the mean over all tokens of parts, from the means over the tokens of each."""
+        tokens = torch.stack([(self._mask(rows) != 0).sum() for rows in self.own.parts]).double()
+        return float((torch.stack(list(errors)).cpu().double() * tokens).sum() / tokens.sum())
+
+    def _train(self, number: int, block: nn.Module) -> None:
+        parameters = [value for value in block.parameters() if value.is_floating_point()]
+        groups = rates(parameters, self.rate)
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+        peaks = [group["lr"] for group in groups]
+        warmup = math.ceil(WARMUP * self.steps)
+        generator = torch.Generator().manual_seed(number)
+        order = list[int]()
+        while len(order) < self.steps:
+            order += torch.randperm(len(self.own.parts), generator=generator).tolist()
+        block.requires_grad_(True)
+        with torch.enable_grad():
+            for step, (_, error) in enumerate(self._outputs(number, block, order[: self.steps])):
+                for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                    group["lr"] = peak * linear_warmup_decay(step + 1, self.steps + 1, warmup)
+                optimizer.zero_grad()
+                error.backward()
+                optimizer.step()
+        block.requires_grad_(False)
+
+
+def check_refinement(net: PreTrainedModel, steps: int, by_itself: bool, method: str) -> None:
+    """Refuse a refinement that cannot work; only shapes are read.
+
+    Args:
+        net: dense.
+        steps: as typed.
+        by_itself: whether the compression changes a block without the others.
+        method: name of the method.
+
+    Raises:
+        UserError: as said.
+    """
+    if steps < 1:
+        raise UserError(f"--refine: {steps} is below 1, the smallest valid value; usual: 100")
+    if not by_itself:
+        raise UserError(
+            f"--refine: {method} changes the basis of the hidden states, which are to be the dense ones; nearest: "
+            "SecondOrder"
+        )
+    check_by_block(net, "--refine")
+
+
+def refine_net(
+    dense: PreTrainedModel, net: PreTrainedModel, kind: TaskType, parts: Sequence[Batch], steps: int, folder: Path,
+    device: torch.device,
+) -> dict[str, Any]:  # fmt: skip
+    """Refine the compressed ``net`` in place, and return what the report says.
+
+    Args:
+        dense: the model that was compressed; both are on the CPU, before and afterwards.
+        net: the compressed one.
+        kind: of the task.
+        parts: of the examples, as :func:`~lit_compress.calibration.by_block.calibration_parts` returns them.
+        steps: of AdamW, for every block.
+        folder: for the states.
+        device: of the passes.
+
+    Raises:
+        UserError: the states do not fit on the disk.
+    """
+    with frozen(dense), frozen(net), one_by_one(dense, device) as theirs, one_by_one(net, device) as ours:
+
+        def sweeps(blocks: Blocks, name: str) -> Sweeps:
+            return Sweeps(blocks, kind, parts, folder / name, torch.float32)
+
+        refinement = Refinement(sweeps(theirs, "dense"), sweeps(ours, "refined"), steps)
+        check_disk(folder, refinement.disk_bytes(), "--refine")
+        for i in track(range(len(ours)), "refine", len(ours)):
+            refinement(i, ours.blocks[i])
+        return refinement.told()
