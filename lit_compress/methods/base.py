@@ -78,6 +78,7 @@ class Method(pl.LightningModule):
         stores_zeros: True if the exported file keeps removed weights as zeros: the density says what was removed, but
             bytes, stored parameters and FLOPs are those of the dense net.
         rule: for the ranks of the last stage; None: the method has no rule for ranks.
+        pivot: factors are exported in pivot form, and the density counts them so.
         usual_density: density where neither it nor a rank nor a budget is given; None: the method has another rule.
         former_gates: name of a gate in earlier versions -> its name today; stored checkpoints may have the former.
     """
@@ -86,6 +87,7 @@ class Method(pl.LightningModule):
     stage: Stage  # from prepare() to release()
     stores_zeros = False
     rule: RankRule | None = None
+    pivot = False
     usual_density: float | None = 0.25
     former_gates: Mapping[str, str] = {}
 

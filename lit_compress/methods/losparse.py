@@ -97,7 +97,7 @@ class LoSparse(Method):
         """Return dense (without a teacher), prune."""
         kfac = (self.prune.weighting == "kfac", self.prune.rows == "kfac")
         prune = RowSparsePruning(self.prune, self.density, self.prune.low_rank, self.prune.ratio, *kfac)
-        return [*self.dense_stage(), prune.rounded(self.round_to).or_plain()]
+        return [*self.dense_stage(), prune.rounded(self.round_to, self.pivot).or_plain()]
 
 
 @dataclass(frozen=True)
@@ -179,4 +179,4 @@ class LowRankII(Method):
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
         prune = RowSparsePruning(self.prune, self.density, self.density)
-        return [*self.dense_stage(), prune.rounded(self.round_to).or_plain()]
+        return [*self.dense_stage(), prune.rounded(self.round_to, self.pivot).or_plain()]

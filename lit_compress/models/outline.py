@@ -19,6 +19,7 @@ from lit_compress.models.prices import unit_prices
 from lit_compress.models.sites import held_part, linear_at, of_kind, site_shapes, sublayers
 from lit_compress.models.storage import tied
 from lit_compress.models.surgery import replace
+from lit_compress.numerics.ranks import stored
 from lit_compress.numerics.search import largest
 
 if TYPE_CHECKING:
@@ -122,13 +123,16 @@ def _spread(share: float, counts: list[int]) -> list[int]:
     return kept
 
 
-def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int) -> PreTrainedModel:
+def keep_rows_evenly(
+    net: PreTrainedModel, ranks: Mapping[str, int], budget: int, pivot: bool = False
+) -> PreTrainedModel:
     """Give every site factors of its rank and the same share of its rows, so that ``budget`` weights are stored.
 
     Args:
         net: without values; changed in place.
         ranks: by site; 0 for rows alone.
         budget: weights of the sites, factors included.
+        pivot: factors and rows are counted in pivot form.
 
     Returns:
         ``net``.
@@ -139,14 +143,11 @@ def keep_rows_evenly(net: PreTrainedModel, ranks: Mapping[str, int], budget: int
     def rows(share: float) -> dict[str, int]:
         return {name: min(out, int(share * out + phases[name])) for name, (out, _) in sizes.items()}
 
-    def stored(kept: Mapping[str, int]) -> int:
-        return sum(
-            min(ranks.get(name, 0) * (out + inner) + kept[name] * inner, out * inner)
-            for name, (out, inner) in sizes.items()
-        )
+    def size(kept: Mapping[str, int]) -> int:
+        return sum(stored(*shape, ranks.get(name, 0), pivot, kept[name]) for name, shape in sizes.items())
 
-    kept = rows(largest(lambda share: stored(rows(share)) <= budget, 0.0, 1.0))
-    if stored(kept) > budget:
+    kept = rows(largest(lambda share: size(rows(share)) <= budget, 0.0, 1.0))
+    if size(kept) > budget:
         kept = dict.fromkeys(sizes, 0)
     for name, (out, inner) in sizes.items():
         rank, bias = ranks.get(name, 0), linear_at(net, name).bias is not None

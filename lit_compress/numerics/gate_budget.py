@@ -23,7 +23,7 @@ class Weights:
 
     Attributes:
         number: weights per combination.
-        gates: (name of a gate, group) each; no gate twice.
+        gates: (name of a gate, group) each.
     """
 
     number: int
@@ -37,8 +37,8 @@ class Weights:
 class Size(nn.Module):
     """The number of weights left, a sum of products of the numbers of kept units.
 
-    With sums of P(z > 0) in place of numbers it is the expected number of weights, since units are independent and no
-    product has a gate twice (CoFi's expected size; SP3 Eq. 30).
+    With sums of P(z > 0) in place of numbers it is the expected number of weights, since units are independent, where
+    no product has a gate twice (CoFi's expected size; SP3 Eq. 30).
 
     Args:
         weights: all weights that count.

@@ -53,14 +53,16 @@ def largest_rank(out: int, inner: int) -> int:
     return ceil(out * inner / (out + inner)) - 1
 
 
-def stored(out: int, inner: int, rank: int, pivot: bool = False) -> int:
+def stored(out: int, inner: int, rank: int, pivot: bool = False, rows: int = 0) -> int:
     """Return the number of stored parameters of an out x inner matrix at ``rank``, the dense one if factors are larger.
 
-    In pivot form (numerics/pivot.py) factors of rank k have k^2 parameters fewer.
+    In pivot form (numerics/pivot.py) factors of rank k have k^2 parameters fewer, and with kept ``rows`` beside them k
+    fewer for each: these have no row in the left factor.
     """
-    if rank * (out + inner) >= out * inner:
+    factors = rank * (out + inner) + rows * inner
+    if factors >= out * inner:
         return out * inner
-    return rank * (out + inner - (rank if pivot else 0))
+    return factors - (rank * (rank + rows) if pivot else 0)
 
 
 def pivot_rank(density: float, out: int, inner: int) -> int:

@@ -130,7 +130,8 @@ class Storage:
     tokens: int | None = None
 
     def tell(self, method: Method) -> None:
-        """Let the rule for the ranks of ``method``, if it has one, count what is stored of factors and of the table."""
+        """Let ``method``, and its rule for ranks if it has one, count what is stored of factors and of the table."""
+        method.pivot = self.choices.pivot
         if method.rule is not None:
             method.rule = replace(method.rule, pivot=self.choices.pivot, tokens_left=self.tokens)
 

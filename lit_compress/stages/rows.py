@@ -35,7 +35,7 @@ from lit_compress.numerics.decompose import decompose
 from lit_compress.numerics.foreach import joined
 from lit_compress.numerics.importance import row_sensitivity, update_row_average_
 from lit_compress.numerics.masks import keep_count, keep_rows_, select_rows
-from lit_compress.numerics.ranks import break_even_rank, rank_for_density, rounded
+from lit_compress.numerics.ranks import break_even_rank, pivot_rank, rank_for_density, rounded
 from lit_compress.numerics.schedules import cubic
 from lit_compress.stages.base import Stage, StageContext, Training
 from lit_compress.stages.weighting import Weighted, kronecker_decomposer
@@ -135,6 +135,7 @@ class RowSparsePruning(Stage):
     settings: RowPruning
     density: float
     decided_by_data = True
+    pivot = False
     round_to = None  # rows are those that scores choose: their layer fills its product up to multiples of 8 by itself
 
     def __init__(
@@ -153,9 +154,13 @@ class RowSparsePruning(Stage):
         self.from_backbone = settings.init == "pretrained"
         self.budget = RowBudget({}, 0, 1, density - self.low_rank)  # until a net gives the exact one
 
-    def rounded(self, round_to: int | None) -> RowSparsePruning:
-        """Return this stage, with ranks of the factors that are multiples of a number, rounded down."""
-        self.round_to = round_to or 1
+    def rounded(self, round_to: int | None, pivot: bool = False) -> RowSparsePruning:
+        """Return this stage, with ranks of the factors that are multiples of a number, rounded down.
+
+        In ``pivot`` form a matrix of rank k has k^2 parameters fewer, and k fewer for every kept row. It is counted so,
+        also if nearly all of its rows are kept, and it is stored whole.
+        """
+        self.round_to, self.pivot = round_to or 1, pivot
         return self
 
     @property
@@ -166,7 +171,8 @@ class RowSparsePruning(Stage):
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with factors and some rows of every matrix; which rows is decided by training."""
         budget = self.budget_of(net)
-        return keep_rows_evenly(net, budget.ranks, budget.factors + round(budget.final * budget.total))
+        total = budget.factors + round(budget.final * budget.total)
+        return keep_rows_evenly(net, budget.ranks, total, self.pivot)
 
     def budget_of(self, net: PreTrainedModel) -> RowBudget:
         """Return what there is for factors and rows of the dense ``net``; only shapes are read."""
@@ -175,11 +181,12 @@ class RowSparsePruning(Stage):
         budget = keep_count(self.density, total)
 
         def size(ranks: dict[str, int]) -> int:
-            return sum(rank * sum(shapes[name]) for name, rank in ranks.items())
+            return sum(rank * (sum(shapes[name]) - rank * self.pivot) for name, rank in ranks.items())
 
         ranks = {name: _rank(self.low_rank, *shape) for name, shape in shapes.items()}
-        if self.ratio == "exact" and size(ranks) > budget:  # no room to round up
-            ranks = {name: rank_for_density(self.low_rank, *shape) for name, shape in shapes.items()}
+        if self.pivot or (self.ratio == "exact" and size(ranks) > budget):  # no room to round up
+            most = pivot_rank if self.pivot else rank_for_density
+            ranks = {name: most(self.low_rank, *shape) for name, shape in shapes.items()}
         ranks = {name: rounded(rank, self.round_to or 1) for name, rank in ranks.items()}
         low_rank = size(ranks) if self.ratio == "exact" else round(self.low_rank * total)
         final = max(0, budget - low_rank) / total if self.low_rank < self.density else 0.0
@@ -220,6 +227,11 @@ class RowSparsePruning(Stage):
     def scores(self) -> list[Tensor]:
         """Gamma, the importance of each row: float32 [out] per site."""
         return [self.get_buffer(f"average_{i}") for i in range(len(self._weights))]
+
+    def costs(self) -> list[int]:
+        """Return the parameters of a row of each site."""
+        ranks = self.budget.ranks.values() if self.pivot else [0] * len(self._weights)
+        return [weight.shape[1] - rank for weight, rank in zip(self._weights, ranks, strict=True)]
 
     @property
     def windows(self) -> list[Tensor]:
@@ -289,8 +301,7 @@ class RowSparsePruning(Stage):
     @torch.no_grad()
     def _zero(self, step: int) -> None:
         budget = round(self.kept_share(step) * self.budget.total)
-        costs = [weight.shape[1] for weight in self._weights]
-        keep = select_rows(self.scores, costs, budget, self._shards.reduce, self._shards.place)
+        keep = select_rows(self.scores, self.costs(), budget, self._shards.reduce, self._shards.place)
         rows = joined(keep)
         self._flips = None if self._rows is None else (rows != self._rows).sum()
         self._rows = rows
@@ -302,7 +313,8 @@ class RowSparsePruning(Stage):
 
         Between two prunings, rows that training has moved away from zero count as kept.
         """
-        rows = torch.stack([local(w).ne(0).any(1).sum() * w.shape[1] for w in self._weights]).sum()
+        pairs = zip(self._weights, self.costs(), strict=True)
+        rows = torch.stack([local(weight).ne(0).any(1).sum() * cost for weight, cost in pairs]).sum()
         if self._shards.reduce:
             self._shards.reduce(rows)
         total, factors = self.budget.total, self.budget.factors / self.budget.total

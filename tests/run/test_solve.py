@@ -13,6 +13,7 @@ from lit_compress.models.accounting import count_params, flops
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.outline import file_bytes, integer_bytes
 from lit_compress.models.shapes import without_values
+from lit_compress.models.sites import site_shapes
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.ranks import Price
 from lit_compress.run import solve as solver
@@ -73,7 +74,7 @@ def test_a_size_counts_the_program_of_integers():
     assert found.bytes == integer_bytes(found.net, 8, GRAPH["onnx"]) != file_bytes(found.net)
 
 
-@pytest.mark.parametrize("name", ["SVD", "FWSVD", "LPAF", "LowRankI", "SecondOrder"])
+@pytest.mark.parametrize("name", ["SVD", "FWSVD", "LPAF", "LowRankI", "SecondOrder", "FLOP", "LoSparse"])
 def test_a_density_in_pivot_form_is_that_of_the_file(name, dense):
     """The ranks use it up: less than one component of a matrix is left."""
     storage = Storage(Choices(pivot=True))
@@ -83,6 +84,22 @@ def test_a_density_in_pivot_form_is_that_of_the_file(name, dense):
         found, plain = outline(method, dense, LENGTH, storage), outline(method, dense, LENGTH)
         assert 0 <= density * 16384 - found.params.sites < 128, (found.params.sites, plain.params.sites)
         assert plain.params.sites > found.params.sites
+
+
+@pytest.mark.parametrize("density", [0.1, 0.2, 0.37])
+def test_so_are_ranks_that_are_rounded_down_and_rows_between_gates(density, dense):
+    """LowRankII takes the largest rank of each matrix; CoFi x LoSparse the nearest number of weights."""
+    sites = {}
+    for name in ("LowRankII", "CoFiLoSparse"):
+        method, storage = builder(name, "params=12345")(density), Storage(Choices(pivot=True))
+        storage.tell(method)
+        sites[name] = outline(method, dense, LENGTH, storage).params.sites
+    shapes = site_shapes(dense).values()
+    assert sites["LowRankII"] == sum(
+        max(k * (out + inner - k) for k in range(inner) if k <= 1 or k * (out + inner - k) <= density * out * inner)
+        for out, inner in shapes
+    )
+    assert 0 <= round(density * 16384) - sites["CoFiLoSparse"] < 64
 
 
 def test_scope_all_makes_a_small_file_possible(dense):

@@ -221,8 +221,9 @@ class OpenRows(RowSparsePruning):
         for name, rows, cost in zip(self._sites, open_, columns, strict=True):
             count = int(rows.sum())
             rank, whole_ = self.budget.ranks[name], count * cost
-            factor = rank * (count + cost) if count else 0
-            stored = (factor + torch.arange(len(rows) + 1).clamp(max=count) * cost).clamp(max=whole_)
+            factor, kept = rank * (count + cost) if count else 0, torch.arange(len(rows) + 1).clamp(max=count)
+            stored, saved = factor + kept * cost, rank * (rank + kept) if self.pivot else 0
+            stored = torch.where(stored < whole_, stored - saved, whole_)
             added.append(stored.diff())
             dense, factors, least = dense + whole_, factors + factor, least + int(stored[0])
         return _Read(columns, dense, factors, least, joined(added).to(self.columns.device))
@@ -260,15 +261,16 @@ class RowsAndGates(GatedPruning):
         """The gates, then the rows, which read them."""
         return self, self.rows
 
-    def rounded(self, round_to: int | None) -> Self:
+    def rounded(self, round_to: int | None, pivot: bool = False) -> Self:
         """Also round the ranks of the factors."""
-        self.rows.rounded(round_to)
-        return super().rounded(round_to)
+        self.rows.rounded(round_to, pivot)
+        return super().rounded(round_to, pivot)
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with fewer heads, and with factors and some rows of what is left."""
         budget = self.rows.budget_of(net)
-        return keep_rows_evenly(super().outline(net), budget.ranks, keep_count(self.rows.whole, budget.total))
+        total = keep_count(self.rows.whole, budget.total)
+        return keep_rows_evenly(super().outline(net), budget.ranks, total, self.pivot)
 
     @property
     def keeps_all(self) -> bool:
