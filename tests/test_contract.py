@@ -59,6 +59,7 @@ VARIANTS = {
         "": [],
         "kfac": ["--model.prune.weighting", "kfac", "--model.prune.rows", "kfac", "--model.prune.init", "finetuned"],
     },
+    "Layers": {"": [], "measured": ["--model.prune.choice", "measured", "--model.prune.examples", "50"]},
     # a window of scores must be complete before the first ranking; and once from the backbone, with a new head
     "PLATON": {"": ["--model.prune.interval", "2", "--model.prune.start", "0.2", "--model.prune.init", "pretrained"]},
     "SP3": {
@@ -229,6 +230,7 @@ def test_report_says_how_it_was_calibrated(run):
     config = json.loads((folder / "report.json").read_text())["config"]["model"]["init_args"]
     settings = config.get("retrain", {})
     whole = "calibration_examples" in settings and settings["weighting"] in ("kfac", "inputs")
+    whole |= config.get("prune", {}).get("choice") == "measured"
     assert bool(calibration) == whole
     if whole:
         assert calibration["examples"] > 0 and (calibration["estimated_loss"] or 0) >= 0
@@ -239,7 +241,7 @@ def test_fuse_equals_training_form(run):
     method, folder = run
     last = json.loads((folder / "stages.json").read_text())[-1]["name"]
     checkpoint = torch.load(folder / last / "best.ckpt", weights_only=True)
-    module = built(method, folder, last, structure=checkpoint["lit_compress"]["structure"])
+    module = built(method, folder, last, mark=checkpoint["lit_compress"])
     module.load_state_dict(checkpoint["state_dict"])
     inputs = {k: v % 20 if k == "input_ids" else v for k, v in make_batch().items() if k.startswith(("input", "att"))}
     expected = module.net.eval()(**inputs).logits
@@ -248,13 +250,14 @@ def test_fuse_equals_training_form(run):
     assert torch.allclose(load_net(folder / "export")(**inputs).logits, expected, atol=1e-6)
 
 
-def built(method, folder, stage_name, density=0.5, structure=None):
-    """Build the net of a stage as its fit does, from the files of a run."""
+def built(method, folder, stage_name, density=0.5, mark=None):
+    """Build the net of a stage as its fit does, from the files of a run and the ``mark`` of a checkpoint."""
     module = class_of(method)(task="sst2", backbone="unused", density=density)
     names = [s.name for s in module.stages()]
     at = names.index(stage_name.rstrip("_0123456789"))  # a stage on the way does what the last one does
     stage, previous = module.stages()[at], folder / names[at - 1] / "net"
-    module.prepare(stage, 0, previous, folder / "dense" / "net", structure)
+    stage.notes = mark["notes"] if mark else {}
+    module.prepare(stage, 0, previous, folder / "dense" / "net", mark and mark["structure"])
     module.configure_model()
     stage.set_total_steps(100)
     return module

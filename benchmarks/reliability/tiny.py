@@ -10,7 +10,8 @@ from pathlib import Path
 WORDS = "a film of great bad warm dull charm wit the plot is so not very fine poor story cast and but".split()  # noqa: SIM905
 METHODS = (
     "BlockMovement", "CoFi", "CoFiLoSparse", "FLOP", "FWSVD", "FirstOrder", "ITP", "LLMPruner", "LPAF", "LoSparse",
-    "LowRankI", "LowRankII", "Magnitude", "Movement", "PLATON", "SP3", "SVD", "SecondOrder", "SliceGPT", "Theseus",
+    "Layers", "LowRankI", "LowRankII", "Magnitude", "Movement", "PLATON", "SP3", "SVD", "SecondOrder", "SliceGPT",
+    "Theseus",
 )  # fmt: skip
 PRUNE = ["--model.prune.epochs=2", "--model.prune.learning_rate=1e-3"]
 RETRAIN = ["--model.retrain.epochs=2", "--model.retrain.learning_rate=1e-3"]

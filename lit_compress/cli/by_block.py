@@ -17,7 +17,7 @@ import torch
 
 from lit_compress.calibration.by_block import BlockStatistics, Sweeps, calibration_parts, check_disk
 from lit_compress.calibration.sliced_by_block import BlockAxes
-from lit_compress.calibration.statistics import TOKENS
+from lit_compress.calibration.statistics import TOKENS, Statistic
 from lit_compress.cli.one_shot import one_shot_stage
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import evaluate
@@ -184,7 +184,7 @@ class _Walks:
         if isinstance(statistic, Axes):
             centred = not get_architecture(dense).rms
             self.collector = BlockAxes(self.sweeps, dense, statistic.widths, centred, self.measured.axes)
-        elif statistic is not None:
+        elif isinstance(statistic, Statistic):
             self.collector = BlockStatistics(self.sweeps, dense, statistic)
         sums = 0 if self.collector is None else self.collector.bytes()
         self.memory = {"outside": _bytes(self.net.net), "block": max(map(_bytes, self.net.blocks)), "statistics": sums}

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lit_compress.numerics.chunked_logits import ChunkedLogits
-from lit_compress.numerics.losses import distillation_loss, token_divergences
 from lit_compress.tasks import task_type
+from lit_compress.tasks.divergence import summed_divergence
 from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.progress import track
 
@@ -40,14 +39,7 @@ def divergence(net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, r
         batch = to_device({name: column[: rows - seen] for name, column in batch.items()}, device)
         with torch.inference_mode():
             ours, theirs = (kind.logits(kind.run(n, batch), batch) for n in (net, dense))
-            if isinstance(ours, ChunkedLogits):
-                total += float(token_divergences(ours, theirs, kind.counted(batch)).sum())
-            elif kind.loss != "classification":
-                total += 0.5 * float((ours.float() - theirs.float()).square().sum())
-            else:
-                counted = kind.counted(batch)
-                mean = float(distillation_loss(ours, theirs, kind.loss, temperature=1.0, counted=counted))
-                total += mean * (theirs[..., 0].numel() if counted is None else int(counted.sum()))
+            total += summed_divergence(kind, ours, theirs, batch)
         seen += len(theirs)
         if seen >= rows:
             break

@@ -44,8 +44,8 @@ def ordinary_net(net: PreTrainedModel) -> PreTrainedModel | None:
         return None if file_of(net) else as_ordinary(net)
     hand_over(net, ordinary)
     ordinary.tie_weights()
-    for name, buffer in net.named_buffers():
-        ordinary.get_buffer(name).copy_(buffer)
+    for name, buffer in ordinary.named_buffers():  # of fewer kinds of blocks than there were, fewer
+        buffer.copy_(net.get_buffer(name))
     return ordinary
 
 

@@ -105,7 +105,7 @@ class BlockReplacing(Stage):
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` with fewer blocks."""
-        shorten(net, self.left(net))
+        shorten(net, {path: range(count) for path, count in self.left(net).items()})
         return net
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
@@ -113,7 +113,7 @@ class BlockReplacing(Stage):
         net = super().build(method, previous, structure)
         left, self.density = self.left(net), self.density_of(net)
         predecessors = {path: list(module_at(net, path, nn.ModuleList)) for path in left}
-        shorten(net, left)
+        shorten(net, {path: range(count) for path, count in left.items()})
         net.requires_grad_(False)
         for path, blocks in predecessors.items():
             width = len(blocks) // left[path]

@@ -1,10 +1,11 @@
-"""Nets of fewer blocks: which families can have them, how many stay, and taking the others out.
+"""Models of fewer blocks: which families can have them, how many are kept, and removing the others.
 
-What is left is an ordinary net: its configuration has the number of blocks.
+The result is an ordinary model: its configuration has the number of blocks, and cut lists of what each block is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -72,17 +73,43 @@ def blocks_left(total: int, density: float, within: bool = False) -> int:
     )
 
 
-def shorten(net: PreTrainedModel, left: dict[str, int]) -> None:
-    """Keep the first blocks of ``net``, in place, and say so in its configuration.
+def shorten(net: PreTrainedModel, kept: Mapping[str, Sequence[int]]) -> None:
+    """Keep some blocks of ``net``, in place, and say so in its configuration.
 
     Args:
-        net: a net that :func:`check_blocks` accepts, with values or without.
-        left: name of each list of blocks -> number of blocks.
+        net: with values or without; if its first block differs from the others (:func:`holds_first`), it must be kept.
+        kept: name of each list of blocks -> numbers of the kept blocks, rising.
     """
-    configs: dict[int, Any] = {id(config): config for m in net.modules() if (config := getattr(m, "config", None))}
-    for path, (stack, _) in stack_lengths(net).items():
-        replace(net, path, module_at(net, path, nn.ModuleList)[: left[path]])
-        for config in configs.values():
-            setattr(config, f"{stack}_layers" if config.is_encoder_decoder else "num_hidden_layers", left[path])
-            if getattr(config, "layer_types", None):
-                config.layer_types = config.layer_types[: left[path]]
+    for path, (stack, total) in stack_lengths(net).items():
+        blocks_of = module_at(net, path, nn.ModuleList)
+        left = nn.ModuleList([blocks_of[number] for number in kept[path]])
+        for number, block in enumerate(left):
+            for module in block.modules():
+                if hasattr(module, "layer_idx"):  # its place in the cache of a decoder
+                    vars(module)["layer_idx"] = number
+        replace(net, path, left)
+        for config in _configs_above(net, path):
+            setattr(config, _field(config, stack), len(left))
+            for name, value in list(vars(config).items()):
+                if "layer" in name and isinstance(value, list) and len(value) == total:
+                    setattr(config, name, [value[number] for number in kept[path]])
+
+
+def holds_first(net: PreTrainedModel) -> bool:
+    """Return whether the first block differs: it has the biases of positions (T5), or no norm (ModernBERT)."""
+    architecture = get_architecture(net)
+    return architecture.passes_on or architecture.bare_start
+
+
+def _configs_above(net: PreTrainedModel, path: str) -> list[Any]:
+    """Return the configurations of the modules that contain the list of blocks ``path``, each once."""
+    above = {"", *(path[:i] for i, letter in enumerate(path) if letter == ".")}
+    configs = (getattr(module, "config", None) for name, module in net.named_modules() if name in above)
+    return list({id(config): config for config in configs if config is not None}.values())
+
+
+def _field(config: Any, stack: str) -> str:
+    """Return the field of a configuration that has the number of blocks of a stack."""
+    if not config.is_encoder_decoder:
+        return "num_hidden_layers"
+    return next(name for name in (f"{stack}_layers", f"num_{stack}_layers", "num_layers") if hasattr(config, name))

@@ -204,7 +204,7 @@ def run_stages(
             rank_zero_info(f"{name}: begins anew, as its number of steps has changed")
         if changes and is_first_process():
             run.keep_changes(changes, name)
-        structure, step = mark.get("structure"), mark.get("step")
+        structure, step, stage.notes = mark.get("structure"), mark.get("step"), mark.get("notes", {})
         use_threads(weights, mark.get("threads") or next((r.get("threads") for r in run.finished().values()), None))
         parts.method.prepare(stage, parts.seed, previous, run.net("dense") if name != "dense" else None, structure)
         start = time.time()
@@ -308,6 +308,7 @@ def _finish_stage(
     if not mark["at_budget"]:
         rank_zero_warn(f"{name}: no epoch ended at the budget; the last is kept; train longer, e.g. {name}.epochs")
     stage = next(s for s in parts.method.stages() if s.name == name)
+    stage.notes = mark.get("notes", {})
     parts.method.prepare(stage, parts.seed, previous, None, mark["structure"])
     parts.method.configure_model()
     parts.method.rename_gates(checkpoint["state_dict"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lit_compress.calibration.block_losses import least_missed
 from lit_compress.calibration.kronecker import Moments, parts_within
 from lit_compress.calibration.sliced_stream import sliced_axes
 from lit_compress.calibration.statistics import Statistic, whole
@@ -35,8 +37,26 @@ MOST_BYTES = 768 * 2**20  # of sums of second moments in one pass; those of BERT
 Reduce = Callable[[Tensor], object] | None
 
 
+class OfModel(ABC):
+    """Asked of the whole model, in passes of its own; no matrix has sums of its own."""
+
+    labels = None
+    sites: tuple[str, ...] = ()
+
+    @abstractmethod
+    def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
+        """Return the answer, the same on every rank.
+
+        Args:
+            net: with its task's head, where it runs; it is not changed.
+            batches: of the examples.
+            kind: of the task.
+            reduce: in-place all-reduce (SUM) over ranks with other examples.
+        """
+
+
 @dataclass(frozen=True)
-class Axes:
+class Axes(OfModel):
     """Principal axes of the hidden states that every site of the residual stream reads, behind the slices before it.
 
     Attributes:
@@ -44,8 +64,33 @@ class Axes:
     """
 
     widths: Sequence[int]
-    labels = None
-    sites: tuple[str, ...] = ()  # no matrix has sums of its own
+
+    def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
+        """Return the axes U [d, d] by number of the site."""
+        hooked = net
+        if residual_stream(net).pre_norm:  # the residual path needs modules that can be hooked
+            hooked = insert_projections(copy.deepcopy(net), identity_bases(net), SLICED)
+        axes = sliced_axes(
+            hooked, residual_stream(hooked), self.widths, lambda: batches, kind,
+            centred=not get_architecture(net).rms, reduce=reduce, agree=from_first,
+        )  # fmt: skip
+        return dict(enumerate(axes))
+
+
+@dataclass(frozen=True)
+class BlockLosses(OfModel):
+    """The blocks whose removal, one after the other, changes the model's answers the least.
+
+    Attributes:
+        counts: name of each list of blocks -> how many are kept.
+    """
+
+    counts: Mapping[str, int]
+
+    def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
+        """Return the numbers of the kept blocks by list, and the ``loss`` of the model of them."""
+        kept, loss = least_missed(net, self.counts, batches, kind, reduce)
+        return kept | {"loss": loss}
 
 
 @dataclass(frozen=True)
@@ -57,7 +102,7 @@ class Calibration:
         batches: of the examples, in the same order whenever they are iterated.
     """
 
-    statistic: Statistic | Axes
+    statistic: Statistic | OfModel
     batches: DataLoader
 
 
@@ -87,11 +132,11 @@ def collected(
         return
     statistic, batches, kind = calibration.statistic, calibration.batches, task_type(task)
     reduce: Reduce = torch.distributed.all_reduce if shared else None
-    if isinstance(statistic, Axes):
+    if isinstance(statistic, OfModel):
         net.to(device)  # type: ignore[arg-type]
-        axes = _axes(net, statistic, batches, kind, reduce)
+        answer = statistic.answer(net, batches, kind, reduce)
         net.to("cpu")  # type: ignore[arg-type]
-        yield [], dict(enumerate(axes))
+        yield [], answer
         return
     parts = [statistic.names(net)]
     if isinstance(statistic, Moments):
@@ -116,14 +161,3 @@ def of_sites(statistic: Statistic, names: Sequence[str]) -> Statistic:
         return replace(statistic, sites=names)
     table = statistic.table if statistic.table in names else None
     return replace(statistic, sites=[name for name in names if name != table], table=table)
-
-
-def _axes(net: PreTrainedModel, asked: Axes, batches: Any, kind: TaskType, reduce: Reduce) -> list[Tensor]:
-    """Return the axes U [d, d] of every site, on every rank those of the first."""
-    hooked = net
-    if residual_stream(net).pre_norm:  # the residual path needs modules that can be hooked
-        hooked = insert_projections(copy.deepcopy(net), identity_bases(net), SLICED)
-    return sliced_axes(
-        hooked, residual_stream(hooked), asked.widths, lambda: batches, kind,
-        centred=not get_architecture(net).rms, reduce=reduce, agree=from_first,
-    )  # fmt: skip

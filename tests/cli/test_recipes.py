@@ -26,6 +26,7 @@ NAMES = {  # people's scripts have these names: rows may be added, none may go
     "lpaf": f"{GLUE} squad squad_v2 wikitext2",
     "magnitude": GLUE,
     "movement": GLUE,
+    "layers": "mrpc sst2 stsb wikitext2",
     "llm_pruner": "mrpc sst2 wikitext2",
     "platon": f"{GLUE} squad",
     "second_order": f"{GLUE} conll2003 squad squad_v2 wikitext2",

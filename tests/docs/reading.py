@@ -33,6 +33,7 @@ CLASSES = {
     "cofi_losparse": "CoFiLoSparse", "sp3": "SP3", "magnitude": "Magnitude", "first_order": "FirstOrder",
     "platon": "PLATON", "block_movement": "BlockMovement", "quickstart": "LPAF", "second_order": "SecondOrder",
     "slicegpt": "SliceGPT", "llm_pruner": "LLMPruner", "flop": "FLOP", "theseus": "Theseus",
+    "layers": "Layers",
 }  # fmt: skip
 STAGES = ("dense", "distil", "prune", "replace", "retrain")
 SHORT = {  # a schedule for a few steps

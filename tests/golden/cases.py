@@ -47,6 +47,7 @@ def fits() -> dict[str, tuple[str, list[str]]]:
 ROWS = ["--fisher_examples", "20"]
 UNITS = ["--removes", "structures"]
 PRUNED = ["--method", "LLMPruner"]
+FEWER = ["--method", "Layers", "--model.prune.choice", "measured", "--model.prune.examples", "20"]
 SLICED = ["--method", "SliceGPT", "--model.prune.examples", "20"]
 HALF = ["--density", "0.5"]
 # name, which begins with the model -> options; these are made in memory and by block
@@ -93,6 +94,8 @@ IN_MEMORY = {
     "bert fisher batch": [*HALF, "--weighting", "fisher", "--estimator", "batch", *ROWS],
     "bert both": ["--removes", "both", "--density", "0.3"],
     "bert sliced": [*SLICED, "--density", "0.7"],
+    "modernbert fewer": [*FEWER, *HALF],
+    "llama fewer": [*FEWER, "--budget", "params=25K"],
 }
 
 

@@ -30,7 +30,8 @@ def test_what_can_be_rounded():
             able.add(name)
         except UserError as error:
             assert str(error).startswith(f"model.round_to: {name} chooses no ranks or widths")
-    assert names - able == {"BlockMovement", "ITP", "Movement", "Magnitude", "FirstOrder", "PLATON", "Theseus"}
+    assert names - able == {"BlockMovement", "ITP", "Movement", "Magnitude", "FirstOrder", "PLATON", "Layers",
+                            "Theseus"}  # fmt: skip
     with pytest.raises(UserError, match=r"model\.round_to: 0 is below 1"):
         _check_rounding(methods.CoFi(task="sst2", round_to=0))
     with pytest.raises(UserError, match=r"model\.round_to: 8 needs prune\.exact_target true"):

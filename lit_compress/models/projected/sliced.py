@@ -94,7 +94,7 @@ def _alone(net: BlockNet, shapes: PreTrainedModel, number: int, last: bool) -> P
     Tables and the last Linear are identities: slices leave of them the matrix that theirs are to be multiplied by.
     """
     small, size = copy.deepcopy(shapes), int(shapes.config.hidden_size)
-    shorten(small, dict.fromkeys(stack_lengths(small), 1 if last else 2))
+    shorten(small, dict.fromkeys(stack_lengths(small), range(1 if last else 2)))
     stream, (own, *_) = residual_stream(small), [name for *_, name, _ in blocks(small)]
     end = stream.sites[-1].norms[-1]
     net.fill(number, small.get_submodule(own))

@@ -1,0 +1,71 @@
+"""How far a model without some of its blocks is from the whole model, on examples; and which blocks to remove."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lit_compress.calibration.uses import frozen, real_rows
+from lit_compress.models.shorten import holds_first, shorten, stack_lengths
+from lit_compress.numerics.fewer_blocks import Kept, drop_greedily
+from lit_compress.tasks.divergence import summed_divergence
+from lit_compress.utils.progress import track
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.tasks import TaskType
+
+
+def least_missed(
+    net: PreTrainedModel, counts: Mapping[str, int], batches: Any, kind: TaskType,
+    reduce: Callable[[Tensor], object] | None = None,
+) -> tuple[Kept, float]:  # fmt: skip
+    """Return the blocks to keep, found greedily by :func:`divergences`, and the divergence of the model of them.
+
+    Args:
+        net: with its task's head; it is not changed.
+        counts: name of each list of blocks -> how many are kept.
+        batches: of the examples, with ``index``, in the same order whenever they are iterated.
+        kind: of the task.
+        reduce: in-place all-reduce (SUM) over processes with other examples.
+    """
+    totals = {path: total for path, (_, total) in stack_lengths(net).items()}
+    measured = lambda choices: divergences(net, choices, batches, kind, reduce)  # noqa: E731
+    return drop_greedily(totals, counts, measured, holds_first(net))
+
+
+def divergences(
+    net: PreTrainedModel, choices: Sequence[Kept], batches: Any, kind: TaskType,
+    reduce: Callable[[Tensor], object] | None = None,
+) -> list[float]:  # fmt: skip
+    """Return for each choice of kept blocks the mean over examples of KL(net || net of these blocks).
+
+    For regression and vectors, half the squared difference of the outputs. Arguments as for :func:`least_missed`.
+    """
+    smaller = [with_blocks(net, kept) for kept in choices]
+    total = torch.zeros(len(choices) + 1, dtype=torch.float64, device=net.device)
+    with frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
+        for batch in track(batches, f"without 1 of {len(choices)} blocks", len(batches)):
+            rows = real_rows(kind, batch, net.device, None)
+            if not len(rows["index"]):
+                continue
+            theirs = kind.logits(kind.run(net, rows), rows)
+            for i, other in enumerate(smaller):
+                total[i] += summed_divergence(kind, kind.logits(kind.run(other, rows), rows), theirs, rows)
+            total[-1] += len(rows["index"])
+    if reduce is not None:
+        reduce(total)
+    return (total[:-1] / total[-1]).tolist()
+
+
+def with_blocks(net: PreTrainedModel, kept: Kept) -> PreTrainedModel:
+    """Return a model of some blocks of ``net``, in evaluation mode; it shares parameters and buffers with ``net``."""
+    shared = {id(value): value for values in (net.parameters(), net.buffers()) for value in values}
+    small = copy.deepcopy(net, shared).eval()
+    shorten(small, kept)
+    return small

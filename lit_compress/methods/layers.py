@@ -1,0 +1,286 @@
+"""Layers: keep some of the transformer blocks, then distil; what most people do to make a model smaller.
+
+Evenly spaced blocks of the fine-tuned model are the student of DistilBERT (Sanh, Debut, Chaumond, Wolf 2019,
+https://arxiv.org/abs/1910.01108) and of the layer reduction in sentence-transformers; blocks removed one after the
+other by a measured loss are those of ShortGPT's kind of pruning (Men et al. 2024, https://arxiv.org/abs/2403.03853).
+
+    even        of n blocks, numbers floor((j + 1/2) n / k), j = 0 .. k - 1             numerics/fewer_blocks.py
+    measured    remove the block without which KL(model || model without it) on training rows is smallest, until k are
+                left; every candidate is run                                            calibration/block_losses.py
+    training    as in every method: labels, logits and hidden states of the dense model; state j of the k + 1 hidden
+                states learns from the teacher's state round(j n / k)
+
+The stages are dense -> prune. The export is an ordinary model: its configuration has fewer blocks.
+
+Deviations:
+    - ShortGPT ranks blocks once, by the cosine of their inputs and outputs. Here the loss of the whole model decides,
+      again after every removal.
+    - The first block stays if it alone has what the others need: T5's table of positions, ModernBERT's missing norm.
+    - An encoder and a decoder keep the same share of their blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from math import floor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from lit_compress.methods.base import Method
+from lit_compress.models.architectures import families_with, get_architecture
+from lit_compress.models.shorten import holds_first, shorten, stack_lengths
+from lit_compress.numerics.fewer_blocks import Kept, evenly_spaced
+from lit_compress.stages.base import Stage, StageContext
+from lit_compress.stages.calibration import BlockLosses, Calibration
+from lit_compress.stages.compression import CompressedStage, Compression, Measured
+from lit_compress.stages.lora import Retraining
+from lit_compress.utils.errors import UserError, require
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.models.surgery import Structure
+    from lit_compress.stages.distillation import Distillation
+    from lit_compress.tasks.base import TaskType
+
+DIGITS = 0.005  # a density of 0.33 keeps a third of the blocks
+
+
+@dataclass(frozen=True)
+class KeptBlocks(Retraining):
+    """Which blocks are kept, and how the smaller model is trained.
+
+    Args:
+        choice: ``even``: evenly spaced blocks; ``measured``: remove one block after the other, each time the one whose
+            removal changes the model's answers on training rows the least.
+        examples: number of training examples for ``measured``; None = 128, or all if there are fewer.
+        calibration_seed: seed of the choice of examples.
+    """
+
+    choice: Literal["even", "measured"] = "even"
+    examples: int | None = None
+    calibration_seed: int = 42
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "prune.examples", low=1)
+
+
+class LayersStage(CompressedStage):
+    """The stage ``prune``: keep some blocks, then train them.
+
+    Args:
+        settings: of choice and training.
+        density: fraction of the blocks that is kept, at most.
+        blocks: number of blocks that is kept of each list, in place of the density; None: the density decides.
+        digits: how far above ``density`` the kept fraction may be.
+    """
+
+    settings: KeptBlocks
+    density: float
+
+    def __init__(self, settings: KeptBlocks, density: float, blocks: int | None, digits: float = DIGITS) -> None:
+        super().__init__("prune", settings)
+        self.density, self.blocks, self.digits = density, blocks, digits
+        self.kept: Kept = {}
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every block is kept."""
+        return self.density >= 1 and self.blocks is None
+
+    @property
+    def reads_examples(self) -> bool:
+        """Whether training rows decide."""
+        return self.settings.choice == "measured"
+
+    def counts(self, net: PreTrainedModel) -> dict[str, int]:
+        """Return name of each list of blocks -> how many are kept; only shapes are read.
+
+        Raises:
+            UserError: these are none, or more than there are.
+        """
+        totals = {path: total for path, (_, total) in stack_lengths(net).items()}
+        shortest = min(totals.values())
+        if self.blocks is not None:
+            if self.blocks > shortest:
+                raise UserError(
+                    f"model.blocks: {self.blocks} is more than the {shortest} blocks of the model; nearest valid value "
+                    f"{shortest}"
+                )
+            return dict.fromkeys(totals, self.blocks)
+        counts = {path: floor((self.density + self.digits) * total + 1e-9) for path, total in totals.items()}
+        if not all(counts.values()):
+            raise UserError(
+                f"model.density: {self.density:.4g} keeps none of {shortest} blocks; nearest valid value "
+                f"{1 / shortest + 5e-5:.4f}"
+            )
+        return counts
+
+    def density_of(self, net: PreTrainedModel) -> float:
+        """Return the fraction of the blocks that is kept, of all lists together."""
+        return sum(self.counts(net).values()) / sum(total for _, total in stack_lengths(net).values())
+
+    def check(self, net: PreTrainedModel) -> None:
+        """Refuse architectures whose blocks are not known one by one, and numbers of blocks that are not possible."""
+        if (record := get_architecture(net)).repeated or not record.stacks:
+            why = "one block runs several times" if record.repeated else "its record names no blocks"
+            able = families_with(lambda other: other.stacks and not other.repeated)
+            raise UserError(
+                f"model.backbone: blocks of '{net.config.model_type}' cannot be removed ({why}); those of {able} can"
+            )
+        self.counts(net)
+
+    def check_data(self, examples: int) -> None:
+        """Refuse more examples than there are."""
+        asked = self.settings.examples
+        if self.reads_examples and asked is not None and asked > examples:
+            raise UserError(f"prune.examples: {asked} is more than there are; the largest is {examples}")
+
+    def compression(self, previous: Path | None) -> FewerBlocks:
+        """Return the removal of the other blocks."""
+        return FewerBlocks(self)
+
+    def reads_labels(self, kind: TaskType) -> bool:
+        """Say whether forwards need the labels."""
+        return self.reads_examples and kind.reads_labels
+
+    def record(self, data: Any, loss: float) -> dict[str, Any] | None:
+        """Return which blocks are kept, and the divergence on the examples that decided; None without examples."""
+        if not self.reads_examples:
+            return None
+        examples = self.settings.examples or min(128, data.train_size())
+        return {"choice": "measured", "examples": examples, "kept": self.kept, "estimated_loss": loss}
+
+    def outline(self, net: PreTrainedModel) -> PreTrainedModel:
+        """Return ``net`` with evenly spaced blocks."""
+        shorten(net, self.evenly(net))
+        return net
+
+    def resume(self, net: PreTrainedModel, method: StageContext, structure: Structure) -> PreTrainedModel:
+        """Keep the blocks that a checkpoint has."""
+        self.keep(net, self.notes["calibration"]["kept"] if self.reads_examples else self.evenly(net))
+        return net
+
+    def evenly(self, net: PreTrainedModel) -> Kept:
+        """Return the numbers of evenly spaced blocks, by list; only shapes are read."""
+        totals, first = stack_lengths(net), holds_first(net)
+        return {path: evenly_spaced(totals[path][1], count, first) for path, count in self.counts(net).items()}
+
+    def keep(self, net: PreTrainedModel, kept: Kept) -> None:
+        """Remove the other blocks of ``net``, in place."""
+        self.kept, total = kept, sum(total for _, total in stack_lengths(net).values())
+        self.share = sum(map(len, kept.values())) / total
+        shorten(net, kept)
+
+    def density_left(self, net: PreTrainedModel) -> float:
+        """Return the fraction of the blocks that was kept."""
+        return self.share
+
+    def layer_loss(
+        self, student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None, settings: Distillation
+    ) -> Tensor:
+        """Compare the k + 1 hidden states with evenly spaced ones of the teacher's, from the first to the last."""
+        last, of = len(student) - 1, len(teacher) - 1
+        return settings.layer_loss(student, [teacher[round(j * of / last)] for j in range(last + 1)], mask)
+
+    def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
+        """Log the density, which does not change in this stage."""
+        return {"density": self.achieved, "target": self.achieved}
+
+
+class FewerBlocks(Compression):
+    """Some of the blocks are kept; how many is known before.
+
+    Args:
+        stage: has settings and counts.
+    """
+
+    name, by_itself = "blocks", False
+
+    def __init__(self, stage: LayersStage) -> None:
+        self.stage = stage
+
+    def check_by_block(self, net: PreTrainedModel) -> None:
+        """Refuse: blocks change their numbers."""
+        raise UserError("--by_block: Layers needs the whole model; leave the option out")
+
+    def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
+        """Return the losses of models without a block; None for evenly spaced blocks."""
+        settings = self.stage.settings
+        if not self.stage.reads_examples:
+            return None
+        count = settings.examples or min(128, data.train_size())
+        batches = data.calibration_dataloader(count, settings.calibration_seed, "prune.examples")
+        return Calibration(BlockLosses(self.stage.counts(net)), batches)
+
+    def bytes(self, net: PreTrainedModel) -> int:
+        """Return the size of the numbers of the kept blocks."""
+        return 8 * sum(self.stage.counts(net).values())
+
+    def measure(
+        self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+        """Yield the numbers of the kept blocks, and their loss."""
+        for path, numbers in statistics.items():
+            yield (), {path: torch.tensor(numbers)}
+
+    def plan(self, net: PreTrainedModel) -> Kept:
+        """Return evenly spaced blocks."""
+        return self.stage.evenly(net)
+
+    def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[Kept, float]:
+        """Return the kept blocks, evenly spaced or as measured, and the divergence without the others."""
+        if not measured:
+            return self.plan(net), 0.0
+        kept = {path: numbers.tolist() for path, numbers in measured.items() if path != "loss"}
+        return kept, float(measured["loss"])
+
+    def apply(self, net: PreTrainedModel, chosen: Kept, measured: Measured | None) -> None:
+        """Remove the other blocks."""
+        self.stage.keep(net, chosen)
+
+    def told(self, net: PreTrainedModel, chosen: Kept) -> dict[str, Any]:
+        """Return the numbers of the kept blocks."""
+        return {"blocks": chosen}
+
+
+class Layers(Method):
+    """Keep some of the transformer blocks, evenly spaced or by measured loss, then distil; an ordinary model is left.
+
+    Args:
+        density: fraction of the blocks that is kept; the largest number of blocks that fits, by default half of them.
+        blocks: number of blocks that is kept, in place of ``density``.
+        prune: the choice of the blocks, and training afterwards.
+    """
+
+    usual_density = 0.5
+
+    def __init__(
+        self,
+        *,
+        density: float | None = None,
+        blocks: int | None = None,
+        prune: KeptBlocks = KeptBlocks(),
+        **common: Any,
+    ) -> None:
+        if blocks is not None:
+            if blocks < 1:
+                raise UserError(f"model.blocks: {blocks} is below 1, the smallest valid value")
+            if other := "density" if density is not None else "budget" if common.get("budget") is not None else None:
+                given = density if density is not None else common["budget"]
+                raise UserError(
+                    f"model.blocks {blocks}, model.{other} {given}: only one can decide the size, set the other to null"
+                )
+        super().__init__(density=1.0 if blocks is not None else density, **common)
+        self.blocks, self.prune = blocks, prune
+
+    def stages(self) -> list[Stage]:
+        """Return dense (without a teacher), prune."""
+        digits = DIGITS if self.budget is None else 0.0
+        return [*self.dense_stage(), LayersStage(self.prune, self.density, self.blocks, digits).or_plain()]

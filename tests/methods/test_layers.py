@@ -1,0 +1,206 @@
+"""Layers: the choice of blocks by naive loops, the divergence without a block, every family, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from tiny import ALL, make_batch, make_net
+from transformers import AutoConfig
+
+from lit_compress.calibration.block_losses import divergences, least_missed
+from lit_compress.export.ordinary import ordinary_net
+from lit_compress.methods import Layers
+from lit_compress.methods.base import Distillation
+from lit_compress.methods.layers import KeptBlocks, LayersStage
+from lit_compress.models.shorten import holds_first, stack_lengths
+from lit_compress.numerics.fewer_blocks import drop_greedily, evenly_spaced
+from lit_compress.numerics.losses import layer_distillation_loss
+from lit_compress.tasks import task_type
+from lit_compress.utils.errors import UserError
+
+FOUR = {
+    "distilbert": {"n_layers": 4}, "gpt2": {"n_layer": 4}, "bart": {"encoder_layers": 4, "decoder_layers": 4},
+    "t5": {"num_layers": 4, "num_decoder_layers": 4},
+}  # fmt: skip
+FAMILIES = [name for name, (family, _) in ALL.items() if family != "albert"]
+
+
+def four_blocks(name, **more):
+    family, settings = ALL[name]
+    return make_net(family, dropout=0.0, **settings | FOUR.get(family, {"num_hidden_layers": 4}) | more).eval()
+
+
+def logits(net):
+    batch = make_batch()
+    with torch.no_grad():
+        return net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+
+
+def stage_for(density=0.5, blocks=None, digits=0.005, **settings):
+    return LayersStage(KeptBlocks(**settings), density, blocks, digits)
+
+
+def test_evenly_spaced_is_the_middle_of_equal_parts():
+    for total in range(1, 33):
+        for count in range(1, total + 1):
+            numbers = evenly_spaced(total, count)
+            assert numbers == [int((j + 0.5) * total / count) for j in range(count)]
+            assert len(set(numbers)) == count and numbers == sorted(numbers) and numbers[-1] < total
+            first = evenly_spaced(total, count, first=True)
+            assert first == [0, *numbers[1:]] and len(set(first)) == count
+
+
+def test_the_greedy_choice_removes_the_block_that_is_missed_the_least():
+    cost = {("a", 0): 5.0, ("a", 1): 1.0, ("a", 2): 4.0, ("b", 0): 2.0, ("b", 1): 3.0}
+    cost_of_pair = {frozenset([("a", 1), ("b", 0)]): 9.0}  # together they are missed more
+
+    def loss(kept):
+        gone = {block for block in cost if block[1] not in kept[block[0]]}
+        pairs = map(frozenset, itertools.combinations(gone, 2))
+        return sum(cost[block] for block in gone) + sum(cost_of_pair.get(pair, 0.0) for pair in pairs)
+
+    def losses(choices):
+        return [loss(kept) for kept in choices]
+
+    assert drop_greedily({"a": 3, "b": 2}, {"a": 2, "b": 1}, losses) == ({"a": [0, 2], "b": [0]}, 4.0)
+    assert drop_greedily({"a": 3, "b": 2}, {"a": 1, "b": 2}, losses) == ({"a": [0], "b": [0, 1]}, 5.0)
+    cost["a", 1], cost["a", 0] = 5.0, 0.5
+    assert drop_greedily({"a": 3, "b": 2}, {"a": 2, "b": 2}, losses, first=True) == ({"a": [0, 1], "b": [0, 1]}, 4.0)
+    assert drop_greedily({"a": 3}, {"a": 3}, losses) == ({"a": [0, 1, 2]}, 0.0)
+
+
+def naive(net, kept):
+    """The blocks one after the other in a copy of the model."""
+    small = copy.deepcopy(net)
+    if hasattr(small.config, "use_cache"):
+        small.config.use_cache = False
+    for path, numbers in kept.items():
+        parent, _, name = path.rpartition(".")
+        old = small.get_submodule(path)
+        types = getattr(small.config, "layer_types", None)
+        setattr(small.get_submodule(parent), name, torch.nn.ModuleList([old[i] for i in numbers]))
+        if types:
+            small.config.layer_types = [types[i] for i in numbers]
+        stack = small.get_submodule(parent)
+        for config in {id(c): c for c in (small.config, getattr(stack, "config", small.config))}.values():
+            if not config.is_encoder_decoder:
+                config.num_hidden_layers = len(numbers)
+    return small
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_becomes_an_ordinary_model_of_fewer_blocks(name, tmp_path):
+    net, stage = four_blocks(name), stage_for(0.5)
+    stage.check(net)
+    totals = {path: total for path, (_, total) in stack_lengths(net).items()}
+    if name in ("bart-uneven", "t5-gated"):  # one list has one block
+        totals = {path: 1 if total == 1 else total for path, total in totals.items()}
+    if min(totals.values()) == 1:
+        with pytest.raises(UserError, match="nearest valid value 1"):
+            stage.counts(net)
+        return
+    dense, compression = copy.deepcopy(net), stage.compression(None)
+    kept, _ = compression.choose(net, {})
+    assert all(numbers == ([0, 3] if holds_first(net) else [1, 3]) for numbers in kept.values())
+    compression.apply(net, kept, None)
+    assert torch.equal(logits(net), logits(naive(dense, kept)))
+    assert stage.density_left(net) == 0.5
+    ordinary = ordinary_net(net)
+    assert ordinary is not None and torch.allclose(logits(ordinary), logits(net), atol=1e-6)
+    ordinary.save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.num_hidden_layers == 2
+    again = type(ordinary).from_pretrained(tmp_path).eval()  # plain transformers
+    assert torch.equal(logits(again), logits(ordinary))
+
+
+def test_lists_that_say_what_each_block_is_are_cut():
+    net = make_net("gemma3_text", num_hidden_layers=6, sliding_window_pattern=3)
+    types = list(net.config.layer_types)
+    stage_for(0.5).outline(net)
+    assert net.config.layer_types == [types[i] for i in (1, 3, 5)] and net.config.num_hidden_layers == 3
+    assert [block.self_attn.layer_idx for block in net.model.layers] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "bart", "t5", "modernbert"])
+def test_the_divergence_without_a_block_is_that_of_the_model_without_it(name):
+    net, kind = four_blocks(name).double(), task_type("classification")
+    batches = [make_batch(seed=seed) for seed in (1, 2)]
+    batches[1]["index"][-1] = -1  # fills the batch up
+    whole = {path: list(range(4)) for path in stack_lengths(net)}
+    choices = [whole | {path: [0, 1, 3]} for path in whole] + [whole | {path: [0] for path in whole}]
+    found = divergences(net, choices, batches, kind)
+    for kept, value in zip(choices, found, strict=True):
+        small, total, rows = naive(net, kept), 0.0, 0
+        for batch in batches:
+            for i in range(4):
+                if batch["index"][i] < 0:
+                    continue
+                inputs = {key: batch[key][i : i + 1] for key in ("input_ids", "attention_mask")}
+                with torch.no_grad():
+                    p, q = (kind.run(n, inputs).logits.log_softmax(-1) for n in (net, small))
+                total, rows = total + float((p.exp() * (p - q)).sum()), rows + 1
+        assert value == pytest.approx(total / rows, rel=1e-5)
+    kept, loss = least_missed(net, dict.fromkeys(whole, 3), batches, kind)
+    assert divergences(net, [kept], batches, kind) == [loss] and all(map(len, kept.values()))
+    assert not net.training and all(len(net.get_submodule(path)) == 4 for path in whole)
+
+
+def test_a_block_that_does_nothing_is_removed_first():
+    net = four_blocks("llama")
+    with torch.no_grad():
+        net.model.layers[2].self_attn.o_proj.weight.zero_()
+        net.model.layers[2].mlp.down_proj.weight.zero_()
+    kept, loss = least_missed(net, {"model.layers": 3}, [make_batch()], task_type("classification"))
+    assert kept == {"model.layers": [0, 1, 3]} and loss == pytest.approx(0.0, abs=1e-9)
+
+
+def test_hidden_states_learn_from_evenly_spaced_ones():
+    teacher = [torch.randn(2, 3, 4) for _ in range(7)]
+    student = [torch.randn(2, 3, 4) for _ in range(3)]
+    found = stage_for().layer_loss(student, teacher, None, Distillation(alpha_layers=1.0))
+    assert torch.equal(found, layer_distillation_loss(student, [teacher[0], teacher[3], teacher[6]], None))
+
+
+def test_the_density_is_the_largest_number_of_blocks_that_fits():
+    net = make_net(num_hidden_layers=6)
+    for density, count in ((0.17, 1), (0.33, 2), (0.34, 2), (0.4, 2), (0.5, 3), (0.66, 3), (0.67, 4), (0.99, 5)):
+        stage = stage_for(density)
+        assert stage.counts(net) == {"bert.encoder.layer": count} and stage.density_of(net) == count / 6
+    assert stage_for(0.33, digits=0.0).counts(net) == {"bert.encoder.layer": 1}  # of a budget, which is a limit
+    assert stage_for(1.0, blocks=2).counts(net) == {"bert.encoder.layer": 2}
+
+
+@pytest.mark.parametrize(
+    ("stage", "family", "text"),
+    [
+        (stage_for(1.0, blocks=7), "bert", "model.blocks: 7 is more than the 2 blocks .* nearest valid value 2"),
+        (stage_for(0.1), "bert", "model.density: 0.1 keeps none of 2 blocks; nearest valid value 0.5"),
+        (stage_for(0.5), "albert", "model.backbone: blocks of 'albert' cannot be removed .one block runs"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(stage, family, text):
+    with pytest.raises(UserError, match=text):
+        stage.check(make_net(family))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"blocks": 0}, "model.blocks: 0 is below 1, the smallest valid value"),
+        ({"blocks": 2, "density": 0.5}, "model.blocks 2, model.density 0.5: only one"),
+        ({"blocks": 2, "budget": "params=5M"}, "model.blocks 2, model.budget params=5M: only one"),
+    ],
+)
+def test_two_sizes_are_refused(options, text):
+    with pytest.raises(UserError, match=text):
+        Layers(**options)
+
+
+def test_more_examples_than_there_are_are_refused():
+    with pytest.raises(UserError, match=r"prune\.examples: 9 is more than there are; the largest is 8"):
+        stage_for(choice="measured", examples=9).check_data(8)
+    stage_for(choice="even", examples=9).check_data(8)
