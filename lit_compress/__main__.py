@@ -100,7 +100,7 @@ def _line(error: Exception, argv: list[str]) -> str | None:
     from lit_compress.utils.errors import user_error
 
     if (mistake := user_error(error)) is not None:
-        from lit_compress.cli.options import as_typed
+        from lit_compress.cli.option_errors import as_typed
 
         return as_typed(str(mistake), argv)
     from lit_compress.utils.files import write_failure

@@ -21,7 +21,7 @@ from tiny import make_batch, make_net
 from benchmarks.reliability.events import Kill
 from lit_compress import methods
 from lit_compress.__main__ import main
-from lit_compress.cli.options import parameters_of
+from lit_compress.cli.option_names import parameters_of
 from lit_compress.cli.recipes import FOLDER
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import fuse

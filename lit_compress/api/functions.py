@@ -18,7 +18,7 @@ from lit_compress.api.inputs import Inputs, check_model, check_tokenizer, write_
 from lit_compress.api.session import undisturbed
 from lit_compress.cli.compare import OWN, plan_of, run_plan
 from lit_compress.cli.fitting import run_factorize, run_fit, warn_missed
-from lit_compress.cli.options import parameters_of
+from lit_compress.cli.option_names import parameters_of
 from lit_compress.cli.targets import Target, find_target, load_checked, open_target
 from lit_compress.evaluation.evaluate import evaluate as evaluate_net
 from lit_compress.methods import Method

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from lit_compress.cli.arguments import FLAGS, chosen_method, resolve_configs
-from lit_compress.cli.options import CommandLine, parameters_of
+from lit_compress.cli.option_names import parameters_of
+from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import Parser, silence_libraries
 from lit_compress.cli.recipes import COMPARISONS, read_yaml, resolve_comparison, shipped_comparisons
 from lit_compress.evaluation.claims import Claim, read_claims

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
-from difflib import SequenceMatcher, get_close_matches
 from enum import Enum
-from inspect import Parameter, signature
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-import lightning.pytorch as pl
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from lit_compress import methods
 from lit_compress.cli.arguments import (
     after_configs,
     chosen_method,
@@ -27,6 +22,8 @@ from lit_compress.cli.arguments import (
 )
 from lit_compress.cli.classes import explain_class, made_classes
 from lit_compress.cli.help import fit_help
+from lit_compress.cli.option_errors import explain, no_method
+from lit_compress.cli.option_names import method_names, parameters_of
 from lit_compress.cli.pins import pin, recall
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.sources import CUSTOM
@@ -36,10 +33,11 @@ from lit_compress.models.own_code import trust_code
 from lit_compress.run.runner import Components
 from lit_compress.run.solve import Storage
 from lit_compress.run.strategies import FSDP2Strategy  # noqa: F401  registers --trainer.strategy fsdp2
-from lit_compress.stages.base import Training
 from lit_compress.tasks.records import task_name
 from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, nearest
+
+_SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget stands
 
 
 class _Parser(LightningArgumentParser):
@@ -73,7 +71,11 @@ class _Parser(LightningArgumentParser):
         """Raise the message as a :class:`UserError` of one line."""
         text = " ".join(message.split())
         line = next((known for known in self.explained if known in text), None)
-        line = line or explain_class(text, [action.dest for action in self._actions]) or _explain(text)
+        line = (
+            line
+            or explain_class(text, [action.dest for action in self._actions])
+            or explain(text, self.method, self.own)
+        )
         self.explained.append(line)
         raise UserError(line)
 
@@ -168,20 +170,20 @@ class CommandLine(LightningCLI):
             _check_groups(content_of(config))
         if given & {"-h", "--help"}:
             shown = f"{_Parser.method.__module__}.{_Parser.method.__qualname__}" if _Parser.method else None
-            print(fit_help(parser, self.command, shown, _names(), "trainer" in given))
+            print(fit_help(parser, self.command, shown, method_names(), "trainer" in given))
             raise SystemExit(0)
         for name in ("--model.task", "--model.init_args.task"):
             if name in given:
                 raise UserError(f"{name[2:]}: follows from the data; give --data.task")
         if "--print_config" in given and not given & {"--model", "--config", "-c"}:
-            raise UserError(_no_method())
+            raise UserError(no_method())
         self.config = parser.parse_args(resolved)
         seed = self.config.seed_everything
         if not 0 <= seed < 2**32:
             near = 0 if seed < 0 else 2**32 - 1
             raise UserError(f"seed_everything: {seed} is not in [0, {2**32 - 1}]; nearest valid {near}")
         if self.config.model.class_path.endswith(".Method"):  # options of every method were given, and no method
-            raise UserError(_no_method())
+            raise UserError(no_method())
         self._check_budget()
         trust_code(self.config.trust_remote_code)
         accelerator = self.config.trainer.accelerator
@@ -278,29 +280,6 @@ def _take_plain_words(config: Namespace) -> None:
                 _take_plain_words(part)
 
 
-def parameters_of(kind: type[Method]) -> dict[str, Parameter]:
-    """Return the options of a method by name: its constructor's parameters and those of its base classes.
-
-    They have the order in which a run uses them: own values after the density, own settings between the dense stage's
-    and the distillation's.
-    """
-    options: dict[str, Parameter] = {}
-    for base in kind.__mro__:
-        if "__init__" in vars(base):
-            parameters = list(signature(vars(base)["__init__"]).parameters.values())[1:]
-            options = {p.name: p for p in parameters if p.kind is not Parameter.VAR_KEYWORD} | options
-        if base is Method:
-            break
-    common = list(signature(Method).parameters)
-
-    def place(name: str) -> float:
-        if name in common:
-            return common.index(name)
-        return common.index("dense" if is_dataclass(options[name].default) else "density") + 0.5
-
-    return {name: options[name] for name in sorted(options, key=place)}
-
-
 def _place_of_logger(args: list[str]) -> list[str]:
     """Return the option that puts a logger of files into the run folder, if one is given without a folder."""
     logger = (last_value(args, "--trainer.logger") or "").rpartition(".")[2]
@@ -326,145 +305,3 @@ def _check_groups(config: dict[str, Any]) -> None:
             moved = _Parser.method is not None and key in parameters_of(_Parser.method)
             hint = f"did you mean 'init_args.{key}'?" if moved else nearest(key, ["init_args"])
             raise UserError(f"config: unknown key 'model.{key}'; {hint}")
-
-
-_SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget stands
-_LINKED = {"model.task", "data.backbone", "data.teacher", "data.seed"}  # follow from other options, cannot be given
-
-
-def _keys(method: type[Method] | None = None) -> list[str]:
-    """Return all options of a method (None: of all methods), the data and the trainer, as users type them."""
-    keys = [
-        "run_dir",
-        "ckpt_path",
-        "checkpoint_every",
-        "max_skipped",
-        "allow_changed",
-        "trust_remote_code",
-        "seed_everything",
-        "config",
-        "print_config",
-        "model",
-    ]
-    for kind in [method] if method else [getattr(methods, name) for name in methods.__all__]:
-        for option, parameter in parameters_of(kind).items():
-            keys.append(f"model.{option}")
-            if is_dataclass(parameter.default):
-                keys += [f"model.{option}.{field.name}" for field in fields(parameter.default)]
-    for prefix, kind in (("data", DataModule), ("export", Choices), ("trainer", pl.Trainer)):
-        for option, parameter in signature(kind).parameters.items():
-            keys.append(f"{prefix}.{option}")
-            if is_dataclass(parameter.default):
-                keys += [f"{prefix}.{option}.{field.name}" for field in fields(parameter.default)]
-    return sorted(set(keys) - _LINKED)
-
-
-def _explain(text: str) -> str:
-    """Return one line for a parser's message: the option, its value, the nearest valid one."""
-    if match := re.search(r"unrecognized arguments: (\S+)", text):
-        if match[1].endswith((".yaml", ".yml")):
-            return f"'{match[1]}' stands without its option; --config {match[1]}"
-        if not match[1].startswith("-"):
-            return f"'{match[1]}' stands without an option; see --help"
-        return _unknown(match[1].lstrip("-").partition("=")[0])
-    if match := re.search(r"Group '(\S+)' does not accept option '(\S+)'", text):
-        return _unknown(f"{match[1]}.{match[2]}")
-    if match := re.search(r"Option '(\S+)' is not accepted", text):
-        return _unknown(match[1])
-    if match := re.search(r"Problem with given class_path '([^']+)'|dot import path string: (\S+)", text):
-        name = match[1] or match[2]
-        if "." in name and not name.startswith("lit_compress."):
-            return (
-                f"model.class_path: '{name}' cannot be imported here, or is no subclass of lit_compress.methods.Method"
-            )
-        return f"model.class_path: unknown method '{name}'; {nearest(name.rpartition('.')[2], _names())}"
-    if match := re.search(r'Parser key "(\S+)": .*?Expected a (.+?)\. Got value: (.*)$', text):
-        return f"{_full(match[1])}: '{match[3]}' is not a valid {_type(match[2])}"
-    if match := re.search(r'Parser key "(\S+)":.*Given value: (.*)$', text):
-        kinds = re.findall(r"- Expected an? (.+?)(?= - Expected | Given value)", text)
-        shown = " or ".join(_type(kind) for kind in kinds)
-        return f"{_full(match[1])}: '{match[2]}' is not a valid {shown or 'value; see --help'}"
-    if match := re.search(r"Parser key \"(\S+)\": Unable to load config '(.*?)'", text):
-        key = _full(match[1])
-        first = next((k for k in _keys(_Parser.method) if k.startswith(f"{key}.")), f"{key}.OPTION")
-        return f"{key}: '{match[2]}' is no value of a group of options; give them one by one, e.g. --{first}"
-    if text.endswith("are required: model") or "class_path='lit_compress.methods.Method'" in text:
-        return _no_method()
-    return text[:400]
-
-
-def _names() -> list[str]:
-    return [name for name in methods.__all__ if name != "Method"]
-
-
-def _no_method() -> str:
-    return f"model: no method given; start from a config (--config lpaf_sst2.yaml) or --model {_names()[0]}"
-
-
-def _full(key: str) -> str:
-    """Return the full option, as users type it, for a key that a nested parser names without its prefix."""
-    known = _keys()
-    return next((k for k in (key, f"model.{key}", f"data.{key}", f"export.{key}") if k in known), key)
-
-
-def _unknown(key: str) -> str:
-    """Return what is said of an unknown option: the nearest one of the method at hand, the data and the trainer."""
-    method = _Parser.method
-    if method and (line := _not_a_stage(key, method)):
-        return line
-    known = [*_Parser.own, *_keys(method)]
-    if method and (whole := next((k for k in (key, f"model.{key}") if k in _keys()), None)):
-        group = whole.rpartition(".")[0]
-        own = ", ".join(name for name in known if name.rpartition(".")[0] == group)
-        return f"unknown option '{key}' for {method.__name__}; its options: {own}"
-    same = min((name for name in known if name.endswith(f".{key}")), key=len, default=None)
-    groups = ("model.", "data.", "export.", "trainer.")
-    prefixes = ("",) if key.startswith(groups) else ("", *groups)
-
-    def likeness(prefix: str) -> float:
-        close = get_close_matches(prefix + key, known, n=1)
-        return SequenceMatcher(None, prefix + key, close[0]).ratio() if close else 0.0
-
-    hint = f"did you mean '{same}'?" if same else nearest(max(prefixes, key=likeness) + key, known)
-    return f"unknown option '{key}'; {hint}"
-
-
-def _not_a_stage(key: str, method: type[Method]) -> str | None:
-    """Return what is said of the settings of a stage that the method lacks and another has; None: it is no such key."""
-    stage = key.removeprefix("model.").partition(".")[0]
-    stages = [name for name, p in parameters_of(method).items() if isinstance(p.default, Training)]
-    if stage in stages or not any(k.startswith(f"model.{stage}.") for k in _keys()):
-        return None
-    if stage in parameters_of(method):
-        return None
-    return f"model.{stage}: {method.__name__} has no stage {stage}; its stages: {', '.join(stages)}"
-
-
-def as_typed(message: str, args: list[str]) -> str:
-    """Return a message with the whole name of the option that it begins with.
-
-    Settings know neither the stage they are of nor that they are the method's; ``args`` say which stage was meant.
-    """
-    if match := re.match(r"unknown option '(\S+?)'", message):
-        names = (word.partition("=")[0].lstrip("-") for word in args if word.startswith("-"))
-        typed = next((name for name in names if f".{name}".endswith(f".{match[1]}")), match[1])
-        return message.replace(match[1], typed, 1)
-    message = _with_stage(message, args)
-    option = re.match(r"[a-z_0-9.]+", message)
-    known = set(_keys())
-    if not option or option[0] in known:
-        return message
-    groups = ("model", "data", "export")
-    return next((f"{prefix}.{message}" for prefix in groups if f"{prefix}.{option[0]}" in known), message)
-
-
-def _with_stage(message: str, args: list[str]) -> str:
-    """Put the stage before a setting that every stage has, such as ``epochs``: that of the option in ``args``."""
-    option = message.partition(": ")[0]
-    typed = [word.partition("=")[0].lstrip("-") for word in args if word.startswith(("--model.", "--trainer."))]
-    return next((f"{name.removesuffix(option)}{message}" for name in typed if name.endswith(f".{option}")), message)
-
-
-def _type(text: str) -> str:
-    text = text.replace("<class '", "").replace("'>", "").replace("typing.Literal", "value of ")
-    return "null" if text == "NoneType" else text

@@ -16,7 +16,7 @@ from test_cli import fails
 
 from lit_compress import methods
 from lit_compress.__main__ import main
-from lit_compress.cli.options import parameters_of
+from lit_compress.cli.option_names import parameters_of
 from lit_compress.cli.parsers import SHORT
 from lit_compress.cli.targets import Target
 from lit_compress.data.custom import Custom
