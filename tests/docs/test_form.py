@@ -86,7 +86,7 @@ def test_the_map_has_every_room():
 def test_blocks_have_a_language():
     for page in PAGES:
         for start, language, _ in blocks(page):
-            assert language in ("prose", "bash", "console", "python", "text", "yaml", "end"), f"{page.name}:{start}"
+            assert language in ("prose", "bash", "console", "python", "text", "yaml", "mermaid", "end"), f"{page.name}:{start}"
 
 
 FAMILIES = ("second_order", "low_rank", "low_rank_and_rows", "structured", "hidden_states", "single_weights")
@@ -151,3 +151,10 @@ def test_published_tables_of_results_have_no_holes():
         rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:] if line[:1] == "|"]
         table = rows[: next((number for number, row in enumerate(rows) if len(row) != len(rows[0])), len(rows))]
         assert len(table) > 4 and all(cell and "not run" not in cell for row in table for cell in row), page
+
+
+def test_errors_of_the_troubleshooting_page_are_those_of_the_code():
+    text = named("troubleshooting").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\| `(.+?)` \|", text[text.index("| the line contains") :], flags=re.M)
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "lit_compress").rglob("*.py"))
+    assert quoted and not [part for part in quoted if part not in re.sub(r'"\s*\n\s*f?"', "", code)]
