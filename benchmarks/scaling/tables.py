@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.common import load, origin, table
 
 TITLE = "What a step keeps and sends"
-ABOUT = "Bytes that every method keeps on a rank and hands to the collectives per step, on 1, 2 and 4 processes, beside a formula; the page is docs/explanation/memory.md."
+ABOUT = "Bytes that every method keeps on a rank and hands to the collectives per step, on 1, 2 and 4 processes, compared with a formula; the page is docs/explanation/memory.md."
 FORWARDS = {("LPAF", "retrain"): 2}  # of a step; all others have one
 HISTOGRAM = 8 * 2**16  # bytes of the sums from which a threshold over shards is found
 HISTOGRAMS = {("LPAF", "prune"): 1}  # of most steps of a stage

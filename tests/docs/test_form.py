@@ -86,7 +86,9 @@ def test_the_map_has_every_room():
 def test_blocks_have_a_language():
     for page in PAGES:
         for start, language, _ in blocks(page):
-            assert language in ("prose", "bash", "console", "python", "text", "yaml", "mermaid", "end"), f"{page.name}:{start}"
+            assert language in ("prose", "bash", "console", "python", "text", "yaml", "mermaid", "end"), (
+                f"{page.name}:{start}"
+            )
 
 
 FAMILIES = ("second_order", "low_rank", "low_rank_and_rows", "structured", "hidden_states", "single_weights")
