@@ -41,6 +41,7 @@ class Entry:
         split: shares of the updates that its stages get; without it all stages get the same.
         without: beginnings of options in ``taught`` that this method does not take.
         each: lists of values by option; every combination is a method of its own.
+        budgets: of its runs, in place of the comparison's.
         key: of the config, which describes several methods where options are varied.
     """
 
@@ -52,6 +53,7 @@ class Entry:
     split: Mapping[str, float] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     each: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    budgets: Sequence[Any] = ()
     key: str = ""
 
 
@@ -176,6 +178,8 @@ def _check(made: Comparison) -> None:
         if not isinstance(rate, int | float) or rate <= 0:  # YAML reads 1e-4 as text
             raise UserError(f"config: learning_rates: '{rate}' is no number above 0; write 1.0e-4")
     for entry in made.entries():
+        if not isinstance(entry.budgets, list | tuple):
+            raise UserError(f"config: methods.{entry.label}.budgets: '{entry.budgets}'; give a list, e.g. [0.25]")
         for name in entry.options:
             if name.startswith(SHARED) or re.fullmatch(r"model\.\w+\.epochs", name):
                 raise UserError(
@@ -335,7 +339,7 @@ def accumulated(made: Comparison) -> int:
 
 
 def cells(made: Comparison, methods: Sequence[Resolved], out: Path, epochs: int, length: int) -> list[Cell]:
-    """Return all cells: for each budget, and each seed, all methods.
+    """Return all cells: for each budget, and each seed, all methods that have it.
 
     Args:
         made: the comparison.
@@ -345,11 +349,14 @@ def cells(made: Comparison, methods: Sequence[Resolved], out: Path, epochs: int,
         length: updates of each.
     """
     made_cells = []
-    for budget, seed, method in product(made.budgets, made.seeds, methods):
+    budgets = {budget_name(b): b for of in (made, *(method.entry for method in methods)) for b in of.budgets}
+    for (named, budget), seed, method in product(budgets.items(), made.seeds, methods):
         entry, name = method.entry, f"{slug(method.entry.label)}-{slug_budget(budget)}-seed={seed}"
+        if named not in map(budget_name, entry.budgets or made.budgets):
+            continue
         rates: Sequence[float | None] = made.learning_rates if entry.train else [None]
         jobs = tuple(_job(made, method, budget, seed, rate, name, out, epochs, length) for rate in rates)
-        made_cells.append(Cell(name, entry.label, method.method, budget_name(budget), seed, jobs))
+        made_cells.append(Cell(name, entry.label, method.method, named, seed, jobs))
     return made_cells
 
 

@@ -82,6 +82,14 @@ def test_each_varies_an_option():
     assert options(found[2].jobs[0])["model.retrain.sigma_side"] == "out"
 
 
+def test_a_method_may_have_budgets_of_its_own():
+    _, found = plan(methods={"SVD": {}, "LPAF": {"budgets": [0.33, 0.25]}}, budgets=[0.5, 0.25], seeds=[1])
+    assert [(cell.label, cell.budget) for cell in found] == [
+        ("SVD", "density=0.5"), ("SVD", "density=0.25"), ("LPAF", "density=0.25"), ("LPAF", "density=0.33"),
+    ]  # fmt: skip
+    assert options(found[-1].jobs[0])["model.density"] == "0.33"
+
+
 def test_a_given_teacher_is_that_of_all_seeds():
     made, found = plan(teacher="my_model")
     assert teachers(made, OUT) == [] and {options(c.jobs[0])["model.teacher"] for c in found} == {"my_model"}
@@ -121,6 +129,7 @@ def test_slug():
         ({"methods": {"A": {"optoins": {}}}}, "unknown key 'optoins' in methods.A; did you mean 'options'?"),
         ({"methods": {"A b": {}, "A-B": {}}}, "two would have the same folder"),
         ({"learning_rates": ["1e-4"]}, "'1e-4' is no number above 0; write 1.0e-4"),
+        ({"methods": {"SVD": {"budgets": 0.5}}}, "methods.SVD.budgets: '0.5'; give a list, e.g. [0.25]"),
         ({"seeds": [1, 1]}, "seeds: [1, 1]; give one or more, each once"),
         ({"updates": 0}, "updates: '0' is no whole number from 1 on"),
         ({"methods": {"SVD": {"options": {"data.batch_size": 8}}}}, "data.batch_size is the same for all methods"),
