@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningDataModule
 
-from lit_compress.data.batching import BatchOrder, PaddedBatches, ResumableLoader, drawn_order, held_out
-from lit_compress.data.checks import lists_in
+from lit_compress.data.batching import BatchOrder, PaddedBatches, ResumableLoader
 from lit_compress.data.custom import custom_task
-from lit_compress.data.encode import encode, encoding_key
 from lit_compress.data.facts import DataFacts, data_facts
 from lit_compress.data.repository import located
-from lit_compress.data.sources import ALL, CUSTOM, has_split, load_split_files
-from lit_compress.data.targets import add_targets, pooling_of, vectors_of, with_vectors
-from lit_compress.models.backbones import DEFAULT, load_config, load_tokenizer, resolve
+from lit_compress.data.sources import ALL, CUSTOM, has_split
+from lit_compress.data.splits import HELD_OUT, Split, Splits
+from lit_compress.data.targets import pooling_of, vectors_of, with_vectors
+from lit_compress.models.backbones import DEFAULT, load_config, resolve
 from lit_compress.models.positions import usable_positions
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import Custom, Task, get_task
@@ -32,30 +30,10 @@ from lit_compress.utils.progress import note
 if TYPE_CHECKING:
     from datasets import Dataset
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
 
 LONGEST = 512  # tokens of a sentence model that reads more; in training memory grows with them
 SHORTEST = 4  # tokens; an input has at least its special tokens and a piece of text
-HELD_OUT = "held_out"  # the split that data.hold_out makes
 LOGITS = 1 << 29  # over a vocabulary, that an evaluation batch has at most; its other tensors are smaller
-VALIDATION_SEED = 0  # of drawn validation examples: runs with different seeds are compared on the same ones
-
-
-@dataclass(frozen=True)
-class Split:
-    """A split after tokenisation.
-
-    Attributes:
-        rows: the rows that are used, as they were read.
-        encoded: the same as token ids.
-        key: hash of both.
-        available: number of rows before some were drawn.
-    """
-
-    rows: Dataset
-    encoded: Dataset
-    key: str
-    available: int
 
 
 def _asked(settings: Any, **values: Any) -> Any:
@@ -63,7 +41,7 @@ def _asked(settings: Any, **values: Any) -> Any:
     return replace(settings, **{name: value for name, value in values.items() if value is not None})
 
 
-class DataModule(LightningDataModule):
+class DataModule(Splits):
     """Read a task's data, tokenise it once, and make batches of texts of similar length.
 
     Args:
@@ -167,8 +145,6 @@ class DataModule(LightningDataModule):
         self.reads_labels = True  # False: the training rows may have none, as only their texts are read
         self.whole_file = False  # a single file is not split, every split is all of it
         self._asked_length = max_length
-        # (name, must have labels) -> split; None: a second validation split that does not exist
-        self._splits: dict[tuple[str, bool], Split | None] = {}
         self.predicted = ""  # name of the split for predict
 
     def _place_of(self, backbone: str) -> str:
@@ -184,11 +160,6 @@ class DataModule(LightningDataModule):
     def _pool_as(self, pooling: Pooling | None) -> None:
         if pooling is not None:
             self.record = replace(self.record, pooling=_asked(pooling, **self._asked_pooling))
-
-    @functools.cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The backbone's tokenizer."""
-        return load_tokenizer(self.backbone, self.record)
 
     @functools.cached_property
     def limit(self) -> int:
@@ -247,77 +218,12 @@ class DataModule(LightningDataModule):
     def _has(self, split: str) -> bool:
         return has_split(self.record, self.path, split, self.revision)
 
-    def _read(self, names: list[str], labelled: bool) -> None:
-        """Load and encode those of the splits ``names`` that have not been read yet."""
-        names = [name for name in names if (name, labelled) not in self._splits]
-        if not names:
-            return
-        max_length = self.max_length  # checked before anything is read
-        optional = () if self.reads_labels else ("train",)
-        loaded = load_split_files(
-            self.record, self.path, names, labelled, self.seed, self.encoding, self.whole_file, optional, self.revision
-        )
-        for name in names:
-            rows = loaded.get(name)
-            if rows is None:
-                self._splits[name, labelled] = None
-                continue
-            if name == "train" and self.hold_out is not None:
-                kept, held = held_out(
-                    len(rows), self.hold_out, self.seed, task_type(self.record).one_text, lists_in(self.record, rows)
-                )
-                self._splits[HELD_OUT, labelled] = self._encoded(HELD_OUT, rows.select(held), max_length)
-                rows = rows.select(kept)
-            self._splits[name, labelled] = self._encoded(name, rows, max_length, labelled and name not in optional)
-
-    def _encoded(self, name: str, rows: Dataset, max_length: int, labelled: bool = True) -> Split:
-        """Return a split of ``rows``, or of some of them, if the user limits their number.
-
-        Texts that are to get a teacher's vectors get these as labels, if they need any.
-        """
-        one_text, available = task_type(self.record).one_text, len(rows)
-        rows = rows if one_text else self._limited(name, rows)
-        key = encoding_key(rows, self.tokenizer, self.record, max_length)
-        encoded = encode(rows, self.tokenizer, self.record, max_length)
-        if one_text and len(some := self._limited(name, encoded)) < len(encoded):
-            encoded, key = some, short_hash(key, len(some))
-        if cut := int(encoded.with_format("numpy")["truncated"][:].sum()):
-            longest = f"data.max_length {max_length} (in tokens)"
-            note(f"{self.record.name} {name}: {cut} of {len(encoded)} inputs are longer than {longest} and are cut")
-        if self.record.wants_vectors and self.teacher is not None and labelled:
-            encoded, key = add_targets(rows, encoded, key, self.teacher, self.record, max_length, self.eval_batch_size)
-        return Split(rows, encoded, key, available)
-
     def label_by(self, net: Any) -> None:
         """Label the dev texts with the vectors that ``net`` gives them, batch by batch as :meth:`val_dataloader`."""
         [loader], name = self.val_dataloader(), self.record.validation[0]
         split = self._split(name)
         vectors = vectors_of(net, loader, self.record)
         self._splits[name, True] = replace(split, encoded=with_vectors(split.encoded, vectors, f"{split.key}-own"))
-
-    def _split(self, name: str, labelled: bool = True) -> Split:
-        """Return a split that :meth:`setup` has read."""
-        split = self._splits[name, labelled]
-        assert split is not None
-        return split
-
-    def _limited(self, name: str, rows: Dataset) -> Dataset:
-        """Return the examples of a split, drawn if the user limits their number."""
-        if name == "train" and self.train_examples is not None:
-            option, limit, seed = "data.train_examples", self.train_examples, self.seed
-        elif name in self.record.validation and self.validation_examples is not None:
-            option, limit, seed = "data.validation_examples", self.validation_examples, VALIDATION_SEED
-        else:
-            return rows
-        drawn = self._drawn(rows, limit, option, seed)
-        note(f"{option}: {limit} of {len(rows)} {name} rows are read")
-        return drawn
-
-    def _drawn(self, rows: Dataset, number: int, option: str, seed: int) -> Dataset:
-        """Return ``number`` drawn rows in their order; with the same seed a smaller draw is part of a larger one."""
-        if number > len(rows):
-            raise UserError(f"{option}: {number} is more than there are; the largest is {len(rows)}")
-        return rows.select(sorted(drawn_order(len(rows), seed, lists_in(self.record, rows))[:number]))
 
     # --------------------------------------------------------------------------------------- loaders
 

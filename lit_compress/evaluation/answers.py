@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_compress.data.datamodule import PaddedBatches
+from lit_compress.data.batching import PaddedBatches
 from lit_compress.evaluation.chance import sign_test
 from lit_compress.tasks import KINDS, task_type
 from lit_compress.utils.devices import current_device, move, to_device

@@ -7,31 +7,30 @@ This is the only file that knows Lightning's order inside an optimizer step: clo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
+from lit_compress.methods.checkpoints import Checkpointed
 from lit_compress.models.attention_masks import padding_known
 from lit_compress.models.backbones import DEFAULT
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
-from lit_compress.models.surgery import Structure, describe
+from lit_compress.models.surgery import Structure
 from lit_compress.models.uniform_shape import LayerShape
 from lit_compress.numerics.chunked_logits import Logits
 from lit_compress.numerics.losses import logits_losses
 from lit_compress.stages.base import Stage, Training, count_steps
 from lit_compress.stages.distillation import Distillation, check_widths, distillation_terms, hidden_states
 from lit_compress.stages.lora import add_updates
-from lit_compress.stages.mark import check_mark
 from lit_compress.stages.optimizer import build_adamw, build_schedule
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.recompute import activations, most_kept, recompute, surely_few
@@ -43,13 +42,12 @@ from lit_compress.utils.given import given_to
 from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import send_from_first
-from lit_compress.version import __version__
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Method(pl.LightningModule):
+class Method(Checkpointed):
     """A compression method: a net, a task and a list of stages.
 
     The constructor of a method declares its own settings and changed defaults, and passes ``**common`` on to this one.
@@ -89,7 +87,6 @@ class Method(pl.LightningModule):
     rule: RankRule | None = None
     pivot = False
     usual_density: float | None = 0.25
-    former_gates: Mapping[str, str] = {}
 
     def __init__(
         self,
@@ -378,58 +375,3 @@ class Method(pl.LightningModule):
         self.log_dict(values, prog_bar=True)
         score = main if higher_is_better(self.task) else -main
         self.log("val/score", score if at_budget else -inf)
-
-    # ---------------------------------------------------------------- checkpoints
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add method, stage, structure and metrics, as primitives: ``weights_only=True`` loads the checkpoint."""
-        checkpoint["lit_compress"] = {
-            "version": __version__,
-            "method": type(self).__name__,
-            "stage": self.stage.name,
-            "total_steps": self.stage.total_steps,
-            "data": self.trainer.datamodule.fingerprint(),  # type: ignore[attr-defined]
-            "at_budget": self.stage.at_budget(self.trainer.global_step),
-            "structure": describe(self.net),
-            "initial": self.initial,
-            "notes": self.stage.notes,
-            "threads": torch.get_num_threads(),
-            "metrics": {
-                name: float(value)
-                for name, value in self.trainer.callback_metrics.items()
-                if name.startswith("val") and name != "val/score"
-            }
-            or self.initial,  # of a stage of no epochs
-        }
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that this method and stage wrote the checkpoint; give former gates their names of today.
-
-        Raises:
-            UserError: another method or stage wrote it.
-        """
-        mark = check_mark(checkpoint, type(self).__name__, self.stage.name)
-        self.rename_gates(checkpoint["state_dict"])
-        self._saved_steps, self.saved_data = mark["total_steps"], mark["data"]
-        self.initial, self.stage.notes = mark["initial"], mark.get("notes", {})
-
-    def rename_gates(self, state: dict[str, Any]) -> None:
-        """Give the gates in a checkpoint's ``state_dict``, in place, the names of today."""
-        for key in [key for key in state if key.startswith("stage.held.")]:
-            gate, _, rest = key.removeprefix("stage.held.").partition(".")
-            state[f"stage.held.{self.former_gates.get(gate, gate)}.{rest}"] = state.pop(key)
-
-    def on_train_start(self) -> None:
-        """Refuse to resume with other data or another number of steps, which would silently move the schedules.
-
-        Raises:
-            UserError: the data or the number of optimizer steps is not that of the checkpoint.
-        """
-        saved = getattr(self, "_saved_steps", None)
-        if saved not in (None, self.stage.total_steps):
-            raise UserError(
-                f"ckpt_path: the stage was begun with {saved} optimizer steps, this config makes "
-                f"{self.stage.total_steps}; resume with the same data, epochs and batch size"
-            )
-        if saved is not None and self.saved_data != self.trainer.datamodule.fingerprint():  # type: ignore[attr-defined]
-            raise UserError("data.path: the data is not what the stage was begun with; resume with the same files")

@@ -1,0 +1,144 @@
+"""The splits of a task: read, drawn and encoded, each once."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lightning.pytorch import LightningDataModule
+
+from lit_compress.data.batching import drawn_order, held_out
+from lit_compress.data.checks import lists_in
+from lit_compress.data.encode import encode, encoding_key
+from lit_compress.data.sources import load_split_files
+from lit_compress.data.targets import add_targets
+from lit_compress.models.backbones import load_tokenizer
+from lit_compress.tasks import task_type
+from lit_compress.utils.cache import short_hash
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+    from lit_compress.tasks.records import Task
+
+HELD_OUT = "held_out"  # the split that data.hold_out makes
+VALIDATION_SEED = 0  # of drawn validation examples: runs with different seeds are compared on the same ones
+
+
+@dataclass(frozen=True)
+class Split:
+    """A split after tokenisation.
+
+    Attributes:
+        rows: the rows that are used, as they were read.
+        encoded: the same as token ids.
+        key: hash of both.
+        available: number of rows before some were drawn.
+    """
+
+    rows: Dataset
+    encoded: Dataset
+    key: str
+    available: int
+
+
+class Splits(LightningDataModule):
+    """The part of the DataModule that reads and encodes splits; the settings are the DataModule's."""
+
+    record: Task
+    path: str | None
+    revision: str | None
+    teacher: str | None
+    backbone: str
+    encoding: str | None
+    train_examples: int | None
+    validation_examples: int | None
+    hold_out: int | None
+    eval_batch_size: int
+    seed: int
+    reads_labels: bool
+    whole_file: bool
+
+    def __init__(self) -> None:
+        super().__init__()
+        # (name, must have labels) -> split; None: a second validation split that does not exist
+        self._splits: dict[tuple[str, bool], Split | None] = {}
+
+    @functools.cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The backbone's tokenizer."""
+        return load_tokenizer(self.backbone, self.record)
+
+    @property
+    def max_length(self) -> int:
+        """Longest input in tokens; longer ones are truncated."""
+        raise NotImplementedError
+
+    def _read(self, names: list[str], labelled: bool) -> None:
+        """Load and encode those of the splits ``names`` that have not been read yet."""
+        names = [name for name in names if (name, labelled) not in self._splits]
+        if not names:
+            return
+        max_length = self.max_length  # checked before anything is read
+        optional = () if self.reads_labels else ("train",)
+        loaded = load_split_files(
+            self.record, self.path, names, labelled, self.seed, self.encoding, self.whole_file, optional, self.revision
+        )
+        for name in names:
+            rows = loaded.get(name)
+            if rows is None:
+                self._splits[name, labelled] = None
+                continue
+            if name == "train" and self.hold_out is not None:
+                kept, held = held_out(
+                    len(rows), self.hold_out, self.seed, task_type(self.record).one_text, lists_in(self.record, rows)
+                )
+                self._splits[HELD_OUT, labelled] = self._encoded(HELD_OUT, rows.select(held), max_length)
+                rows = rows.select(kept)
+            self._splits[name, labelled] = self._encoded(name, rows, max_length, labelled and name not in optional)
+
+    def _encoded(self, name: str, rows: Dataset, max_length: int, labelled: bool = True) -> Split:
+        """Return a split of ``rows``, or of some of them, if the user limits their number.
+
+        Texts that are to get a teacher's vectors get these as labels, if they need any.
+        """
+        one_text, available = task_type(self.record).one_text, len(rows)
+        rows = rows if one_text else self._limited(name, rows)
+        key = encoding_key(rows, self.tokenizer, self.record, max_length)
+        encoded = encode(rows, self.tokenizer, self.record, max_length)
+        if one_text and len(some := self._limited(name, encoded)) < len(encoded):
+            encoded, key = some, short_hash(key, len(some))
+        if cut := int(encoded.with_format("numpy")["truncated"][:].sum()):
+            longest = f"data.max_length {max_length} (in tokens)"
+            note(f"{self.record.name} {name}: {cut} of {len(encoded)} inputs are longer than {longest} and are cut")
+        if self.record.wants_vectors and self.teacher is not None and labelled:
+            encoded, key = add_targets(rows, encoded, key, self.teacher, self.record, max_length, self.eval_batch_size)
+        return Split(rows, encoded, key, available)
+
+    def _split(self, name: str, labelled: bool = True) -> Split:
+        """Return a split that :meth:`setup` has read."""
+        split = self._splits[name, labelled]
+        assert split is not None
+        return split
+
+    def _limited(self, name: str, rows: Dataset) -> Dataset:
+        """Return the examples of a split, drawn if the user limits their number."""
+        if name == "train" and self.train_examples is not None:
+            option, limit, seed = "data.train_examples", self.train_examples, self.seed
+        elif name in self.record.validation and self.validation_examples is not None:
+            option, limit, seed = "data.validation_examples", self.validation_examples, VALIDATION_SEED
+        else:
+            return rows
+        drawn = self._drawn(rows, limit, option, seed)
+        note(f"{option}: {limit} of {len(rows)} {name} rows are read")
+        return drawn
+
+    def _drawn(self, rows: Dataset, number: int, option: str, seed: int) -> Dataset:
+        """Return ``number`` drawn rows in their order; with the same seed a smaller draw is part of a larger one."""
+        if number > len(rows):
+            raise UserError(f"{option}: {number} is more than there are; the largest is {len(rows)}")
+        return rows.select(sorted(drawn_order(len(rows), seed, lists_in(self.record, rows))[:number]))

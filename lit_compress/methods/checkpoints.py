@@ -1,0 +1,80 @@
+"""What a checkpoint says of the method and stage that wrote it, and what is checked when a stage goes on from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch
+
+from lit_compress.models.surgery import describe
+from lit_compress.stages.base import Stage
+from lit_compress.stages.mark import check_mark
+from lit_compress.utils.errors import UserError
+from lit_compress.version import __version__
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Checkpointed(pl.LightningModule):
+    """The part of a method that writes and reads checkpoints."""
+
+    net: PreTrainedModel
+    stage: Stage
+    initial: dict[str, float]
+    former_gates: Mapping[str, str] = {}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add method, stage, structure and metrics, as primitives: ``weights_only=True`` loads the checkpoint."""
+        checkpoint["lit_compress"] = {
+            "version": __version__,
+            "method": type(self).__name__,
+            "stage": self.stage.name,
+            "total_steps": self.stage.total_steps,
+            "data": self.trainer.datamodule.fingerprint(),  # type: ignore[attr-defined]
+            "at_budget": self.stage.at_budget(self.trainer.global_step),
+            "structure": describe(self.net),
+            "initial": self.initial,
+            "notes": self.stage.notes,
+            "threads": torch.get_num_threads(),
+            "metrics": {
+                name: float(value)
+                for name, value in self.trainer.callback_metrics.items()
+                if name.startswith("val") and name != "val/score"
+            }
+            or self.initial,  # of a stage of no epochs
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that this method and stage wrote the checkpoint; give former gates their names of today.
+
+        Raises:
+            UserError: another method or stage wrote it.
+        """
+        mark = check_mark(checkpoint, type(self).__name__, self.stage.name)
+        self.rename_gates(checkpoint["state_dict"])
+        self._saved_steps, self.saved_data = mark["total_steps"], mark["data"]
+        self.initial, self.stage.notes = mark["initial"], mark.get("notes", {})
+
+    def rename_gates(self, state: dict[str, Any]) -> None:
+        """Give the gates in a checkpoint's ``state_dict``, in place, the names of today."""
+        for key in [key for key in state if key.startswith("stage.held.")]:
+            gate, _, rest = key.removeprefix("stage.held.").partition(".")
+            state[f"stage.held.{self.former_gates.get(gate, gate)}.{rest}"] = state.pop(key)
+
+    def on_train_start(self) -> None:
+        """Refuse to resume with other data or another number of steps, which would silently move the schedules.
+
+        Raises:
+            UserError: the data or the number of optimizer steps is not that of the checkpoint.
+        """
+        saved = getattr(self, "_saved_steps", None)
+        if saved not in (None, self.stage.total_steps):
+            raise UserError(
+                f"ckpt_path: the stage was begun with {saved} optimizer steps, this config makes "
+                f"{self.stage.total_steps}; resume with the same data, epochs and batch size"
+            )
+        if saved is not None and self.saved_data != self.trainer.datamodule.fingerprint():  # type: ignore[attr-defined]
+            raise UserError("data.path: the data is not what the stage was begun with; resume with the same files")
