@@ -34,7 +34,9 @@ LINES = {
     "SliceGPT": ["--method", "SliceGPT", "--density", "0.7", "--model.prune.examples", "30"],
     "Layers": ["--method", "Layers", "--density", "0.5", "--model.prune.choice", "measured",
                "--model.prune.examples", "30"],
+    "trained": [*KFAC, "--refine", "5", "--distil", "3"],
     "block-kfac": [*KFAC, "--by_block", "float32"],
+    "block-refined": [*KFAC, "--refine", "5", "--by_block", "float32"],
     "block-fisher": ["--weighting", "fisher", "--fisher_examples", "20", "--by_block", "float32"],
     "block-LLMPruner": ["--method", "LLMPruner", "--density", "0.5", "--by_block", "float32"],
 }  # fmt: skip

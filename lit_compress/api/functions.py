@@ -69,7 +69,7 @@ def factorize(
         label: name of the column of labels, or names of columns of 0 and 1, one for each label; None where it is
             called so.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; None for the accelerator if there is one.
-        **options: those of ``factorize`` and ``fit``, e.g. ``weighting="fisher"``, ``**{"data.batch_size": 8}``.
+        **options: those of ``factorize`` and ``fit``, e.g. ``refine=100``, ``**{"data.batch_size": 8}``.
 
     Returns:
         The compressed net on the CPU, with ``report`` and ``save_pretrained``.

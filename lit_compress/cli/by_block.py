@@ -37,6 +37,7 @@ from lit_compress.run.expected_memory import check_memory_by_block, expected_by_
 from lit_compress.stages.by_block import MeasuredBlocks
 from lit_compress.stages.calibration import Axes
 from lit_compress.stages.compression import Chosen, CompressedStage, Compression
+from lit_compress.stages.distil import NO_RECOVERY, Recovery
 from lit_compress.stages.refinement import OF_TRAINING, Refinement, check_refinement
 from lit_compress.tasks import task_type
 from lit_compress.utils.cache import short_hash
@@ -102,7 +103,7 @@ def factorize_by_block(
     config: dict[str, Any],
     choices: Choices,
     precision: Precision,
-    refine: int | None = None,
+    recovery: Recovery = NO_RECOVERY,
 ) -> dict[str, Any]:
     """Factorize the method's backbone with one block in memory, export it to ``out`` and return the report.
 
@@ -113,24 +114,26 @@ def factorize_by_block(
         config: of the command.
         choices: for the export.
         precision: of the states between blocks, on disk.
-        refine: steps of training for every compressed block (stages/refinement.py); None: none.
+        recovery: how the compressed blocks are trained.
 
     Raises:
         UserError: the model, the data, an option or the disk is not made for this.
     """
     return_freed_memory()
     check_choices_by_block(choices)
+    if recovery.distil is not None:
+        raise UserError(f"--by_block: --distil {recovery.distil} needs the whole model; nearest: --refine 100")
     dense, form = _read_shapes(method, choices)
     if data.teacher == method.backbone:
         data.teacher = None  # its vectors come with its states
     data.eval_batch_size = max(1, min(data.eval_batch_size, TOKENS // data.max_length))
     stage = one_shot_stage(method)
     compression = _checked(stage, method, dense, data)
-    if refine is not None:
-        check_refinement(dense, refine, compression.by_itself, type(method).__name__)
+    if recovery.refine is not None:
+        check_refinement(dense, compression.by_itself, type(method).__name__)
     walks = _Walks(out.with_name(f"{out.name}.by_block"), method, data, dense, compression, getattr(torch, precision))
-    if refine is not None:
-        walks.refine_by(refine, stage.texts(data))
+    if recovery.refine is not None:
+        walks.refine_by(recovery.refine, stage.texts(data))
     note(check_memory_by_block(**walks.memory))
     work = _Work(walks.folder, walks.settings(config, precision))
     check_disk(work.folder, walks.disk_bytes())

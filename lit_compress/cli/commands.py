@@ -168,6 +168,10 @@ def factorize(args: list[str]) -> None:
     print_table(report)
     if (loss := report["calibration"]) and loss["estimated_loss"] is not None:
         print(f"loss added: {loss['estimated_loss']:.2g} estimated, {loss['measured_loss']:.2g} measured on dev rows")
+    if refined := report["refined"]:
+        print(f"refined: {refined['steps']} steps of every block, {refined['texts']:,} texts")
+    if distilled := report.get("distilled"):
+        print(f"distilled: {distilled['steps']} steps, {distilled['texts']:,} texts")
     print_choices(report)
     warn_missed(report)
     print(f"export: {out}")

@@ -32,6 +32,7 @@ from lit_compress.run.loggers import log_report
 from lit_compress.run.plan import show_plan
 from lit_compress.run.runner import Components, check_stages, run_stages, shapes_of
 from lit_compress.run.settle import config_of_first, density_of_first, failure_told, settle_storage, solve_budget
+from lit_compress.stages.distil import Recovery
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, read_json, write_json
@@ -113,7 +114,14 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
         help="train every compressed block for so many steps to give the dense block's outputs, without labels, on the "
         "calibration texts, e.g. 100",
     )  # fmt: skip
+    parser.add_argument(
+        "--distil", type=int, metavar="STEPS",
+        help="train the whole compressed model for so many steps to give the dense model's logits and hidden states, "
+        "without labels, on the training texts, e.g. 100",
+    )  # fmt: skip
+    parser.add_argument("--distil_texts", metavar="FILE", help="texts for --distil in place of the training texts")
     given, cli = parse_one_shot(parser, args, "factorize")
+    recovery = Recovery(given.refine, given.distil, given.distil_texts)
     out = Path(given.out).expanduser()
     check_out(out)
     parts = cli.ready()
@@ -122,8 +130,8 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     parts = settle_budget(cli)
     work = (out, parts.method, parts.data, cli.dump(), parts.storage.choices)
     if given.by_block:
-        return given.out, factorize_by_block(*work, given.by_block, given.refine)
-    return given.out, factorize_model(*work, given.refine)
+        return given.out, factorize_by_block(*work, given.by_block, recovery)
+    return given.out, factorize_model(*work, recovery)
 
 
 def run_of(cli: CommandLine) -> Run:

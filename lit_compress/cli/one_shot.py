@@ -31,6 +31,7 @@ from lit_compress.run.folder import Run
 from lit_compress.run.solve import check_choices
 from lit_compress.stages.calibration import collected
 from lit_compress.stages.compression import CompressedStage
+from lit_compress.stages.distil import NO_RECOVERY, TEXTS, Recovery, distil
 from lit_compress.stages.low_rank import Decomposer
 from lit_compress.stages.refinement import check_refinement, refine_net
 from lit_compress.stages.weighting import KRONECKER, Weighted, calibration_for, weigh
@@ -92,7 +93,7 @@ def decomposers(
 
 def factorize_model(
     out: Path, method: Method, data: DataModule, config: dict[str, Any], choices: Choices = AS_IS,
-    refine: int | None = None,
+    recovery: Recovery = NO_RECOVERY,
 ) -> dict[str, Any]:  # fmt: skip
     """Compress the method's backbone in one shot, export it to ``out`` and return the report.
 
@@ -102,7 +103,7 @@ def factorize_model(
         data: training data for a method or weighting that needs them, validation data for the report.
         config: of the command.
         choices: as :func:`write_export`.
-        refine: steps of training for every compressed block (stages/refinement.py); None: none.
+        recovery: how the compressed model is trained.
 
     Raises:
         UserError: the model, the data or ``out`` cannot be used; nothing would be factorized for ``pivot``.
@@ -116,13 +117,21 @@ def factorize_model(
     data.reads_labels = stage.reads_labels(method.kind)
     shapes = finetuned_config(method.backbone, method.task, "model")
     choices.say_dtype(shapes.dtype)
-    note(check_factorize(method, stage, without_values(lambda: empty_net(shapes)), data))
+    note(check_factorize(method, stage, without_values(lambda: empty_net(shapes)), data, recovery.distil is not None))
     dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)
-    if refine is not None and (compression := stage.compression(Path(method.backbone).expanduser())) is not None:
-        check_refinement(dense, refine, compression.by_itself, name)
+    if recovery.refine is not None:
+        compression = stage.compression(Path(method.backbone).expanduser())
+        check_refinement(dense, compression is None or compression.by_itself, name)
+    texts = None if recovery.distil is None else data.texts_dataloader(TEXTS, recovery.texts)
     net, made = compressed(method, dense, data)
-    refined = None if refine is None else _refined(dense, net, stage, data, refine)
+    recovered: dict[str, Any] = {"refined": None, "distilled": None}
+    if recovery.refine is not None:
+        recovered["refined"] = _refined(dense, net, stage, data, recovery.refine)
+    if texts is not None and recovery.distil is not None:
+        told = distil(dense, net, method.kind, texts, recovery.distil, current_device())
+        recovered["distilled"] = told | {"file": recovery.texts and Path(recovery.texts).name}
+        trim()
     if made is not None:
         made["measured_loss"] = divergence(net, dense, data)
     scores, key = evaluate(dense, data, sure=True), f"val/{data.record.metrics[0]}"
@@ -131,7 +140,7 @@ def factorize_model(
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), scores[key], interval=interval_of(scores, key))}
         budget = (method.budget, method.density) if method.budget else None
-        more = {"calibration": made, "license": license_of(method.backbone), "refined": refined}
+        more = {"calibration": made, "license": license_of(method.backbone), **recovered}
         return write_export(out, Export(net, before, name, data, config, more=more, budget=budget), choices)
 
 

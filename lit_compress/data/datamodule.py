@@ -270,6 +270,25 @@ class DataModule(Splits):
         note(f"calibration: {len(split.encoded)} of {self.train_size()} training examples are read")
         return self._loader(split, self.batch_size, shuffle=False)
 
+    def texts_dataloader(self, batch_size: int, path: str | None = None) -> ResumableLoader:
+        """Return batches of texts, in a new order every epoch: of the training split, or all of a file.
+
+        Args:
+            batch_size: texts of a batch.
+            path: of a file whose rows need no labels; None: the training texts.
+
+        Raises:
+            UserError: the file cannot be read for the task.
+        """
+        if path is None:
+            self.setup("fit")
+            return self._loader(self._split("train"), batch_size, shuffle=True)
+        try:
+            rows = load_split_files(self.record, path, [ALL], False, self.seed, self.encoding)[ALL]
+        except UserError as error:
+            raise UserError(str(error).replace("data.path", "--distil_texts")) from error
+        return self._loader(self._encoded(ALL, rows, self.max_length, labelled=False), batch_size, shuffle=True)
+
     def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
         """Note in ``padded`` whether the batch has padding: on the device, the host would wait for the answer."""
         self.padded = not all(bool(mask.all()) for mask in task_type(self.record).masks(batch))

@@ -24,6 +24,7 @@ from lit_compress.numerics.chunked_logits import chunk_size
 from lit_compress.run.trainer import make_trainer
 from lit_compress.stages.base import Stage
 from lit_compress.stages.calibration import MOST_BYTES
+from lit_compress.stages.distil import TEXTS, TRAINING
 from lit_compress.stages.recompute import activations, most_kept, states_bytes
 from lit_compress.utils.devices import current_device, free_bytes
 from lit_compress.utils.errors import UserError
@@ -250,7 +251,9 @@ def _calibration(
 # ------------------------------------------------------------------------------------------- without training
 
 
-def check_factorize(method: Method, stage: Stage, dense: PreTrainedModel, data: DataModule) -> str:
+def check_factorize(
+    method: Method, stage: Stage, dense: PreTrainedModel, data: DataModule, distils: bool = False
+) -> str:
     """Return the line on the expected memory of ``factorize``.
 
     Args:
@@ -258,6 +261,7 @@ def check_factorize(method: Method, stage: Stage, dense: PreTrainedModel, data: 
         stage: of it, which is done without training.
         dense: the dense net, without values.
         data: gives the batches.
+        distils: whether the compressed model is trained afterwards (stages/distil.py).
 
     Raises:
         UserError: the machine has less.
@@ -270,6 +274,10 @@ def check_factorize(method: Method, stage: Stage, dense: PreTrainedModel, data: 
     if stage.moments:
         _, length = data.train_dataloader().largest
         needs.append(_calibration(method, dense, stage.moments, length, "factorize", MOST_BYTES))
+    if distils:
+        _, length = data.train_dataloader().largest
+        texts = max(1, TOKENS // length) if method.kind.over_vocabulary else TEXTS
+        needs.append(_training(method, Stage("distil", TRAINING), net, dense, (texts, length), False, inf))
     return _check_evaluation(needs, "--by_block float32 has one block in memory")
 
 

@@ -189,20 +189,17 @@ class Refinement:
         block.requires_grad_(False)
 
 
-def check_refinement(net: PreTrainedModel, steps: int, by_itself: bool, method: str) -> None:
+def check_refinement(net: PreTrainedModel, by_itself: bool, method: str) -> None:
     """Refuse a refinement that cannot work; only shapes are read.
 
     Args:
         net: dense.
-        steps: as typed.
         by_itself: whether the compression changes a block without the others.
         method: name of the method.
 
     Raises:
         UserError: as said.
     """
-    if steps < 1:
-        raise UserError(f"--refine: {steps} is below 1, the smallest valid value; usual: 100")
     if not by_itself:
         raise UserError(
             f"--refine: {method} changes the basis of the hidden states, which are to be the dense ones; nearest: "

@@ -424,3 +424,38 @@ def test_export_takes_an_export(words, tmp_path, capsys):
     assert "--embeddings int8 changes the weights" in line
     line = fails(capsys, "export", small, tmp_path / "x", "--format", "onnx", "--data.path", tmp_path / "no")
     assert "no such folder" in line and not (tmp_path / "x").exists()
+
+
+def test_factorize_refines_and_distils_without_labels(words, tmp_path, capsys):
+    """Texts without labels: of a file, and of a training split that has none; both end in the report."""
+    model, data = words
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a great film\nthe plot is dull and the cast is poor\n" * 20)
+    line = [*data, "--density", "0.5", "--calibration_examples", "30"]
+    main(["factorize", *model, str(tmp_path / "plain"), *line])
+    main(["factorize", *model, str(tmp_path / "out"), *line, "--refine", "10", "--distil", "8",
+          "--distil_texts", str(texts)])  # fmt: skip
+    plain, report = (json.loads((tmp_path / name / "report.json").read_text()) for name in ("plain", "out"))
+    assert plain["refined"] is None and plain["distilled"] is None
+    refined, distilled = report["refined"], report["distilled"]
+    assert (refined["steps"], refined["texts"], len(refined["after"])) == (10, 30, 2)
+    assert (distilled["steps"], distilled["texts"], distilled["file"]) == (8, 4 * 40, "texts.txt")
+    assert all(after <= before for before, after in zip(refined["before"], refined["after"], strict=True))
+    assert "10 steps of every block" in (tmp_path / "out" / "README.md").read_text()
+    assert "distilled: 8 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--refine", "5", "--method", "Magnitude"], "Magnitude has to train"),
+        (["--refine", "few"], "argument --refine: invalid int value: 'few'"),
+        (["--distil", "5", "--method", "SliceGPT", "--refine", "5"], "--refine: SliceGPT changes the basis"),
+        (["--distil", "5", "--distil_texts", "nowhere.txt"], "--distil_texts: 'nowhere.txt' is no file"),
+        (["--distil", "5", "--by_block", "float32"], "--by_block: --distil 5 needs the whole model; nearest: --refine"),
+    ],
+)
+def test_what_cannot_be_trained_afterwards_is_one_line(options, message, words, tmp_path, capsys):
+    model, data = words
+    line = fails(capsys, "factorize", *model, tmp_path / "out", *data, "--density", "0.5", *options)
+    assert message in line and not (tmp_path / "out").exists()

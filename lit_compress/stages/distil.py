@@ -1,0 +1,149 @@
+"""Distillation of a compressed model without labels, and what ``factorize`` is asked to train after a compression.
+
+All parameters of the compressed model learn the dense model's logits and hidden states on texts. The loss is that of a
+stage of ``fit`` whose weight of the labels is 0,
+
+    L = L_logits + 10 sum over l of MSE(H^l, H_dense^l) / Var(H_dense^l)
+
+with the same ratio of both terms as the stages of SecondOrder; hidden states are left out if they differ in width.
+AdamW, its groups, its schedule and the clipping of gradients are those of ``fit``, too. Nothing is dropped out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lit_compress.calibration.statistics import TOKENS
+from lit_compress.calibration.uses import Batch, frozen, real_rows, row_parts
+from lit_compress.numerics.chunked_logits import ChunkedLogits
+from lit_compress.numerics.losses import distillation_loss, logits_losses
+from lit_compress.stages.base import Stage, Training
+from lit_compress.stages.distillation import Distillation, distillation_terms, hidden_states
+from lit_compress.stages.optimizer import build_adamw, build_schedule
+from lit_compress.tasks import TaskType
+from lit_compress.utils.devices import move
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import track
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+    from transformers import PreTrainedModel
+
+TEXTS = 32  # of a step
+LOSSES = Distillation(alpha=1.0, alpha_layers=10.0, mask_padding=True, relative=True)
+TRAINING = Training(learning_rate=3e-4)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How a compressed model is trained without labels.
+
+    Args:
+        refine: steps for every block, each by itself (stages/refinement.py); None: none.
+        distil: steps for the whole model; None: none.
+        texts: file of the texts of ``distil``; None: the training texts.
+    """
+
+    refine: int | None = None
+    distil: int | None = None
+    texts: str | None = None
+
+    def __post_init__(self) -> None:
+        for option, steps in (("refine", self.refine), ("distil", self.distil)):
+            if steps is not None and steps < 1:
+                raise UserError(f"--{option}: {steps} is below 1, the smallest valid value; usual: 100")
+        if self.texts is None:
+            return
+        if self.distil is None:
+            raise UserError(f"--distil_texts: '{self.texts}' is read by --distil only; add --distil 100")
+        if not Path(self.texts).expanduser().is_file():
+            raise UserError(f"--distil_texts: '{self.texts}' is no file; give one, e.g. texts.txt with a text a line")
+
+
+NO_RECOVERY = Recovery()
+
+
+def part_losses(
+    kind: TaskType, dense: PreTrainedModel, net: PreTrainedModel, rows: Batch, settings: Distillation
+) -> dict[str, Tensor]:
+    """Return the terms of the loss on some examples by name; no gradient reaches the ``dense`` model."""
+    hidden = settings.alpha_layers > 0
+    with torch.no_grad():
+        theirs = kind.run(dense, rows, output_hidden_states=hidden)
+    ours = kind.run(net, rows, output_hidden_states=hidden)
+    logits, targets, counted = kind.logits(ours, rows), kind.logits(theirs, rows), kind.counted(rows)
+    if isinstance(logits, ChunkedLogits):  # their labels are the texts themselves
+        both = logits_losses(logits, rows["labels"], teacher=targets, temperature=settings.temperature)
+        distance = both["distillation"]
+    else:
+        distance = distillation_loss(logits, targets, kind.loss, settings.temperature, counted)
+    losses = {"task": torch.zeros_like(distance), "distillation": distance}
+    states = [hidden_states(each) for each in (ours, theirs)] if hidden else [[], []]
+    return distillation_terms(
+        settings, kind.loss, losses, [states[0]] if hidden else None, states[1], kind.masks(rows),
+        lambda student, teacher, mask, how: how.layer_loss(student, teacher, mask),
+    )  # fmt: skip
+
+
+def distil(
+    dense: PreTrainedModel, net: PreTrainedModel, kind: TaskType, texts: DataLoader, steps: int, device: torch.device
+) -> dict[str, Any]:
+    """Train all parameters of ``net``, in place, to give the outputs of ``dense``; return what the report says.
+
+    Args:
+        dense: the model that was compressed; both are on the CPU, before and afterwards.
+        net: the compressed one.
+        kind: of the task.
+        texts: batches, in a new order whenever they are iterated; labels in them are not read. Those of a language
+            model go through it in parts of 512 tokens.
+        steps: of AdamW.
+        device: of the passes.
+
+    Raises:
+        UserError: the model reads labels, and the texts have none.
+    """
+    start, read, settings = time.perf_counter(), 0, LOSSES
+    if net.config.hidden_size != dense.config.hidden_size:
+        settings = replace(settings, alpha_layers=0.0)
+    move(dense, device).eval()
+    move(net, device).eval()
+    kind.freeze(net)
+    stage, losses = Stage("distil", TRAINING), []
+    stage.set_total_steps(steps)
+    optimizer = build_adamw(stage, net, "32-true")
+    schedule: Any = build_schedule(stage, optimizer)["scheduler"]
+    with frozen(dense), torch.enable_grad():
+        for batch in track(islice(_endless(texts), steps), "distil", steps):
+            rows = real_rows(kind, batch, device, None, "give --distil texts with them")
+            count = len(rows["index"])
+            read += count
+            loss = torch.zeros((), device=device)
+            for part in row_parts(kind, rows, TOKENS) if kind.over_vocabulary else [rows]:
+                share = len(part["index"]) / count
+                one = share * torch.stack(list(part_losses(kind, dense, net, part, settings).values())).sum()
+                one.backward()
+                loss += one.detach()
+            losses.append(loss)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    move(dense, "cpu")
+    move(net, "cpu")
+    return {
+        "steps": steps, "texts": read, "learning_rate": TRAINING.learning_rate,
+        "seconds": round(time.perf_counter() - start, 2), "loss": [float(losses[0]), float(losses[-1])],
+    }  # fmt: skip
+
+
+def _endless(texts: DataLoader) -> Iterator[Batch]:
+    while True:
+        yield from texts

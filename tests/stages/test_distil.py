@@ -1,0 +1,98 @@
+"""Distillation without labels: its loss is that of fit without the labels' term, and it brings a model nearer."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tiny import make_batch, make_net
+
+from lit_compress.numerics.losses import distillation_loss, relative_layer_loss
+from lit_compress.stages.distil import LOSSES, Recovery, distil, part_losses
+from lit_compress.tasks import KINDS
+from lit_compress.utils.errors import UserError
+
+
+def damaged(net):
+    torch.manual_seed(1)
+    small = copy.deepcopy(net)
+    with torch.no_grad():
+        for value in small.parameters():
+            value.mul_(1 + 0.3 * torch.randn_like(value) * (value.ndim > 1))
+    return small
+
+
+def unlabelled(size=6, seed=1):
+    batch = make_batch(size, 9, seed=seed)
+    del batch["labels"]
+    return batch
+
+
+def test_the_loss_is_that_of_logits_and_hidden_states():
+    net = make_net("bert", "mnli", initializer_range=0.2).eval()
+    small, rows, kind = damaged(net), unlabelled(), KINDS["classification"]
+    terms = part_losses(kind, net, small, rows, LOSSES)
+    inputs = {name: rows[name] for name in ("input_ids", "attention_mask")}
+    one, other = (model(**inputs, output_hidden_states=True) for model in (small, net))
+    states = relative_layer_loss(one.hidden_states, other.hidden_states, rows["attention_mask"])
+    assert float(terms["task"]) == 0
+    assert terms["distillation"].item() == pytest.approx(
+        distillation_loss(one.logits, other.logits, "classification").item()
+    )
+    assert terms["layers"].item() == pytest.approx(10 * states.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "name"),
+    [("bert", "sst2", "classification"), ("bert", "stsb", "regression"), ("llama", "plain_text", "language_modelling")],
+)
+def test_a_damaged_model_comes_nearer_to_the_dense_one(family, task, name):
+    net, kind = make_net(family, task, initializer_range=0.2).eval(), KINDS[name]
+    small, batches = damaged(net), [unlabelled(seed=seed) for seed in range(3)]
+    if name == "language_modelling":  # the labels are the texts
+        batches = [batch | {"labels": batch["input_ids"]} for batch in batches]
+    before = copy.deepcopy(net.state_dict())
+
+    def distance():
+        with torch.no_grad():
+            return sum(float(sum(part_losses(kind, net, small, rows, LOSSES).values())) for rows in batches)
+
+    start = distance()
+    told = distil(net, small, kind, batches, 40, torch.device("cpu"))
+    assert distance() < 0.8 * start and told["loss"][1] < told["loss"][0]
+    assert (told["steps"], told["texts"]) == (40, 240)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+
+
+def test_parts_of_a_batch_count_by_their_texts(monkeypatch):
+    """The loss of a language model's batch is the mean over its texts of those of its parts, as it is before a step."""
+    net, kind = make_net("llama", "plain_text", initializer_range=0.2).eval(), KINDS["language_modelling"]
+    small, batch = damaged(net), unlabelled(5)
+    batch["labels"] = batch["input_ids"]
+    monkeypatch.setattr("lit_compress.stages.distil.TOKENS", 18)
+    parts = [{name: column[i : i + 2] for name, column in batch.items()} for i in (0, 2, 4)]
+    with torch.no_grad():
+        losses = [float(sum(part_losses(kind, net, small, rows, LOSSES).values())) for rows in parts]
+    expected = (2 * losses[0] + 2 * losses[1] + losses[2]) / 5
+    assert distil(net, small, kind, [batch], 1, torch.device("cpu"))["loss"][0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_model_that_reads_labels_needs_them():
+    net = make_net("llama", "plain_text").eval()
+    with pytest.raises(UserError, match="labels: the data has none"):
+        distil(net, damaged(net), KINDS["language_modelling"], [unlabelled()], 1, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"refine": 0}, "--refine: 0 is below 1, the smallest valid value; usual: 100"),
+        ({"distil": -3}, "--distil: -3 is below 1"),
+        ({"texts": "a.txt"}, "--distil_texts: 'a.txt' is read by --distil only; add --distil 100"),
+        ({"distil": 5, "texts": "nowhere.txt"}, "--distil_texts: 'nowhere.txt' is no file"),
+    ],
+)
+def test_what_cannot_work_is_one_line(settings, message):
+    with pytest.raises(UserError, match=message):
+        Recovery(**settings)
