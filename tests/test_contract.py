@@ -4,116 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
 import random
 import signal
-from importlib import import_module
 from pathlib import Path
 
 import processes
 import pytest
 import torch
-import yaml
+from contract_cases import CASES, COMPARED, GIVEN, LEAN, METHODS, STEPS, UNITS, WHOLE, class_of, options
 from safetensors.torch import load_file
 from tiny import make_batch, make_net
 
 from benchmarks.reliability.events import Kill
 from lit_compress import methods
 from lit_compress.__main__ import main
-from lit_compress.cli.option_names import parameters_of
-from lit_compress.cli.recipes import FOLDER
 from lit_compress.export.check import check_export
 from lit_compress.export.fuse import fuse
-from lit_compress.methods import Method
 from lit_compress.methods.block_movement import BlockMovementSettings
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import describe
 from lit_compress.numerics.masks import keep_count
-
-
-def shipped_methods() -> list[str]:
-    """Find the methods in the shipped configs."""
-    paths = (yaml.safe_load(path.read_text())["model"]["class_path"] for path in FOLDER.glob("*.yaml"))
-    return sorted({path.rpartition(".")[2] for path in paths})
-
-
-def class_of(method: str) -> type[Method]:
-    """Return a shipped method by its name, or one of another package by its import path."""
-    package, _, name = method.rpartition(".")
-    return getattr(import_module(package) if package else methods, name)
-
-
-GIVEN = os.environ.get("LIT_COMPRESS_METHOD")  # of another package
-METHODS = [GIVEN] if GIVEN else shipped_methods()
-VARIANTS = {
-    "BlockMovement": {"": ["--model.prune.block", "8"]},
-    "CoFi": {"": ["--model.distil.epochs", "1"]},
-    "CoFiLoSparse": {"": ["--model.distil.epochs", "1"]},
-    # the other form, the default on accelerators, has other draws of dropout
-    "LPAF": {
-        "": ["--model.retrain.double_forward", "sequential"],
-        "kfac": ["--model.retrain.double_forward", "sequential", "--model.retrain.weighting", "kfac"],
-    },
-    "LoSparse": {
-        "": [],
-        "kfac": ["--model.prune.weighting", "kfac", "--model.prune.rows", "kfac", "--model.prune.init", "finetuned"],
-    },
-    "Layers": {"": [], "measured": ["--model.prune.choice", "measured", "--model.prune.examples", "50"]},
-    # a window of scores must be complete before the first ranking; and once from the backbone, with a new head
-    "PLATON": {"": ["--model.prune.interval", "2", "--model.prune.start", "0.2", "--model.prune.init", "pretrained"]},
-    "SP3": {
-        "": [],
-        "identity": ["--model.prune.projections", "identity", "--model.prune.train_originals", "true"],
-        "authors": ["--model.prune.norm", "padded_layernorm"],
-    },
-    "SecondOrder": {
-        "": [],
-        "exact": ["--model.retrain.labels", "exact", "--model.retrain.calibration_examples", "50"],
-        "true": ["--model.retrain.labels", "true", "--model.retrain.centred", "false"],
-        "structures": ["--model.retrain.removes", "structures"],
-        "both": ["--model.retrain.removes", "both"],
-        "stages": ["--model.through", "[0.9, 0.8]", "--model.retrain.epochs", "3"],
-    },
-    "Theseus": {"": ["--model.replace.epochs", "2", "--model.replace.learning_rate", "1e-3"]},
-    "FWSVD": {
-        "": [],
-        "plain": ["--model.retrain.weighting", "none"],
-        **{axis: ["--model.retrain.axis", axis] for axis in ("out", "both", "element")},
-        "batch": ["--model.retrain.estimator", "batch", "--model.retrain.fisher_examples", "50"],
-        "global": ["--model.allocation", "global"],
-        "inputs": ["--model.retrain.weighting", "inputs", "--model.retrain.calibration_examples", "50"],
-    },
-}
-CASES = [
-    pytest.param((method, variant), id=f"{method}-{variant}".strip("-"), marks=[pytest.mark.slow] if variant else [])
-    for method in METHODS
-    for variant in VARIANTS.get(method, {"": []})
-]
-
-
-WHOLE = "LPAF"  # goes through the dense stage in every test, and accumulates; both are the same for all methods
-WINDOWS = ["--data.batch_size", "4", "--trainer.accumulate_grad_batches", "2"]
-# methods/test_several_processes.py compares their steps with those of one process, and looks at their jobs on two
-COMPARED = ("CoFi", "CoFiLoSparse", "LPAF", "LoSparse", "SP3", "SecondOrder")
-UNITS = ("BlockMovement", "CoFi", "CoFiLoSparse", "FLOP")  # heads, neurons, ranks: the budget is met up to the smallest
-
-STEPS = ["--checkpoint_every", "3"]
-SHORT_PRUNE = ["--model.prune.epochs", "2", "--model.prune.learning_rate", "1e-3"]
-LEAN = ["--trainer.logger", "false"]  # of runs that look at neither curves nor figures
-
-
-def options(method: str, short_run: list[str], variant: str = "", density: float = 0.5) -> list[str]:
-    """Return what makes a short run of the method: of the options for stages, those of its own stages."""
-    own = parameters_of(class_of(method))
-    given = [*short_run, *SHORT_PRUNE, *VARIANTS.get(method, {}).get(variant, [])]
-    kept = [
-        word
-        for name, value in zip(given[::2], given[1::2], strict=True)
-        if not name.startswith("--model.") or name.split(".")[1] in own
-        for word in (name, value)
-    ]
-    return ["--model", method, "--model.density", str(density), *kept, *(WINDOWS if method == WHOLE else [])]
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 import torch
+from contract_cases import UNITS, options
 from safetensors.torch import load_file
-from test_contract import UNITS, options
 from tiny import make_net
 
 from lit_compress import methods

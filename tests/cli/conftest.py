@@ -16,3 +16,16 @@ def run(short_run, tmp_path_factory):
         patch.setattr("lit_compress.run.runner.remove_checkpoints", lambda run, stage: None)
         main(fit(short_run, folder))
     return folder
+
+
+@pytest.fixture
+def words(run, tiny_data):
+    """MODEL and what names its data."""
+    return [str(run / "dense" / "net")], [
+        "--data.task",
+        "sst2",
+        "--data.path",
+        str(tiny_data),
+        "--data.batch_size",
+        "8",
+    ]

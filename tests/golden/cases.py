@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from test_contract import VARIANTS, options, shipped_methods
+from contract_cases import VARIANTS, options, shipped_methods
 
 GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}
 # name -> family, task, settings of the configuration

@@ -9,8 +9,9 @@ from pathlib import Path
 import processes
 import pytest
 import torch
+from contract_cases import COMPARED
 from safetensors.torch import load_file
-from test_contract import COMPARED, check_budget
+from test_contract import check_budget
 from tiny import WORDS, make_net, write_backbone
 
 from lit_compress.__main__ import main
