@@ -282,12 +282,8 @@ class DataModule(Splits):
         """
         if path is None:
             self.setup("fit")
-            return self._loader(self._split("train"), batch_size, shuffle=True)
-        try:
-            rows = load_split_files(self.record, path, [ALL], False, self.seed, self.encoding)[ALL]
-        except UserError as error:
-            raise UserError(str(error).replace("data.path", "--distil_texts")) from error
-        return self._loader(self._encoded(ALL, rows, self.max_length, labelled=False), batch_size, shuffle=True)
+        split = self._split("train") if path is None else self._texts_of(path)
+        return self._loader(split, batch_size, shuffle=True)
 
     def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
         """Note in ``padded`` whether the batch has padding: on the device, the host would wait for the answer."""

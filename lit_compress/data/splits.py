@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from lit_compress.data.batching import drawn_order, held_out
 from lit_compress.data.checks import lists_in
 from lit_compress.data.encode import encode, encoding_key
-from lit_compress.data.sources import load_split_files
+from lit_compress.data.sources import ALL, load_split_files
 from lit_compress.data.targets import add_targets
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.tasks import task_type
@@ -124,6 +124,14 @@ class Splits(LightningDataModule):
         split = self._splits[name, labelled]
         assert split is not None
         return split
+
+    def _texts_of(self, path: str) -> Split:
+        """Return all rows of a file as a split without labels."""
+        try:
+            rows = load_split_files(self.record, path, [ALL], False, self.seed, self.encoding)[ALL]
+        except UserError as error:
+            raise UserError(str(error).replace("data.path", "--distil_texts")) from error
+        return self._encoded(ALL, rows, self.max_length, labelled=False)
 
     def _limited(self, name: str, rows: Dataset) -> Dataset:
         """Return the examples of a split, drawn if the user limits their number."""

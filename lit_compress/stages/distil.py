@@ -12,7 +12,7 @@ AdamW, its groups, its schedule and the clipping of gradients are those of ``fit
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
     from transformers import PreTrainedModel
 
+LayerLoss = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None, Distillation], Tensor]
 TEXTS = 32  # of a step
 LOSSES = Distillation(alpha=1.0, alpha_layers=10.0, mask_padding=True, relative=True)
 TRAINING = Training(learning_rate=3e-4)
@@ -72,8 +73,9 @@ NO_RECOVERY = Recovery()
 
 
 def part_losses(
-    kind: TaskType, dense: PreTrainedModel, net: PreTrainedModel, rows: Batch, settings: Distillation
-) -> dict[str, Tensor]:
+    kind: TaskType, dense: PreTrainedModel, net: PreTrainedModel, rows: Batch, settings: Distillation,
+    layer_loss: LayerLoss,
+) -> dict[str, Tensor]:  # fmt: skip
     """Return the terms of the loss on some examples by name; no gradient reaches the ``dense`` model."""
     hidden = settings.alpha_layers > 0
     with torch.no_grad():
@@ -89,13 +91,14 @@ def part_losses(
     states = [hidden_states(each) for each in (ours, theirs)] if hidden else [[], []]
     return distillation_terms(
         settings, kind.loss, losses, [states[0]] if hidden else None, states[1], kind.masks(rows),
-        lambda student, teacher, mask, how: how.layer_loss(student, teacher, mask),
+        layer_loss,
     )  # fmt: skip
 
 
 def distil(
-    dense: PreTrainedModel, net: PreTrainedModel, kind: TaskType, texts: DataLoader, steps: int, device: torch.device
-) -> dict[str, Any]:
+    dense: PreTrainedModel, net: PreTrainedModel, kind: TaskType, texts: DataLoader, steps: int, device: torch.device,
+    layer_loss: LayerLoss,
+) -> dict[str, Any]:  # fmt: skip
     """Train all parameters of ``net``, in place, to give the outputs of ``dense``; return what the report says.
 
     Args:
@@ -106,6 +109,7 @@ def distil(
             model go through it in parts of 512 tokens.
         steps: of AdamW.
         device: of the passes.
+        layer_loss: distance between the hidden states of both models (Stage.layer_loss).
 
     Raises:
         UserError: the model reads labels, and the texts have none.
@@ -128,7 +132,9 @@ def distil(
             loss = torch.zeros((), device=device)
             for part in row_parts(kind, rows, TOKENS) if kind.over_vocabulary else [rows]:
                 share = len(part["index"]) / count
-                one = share * torch.stack(list(part_losses(kind, dense, net, part, settings).values())).sum()
+                one = (
+                    share * torch.stack(list(part_losses(kind, dense, net, part, settings, layer_loss).values())).sum()
+                )
                 one.backward()
                 loss += one.detach()
             losses.append(loss)

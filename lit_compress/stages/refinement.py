@@ -201,10 +201,7 @@ def check_refinement(net: PreTrainedModel, by_itself: bool, method: str) -> None
         UserError: as said.
     """
     if not by_itself:
-        raise UserError(
-            f"--refine: {method} changes the basis of the hidden states, which are to be the dense ones; nearest: "
-            "SecondOrder"
-        )
+        raise UserError(f"--refine: {method} leaves no dense hidden states behind its blocks; nearest: SecondOrder")
     check_by_block(net, "--refine")
 
 

@@ -167,7 +167,7 @@ def test_a_budget_is_searched_on_shapes(llama, options, tmp_path, budget, monkey
         (["--refit", "true"], "nearest: false"),
         (["--scope", "all"], "nearest: blocks"),
         (["--refine", "0"], "--refine: 0 is below 1, the smallest valid value"),
-        (["--refine", "5", "--method", "SliceGPT"], "--refine: SliceGPT changes the basis of the hidden states"),
+        (["--refine", "5", "--method", "SliceGPT"], "--refine: SliceGPT leaves no dense hidden states"),
         (["--pivot"], "--by_block: --pivot True needs the whole net"),
         (
             ["--budget", "speedup=2x"],

@@ -375,7 +375,10 @@ def test_factorize_refines_and_distils_without_labels(words, tmp_path, capsys):
     [
         (["--refine", "5", "--method", "Magnitude"], "Magnitude has to train"),
         (["--refine", "few"], "argument --refine: invalid int value: 'few'"),
-        (["--distil", "5", "--method", "SliceGPT", "--refine", "5"], "--refine: SliceGPT changes the basis"),
+        (
+            ["--distil", "5", "--method", "SliceGPT", "--refine", "5"],
+            "--refine: SliceGPT leaves no dense hidden states",
+        ),
         (["--distil", "5", "--distil_texts", "nowhere.txt"], "--distil_texts: 'nowhere.txt' is no file"),
         (["--distil", "5", "--by_block", "float32"], "--by_block: --distil 5 needs the whole model; nearest: --refine"),
     ],

@@ -9,9 +9,12 @@ import torch
 from tiny import make_batch, make_net
 
 from lit_compress.numerics.losses import distillation_loss, relative_layer_loss
+from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.distil import LOSSES, Recovery, distil, part_losses
 from lit_compress.tasks import KINDS
 from lit_compress.utils.errors import UserError
+
+CPU, LAYERS = torch.device("cpu"), Stage("distil", Training()).layer_loss
 
 
 def damaged(net):
@@ -32,7 +35,7 @@ def unlabelled(size=6, seed=1):
 def test_the_loss_is_that_of_logits_and_hidden_states():
     net = make_net("bert", "mnli", initializer_range=0.2).eval()
     small, rows, kind = damaged(net), unlabelled(), KINDS["classification"]
-    terms = part_losses(kind, net, small, rows, LOSSES)
+    terms = part_losses(kind, net, small, rows, LOSSES, LAYERS)
     inputs = {name: rows[name] for name in ("input_ids", "attention_mask")}
     one, other = (model(**inputs, output_hidden_states=True) for model in (small, net))
     states = relative_layer_loss(one.hidden_states, other.hidden_states, rows["attention_mask"])
@@ -56,10 +59,10 @@ def test_a_damaged_model_comes_nearer_to_the_dense_one(family, task, name):
 
     def distance():
         with torch.no_grad():
-            return sum(float(sum(part_losses(kind, net, small, rows, LOSSES).values())) for rows in batches)
+            return sum(float(sum(part_losses(kind, net, small, rows, LOSSES, LAYERS).values())) for rows in batches)
 
     start = distance()
-    told = distil(net, small, kind, batches, 40, torch.device("cpu"))
+    told = distil(net, small, kind, batches, 40, CPU, LAYERS)
     assert distance() < 0.8 * start and told["loss"][1] < told["loss"][0]
     assert (told["steps"], told["texts"]) == (40, 240)
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
@@ -73,15 +76,15 @@ def test_parts_of_a_batch_count_by_their_texts(monkeypatch):
     monkeypatch.setattr("lit_compress.stages.distil.TOKENS", 18)
     parts = [{name: column[i : i + 2] for name, column in batch.items()} for i in (0, 2, 4)]
     with torch.no_grad():
-        losses = [float(sum(part_losses(kind, net, small, rows, LOSSES).values())) for rows in parts]
+        losses = [float(sum(part_losses(kind, net, small, rows, LOSSES, LAYERS).values())) for rows in parts]
     expected = (2 * losses[0] + 2 * losses[1] + losses[2]) / 5
-    assert distil(net, small, kind, [batch], 1, torch.device("cpu"))["loss"][0] == pytest.approx(expected, rel=1e-5)
+    assert distil(net, small, kind, [batch], 1, CPU, LAYERS)["loss"][0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_model_that_reads_labels_needs_them():
     net = make_net("llama", "plain_text").eval()
     with pytest.raises(UserError, match="labels: the data has none"):
-        distil(net, damaged(net), KINDS["language_modelling"], [unlabelled()], 1, torch.device("cpu"))
+        distil(net, damaged(net), KINDS["language_modelling"], [unlabelled()], 1, CPU, LAYERS)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_outputs_come_nearer_to_the_dense_ones(family, task, tmp_path):
 @pytest.mark.parametrize(
     ("family", "by_itself", "message"),
     [
-        ("llama", False, "--refine: SliceGPT changes the basis"),
+        ("llama", False, "--refine: SliceGPT leaves no dense hidden states"),
         ("albert", True, "--refine: 'albert' cannot go block by block"),
         ("t5", True, "--refine: 't5' cannot go block by block"),
     ],
