@@ -349,7 +349,7 @@ def cells(made: Comparison, methods: Sequence[Resolved], out: Path, epochs: int,
         length: updates of each.
     """
     made_cells = []
-    budgets = {budget_name(b): b for of in (made, *(method.entry for method in methods)) for b in of.budgets}
+    budgets = {budget_name(b): b for b in (*made.budgets, *(b for method in methods for b in method.entry.budgets))}
     for (named, budget), seed, method in product(budgets.items(), made.seeds, methods):
         entry, name = method.entry, f"{slug(method.entry.label)}-{slug_budget(budget)}-seed={seed}"
         if named not in map(budget_name, entry.budgets or made.budgets):
