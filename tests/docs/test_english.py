@@ -12,12 +12,6 @@ from pages import PAGES, ROOT, blocks
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "benchmarks").glob("*/findings.md"))]
 UNMENDED: tuple[str, ...] = (
     "README.md",
-    "docs/explanation/benchmarks.md",
-    "docs/explanation/house.md",
-    "docs/how_to/add_a_method.md",
-    "docs/how_to/add_a_task.md",
-    "docs/how_to/add_an_architecture.md",
-    "docs/reference/files.md",
     "SECURITY.md",
     "benchmarks/architectures/findings.md",
     "benchmarks/cofi/findings.md",
