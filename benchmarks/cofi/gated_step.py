@@ -13,25 +13,37 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks import common, timing
 from lit_compress.methods.cofi.cofi import CoFi, CoFiPruning
+from lit_compress.utils.devices import move
+
+
+class Alone(CoFi):
+    """CoFi at a step, without a Trainer and logs."""
+
+    trainer: Any = timing.At(50)
+
+    def log(self, *_: Any, **__: Any) -> None:
+        """Log nothing."""
+
+    def log_dict(self, *_: Any, **__: Any) -> None:
+        """Log nothing."""
 
 
 def step_of(name: str, folder: Path, precision: str, device: str) -> Callable[[], float]:
     """Return a function that makes one step of a stage of CoFi on the net in ``folder`` and returns its seconds."""
-    method = CoFi(backbone="unused", density=0.4, prune=CoFiPruning(init="finetuned"))
+    method = Alone(backbone="unused", density=0.4, prune=CoFiPruning(init="finetuned"))
     stage = next(s for s in method.stages() if s.name == name)
     method.prepare(stage, 0, folder, folder)
     method.configure_model()
     method.to(device).train()
     for teacher in method._teacher:
-        teacher.to(device)
+        move(teacher, torch.device(device))
     stage.set_total_steps(100)
-    type(method).trainer = property(lambda self: timing.At(50))
-    method.log = method.log_dict = lambda *_, **__: None
     weights = [p for p in method.net.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW([{"params": weights}, *stage.param_groups(method.net)], lr=1e-5, fused=True)
     batch = timing.random_batch(method.net, device)

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,9 +30,14 @@ from benchmarks.speed.run import step_of
 from benchmarks.timing import BATCH, BERT_BASE, LENGTH, MINILM, make_folder, random_batch, store
 from lit_compress.export.fuse import compact
 from lit_compress.layers import LowRankSparseLinear
-from lit_compress.methods import ITP, PLATON, FirstOrder, LoSparse, Magnitude
+from lit_compress.methods.base import Method
+from lit_compress.methods.first_order import FirstOrder
+from lit_compress.methods.itp import ITP
+from lit_compress.methods.losparse import LoSparse
+from lit_compress.methods.magnitude import Magnitude
+from lit_compress.methods.platon import PLATON
 from lit_compress.models.accounting import dense_site_params, stored_density
-from lit_compress.models.sites import find_sites
+from lit_compress.models.sites import find_sites, size_at
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import factorize
 from lit_compress.numerics.masks import select_rows
@@ -41,10 +47,10 @@ from lit_compress.utils.timing import in_turns
 DENSITIES, LOW_RANK = (0.1, 0.2, 0.3), 0.05
 GOALS = {"machinery": 0.05, "ideal": 0.85, "floats per neuron": 1, "bytes per weight": 4}
 BLOCKS = {MINILM: 6, BERT_BASE: 2}
-LIMIT = {"shapes": ((384, 384), (1536, 384), (384, 1536), (768, 768), (3072, 768)), "shares": (0.6, 0.7, 0.8, 0.9)}
+SHAPES, SHARES = ((384, 384), (1536, 384), (384, 1536), (768, 768), (3072, 768)), (0.6, 0.7, 0.8, 0.9)  # of the limit
 
 
-def take_turns(variants: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def take_turns(variants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
     """Return the processor seconds of every variant in every round; one more round before warms up."""
     with torch.inference_mode():
         times = in_turns(list(variants.values()), rounds, warm_up=1, clock=time.process_time)
@@ -64,7 +70,8 @@ def machinery(shape: str, rounds: int) -> dict[str, Any]:
         dense = step_of("dense", Path(work), "32", "cpu")
         variants: dict[str, Callable[[], Any]] = {}
         state: dict[str, dict[str, float]] = {}
-        for kind in (LoSparse, ITP, Magnitude, FirstOrder, PLATON):
+        kinds: list[type[Method]] = [LoSparse, ITP, Magnitude, FirstOrder, PLATON]
+        for kind in kinds:
             method = kind(backbone="unused", density=0.2)
             stage = method.stages()[-1]
             method.prepare(stage, 0, Path(work), None)
@@ -73,7 +80,7 @@ def machinery(shape: str, rounds: int) -> dict[str, Any]:
             for parameter in method.net.parameters():
                 parameter.grad = 1e-3 * torch.randn_like(parameter)
             size = sum(buffer.nbytes for buffer in stage.buffers())
-            weights = [getattr(m, "sparse", getattr(m, "weight", None)) for m in _sites(method.net)]
+            weights = [m.sparse if hasattr(m, "sparse") else m.weight for m in _sites(method.net)]
             state[kind.__name__] = {
                 "bytes": size,
                 "floats per neuron": size / 4 / sum(len(w) for w in weights),
@@ -135,15 +142,13 @@ def gain(shape: str, rounds: int, whole: bool) -> dict[str, Any]:
     if whole:
         batch = random_batch(dense, "cpu")
         del batch["labels"]
-        variants = {name: lambda net=net: net(**batch) for name, net in nets.items()}
-        seconds = take_turns(variants, rounds)
+        seconds = take_turns({name: partial(net, **batch) for name, net in nets.items()}, rounds)
     else:  # site after site, so that one site's variants are neighbours in time
         seconds = {name: [0.0] * rounds for name in nets}
         for site in find_sites(dense):
-            x = torch.randn(BATCH, LENGTH, dense.get_submodule(site.name).in_features)
-            layers = {name: net.get_submodule(site.name) for name, net in nets.items()}
-            found = take_turns({name: lambda layer=layer, x=x: layer(x) for name, layer in layers.items()}, rounds)
-            seconds = {name: [a + b for a, b in zip(seconds[name], found[name], strict=True)] for name in nets}
+            x = torch.randn(BATCH, LENGTH, size_at(dense, site.name)[1])
+            times = take_turns({name: partial(net.get_submodule(site.name), x) for name, net in nets.items()}, rounds)
+            seconds = {name: [a + b for a, b in zip(seconds[name], times[name], strict=True)] for name in nets}
     densities = {name: stored_density(net) for name, net in nets.items() if name != "dense"}
     speedup = {name: over(seconds["dense"], seconds[name]) for name in densities}
     share = {name: speedup[name]["median"] * densities[name] for name in densities}
@@ -153,18 +158,18 @@ def gain(shape: str, rounds: int, whole: bool) -> dict[str, Any]:
 def limit(rounds: int) -> dict[str, Any]:
     """Time single layers that keep most of their parameters, with and without factors, against the dense matrix."""
     ratio: dict[str, dict[str, float]] = {}
-    for out, inner in LIMIT["shapes"]:
+    for out, inner in SHAPES:
         linear, x = nn.Linear(inner, out), torch.randn(BATCH, LENGTH, inner)
-        variants: dict[str, Callable[[], Any]] = {"dense": lambda linear=linear, x=x: linear(x)}
+        variants: dict[str, Callable[[], Any]] = {"dense": partial(linear, x)}
         for rank in (0, rank_for_density(LOW_RANK, out, inner)):
-            for share in LIMIT["shares"]:
+            for share in SHARES:
                 layer = LowRankSparseLinear.from_factors(linear, torch.randn(out, rank), torch.randn(rank, inner))
                 layer.sparse = nn.Parameter(layer.sparse.detach().clone())  # rank 0 shares the dense weight
                 rows = round((share * out * inner - rank * (out + inner)) / inner)
                 with torch.no_grad():
                     layer.sparse[torch.randperm(out)[rows:]] = 0
                 small = layer.fuse()
-                variants[f"{out} x {inner}, rank {rank}, {share}"] = lambda small=small, x=x: small(x)
+                variants[f"{out} x {inner}, rank {rank}, {share}"] = partial(small, x)
         seconds = take_turns(variants, rounds)
         ratio |= {name: over(times, seconds["dense"]) for name, times in seconds.items() if name != "dense"}
     return {"ratio": ratio}

@@ -33,12 +33,12 @@ from lit_compress.run.comparison import (
     accumulated,
     budget_name,
     cells,
-    divide,
     read_comparison,
     shares,
     teachers,
     words_of,
 )
+from lit_compress.run.equal_updates import divide
 from lit_compress.run.folder import Run
 from lit_compress.run.gather import fairness, gather, table, write
 from lit_compress.run.workers import Layout, Worker, seconds_left, stopped_by_sigterm

@@ -13,7 +13,7 @@ from lit_compress.data.batching import BatchOrder, PaddedBatches, ResumableLoade
 from lit_compress.data.custom import custom_task
 from lit_compress.data.facts import DataFacts, data_facts
 from lit_compress.data.repository import located
-from lit_compress.data.sources import ALL, CUSTOM, has_split, load_split_files
+from lit_compress.data.sources import ALL, CUSTOM, has_split
 from lit_compress.data.splits import HELD_OUT, Split, Splits
 from lit_compress.data.targets import pooling_of, vectors_of, with_vectors
 from lit_compress.models.backbones import DEFAULT, load_config, resolve

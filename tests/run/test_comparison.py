@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_compress.run.comparison import Resolved, cells, divide, read_comparison, shares, slug, teachers
+from lit_compress.run.comparison import Resolved, cells, read_comparison, shares, slug, teachers
+from lit_compress.run.equal_updates import divide
 from lit_compress.utils.errors import UserError
 
 OUT = Path("out")
