@@ -17,9 +17,10 @@ from benchmarks.scaling.run import write_inputs
 
 RATES = ["--model.dense.learning_rate", "3e-3", "--model.retrain.learning_rate", "1e-3"]
 PRUNE = ["--model.prune.learning_rate", "1e-3"]
-CASES = {  # the dense stage, masks and low rank; gates
+CASES = {  # the dense stage, masks and low rank; gates; updates of factors that several matrices share
     "LPAF": [*RATES, *PRUNE],
     "CoFi": [*RATES, *PRUNE],
+    "SecondOrder": [*RATES, "--model.retrain.parameters", "lora", "--model.retrain.lora.rank", "2"],
 }
 
 

@@ -109,6 +109,22 @@ def test_the_rank_of_factors_stays_and_the_change_has_the_rank_of_the_update():
     assert int(torch.linalg.matrix_rank(layer.left.detach() - before)) == 2
 
 
+def test_matrices_on_one_right_factor_keep_nothing_after_a_forward():
+    """An input and a factor that are kept are memory, and a device beside the CPU does not give the factor up."""
+    net, inputs = make_net("bert").eval(), make_batch()
+    names = tuple(site.name for site in find_sites(net)[:3])
+    stacks = {names[0]: names}
+    factorize(net, {names[0]: 12}, lambda name, weight, rank: decompose(weight, rank), stacks=stacks)
+    moved(add_updates(net, ON, seed=0))
+    merges, merged = [], LowRankUpdate.merged
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LowRankUpdate, "merged", lambda *args: merges.append(args) or merged(*args))
+        changed = net(input_ids=inputs["input_ids"]).logits
+    assert merges == []  # no sum of a matrix and its update
+    assert all(getattr(net.get_submodule(name), "_last", ()) == () for name in names)
+    assert torch.allclose(merge_updates(net)(input_ids=inputs["input_ids"]).logits, changed, atol=1e-6)
+
+
 def test_targets_and_small_matrices():
     net = add_updates(low_rank_net(), Retraining(parameters="lora", lora=LoRA(rank=2, targets=["v", "down"])), seed=0)
     assert {name.split(".parametrizations")[0].rpartition(".")[2] for name in trained(net) if "layer" in name} == {

@@ -79,8 +79,9 @@ class StackedLowRankLinear(nn.Module):
         """Return right x [..., rank] of the first layer; calls with the same x get the same result.
 
         It is kept until every layer of the stack has had it. Compilers see the plain product, and share it themselves.
+        A parametrization makes another ``right`` at every look, which nothing says to be the same.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or "right" not in self._parameters:
             return F.linear(x, self.right)
         same = (
             *(0 if t.is_inference() else t._version for t in (x, self.right)),
