@@ -190,6 +190,22 @@ def fork_ranks(
     assert not any(codes), "\n".join(f"rank {i}, {codes[i]}: {f.read_text()[-2000:]}" for i, f in enumerate(files))
 
 
+def on_ranks(function: Callable[[int, str], None], folder: Path, ranks: int = 2) -> None:
+    """Call ``function(rank, folder)`` in forked processes of one default group; every one must end well."""
+    children = [_CONTEXT.Process(target=_of_group, args=(function, rank, ranks, str(folder))) for rank in range(ranks)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+
+
+def _of_group(function: Callable[[int, str], None], rank: int, ranks: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=ranks)
+    torch.set_num_threads(1)
+    function(rank, folder)
+
+
 def kill_when(process: subprocess.Popen | BaseProcess, errors: Path, there: Path) -> None:
     """Kill the process hard once the file is there."""
     deadline = time.time() + 120

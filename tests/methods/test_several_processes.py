@@ -166,8 +166,6 @@ def test_the_contract_leaves_out_those_that_are_compared_here():
 
 
 def _send(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
-    torch.set_num_threads(1)
     net = make_net("bert", seed=rank)
     net.register_buffer("mark", torch.full((2,), float(rank)))
     send_from_first(net, torch.device("cpu"))
@@ -177,12 +175,7 @@ def _send(rank: int, folder: str) -> None:
 @pytest.mark.slow
 def test_every_rank_gets_the_net_of_the_first(tmp_path):
     """Factors may differ between machines; shards of two factorizations would be of neither."""
-    children = [processes._CONTEXT.Process(target=_send, args=(rank, str(tmp_path))) for rank in (0, 1)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(60)
-        assert child.exitcode == 0
+    processes.on_ranks(_send, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     assert all(torch.equal(first[name], second[name]) for name in first) and not first["mark"].any()
     name = "bert.embeddings.word_embeddings.weight"
@@ -190,8 +183,6 @@ def test_every_rank_gets_the_net_of_the_first(tmp_path):
 
 
 def _ask(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
-
     def fail() -> None:
         raise UserError(f"said by {rank}")
 
@@ -206,11 +197,6 @@ def _ask(rank: int, folder: str) -> None:
 @pytest.mark.slow
 def test_the_first_rank_decides_for_all(tmp_path):
     """Ranks of matrices, and errors: no rank waits for one that has stopped."""
-    children = [processes._CONTEXT.Process(target=_ask, args=(rank, str(tmp_path))) for rank in (0, 1)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(60)
-        assert child.exitcode == 0
+    processes.on_ranks(_ask, tmp_path)
     for rank in (0, 1):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [{"rank": 0}, "said by 0"]

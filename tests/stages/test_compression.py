@@ -73,7 +73,6 @@ class Broken(Compression):
 
 
 def _compress(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     said = "nothing"
     try:
         compress(make_net("bert"), Broken(), None, None, CPU, shared=True)  # type: ignore[arg-type]
@@ -84,10 +83,5 @@ def _compress(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_no_process_waits_for_one_that_has_stopped(tmp_path):
-    children = [processes._CONTEXT.Process(target=_compress, args=(rank, str(tmp_path))) for rank in (0, 1)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(60)
-        assert child.exitcode == 0
+    processes.on_ranks(_compress, tmp_path)
     assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == ["broken: a weight is not finite"] * 2
