@@ -30,6 +30,7 @@ from lit_compress.models.accounting import dense_site_params, density
 from lit_compress.models.budget import Budget
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
+from lit_compress.models.surgery import with_same_parameters
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, check_folder
@@ -168,7 +169,7 @@ def _fuse(source: Export, choices: Choices, length: int) -> tuple[PreTrainedMode
 
 def _store(net: PreTrainedModel, data: DataModule, folder: Path, choices: Choices) -> float:
     """Write net and tokenizer; return by how much the logits of what another process loads differ at most."""
-    stored = net if choices.round_to is None else pad_widths(copy.deepcopy(net), choices.round_to)
+    stored = net if choices.round_to is None else pad_widths(with_same_parameters(net), choices.round_to)
     if choices.half:
         cast(stored, choices.dtype)
     write_model(stored, folder)

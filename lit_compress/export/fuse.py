@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from lit_compress.layers import LAYER_TYPES, LowRankRowsLinear, PivotLinear, Siz
 from lit_compress.models.accounting import dense_layers, weights
 from lit_compress.models.prices import factor_prices
 from lit_compress.models.slicing import remove_constant_units
-from lit_compress.models.surgery import link, product_of, replace
+from lit_compress.models.surgery import link, product_of, replace, with_same_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,9 +26,9 @@ def compact(net: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of ``net`` that stores only what the method kept, with the same outputs in evaluation mode.
 
     Heads and neurons with constant outputs are removed, then every layer is replaced by the smallest with the same
-    outputs.
+    outputs. The others keep their parameters, which ``net`` and the copy share.
     """
-    small = copy.deepcopy(net)
+    small = with_same_parameters(net)
     remove_constant_units(small)
     dense = dense_layers(small)
     for name, module in list(small.named_modules()):

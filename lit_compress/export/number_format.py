@@ -24,17 +24,24 @@ if TYPE_CHECKING:
 
 
 def cast(net: PreTrainedModel, dtype: Dtype) -> None:
-    """Cast the floating-point weights of ``net``, in place, and name the dtype in its configuration.
+    """Cast the floating-point weights of ``net``, and name the dtype in its configuration.
+
+    Its parameters are replaced by others: another net may share them.
 
     Raises:
         UserError: a weight is too large.
     """
     kind = getattr(torch, dtype)
     net.config.dtype = kind
-    net.to(kind)
+    new = {}
     for name, value in net.named_parameters():
-        if value.is_floating_point() and not all_finite(value):
+        new[value] = nn.Parameter(value.detach().to(kind)) if value.is_floating_point() else value
+        if value.is_floating_point() and not all_finite(new[value]):
             raise UserError(f"export: --dtype {dtype} cannot hold the values of '{name}'; nearest: bfloat16")
+    for module in net.modules():  # some tensors have several owners
+        for name, value in list(module.named_parameters(recurse=False)):
+            setattr(module, name, new[value])
+    net.to(kind)  # buffers
 
 
 def quantize_program(

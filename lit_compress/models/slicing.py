@@ -139,9 +139,9 @@ def _cut_heads(net: PreTrainedModel, names: dict[str, str], width: int) -> set[s
     add_constant(o, outputs(dead, queries), value[outputs(dead, queries)])
     if dead.all():  # the reshaping to heads needs one; all its weights are zero from here on
         for role in (*firsts, "o"):
-            for name, tensor in net.get_submodule(names[role]).named_parameters(recurse=False):
-                if name != "bias":
-                    tensor.zero_()
+            linear = net.get_submodule(names[role])
+            own = [(name, tensor) for name, tensor in linear.named_parameters(recurse=False) if name != "bias"]
+            fill(linear, **{name: torch.zeros_like(tensor) for name, tensor in own})
         dead[0] = False
     for role in firsts:
         kept = ~outputs(dead, queries if role == "q" else 1)

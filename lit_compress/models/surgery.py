@@ -9,6 +9,7 @@ attributes of the host model's own module, e.g. the number of heads that an atte
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,11 @@ def set_attributes(module: nn.Module, values: dict[str, int]) -> None:
     """Set attributes of a module of the host model, and record them for the structure."""
     for name, value in {**values, "changed": getattr(module, "changed", {}) | values}.items():
         setattr(module, name, value)
+
+
+def with_same_parameters(net: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of ``net`` that shares its parameters: replace them in the copy, and never change their values."""
+    return copy.deepcopy(net, {id(parameter): parameter for parameter in net.parameters()})
 
 
 def describe(net: nn.Module) -> Structure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from lit_compress.models.accounting import padded_inputs
 from lit_compress.models.positions import usable_positions
 from lit_compress.models.storage import load_net, save_net
+from lit_compress.models.surgery import with_same_parameters
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
 
@@ -47,7 +47,7 @@ def keep_tokens(net: PreTrainedModel, kept: Sequence[int], option: str = "--voca
     Raises:
         UserError: the copy does not compute the same logits (some architectures number positions by a token's id).
     """
-    small, rows = copy.deepcopy(net), torch.tensor(kept)
+    small, rows = with_same_parameters(net), torch.tensor(kept)
     cut_rows(small, kept)
     new = {old: number for number, old in enumerate(kept)}
     for config in _configurations(small):

@@ -46,6 +46,16 @@ def test_every_family_loads_alone_with_the_same_logits(family, tmp_path):
     assert check_export(exported(family, tmp_path), tmp_path) <= 1e-6
 
 
+def test_a_large_vocabulary_has_fewer_tokens(tmp_path, monkeypatch):
+    """Logits of all tokens take memory: 155 MB with Gemma's vocabulary, several times."""
+    net = make_net("llama", "plain_text").eval()
+    write_model(net, tmp_path)
+    monkeypatch.setattr("lit_compress.export.check.ELEMENTS", 5 * 4 * net.config.vocab_size)
+    seen = []
+    net.register_forward_hook(lambda module, args, output: seen.append(output.logits.shape[:2]))
+    assert check_export(net, tmp_path) <= 1e-6 and seen == [(4, 5)]
+
+
 def test_a_folder_may_be_given_from_here(tmp_path, monkeypatch, new_process):
     monkeypatch.chdir(tmp_path)
     folder = Path("out")

@@ -15,6 +15,7 @@ from lit_compress.export import fuse as module
 from lit_compress.export.choices import Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.fuse import compact, fuse, merged, slower
+from lit_compress.export.number_format import cast
 from lit_compress.export.report import Measured
 from lit_compress.layers import LowRankRowsLinear, LowRankSparseLinear, NarrowNorm, SizedLinear
 from lit_compress.models.accounting import density, stored_density
@@ -62,6 +63,26 @@ def test_dense_matrix_of_factors_and_rows(rank, bias):
     )  # fmt: skip
     expected = layer.sparse + (layer.left @ layer.right if rank else 0)
     assert torch.allclose(rows.dense(), expected, atol=1e-6) and rows.dense().shape == (9, 6)
+
+
+def test_the_copy_shares_what_it_does_not_replace():
+    """Also a net whose heads have all gone, of which one stays, with zeros, and one that is stored in 16 bits."""
+    net = sparse_net(0, {"v": 0})
+    before = {name: value.clone() for name, value in net.named_parameters()}
+    fused = fuse(net)
+    own = dict(net.named_parameters())
+    shared = [name for name, value in fused.named_parameters() if value is own.get(name)]
+    assert {name for name in own if "embeddings" in name or "classifier" in name} <= set(shared)
+    assert not any(value.any() for name, value in fused.named_parameters() if "query" in name and "bias" not in name)
+    cast(fused, "bfloat16")
+    assert {value.dtype for value in fused.parameters()} == {torch.bfloat16}
+    assert all(torch.equal(value, before[name]) for name, value in net.named_parameters())
+
+
+def test_a_tied_table_stays_tied_in_16_bits():
+    net = make_net("llama", "plain_text", tie_word_embeddings=True)
+    cast(net, "bfloat16")
+    assert net.get_input_embeddings().weight is net.get_output_embeddings().weight
 
 
 @pytest.mark.parametrize(("family", "rank"), [("bert", 2), ("deberta-v2", 0)])
