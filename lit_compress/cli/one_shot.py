@@ -23,6 +23,7 @@ from lit_compress.methods import Method
 from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.models.backbones import empty_net, finetuned_config, load_finetuned
 from lit_compress.models.checks import is_compressed
+from lit_compress.models.gguf import as_folder
 from lit_compress.models.shapes import without_values
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.decompose import Axis
@@ -217,7 +218,8 @@ def _named(models: Sequence[str]) -> dict[str, tuple[str, Path, str]]:
     """Return {label: (name as given, folder, method)}; the label of a net of a run has the run's name."""
     named: dict[str, tuple[str, Path, str]] = {}
     for name in models:
-        folder = (model_snapshot("model", name).folder if is_name(name) else Path(name)).expanduser()
+        folder = model_snapshot("model", name).folder if is_name(name) else Path(name).expanduser()
+        folder = as_folder(f"model: '{name}'", folder)
         run = next((p for p in list(folder.resolve().parents)[:2] if (p / "config.yaml").is_file()), None)
         label = Path(name.partition("@")[0]).name
         if run is not None:

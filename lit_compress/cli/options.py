@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from enum import Enum
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
@@ -251,7 +250,8 @@ class CommandLine(LightningCLI):
         init = self.config.model.init_args
         init.teacher = init.backbone
         if "backbone" in self._folders:
-            init.teacher = f"{init.backbone}@{Path(self._folders['backbone']).name}"
+            if init.revision is not None:
+                init.teacher = f"{init.backbone}@{init.revision}"
             self._folders["teacher"] = self._folders["backbone"]
 
     def at_density(self, density: float) -> Method:

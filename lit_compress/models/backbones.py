@@ -1,6 +1,7 @@
 """Loading of backbones: from a folder, by a hub name, or ``embedded`` (built here, without a network).
 
-A name becomes the folder of its snapshot (utils/hub.py) before anything is loaded.
+A name becomes the folder of its snapshot (utils/hub.py), and a GGUF file the one that it is read to (gguf.py), before
+anything is loaded.
 
 Data needs the tokenizer, methods need the net; both are found here from the same name.
 """
@@ -24,6 +25,7 @@ from lit_compress.models.checks import (
     warn_of_order,
 )
 from lit_compress.models.foreign import check_form
+from lit_compress.models.gguf import as_folder
 from lit_compress.models.own_code import check_code, check_forward, own_class, trusts_code
 from lit_compress.models.padding import finds_last, names_padding, set_pad_token
 from lit_compress.models.pattern import set_pattern
@@ -41,7 +43,7 @@ DEFAULT = "google-bert/bert-base-uncased"  # on the hub
 
 
 def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
-    """Return the folder to load: a name's snapshot of the hub; ``embedded`` is built in the cache first.
+    """Return the folder to load: a name's snapshot of the hub, or what a GGUF file is read to; ``embedded`` is built.
 
     ``option`` is what the user named it by; messages begin with it.
 
@@ -52,7 +54,7 @@ def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
     """
     if backbone == EMBEDDED:
         return str(embedded.build_backbone(task))
-    path = Path(backbone).expanduser()
+    path = as_folder(f"{option}: '{backbone}'", Path(backbone).expanduser())
     if path.is_dir() and (path / "config.yaml").is_file():
         raise UserError(f"{option}: '{backbone}' is a run, not a model; give its net, {path / 'dense' / 'net'}")
     check_form(f"{option}: '{backbone}'", path)

@@ -1,4 +1,4 @@
-"""Models in forms that cannot be compressed: adapters, quantized weights, GGUF, and pointers in place of files.
+"""Models in forms that cannot be compressed: adapters, quantized weights, and pointers in place of files.
 
 Libraries load some of them without a word and leave out what they do not know, or ask for a package that does not help.
 Here each of them is one line that says what to do. Only names, sizes, first bytes and ``config.json`` are read.
@@ -22,7 +22,7 @@ ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.b
 MERGE = "merge it first (merge_and_unload(), then save_pretrained) and give that folder"
 FLOAT = "give the model in float, from which it was made"
 _WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)")
-_OTHERS = (".gguf", ".h5", ".msgpack", ".ot", ".npz", ".pth", ".onnx", ".xml")  # weights of other programs
+_OTHERS = (".h5", ".msgpack", ".ot", ".npz", ".pth", ".onnx", ".xml")  # weights of other programs
 # keys of config.json, and files beside it, that say so
 _QUANTIZED = ("quantization_config", "compression_config", "quantization")
 _QUANTIZED_FILES = {
@@ -45,8 +45,6 @@ def check_form(what: str, path: Path) -> None:
             a pointer or another text in place of a file.
     """
     if path.is_file():
-        if path.suffix == ".gguf":
-            raise UserError(f"{what} is a GGUF file, which cannot be read; give a folder of safetensors")
         raise UserError(f"{what} is a file; give the folder of a model, written by save_pretrained")
     names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
     if adapter := next((name for name in ADAPTERS if name in names), None):
@@ -56,8 +54,10 @@ def check_form(what: str, path: Path) -> None:
     weights = sorted(name for name in names if _WEIGHTS.fullmatch(name))
     others = sorted(name for name in names if name.endswith(_OTHERS))
     if others and not weights and not any(name.endswith((".safetensors", ".bin")) for name in names):
-        kind = "the GGUF file" if others[0].endswith(".gguf") else "the weights of another program,"
-        raise UserError(f"{what} has only {kind} '{others[0]}', which cannot be read; give a folder of safetensors")
+        raise UserError(
+            f"{what} has only the weights of another program, '{others[0]}', which cannot be read; "
+            "give a folder of safetensors"
+        )
     for file in _files_read(path, names, weights):
         _check_content(what, file)
 

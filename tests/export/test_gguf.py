@@ -1,19 +1,17 @@
 """Exports as the servers of ggml read them: names, sizes and values in a GGUF file, and what its forward gives.
 
-llama.cpp's converter is not in the package ``gguf``, only the writer, the reader and the names. So this file converts
-as that does: sizes from ``config.json``, names by ``TensorNameMap``, and with Llama's name the rows of queries and keys
-in pairs, as ggml turns neighbours. A naive forward that reads the file alone has the logits of the library's class.
+llama.cpp's converter is not in the package ``gguf``, only the writer, the reader and the names. So gguf_files.py
+converts as that does: sizes from ``config.json``, names by ``TensorNameMap``, and with Llama's name the rows of queries
+and keys in pairs, as ggml turns neighbours. A naive forward that reads the file alone has the logits of the library's
+class.
 """
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
 import torch
+from gguf_files import convert
 from helpers import cut_uniformly, net_of, random_bases
-from safetensors.torch import load_file
 
 from lit_compress.export.fuse import compact
 from lit_compress.export.modelling import write_model
@@ -22,43 +20,6 @@ from lit_compress.models.projected.gates import GateSlots, ProjectionSpec
 from lit_compress.models.projected.insert import insert_projections
 
 gguf = pytest.importorskip("gguf")
-
-
-def paired(rows, heads):
-    """Rows of queries or keys: the two halves of every head become neighbours."""
-    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-
-
-def convert(folder, file):
-    """Write the export in ``folder`` as a GGUF file without a vocabulary."""
-    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
-    arch, blocks = config["model_type"], config["num_hidden_layers"]
-    names = gguf.get_tensor_name_map({v: k for k, v in gguf.MODEL_ARCH_NAMES.items()}[arch], blocks)
-    writer, width = gguf.GGUFWriter(file, arch), config.get("head_dim")
-    writer.add_block_count(blocks)
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_tokenizer_model("no_vocab")
-    if width is not None:
-        writer.add_key_length(width)
-        writer.add_value_length(width)
-    for name, tensor in tensors.items():
-        if arch == "llama" and ".q_proj." in name:
-            tensor = paired(tensor, config["num_attention_heads"])
-        if arch == "llama" and ".k_proj." in name:
-            tensor = paired(tensor, config["num_key_value_heads"])
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert found is not None, name
-        writer.add_tensor(found, np.ascontiguousarray(tensor.numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def forward(file, ids):
