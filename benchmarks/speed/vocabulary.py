@@ -1,13 +1,14 @@
 """Peak memory of whole commands on a decoder with a vocabulary of 49,152, or 262,144, and texts of 512 tokens.
 
-    python -m benchmarks.speed.vocabulary --data DIR [--backbone DIR] [--only factorize validate fit] [--shapes ...]
+    python -m benchmarks.speed.vocabulary --data DIR [--backbone DIR] [--only factorize validate ...] [--shapes ...]
 
 `smollm2` is SmolLM2-135M, which `python -m benchmarks.speed.smollm2` gets. `gemma` is a random Gemma 3 of two blocks
 with Gemma's vocabulary and SmolLM2's tokenizer. DIR has wikitext2/ as parquet files: its validation split trains, its
 test split is the dev set. Options are the defaults, and the 8 texts in a batch of the recipes for WikiText-2. Memory
 depends on neither the number of calibration examples nor that of dev rows, if these fill a batch, so there are few.
-`fit` makes two steps. Reports time forwards in 5 rounds in place of 30, as no time is read here. The goal is what the
-commands load, the optimizer's moments, and 2.5 GB. Writes benchmarks/speed/results/vocabulary/<shape>-<part>.json.
+`fit` makes two steps. `lora` is a `fit` of SecondOrder with low-rank updates. `onnx` is `export --format onnx` of an
+export of SVD. Reports time forwards in 5 rounds in place of 30, as no time is read here. The goal is what the commands
+load, the optimizer's moments, and 2.5 GB. Writes benchmarks/speed/results/vocabulary/<shape>-<part>.json.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from benchmarks.speed.smollm2 import folder
 SCRIPT = "speed/vocabulary"
 GEMMA = {"vocab_size": 262144, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}  # fmt: skip
-PARTS, SHAPES = ("factorize", "validate", "fit"), ("smollm2", "gemma")
+PARTS = ("factorize", "validate", "fit", "lora", "by_block", "predict", "onnx")
+SHAPES = ("smollm2", "gemma")
 DENSITY, BATCH, STEPS, EXAMPLES, ROOM = 0.5, 8, 2, 2, 2.5e9
 ROUNDS = 5  # the fewest that are timed
 START = ("-c", "import functools, runpy; from lit_compress.models import accounting as a; "
@@ -48,19 +50,28 @@ def measure(options: Any, part: str, net: Path, rows: int, data: Path, work: Pat
     """Return the peak of a command, and the bytes that it is to have at most."""
     own = ["--data.task", "wikitext2", "--data.path", data, "--data.validation_examples", rows]
     few = ["--model.retrain.calibration_examples", EXAMPLES, "--model.density", DENSITY]
-    out = work / part
-    if part == "validate":
-        peak = common.command(options, "validate", net, *own)
-        dense = sum(path.stat().st_size for path in net.glob("*.safetensors"))
+    out, dense = work / part, sum(path.stat().st_size for path in net.glob("*.safetensors"))
+    if part in ("validate", "predict"):
+        more = ["--output", work / "answers.jsonl", "--data.split", "validation"] if part == "predict" else []
+        peak = common.command(options, part, net, *own, *more)
         return {"peak": peak * 2**20, "loaded": dense, "moments": 0}
-    if part == "factorize":
-        peak = common.command(options, "factorize", net, out, *own, *few, start=START)
+    if part in ("factorize", "by_block"):
+        blocks = ["--by_block", "float32"] if part == "by_block" else []
+        peak = common.command(options, "factorize", net, out, *own, *few, *blocks, start=START)
+    elif part == "onnx":
+        common.command(options, "factorize", net, work / "small", *own, "--weighting", "none", "--model.density",
+                       DENSITY, start=START)  # fmt: skip
+        peak = common.command(options, "export", work / "small", out, "--format", "onnx", "--data.path", data)
     else:
         taught = ["--model", "SVD", "--model.density", DENSITY, "--model.teacher", net, "--model.backbone", net]
+        if part == "lora":
+            taught = ["--model", "SecondOrder", *few, "--model.retrain.parameters", "lora", "--model.backbone", net]
         peak = common.command(
             options, "fit", *taught, *own, "--data.batch_size", BATCH, "--data.train_examples", STEPS * BATCH,
             "--model.retrain.epochs", 1, "--run_dir", out, "--trainer.enable_progress_bar", "false", start=START,
         )  # fmt: skip
+    if part in ("by_block", "onnx"):
+        return {"peak": peak * 2**20, "loaded": dense, "moments": 0}
     report = json.loads((out / "report.json").read_text())
     dense, small = (4 * report[which]["params"]["total"] for which in ("dense", "compressed"))
     return {"peak": peak * 2**20, "loaded": dense + small, "moments": 2 * small if part == "fit" else 0}
