@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lit_compress.models.architectures import ARCHITECTURES
+from lit_compress.models.shards import WHOLE, write_shard
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.progress import note, track
@@ -70,9 +71,6 @@ def _read(what: str, file: Path, to: Path) -> None:
     from gguf import GGUFReader
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from lit_compress.models.shards import WHOLE, write_shard
-    from lit_compress.models.storage import tied
-
     auto: Any = AutoModelForCausalLM
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
@@ -86,8 +84,7 @@ def _read(what: str, file: Path, to: Path) -> None:
             net, info = auto.from_pretrained(**source, dtype=torch.float32, output_loading_info=True)
             if info["missing_keys"]:
                 raise UserError(f"{what} has no '{sorted(info['missing_keys'])[0]}'; download it again")
-            aliases = tied(net)
-            write_shard({name: value for name, value in net.state_dict().items() if name not in aliases}, to / WHOLE)
+            write_shard(dict(net.named_parameters()), to / WHOLE)  # a tied one once
         config.dtype, config.architectures = torch.float32, [type(net).__name__]
         config.save_pretrained(to)
         net.generation_config.save_pretrained(to)
