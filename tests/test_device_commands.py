@@ -42,7 +42,7 @@ LINES = {
     "block-inputs": ["--weighting", "inputs", *KFAC, "--by_block", "float32"],
     "block-none": ["--weighting", "none", "--density", "0.5", "--by_block", "float32"],
     "block-structures": [*KFAC, "--removes", "structures", "--by_block", "float32"],
-}
+}  # fmt: skip
 UNIFORM = ["--calibration_examples", "20", "--density", "0.5", "--removes", "structures", "--shape", "uniform"]
 DECODER_LINES = {
     "uniform": UNIFORM,
