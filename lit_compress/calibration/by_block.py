@@ -98,7 +98,8 @@ class Sweeps:
     def reach(self, number: int, keep: bool, what: str = "forward") -> None:
         """Make the file of what block ``number`` reads, from the nearest one before; ``keep`` those between."""
         first = max((i for i in range(1, number + 1) if self.path("states", i).is_file()), default=0)
-        for i in track(range(first, number), f"{what} by blocks", number - first):
+        several = number - first > 1
+        for i in track(range(first, number), f"{what} by blocks", number - first) if several else range(first, number):
             with self.net.block(i), torch.no_grad():
                 self.forward(i, lambda rows, hidden, i=i: self.net.step(i, self.inputs(rows), hidden))  # type: ignore
             if not keep:
