@@ -23,7 +23,8 @@ _BINARY = {
     b"SQLite format 3": "a database; export a table as .csv",
     b"ARROW1": "an Arrow file; save it as .parquet",
 }
-# encodings in which text is found by characters that only such text has; the last fits every text of Western Europe
+# encodings in which text is found by characters that only such text has; the last fits every text of Western Europe.
+# charset-normalizer 3.5.3 takes a small CSV in Japanese cp932 for Korean, and one in French cp1252 for mac_latin2
 _LIKELY = (
     ("cp932", r"[\u3040-\u30ff]", 0.3),
     ("cp1251", r"[\u0430-\u045f]", 0.6),
