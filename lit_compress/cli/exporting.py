@@ -10,6 +10,7 @@ from typing import Any, get_args
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.choices import Choices, Dtype
 from lit_compress.export.report import pivot_line
+from lit_compress.run.trials import trial_line
 
 LEAST_ORDER = 0.95  # Spearman's correlation below which the order of a program of 8-bit integers counts as lost
 LEAST_SHARE = 0.99  # of a metric without a standard error, below which it counts as lost
@@ -67,6 +68,8 @@ def typed_choices(given: argparse.Namespace) -> dict[str, Any]:
 
 def print_choices(report: dict[str, Any]) -> None:
     """Print one line for everything that was chosen beside the folder itself."""
+    for trial in report.get("tried") or ():
+        print(trial_line(trial))
     if report["pivot"] is not None:
         print(pivot_line(report))
     if (merged := report["merged"])["by"] == "slower":

@@ -7,22 +7,26 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress.cli.by_block import check_budget, factorize_by_block
 from lit_compress.cli.exporting import add_choices
-from lit_compress.cli.one_shot import factorize_model
+from lit_compress.cli.one_shot import factorize_model, load_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import Parser, parse_one_shot
 from lit_compress.cli.pins import follows_branches
 from lit_compress.export.folder import check_out
+from lit_compress.export.speed import Programs, programs
+from lit_compress.methods.second_order import SecondOrder
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.models.budget import budget_line
+from lit_compress.models.storage import load_net
 from lit_compress.run.changes import go_on
 from lit_compress.run.details import keep_details
 from lit_compress.run.expected_memory import check_fit
@@ -31,12 +35,28 @@ from lit_compress.run.folder import Run, is_first_process
 from lit_compress.run.loggers import log_report
 from lit_compress.run.plan import show_plan
 from lit_compress.run.runner import Components, check_stages, run_stages, shapes_of
-from lit_compress.run.settle import config_of_first, density_of_first, failure_told, settle_storage, solve_budget
+from lit_compress.run.settle import (
+    config_of_first,
+    density_of_first,
+    failure_told,
+    removal_of_first,
+    settle_storage,
+    solve_budget,
+    speed_place,
+)
+from lit_compress.run.trials import choose_removal
 from lit_compress.stages.distil import Recovery
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, read_json, write_json
 from lit_compress.utils.progress import note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.export.choices import Choices
+    from lit_compress.methods import Method
 
 
 def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
@@ -73,7 +93,13 @@ def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
                 begin()
         try:
             run_stages(
-                cli.build, run, config.ckpt_path, config.checkpoint_every, config.max_skipped, config.allow_changed
+                cli.build,
+                run,
+                config.ckpt_path,
+                config.checkpoint_every,
+                config.max_skipped,
+                config.allow_changed,
+                partial(decide_run, cli, run),
             )
         except SIGTERMException as error:  # Lightning's would end the process with exit code 0
             print("stopped by SIGTERM; the same command with --ckpt_path last continues", file=sys.stderr)
@@ -127,11 +153,69 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     parts = cli.ready()
     if given.by_block:
         check_budget(parts.method.budget)
-    parts = settle_budget(cli)
-    work = (out, parts.method, parts.data, cli.dump(), parts.storage.choices)
+    if given.by_block and parts.method.undecided:
+        raise UserError("--by_block: retrain.removes 'auto' needs the whole net in memory; nearest: structures")
+    fast = parts.method.budget is not None and parts.method.budget.kind == "speedup"
+    parts = settle_budget(cli, known=not (fast and parts.method.undecided))
     if given.by_block:
-        return given.out, factorize_by_block(*work, given.by_block, recovery)
-    return given.out, factorize_model(*work, recovery)
+        return given.out, factorize_by_block(*_work(out, parts, cli), given.by_block, recovery)
+    with ExitStack() as stack:
+        tried, timed = None, None
+        if parts.method.undecided:
+            tried, timed = decide(cli, load_model(parts.method.backbone, parts.method), stack)
+        return given.out, factorize_model(*_work(out, cli.build(), cli), recovery, tried, timed)
+
+
+def decide(cli: CommandLine, dense: PreTrainedModel, stack: ExitStack) -> tuple[list[dict[str, Any]], Programs | None]:
+    """Choose what is removed, and at which density, by trying it on the fine-tuned net; ``cli`` builds it from now on.
+
+    Args:
+        cli: whose method is undecided.
+        dense: on the CPU, as it is afterwards.
+        stack: ends the programs.
+
+    Returns:
+        The field ``tried`` of the report, and the programs that were timed, if the budget is a speed-up.
+
+    Raises:
+        UserError: as :func:`choose_removal`.
+    """
+    parts, begin, timed = cli.build(), cli.density, None
+    if parts.method.budget is not None and parts.method.budget.kind == "speedup":
+        net = shapes_of(parts.method)
+        timed = stack.enter_context(programs(net, parts.data.tokenizer, speed_place(parts, net)))
+
+    def build(density: float | None, removes: str | None) -> SecondOrder:
+        method = cli.at_density(begin if density is None else density, removes)
+        assert isinstance(method, SecondOrder)
+        return method
+
+    trials = choose_removal(dense, build, parts.data, parts.storage, timed, begin)
+    best = next(trial for trial in trials if trial.chosen)
+    cli.at_density(best.density, best.removes)
+    return [asdict(trial) for trial in trials], timed
+
+
+def decide_run(cli: CommandLine, run: Run, dense: Path) -> None:
+    """Choose what a run removes, by trying it on the ``dense`` net; a run that has chosen keeps it.
+
+    All processes take what the first one chooses.
+
+    Raises:
+        UserError: as :func:`decide`.
+    """
+    if not cli.build().method.undecided or cli.removes is not None:
+        return
+    if run.removal() is None and is_first_process():
+        with ExitStack() as stack:
+            tried, _ = decide(cli, load_net(dense), stack)
+        run.keep_removal({"density": cli.density, "removes": cli.removes, "tried": tried})
+    chosen = removal_of_first(run)
+    cli.at_density(chosen["density"], chosen["removes"])
+
+
+def _work(out: Path, parts: Components, cli: CommandLine) -> tuple[Path, Method, DataModule, dict[str, Any], Choices]:
+    return out, parts.method, parts.data, cli.dump(), parts.storage.choices
 
 
 def run_of(cli: CommandLine) -> Run:
@@ -150,21 +234,31 @@ def _recorded(run: Run, cli: CommandLine) -> dict[str, Any] | None:
     return run.config() if run.started else None
 
 
-def settle_budget(cli: CommandLine, run: Run | None = None) -> Components:
+def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True) -> Components:
     """Find the density that meets the budget, if there is one; a run that is continued keeps the one it began with.
 
-    Milliseconds differ between processes, so all take the density of the first.
+    Milliseconds differ between processes, so all take the density of the first. The export gets the program of the
+    runtime in which a speed-up is measured.
+
+    Args:
+        cli: builds the components.
+        run: that may be continued; None for a command that makes none.
+        known: False: the density is found later, on the fine-tuned net.
     """
     parts = cli.build()
     cli.tokens = settle_storage(parts).tokens
     if (budget := parts.method.budget) is None:
         return cli.build()
+    if budget.kind == "speedup":
+        place = speed_place(parts, shapes_of(parts.method))
+        note(f"budget {budget.asked}: measured in {place}, one thread")
+        cli.config.export.format, cli.config.export.dtype = place.choices.format, place.choices.dtype
     if run is not None:
         if not is_first_process() and budget.kind == "speedup":
             cli.density = density_of_first(run, budget.asked)
         elif run.started:
             cli.density = run.density(budget.asked)
-    if cli.density is None:
+    if cli.density is None and known:
         cli.density = solve_budget(cli.build(), cli.at_density)
     return cli.build()
 
@@ -177,7 +271,7 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> N
     """
     init = cli.config.model.init_args
     if run.started:
-        _keep_labels(init, run.config()["model"]["init_args"])
+        _keep_chosen(init, run.config()["model"]["init_args"])
     if init.get("teacher"):
         return
     if run.started:
@@ -197,11 +291,12 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> N
     )
 
 
-def _keep_labels(init: Any, stored: dict[str, Any]) -> None:
-    """Give stages whose ``labels`` are not named those of the run, which an earlier version chose otherwise."""
+def _keep_chosen(init: Any, stored: dict[str, Any]) -> None:
+    """Give stages what is not named as the run has it, which an earlier version chose otherwise."""
     for name, settings in stored.items():
-        if isinstance(settings, dict) and settings.get("labels") and "labels" in (init.get(name) or {}):
-            init[name].labels = init[name].labels or settings["labels"]
+        for option in ("labels", "removes"):
+            if isinstance(settings, dict) and settings.get(option) and option in (init.get(name) or {}):
+                init[name][option] = init[name][option] or settings[option]
 
 
 @rank_zero_only

@@ -19,6 +19,7 @@ from lit_compress.export.card import license_of
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured, of_all
+from lit_compress.export.speed import Programs
 from lit_compress.methods import Method
 from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.models.backbones import empty_net, finetuned_config, load_finetuned
@@ -95,6 +96,7 @@ def decomposers(
 def factorize_model(
     out: Path, method: Method, data: DataModule, config: dict[str, Any], choices: Choices = AS_IS,
     recovery: Recovery = NO_RECOVERY,
+    tried: list[dict[str, Any]] | None = None, timed: Programs | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Compress the method's backbone in one shot, export it to ``out`` and return the report.
 
@@ -105,6 +107,8 @@ def factorize_model(
         config: of the command.
         choices: as :func:`write_export`.
         recovery: how the compressed model is trained.
+        tried: the field of the report, where that decided what is removed.
+        timed: as :class:`Export`.
 
     Raises:
         UserError: the model, the data or ``out`` cannot be used; nothing would be factorized for ``pivot``.
@@ -141,8 +145,10 @@ def factorize_model(
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), scores[key], interval=interval_of(scores, key))}
         budget = (method.budget, method.density) if method.budget else None
-        more = {"calibration": made, "license": license_of(method.backbone), **recovered}
-        return write_export(out, Export(net, before, name, data, config, more=more, budget=budget), choices)
+        more: dict[str, Any] = {"calibration": made, "license": license_of(method.backbone), **recovered}
+        more |= {"tried": tried} if tried else {}
+        source = Export(net, before, name, data, config, more=more, budget=budget, timed=timed)
+        return write_export(out, source, choices)
 
 
 def _refined(

@@ -91,6 +91,7 @@ class CommandLine(LightningCLI):
     def __init__(self, args: list[str], command: str, own: Iterable[str] = ()) -> None:
         self.command = command
         self.density: float | None = None  # that meets the budget, once it is known
+        self.removes: str | None = None  # that is best, once it is known
         self.tokens: int | None = None  # that the export's vocabulary has, once it is known
         self.origin: str | None = None  # the backbone of a stored config, in whose place its net stands
         self._folders: dict[str, str] = {}  # of the models that are names on the hub, by option, once they are known
@@ -213,6 +214,8 @@ class CommandLine(LightningCLI):
         config.data.teacher = config.model.init_args.get("teacher")
         if self.density is not None:
             config.model.init_args.density = self.density
+        if self.removes is not None:
+            config.model.init_args.retrain.removes = self.removes
         init = made_classes(self.parser, config)
         given, record = self.config.data, init.data.record  # later commands need the data's labels
         if init.data.task == CUSTOM:
@@ -254,9 +257,12 @@ class CommandLine(LightningCLI):
                 init.teacher = f"{init.backbone}@{init.revision}"
             self._folders["teacher"] = self._folders["backbone"]
 
-    def at_density(self, density: float) -> Method:
-        """Build the method with a density, which later calls of :meth:`build` keep."""
-        self.density = density
+    def at_density(self, density: float | None, removes: str | None = None) -> Method:
+        """Build the method with a density and what it removes, None for those of the config.
+
+        Later calls of :meth:`build` keep them.
+        """
+        self.density, self.removes = density, removes
         return self.build().method
 
     def dump(self) -> dict[str, Any]:

@@ -21,7 +21,8 @@ SHORT = {
     "rank_ratio": ("model.rank_ratio", "fraction of the ranks of every matrix (default 0.33 for other weightings)"),
     "budget": (
         "model.budget",
-        "what the export may have instead: params=5M, size=20MB, flops=0.3, speedup=3x or density=0.25",
+        "what the export may have instead: params=5M, size=20MB, flops=0.3, speedup=3x (or "
+        "speedup=3x@openvino-int8,32x128: the runtime, and texts x tokens) or density=0.25",
     ),
     "round_to": ("model.round_to", "ranks and numbers of neurons become multiples of it, e.g. 8 (default 1)"),
     "shape": (
@@ -59,7 +60,8 @@ SHORT = {
     "stacked": ("model.retrain.stacked", "inputs, kfac: query, key and value share one right factor (default true)"),
     "removes": (
         "model.retrain.removes",
-        "inputs, kfac: components of matrices (default), structures (heads, neurons, whole sub-layers), or both",
+        "inputs, kfac: components of matrices (default), structures (heads, neurons, whole sub-layers), both, or auto: "
+        "tries the three and keeps that with the least divergence on held-out training rows (default for a speed-up)",
     ),
     "refit": ("model.retrain.refit", "inputs, kfac: fit the factors block by block to the inputs as compressed"),
     "axis": ("model.retrain.axis", "fisher: which weights share an importance: in (default), out, both, element"),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lit_compress.data.batching import BatchOrder, PaddedBatches, ResumableLoader
+from lit_compress.data.batching import BatchOrder, PaddedBatches, ResumableLoader, drawn_order
+from lit_compress.data.checks import lists_in
 from lit_compress.data.custom import custom_task
 from lit_compress.data.facts import DataFacts, data_facts
 from lit_compress.data.repository import located
@@ -284,6 +285,22 @@ class DataModule(Splits):
             self.setup("fit")
         split = self._split("train") if path is None else self._texts_of(path)
         return self._loader(split, batch_size, shuffle=True)
+
+    def rest_dataloader(self, examples: int, rows: int, seed: int | None = None) -> ResumableLoader:
+        """Return training examples that :meth:`calibration_dataloader` leaves out; the last drawn if it leaves too few.
+
+        Args:
+            examples: that the calibration draws.
+            rows: how many are wanted; all of fewer.
+            seed: of the draw; None for the data's own seed.
+        """
+        self.setup("fit")
+        split = self._split("train")
+        order = drawn_order(
+            len(split.encoded), self.seed if seed is None else seed, lists_in(self.record, split.encoded)
+        )
+        chosen = sorted(order[examples : examples + rows] if len(order) >= examples + rows else order[-rows:])
+        return self._loader(replace(split, encoded=split.encoded.select(chosen)), self.eval_rows, shuffle=False)
 
     def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
         """Note in ``padded`` whether the batch has padding: on the device, the host would wait for the answer."""

@@ -12,6 +12,7 @@ from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 ROWS = 512  # enough for two digits
 
 
-def divergence(net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, rows: int = ROWS) -> float:
+def divergence(
+    net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, rows: int = ROWS, loader: DataLoader | None = None
+) -> float:
     """Return the mean over examples of KL(dense || net), summed over the distributions of an example (e.g. tokens).
 
     That is what ``net`` adds to the loss of labels drawn from ``dense``. For regression and vectors, half the squared
@@ -28,13 +31,14 @@ def divergence(net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, r
     Args:
         net: the compressed net, in evaluation mode; on the CPU afterwards, like ``dense``.
         dense: the net before the compression.
-        data: its first validation split is read.
+        data: has the task, and its first validation split is read.
         rows: at most so many examples, the first ones.
+        loader: of other examples, in place of the validation split.
     """
     device = current_device()
     net, dense = move(net, device).eval(), move(dense, device).eval()
     kind, total, seen = task_type(data.record), 0.0, 0
-    loader = data.val_dataloader()[0]
+    loader = data.val_dataloader()[0] if loader is None else loader
     for batch in track(loader, "compare", min(len(loader), -(-rows // (loader.batch_size or 1)))):
         batch = to_device({name: column[: rows - seen] for name, column in batch.items()}, device)
         with torch.inference_mode():

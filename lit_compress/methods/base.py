@@ -60,7 +60,8 @@ class Method(Checkpointed):
         sites: names of the matrices to compress, where no record knows the backbone's architecture: a regular
             expression, which the end of a module's name must match, e.g. encoder.*.(fc1|fc2).
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.25.
-        budget: of the export, in place of a density: size=20MB, params=5M, flops=0.3, speedup=3x or density=0.25.
+        budget: of the export, in place of a density: size=20MB, params=5M, flops=0.3, speedup=3x (or
+            speedup=3x@openvino-int8,32x128: in this runtime, for 32 texts of 128 tokens) or density=0.25.
         round_to: ranks and numbers of neurons and dimensions become multiples of it, within the same density.
         shape: ``uniform``: every layer keeps as many heads and as many neurons, so that the export is an ordinary model
             of its family; ``free``: as the method chooses.
@@ -122,6 +123,11 @@ class Method(Checkpointed):
         self.initial: dict[str, float] = {}
         self._padded: bool | None = None  # this batch; None: not known
         self.skips = False  # this optimizer step; its gradients are gone, as some were not finite
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the dense net and data decide about more than :meth:`stages` says (run/trials.py)."""
+        return False
 
     def stages(self) -> list[Stage]:
         """Return the stages in order; the first is called ``dense`` unless a teacher is given."""

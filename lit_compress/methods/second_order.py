@@ -46,8 +46,12 @@ from lit_compress.models.prices import Unit
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.rank_rule import Allocation, RankRule, Scope, choose_rule
 from lit_compress.stages.weighted_retraining import WeightedRetraining
-from lit_compress.stages.weighting import Weighted, Weighting
+from lit_compress.stages.weighting import KRONECKER, Weighted, Weighting
 from lit_compress.utils.errors import UserError
+
+# neurons of a feed-forward network under a budget of a speed-up: in OpenVINO, 160 take less time than 157, and 192 no
+# more than 176 (benchmarks/second_order/findings.md)
+FAST = 16
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,16 @@ class SecondOrder(Method):
         retrain.check_labels(self.kind)
         self.rule = retrain.rule(replace(rule, scope=scope, price=price, tokens=self.task.length))
         self.budget = self.budget and replace(self.budget, of_net=scope == "all")
-        self.retrain, self.through = retrain, through or []
+        self.retrain, self.through = self._with_removal(retrain, bool(through)), through or []
+        if self._fast and self.round_to is None and self.retrain.removal != "components":
+            self.rule = replace(self.rule, round_to=FAST)
         if self.through:
             self._check_through()
+
+    def _with_removal(self, retrain: KroneckerWeighted, staged: bool) -> KroneckerWeighted:
+        """Return settings that remove what is best at a speed-up, if that is asked for and nothing else is."""
+        free = not staged and not retrain.refit and retrain.weighting in KRONECKER and self.rule.scope == "blocks"
+        return replace(retrain, removes="auto") if self._fast and free and retrain.removes is None else retrain
 
     def _check_through(self) -> None:
         """Refuse densities on the way that do not lead to the last one.
@@ -121,7 +132,7 @@ class SecondOrder(Method):
         """
         if not self.rule.by_density:
             raise UserError("model.through: needs a density at its end; give model.density")
-        if self.retrain.removes != "components":
+        if self.retrain.kinds != ("components",):
             raise UserError(
                 f"model.through: ranks can fall in stages, not what retrain.removes '{self.retrain.removes}' takes; "
                 "nearest: components"
@@ -132,6 +143,18 @@ class SecondOrder(Method):
                 raise UserError(
                     f"model.through: {after:g} is not below {before:g}; give falling densities above the last"
                 )
+
+    @property
+    def _fast(self) -> bool:
+        """Whether the budget is a speed-up."""
+        return self.budget is not None and self.budget.kind == "speedup"
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the dense net and data decide what is removed, or the density that has a speed-up."""
+        return self.retrain.removes == "auto" or (
+            self._fast and not self.through and self.retrain.weighting in KRONECKER
+        )
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), retrain_1, ... where there are densities on the way, retrain."""

@@ -2,8 +2,9 @@
 
 A budget is a limit. ``density=0.25`` is of the matrices (of all weights with scope ``all``), ``params=5M`` and
 ``size=20MB`` are of the whole net, embeddings included, ``flops=0.3`` is a share of a forward of the dense net, and
-``speedup=3x`` is that of one text on one thread of this machine's CPU. All but the first are turned into a density
-before training (run/solve.py), and checked on the exported net.
+``speedup=3x@openvino-int8,32x128`` is dense / compressed time in a runtime, for batches of texts of so many tokens, on
+one thread of this machine's CPU (export/speed.py). All but the first are turned into a density (run/solve.py,
+run/trials.py), and checked on the exported net.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ BUDGET_KINDS: tuple[BudgetKind, ...] = get_args(BudgetKind)
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_EXAMPLES = {"density": "0.25", "params": "5M", "flops": "0.3", "size": "20MB", "speedup": "3x"}
+_EXAMPLES = {"density": "0.25", "params": "5M", "flops": "0.3", "size": "20MB", "speedup": "3x@openvino-int8,32x128"}
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,17 @@ class Budget:
         value: share, number of parameters, bytes, or dense / compressed latency.
         asked: as the user typed it.
         of_net: a density is that of all weights of the net, embeddings included, in place of the matrices'.
+        runtime: of a speed-up; None: the fastest one that is installed.
+        shapes: of a speed-up: texts in a batch, and their length in tokens; it is reached in all. (): one text and 32
+            texts of the task's length.
     """
 
     kind: BudgetKind
     value: float
     asked: str
     of_net: bool = False
+    runtime: str | None = None
+    shapes: tuple[tuple[int, int], ...] = ()
 
     @property
     def merges(self) -> bool:
@@ -53,7 +59,7 @@ class Budget:
         if self.kind == "flops":
             return ratios["flops"]
         if self.kind == "speedup":
-            return ratios["speedup"]
+            return min(gain["median"] for gain in report["speed"]["shapes"])
         if self.kind == "params":
             return compressed["params"]["total"]
         program = report.get("program") or {}
@@ -63,7 +69,7 @@ class Budget:
         """Return the field ``budget`` of a report: what was asked, what is there, and whether it is within the limit.
 
         ``off`` is what is there / what was asked - 1. ``met`` is None if the timing is too noisy to say whether a
-        speed-up is reached; reports of earlier versions have no spread, and the number alone decides.
+        speed-up is reached at every shape.
 
         Args:
             report: all but this field.
@@ -71,9 +77,11 @@ class Budget:
         """
         reached = self.reached(report)
         off = reached / self.value - 1
-        met: bool | None = (-off if self.kind == "speedup" else off) <= 1e-9
-        if self.kind == "speedup" and (gain := (report.get("timing") or {}).get("speedup")):
-            met = Speedup(gain["median"], gain["low"], gain["high"]).reaches(self.value)
+        met: bool | None = off <= 1e-9
+        if self.kind == "speedup":
+            gains = [Speedup(gain["median"], gain["low"], gain["high"]) for gain in report["speed"]["shapes"]]
+            verdicts = {gain.reaches(self.value) for gain in gains}
+            met = False if False in verdicts else None if None in verdicts else True
         return {
             "asked": self.asked, "kind": self.kind, "value": self.value, "reached": reached, "off": off, "met": met,
             "density": density,
@@ -102,6 +110,7 @@ def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None
         raise UserError(f"model.budget: '{asked}' does not say of what; e.g. {examples}")
     if kind not in BUDGET_KINDS:
         raise UserError(f"model.budget: '{asked}' has no known kind; {nearest(kind, BUDGET_KINDS)}")
+    value, _, place = (part.strip() for part in value.partition("@"))
     match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*)", value.lower())
     if not match:
         raise _refusal(asked, kind, "is no number")
@@ -122,7 +131,30 @@ def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None
             f"model.budget: '{asked}' cannot be met by {zeros_of}, which stores the removed weights as zeros; valid: "
             "density=0.25"
         )
-    return Budget(kind, number, asked)
+    runtime, shapes = _place(asked, kind, place) if "@" in asked else (None, ())
+    return Budget(kind, number, asked, runtime=runtime, shapes=shapes)
+
+
+def _place(asked: str, kind: str, place: str) -> tuple[str | None, tuple[tuple[int, int], ...]]:
+    """Return the runtime and the shapes that follow the ``@`` of a speed-up; whether there is one is found out later.
+
+    Raises:
+        UserError: the budget is of something else, or there is no such place.
+    """
+    if kind != "speedup":
+        raise UserError(f"model.budget: '{asked}' names where it is measured, which only a speed-up has; leave @ out")
+    runtime, shapes = None, []
+    for word in (word.strip() for word in place.split(",")):
+        if match := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", word):
+            shapes.append((int(match[1]), int(match[2])))
+        elif re.fullmatch(r"[a-z][a-z0-9-]*", word) and runtime is None:
+            runtime = word
+        else:
+            raise UserError(
+                f"model.budget: '{asked}' has '{word}' behind @, neither a runtime nor texts x tokens; e.g. "
+                f"{_EXAMPLES['speedup']}"
+            )
+    return runtime, tuple(dict.fromkeys(shapes))
 
 
 def _refusal(asked: str, kind: str, why: str) -> UserError:

@@ -73,6 +73,18 @@ def with_zeros(net: PreTrainedModel) -> PreTrainedModel:
     return whole
 
 
+def with_random_values(net: PreTrainedModel) -> PreTrainedModel:
+    """Return ``net``, or, if it has no values, a copy on the CPU whose parameters are small random numbers."""
+    if all(not parameter.is_meta for parameter in net.parameters()):
+        return net
+    whole, generator = with_zeros(net).eval(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in whole.parameters():
+            if parameter.is_floating_point():
+                parameter.normal_(0.0, 0.02, generator=generator)
+    return whole
+
+
 def without_products(net: PreTrainedModel, names: Iterable[str]) -> PreTrainedModel:
     """Return a copy of ``net`` in which the Linears ``names`` give zeros without a product; everything else stays."""
     bare = copy.deepcopy(net)

@@ -1,4 +1,4 @@
-"""The search that meets a budget: the largest number that fits, by bisection."""
+"""The searches that meet a budget: the largest number that fits, by bisection, or by few costs that are dear."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TypeVar
 Number = TypeVar("Number", int, float)
 
 HALVINGS = 60  # of an interval of reals
+TRIES, CLOSE = 5, 0.04  # costs that are asked for, and the share of the limit that may be left
+LEAST = 0.02  # a number below which no other is tried
 
 
 def largest(fits: Callable[[Number], bool], low: Number, high: Number) -> Number:
@@ -29,3 +31,52 @@ def largest(fits: Callable[[Number], bool], low: Number, high: Number) -> Number
             break
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def within_limit(
+    cost: Callable[[float], float | None],
+    limit: float,
+    known: dict[float, float],
+    first: float | None = None,
+    *,
+    tries: int = TRIES,
+    close: float = CLOSE,
+) -> float | None:
+    """Return about the largest number in (0, 1) whose cost is within a limit, where every cost is dear to find out.
+
+    Costs rise with the number, nearly on a straight line. The next number is where the line through the two nearest
+    known ones is a little below the limit.
+
+    Args:
+        cost: of a number; None: it is too small.
+        limit: the largest cost.
+        known: costs by number, with that of 1.0, above the limit; gets those that are found out.
+        first: number to begin with; None: as if costs went through 0.
+        tries: so many costs are asked for at most.
+        close: share of the limit below it at which the search ends.
+
+    Returns:
+        None if no number that was tried is within the limit.
+
+    >>> round(within_limit(lambda x: 0.1 + 0.9 * x, 0.5, {1.0: 1.0}), 2)
+    0.43
+    """
+    refused = 0.0
+    for _ in range(tries):
+        below, above = [x for x in known if known[x] <= limit], [x for x in known if known[x] > limit]
+        if (below and known[max(below)] >= limit * (1 - close)) or min(above) < LEAST:
+            break
+        low, high = max(below, default=refused), min(above)
+        if len(known) == 1:
+            x = first if first is not None else 0.8 * limit / known[high]
+        else:
+            a, b = (low, high) if below else sorted(known)[:2]
+            rise = (known[b] - known[a]) / (b - a)
+            x = a + (limit * (1 - close / 2) - known[a]) / rise if rise else low
+        edge = 0.02 * (high - low)
+        x = x if low + edge < x < high - edge else low + (edge if below else (high - low) / (2 if refused else 10))
+        if (value := cost(x)) is None:
+            refused = max(refused, x)
+        else:
+            known[x] = value
+    return max((x for x in known if known[x] <= limit), default=None)

@@ -46,6 +46,7 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     nets = dict(zip(stages, before, strict=False))
     more = {name: value for name, value in done[stages[-1]].items() if name == "calibration"}
     known = {"data": run.facts(), "changed": run.changes(), "license": done["dense"].get("license")}
+    known["tried"] = (run.removal() or {}).get("tried")
     more |= {name: value for name, value in known.items() if value}
     budget = (method.budget, run.density(method.budget.asked) or method.density) if method.budget else None
     source = Export(last.net, nets, type(method).__name__, data, run.config(), last.initial, more, budget)

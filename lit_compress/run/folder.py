@@ -3,6 +3,7 @@
 RUN/config.yaml            all options of the run
 RUN/data.json              what was found in the data
 RUN/budget.json            with a budget: what was asked, and the density that is to meet it
+RUN/removal.json           what SecondOrder chose to remove, and what it tried
 RUN/changed.json           with --allow_changed: what was changed, and since when
 RUN/stages.json            finished stages: name, metric before and after, steps, seconds
 RUN/<stage>/net/           the net after the stage (a Hugging Face folder, plus structure.json)
@@ -122,9 +123,20 @@ class Run:
 
     def density(self, asked: str) -> float | None:
         """Return the density that was found for a budget; None if it has not been yet, or was for another budget."""
+        if (chosen := self.removal()) is not None:
+            return float(chosen["density"])
         path = self.folder / "budget.json"
         budget = read_json("run_dir", path, dict) if path.is_file() else {}
         return budget.get("density") if budget.get("asked") == asked else None
+
+    def removal(self) -> dict[str, Any] | None:
+        """Return what was chosen to be removed: ``removes``, ``density`` and ``tried``; None if it has not been yet."""
+        path = self.folder / "removal.json"
+        return read_json("run_dir", path, dict) if path.is_file() else None
+
+    def keep_removal(self, chosen: dict[str, Any]) -> None:
+        """Write what :meth:`removal` returns."""
+        write_json(self.folder / "removal.json", chosen)
 
     @property
     def foreign(self) -> bool:

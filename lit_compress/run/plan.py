@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_compress.models.budget import Budget, shown
 from lit_compress.models.sites import find_sites
-from lit_compress.run.solve import Outline, cost, dense_milliseconds
+from lit_compress.run.solve import Outline, cost
 from lit_compress.utils.progress import spoken
 from lit_compress.utils.tables import screen_table
 
@@ -107,12 +107,12 @@ def budget_plan(budget: Budget, density: float, outline: Outline) -> str:
     """Return the line on a budget: the density that is to meet it, and what the export will have."""
     if budget.kind == "density":
         return f"budget {budget.asked}"
+    if budget.kind == "speedup":
+        return f"budget {budget.asked}: density {density:.4g} reaches it, by times of programs of about these shapes"
     value = cost(budget, outline)
     if budget.kind == "flops":
         value /= Outline(outline.dense, outline.dense, outline.length, False).flops
-    elif budget.kind == "speedup":
-        value = dense_milliseconds(outline.dense, outline.length)[0] / value
-    about = "about " if outline.about or budget.kind == "speedup" else ""
+    about = "about " if outline.about else ""
     return f"budget {budget.asked}: density {density:.4g} leaves {about}{shown(budget.kind, value)}"
 
 

@@ -167,8 +167,9 @@ def _check_given_teacher(method: Method, config: PreTrainedConfig) -> None:
 
 
 def run_stages(
-    build: Callable[[], Components], run: Run, ckpt_path: str | None, every: int, skips: int, changed: bool = False
-) -> None:
+    build: Callable[[], Components], run: Run, ckpt_path: str | None, every: int, skips: int, changed: bool = False,
+    decide: Callable[[Path], None] = lambda dense: None,
+) -> None:  # fmt: skip
     """Run every unfinished stage of the method.
 
     Args:
@@ -178,6 +179,7 @@ def run_stages(
         every: optimizer steps between two checkpoints.
         skips: optimizer steps in a row without finite gradients at which the run stops.
         changed: go on with other data, of another length, or with another version; write it down.
+        decide: is called with the folder of the dense net before the stages after it are built.
 
     Raises:
         UserError: a checkpoint is corrupt, or belongs to another run; or a stage does not compute finite gradients.
@@ -192,6 +194,8 @@ def run_stages(
     for number, name in enumerate(names):
         if name in run.finished() or name not in [s.name for s in stages]:
             continue
+        if "dense" in run.finished():
+            decide(run.net("dense"))
         parts = build()
         stage = next(s for s in parts.method.stages() if s.name == name)
         if stage.distil and parts.method.distillation.on:

@@ -13,17 +13,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_compress.export.folder import read_task
 from lit_compress.export.report import reading_length
+from lit_compress.export.speed import Place, find_place, programs
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.methods.base import Method
 from lit_compress.run.folder import Run, is_first_process
 from lit_compress.run.runner import Components, shapes_of
-from lit_compress.run.solve import Storage, check_choices, solve
+from lit_compress.run.solve import Storage, check_choices, solve, solve_speed
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import write_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 T = TypeVar("T")
 MOST = 1800.0  # seconds that a process waits for the first one
@@ -60,7 +64,21 @@ def solve_budget(parts: Components, build: Callable[[float], Method]) -> float:
         )
     net = shapes_of(method)
     check_choices(parts.storage.choices, method, net)
+    if method.budget.kind == "speedup":
+        with programs(net, parts.data.tokenizer, speed_place(parts, net)) as timed:
+            return solve_speed(method.budget, build, net, timed, parts.storage)
     return solve(method.budget, build, net, reading_length(net, read_task(parts.data)), parts.storage)
+
+
+def speed_place(parts: Components, net: PreTrainedModel) -> Place:
+    """Return where the speed-up of a budget is measured, as :func:`find_place`; only shapes of ``net`` are read."""
+    assert parts.method.budget is not None
+    try:
+        texts = parts.data.train_size() > 0
+    except UserError:
+        texts = False
+    length = reading_length(net, read_task(parts.data))
+    return find_place(parts.method.budget, parts.storage.choices, net, length, texts)
 
 
 def density_of_first(run: Run, asked: str) -> float:
@@ -70,6 +88,15 @@ def density_of_first(run: Run, asked: str) -> float:
         UserError: the first process has failed, or takes longer than :data:`MOST`.
     """
     return _from_first(run, lambda: run.density(asked), f"model.budget: '{asked}' has no density")
+
+
+def removal_of_first(run: Run) -> dict[str, Any]:
+    """Return what the first process chose to remove, and its density; wait for it.
+
+    Raises:
+        UserError: as :func:`density_of_first`.
+    """
+    return _from_first(run, run.removal, "model.retrain.removes: nothing was chosen")
 
 
 def config_of_first(run: Run) -> dict[str, Any]:

@@ -1,20 +1,23 @@
 """The density that meets a budget, found before training over the shapes of the net that would be exported.
 
 Every method has one knob, its density. :func:`solve` searches it by bisection: at each density the stages say what they
-would leave (``Stage.outline``), and the accounting counts it. Milliseconds are prices of shapes, measured here.
+would leave (``Stage.outline``), and the accounting counts it. A speed-up is measured: :func:`solve_speed` writes and
+times a program of what would be left at a few densities.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.outline import outline_export
 from lit_compress.export.quantize import GRAPH
+from lit_compress.export.report import gain_words
+from lit_compress.export.speed import Programs, slowest
 from lit_compress.models.accounting import (
     Params,
     count_params,
@@ -27,7 +30,9 @@ from lit_compress.models.outline import file_bytes, integer_bytes
 from lit_compress.models.prices import forward_price
 from lit_compress.models.shapes import with_zeros, without_products
 from lit_compress.models.sites import embedding_params, find_sites
+from lit_compress.numerics.search import within_limit
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -179,12 +184,10 @@ _OURS = __name__.partition(".")[0]  # methods of other packages need not say whi
 
 
 def cost(budget: Budget, outline: Outline) -> float:
-    """Return what ``outline`` has of what ``budget`` counts; of a speed-up the milliseconds."""
+    """Return what ``outline`` has of what ``budget`` counts, which is no speed-up."""
     if budget.kind == "params":
         return outline.params.total
-    if budget.kind == "size":
-        return outline.bytes
-    return outline.flops if budget.kind == "flops" else outline.milliseconds
+    return outline.bytes if budget.kind == "size" else outline.flops
 
 
 def solve(
@@ -197,7 +200,7 @@ def solve(
     """Return the largest density at which the export is expected to be within ``budget``.
 
     Args:
-        budget: what is asked for.
+        budget: what is asked for, but for a speed-up.
         build: function of a density that returns the method.
         dense: the backbone, without values.
         length: tokens of a text.
@@ -256,16 +259,100 @@ def solve(
         else:
             high = middle
     if best is None:
-        least = {"speedup": before / least, "flops": least / before}.get(budget.kind, least)
+        least = least / before if budget.kind == "flops" else least
         raise _impossible(budget, build(start[0]), kept.net, least, storage.choices)
     return best
 
 
 def _limit(budget: Budget, whole: Outline) -> float:
     """Return the largest cost that is within the budget."""
-    if budget.kind == "flops":
-        return budget.value * whole.flops
-    return whole.milliseconds / budget.value if budget.kind == "speedup" else budget.value
+    return budget.value * whole.flops if budget.kind == "flops" else budget.value
+
+
+Gains = list[dict[str, Any]]
+
+
+def search_speed(
+    budget: Budget,
+    shape: Callable[[float], PreTrainedModel],
+    timed: Programs,
+    storage: Storage,
+    first: float | None = None,
+) -> tuple[float | None, dict[float, Gains]]:
+    """Search the largest density at which programs are so much faster than the dense net's as a budget asks for.
+
+    Args:
+        budget: of a speed-up.
+        shape: function of a density that returns what a method leaves, without values; raises UserError below the
+            smallest density.
+        timed: times programs.
+        storage: how the net will be exported.
+        first: density to begin with.
+
+    Returns:
+        The density; None: it is not reached. And by density :meth:`Programs.gains` at all that were tried.
+    """
+    gains: dict[float, Gains] = {}
+
+    def cost(density: float) -> float | None:
+        try:
+            net = outline_export(shape(density), storage.choices, storage.tokens, merge=True)
+        except UserError:
+            return None
+        gains[density] = timed.gains(net)
+        note(f"density {density:.4g} in {timed.place.runtime}: {gain_words(gains[density])}")
+        return 1 / slowest(gains[density])
+
+    if budget.value <= 1:
+        return 1.0, gains
+    return within_limit(cost, 1 / budget.value, {1.0: 1.0}, first), gains
+
+
+def solve_speed(
+    budget: Budget, build: Callable[[float], Method], dense: PreTrainedModel, timed: Programs, storage: Storage
+) -> float:
+    """Return about the largest density at which the export is expected to have a speed-up.
+
+    Args:
+        budget: of a speed-up.
+        build: function of a density that returns the method.
+        dense: the backbone, without values.
+        timed: times programs in the budget's runtime, in turns with that of ``dense``.
+        storage: how the net will be exported.
+
+    Raises:
+        UserError: the method cannot get there, or its settings cannot work.
+    """
+
+    def shape(density: float) -> PreTrainedModel:
+        net = copy.deepcopy(dense)
+        for stage in build(density).stages():
+            stage.check(dense)
+            net = stage.outline(net)
+        return net
+
+    density, gains = search_speed(budget, shape, timed, storage)
+    if density is None and not gains:
+        shape(0.25)  # says what cannot work
+    if density is None:
+        raise too_fast(budget, type(build(0.5)).__name__, gains)
+    return density
+
+
+def too_fast(budget: Budget, name: str, gains: Mapping[float, Gains]) -> UserError:
+    """Return the line for a speed-up that no density reaches.
+
+    Args:
+        budget: of a speed-up.
+        name: of the method.
+        gains: that were measured, by density.
+    """
+    most = max(map(slowest, gains.values()), default=1.0)
+    _, at, place = budget.asked.partition("@")
+    near = f"speedup={0.97 * most:.3g}x{at}{place}" if most > 1.05 else "flops=0.5"
+    return UserError(
+        f"model.budget: '{budget.asked}' cannot be met by {name}, which reaches {most:.3g}x; nearest: {near}"
+    )
 
 
 def _impossible(budget: Budget, method: Method, kept: PreTrainedModel, least: float, choices: Choices) -> UserError:
@@ -280,11 +367,6 @@ def _impossible(budget: Budget, method: Method, kept: PreTrainedModel, least: fl
     """
     name, kind = type(method).__name__, budget.kind
     text = f"model.budget: '{budget.asked}' cannot be met by {name}, which"
-    if kind == "speedup":
-        if least < 1.05:
-            return UserError(f"{text} makes this net no faster on this machine, by measured prices; nearest: flops=0.5")
-        near = f"nearest: speedup={0.99 * least:.3g}x"
-        return UserError(f"{text} is expected to reach {shown(kind, least)} on this machine; {near}")
     text += f" leaves at least {shown(kind, least)}"
     if kind == "flops":
         return UserError(f"{text} of the FLOPs; nearest: flops={1.005 * least:.3g}")

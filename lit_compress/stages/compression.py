@@ -140,6 +140,7 @@ def compress(
     *,
     shared: bool = False,
     keep: bool = False,
+    measured: Measured | None = None,
 ) -> tuple[PreTrainedModel, float]:
     """Compress ``net`` in memory; return it, and the estimate of what that adds to an example's loss.
 
@@ -152,23 +153,48 @@ def compress(
         shared: True if every process of the default group has batches of its own. Only the net of the first has the
             right values afterwards.
         keep: leave ``net`` as it is, and compress a copy, which is made when the statistics are gone.
+        measured: what :func:`measure` has returned for ``compression``; None: it is measured here.
     """
     total = 0.0
     while compression is not None:
-        measured: dict[str, Tensor] = {}
-        for names, statistics in collected(net, compression.calibration(net, data), task, device, shared):
-            from_first(partial(_keep, compression, net, names, statistics, measured))
-            del statistics
-        trim()
+        measured = measure(net, compression, task, data, device, shared) if measured is None else measured
         chosen, loss = from_first(partial(compression.choose, net, measured))
         net, keep = copy.deepcopy(net) if keep else net, False
         compression.apply(net, chosen, measured if is_first() else None)
         total, compression = total + loss, compression.then(net)
         if compression is not None and shared:
             send_from_first(net, device)
-        del measured
+        measured = None
         trim()
     return copy.deepcopy(net) if keep else net, total
+
+
+def measure(
+    net: PreTrainedModel, compression: Compression, task: Task, data: DataModule | None, device: torch.device,
+    shared: bool = False,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Return what is kept of all matrices of ``net`` for a compression; the arguments are those of :func:`compress`."""
+    measured: dict[str, Tensor] = {}
+    for names, statistics in collected(net, compression.calibration(net, data), task, device, shared):
+        from_first(partial(_keep, compression, net, names, statistics, measured))
+        del statistics
+    trim()
+    return measured
+
+
+def shape(net: PreTrainedModel, compression: Compression | None, measured: Measured | None = None) -> PreTrainedModel:
+    """Return ``net``, which has no values, after a compression, in place.
+
+    Args:
+        net: as before the compression.
+        compression: what is done; None for nothing.
+        measured: of all matrices; None: they matter alike. So they do in what follows on the compression.
+    """
+    while compression is not None:
+        chosen = compression.plan(net) if measured is None else compression.choose(net, measured)[0]
+        compression.apply(net, chosen, None)
+        compression, measured = compression.then(net), None
+    return net
 
 
 def _keep(
@@ -259,11 +285,7 @@ class CompressedStage(Stage):
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
         """Return ``net`` after what is planned without statistics."""
-        net, compression = self.prepared(net), self.compression(None)
-        while compression is not None:
-            compression.apply(net, compression.plan(net), None)
-            compression = compression.then(net)
-        return net
+        return shape(self.prepared(net), self.compression(None))
 
     def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
         """Compress ``net``."""

@@ -55,7 +55,7 @@ class UnitRemoval(Compression):
     name = "units"
 
     def __init__(self, settings: Weighted, rule: RankRule) -> None:
-        self.settings, self.rule, self.both = settings, rule, settings.removes == "both"
+        self.settings, self.rule, self.both = settings, rule, settings.removal == "both"
         self._whole = 0.0  # what the dense matrices cost, where the choice is made
 
     def check_by_block(self, net: PreTrainedModel) -> None:

@@ -40,34 +40,34 @@ def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> N
         UserError: the table of embeddings cannot be factorized under this weighting or with this removal; sub-layers
             cannot be cut; or, as at least one unit stays, the density cannot be reached.
     """
-    if settings.removes != "structures":
+    if settings.removal != "structures":
         rule.check(net)
     if rule.scope == "all" and settings.weighting not in KRONECKER:
         raise UserError(
             f"model.scope: 'all' needs whole second moments, which weighting '{settings.weighting}' has not; nearest: "
             "blocks"
         )
-    if rule.uniform and settings.removes != "structures":
+    if rule.uniform and settings.removal != "structures":
         raise UserError(
-            f"model.shape: 'uniform' is for heads and neurons, and retrain.removes '{settings.removes}' makes factors; "
+            f"model.shape: 'uniform' is for heads and neurons, and retrain.removes '{settings.removal}' makes factors; "
             "nearest: structures"
         )
-    if settings.removes == "components":
+    if settings.removal == "components":
         return
     if rule.scope == "all":
-        raise UserError(f"retrain.removes: '{settings.removes}' counts the blocks' matrices; nearest with scope all: "
+        raise UserError(f"retrain.removes: '{settings.removal}' counts the blocks' matrices; nearest with scope all: "
                         "components")  # fmt: skip
     if not rule.by_density:
-        raise UserError(f"retrain.removes: '{settings.removes}' needs a density; give model.density")
+        raise UserError(f"retrain.removes: '{settings.removal}' needs a density; give model.density")
     if rule.uniform:
         even_counts(net, rule.density, rule.round_to)
         return
     try:
         least = least_density(net)
     except UserError as error:  # its sub-layers cannot go whole
-        near = "model.shape uniform" if settings.removes == "structures" else "retrain.removes components"
+        near = "model.shape uniform" if settings.removal == "structures" else "retrain.removes components"
         raise UserError(f"{error}; nearest here: {near}") from error
-    if settings.removes == "structures" and rule.density < least:
+    if settings.removal == "structures" and rule.density < least:
         raise UserError(
             f"model.density: {rule.density} cannot be reached with retrain.removes structures, which leaves at least "
             f"one head or neuron; the smallest is {least + 5e-4:.3f}"
@@ -90,7 +90,7 @@ def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[st
         "centred": settings.centred,
         "damping": {"inputs": settings.input_damping, "gradients": settings.gradient_damping},
         "stacked": settings.stacked,
-        "removes": settings.removes,
+        "removes": settings.removal,
         "refit": settings.refit,
         "estimated_loss": loss if gradients else None,
     }
@@ -130,7 +130,7 @@ class WeightedRetraining(LowRankRetraining):
     def compression(self, previous: Path | None) -> Compression:
         """Return the factorization, the removal of heads and neurons, or both."""
         folder = previous or Path()
-        if self.settings.removes == "components":
+        if self.settings.removal == "components":
             return WeightedFactors(self.settings, self.rule, folder)
         return UnitRemoval(self.settings, self.rule)
 

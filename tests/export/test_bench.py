@@ -17,8 +17,10 @@ from lit_compress.export import bench as module
 from lit_compress.export import runtimes
 from lit_compress.export.bench import Settings, bench, shape_entry
 from lit_compress.export.modelling import write_model
+from lit_compress.export.program import write_program
 from lit_compress.export.runtimes import RUNTIMES, Runtime, Setting, start_fresh
 from lit_compress.layers import LowRankLinear
+from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import replace as replace_module
 from lit_compress.utils.errors import UserError
 
@@ -120,6 +122,25 @@ def test_the_program_of_8_bits_that_an_export_has(tmp_path):
     (folder / "report.json").write_text("{}")
     (plain := tmp_path / "plain").mkdir()
     assert module.BenchedNet("compressed", folder, FEW, plain).file("model.onnx").read_bytes() == b"8 bits"
+
+
+def test_a_program_of_8_bits_of_an_earlier_version(tmp_path):
+    """ONNX Runtime's dynamic quantization had made it, which reads ranges in every batch; the report named no file."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    from onnxruntime.quantization import quantize_dynamic
+
+    folder = tmp_path / "export"
+    shutil.copytree(OLD / "export", folder)
+    write_program(load_net(folder), lambda text: {}, tmp_path, "onnx")
+    program = onnx.load(tmp_path / "model.onnx")
+    program.graph.ClearField("value_info")
+    quantize_dynamic(program, folder / "model.onnx")
+    (folder / "report.json").write_text(json.dumps({"program": {"dtype": "int8"}}))
+    few = replace(FEW, batches=(2,), lengths=(8,), runtimes=("eager", "onnx-int8"))
+    result = bench({"compressed": folder}, few)
+    assert [entry["runtime"] for entry in result["programs"]] == ["eager", "onnx-int8"] and not result["left_out"]
+    assert result["programs"][1]["bytes"] == (folder / "model.onnx").stat().st_size
 
 
 def test_a_shape_by_hand():

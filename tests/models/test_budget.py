@@ -56,16 +56,51 @@ def test_what_is_refused(text, words):
     assert words in str(stop.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "value", "runtime", "shapes"),
+    [
+        ("speedup=5x@openvino-int8,32x128", 5, "openvino-int8", ((32, 128),)),
+        ("speedup=2.5@1x32,32x32", 2.5, None, ((1, 32), (32, 32))),
+        ("speedup = 3x @ onnx", 3, "onnx", ()),
+        ("speedup=3x@8x8, eager, 8x8", 3, "eager", ((8, 8),)),
+    ],
+)
+def test_a_speed_up_of_a_runtime_and_batches(text, value, runtime, shapes):
+    found = parse_budget(text)
+    assert (found.kind, found.value, found.runtime, found.shapes, found.asked) == (
+        "speedup", value, runtime, shapes, text)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("speedup=5x@", "has '' behind @"),
+        ("speedup=5x@32x0", "has '32x0' behind @, neither a runtime nor texts x tokens; e.g. 3x@openvino-int8,32x128"),
+        ("speedup=5x@onnx,eager", "has 'eager' behind @"),
+        ("size=5MB@onnx", "names where it is measured, which only a speed-up has; leave @ out"),
+    ],
+)
+def test_a_place_that_is_none(text, words):
+    with pytest.raises(UserError, match=r"^model\.budget: ") as stop:
+        parse_budget(text)
+    assert words in str(stop.value)
+
+
 def test_zeros_have_a_density_and_nothing_else():
     assert parse_budget("density=0.2", "Magnitude").value == 0.2 and parse_budget(None) is None
     with pytest.raises(UserError, match="Magnitude, which stores the removed weights as zeros"):
         parse_budget("size=5MB", "Magnitude")
 
 
+def gain(median, low=None, high=None):
+    return {"median": median, "low": low or median, "high": high or median}
+
+
 def report(total=100, size=400, flops=0.5, speedup=2.0, density=0.25):
     return {
+        "speed": {"runtime": "onnx", "shapes": [gain(speedup)]},
         "compressed": {"params": {"total": total}, "bytes": size, "density": density},
-        "ratios": {"params": {"total": 0.7}, "flops": flops, "speedup": speedup},
+        "ratios": {"params": {"total": 0.7}, "flops": flops, "speedup": 1.0},
     }
 
 
@@ -102,9 +137,17 @@ def test_a_limit_has_no_tolerance(text, found, met, off):
     ],
 )
 def test_a_noisy_timing_meets_nothing(median, low, high, met, words):
-    timing = {"timing": {"speedup": {"median": median, "low": low, "high": high}}}
-    found = parse_budget("speedup=3x").check(report(speedup=median) | timing, 0.3)
+    timing = {"speed": {"shapes": [gain(median, low, high)]}}
+    found = parse_budget("speedup=3x").check(report() | timing, 0.3)
     assert found["met"] is met and words in budget_line(found)
+
+
+def test_a_speed_up_is_reached_at_every_shape():
+    fast, slow, noisy = gain(5.0), gain(2.0), gain(4.0, 2.9, 4.2)
+    for gains, met, reached in (([fast, slow], False, 2), ([fast, noisy], None, 4), ([noisy, slow], False, 2),
+                                ([fast, gain(3.5)], True, 3.5)):  # fmt: skip
+        found = parse_budget("speedup=3x@onnx,1x8,2x8").check(report() | {"speed": {"shapes": gains}}, 0.3)
+        assert (found["met"], found["reached"]) == (met, reached)
 
 
 def test_a_size_is_that_of_the_program_of_integers():

@@ -1,11 +1,12 @@
-"""``largest`` against a scan of all numbers, for whatever monotone function."""
+"""``largest`` against a scan of all numbers, for whatever monotone function; ``within_limit`` asks for few costs."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_compress.numerics.search import largest
+from lit_compress.numerics.search import CLOSE, TRIES, largest, within_limit
 
 INTEGERS = st.integers(-300, 300)
 REALS = st.floats(-1e6, 1e6)
@@ -50,3 +51,33 @@ def test_sums_that_rise_in_steps(sizes: list[int], budget: int) -> None:
     count = largest(lambda number: sum(sizes[:number]) <= budget, 0, len(sizes))
     assert sum(sizes[:count]) <= budget
     assert count == len(sizes) or sum(sizes[: count + 1]) > budget
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("power", [0.9, 1.0, 1.2])
+@pytest.mark.parametrize("limit", [0.35, 0.5, 0.8, 0.97])
+@pytest.mark.parametrize("first", [None, 0.3])
+def test_the_largest_number_of_nearly_a_line(fixed, power, limit, first):
+    asked = []
+
+    def cost(x):
+        asked.append(x)
+        return fixed + (1 - fixed) * x**power
+
+    found = within_limit(cost, limit, {1.0: 1.0}, first)
+    best = ((limit - fixed) / (1 - fixed)) ** (1 / power)
+    assert found is not None and found <= best and len(asked) <= TRIES
+    assert cost(found) >= limit * (1 - 2 * CLOSE)
+    assert first is None or asked[0] == first
+
+
+def test_what_cannot_be():
+    asked = []
+    assert within_limit(lambda x: asked.append(x) or 0.3 + 0.7 * x, 0.2, {1.0: 1.0}) is None
+    assert len(asked) <= 3  # the line says so soon
+    assert within_limit(lambda x: None, 0.2, {1.0: 1.0}) is None
+
+
+def test_numbers_that_are_too_small_are_refused():
+    found = within_limit(lambda x: None if x < 0.1 else 0.05 + 0.95 * x, 0.16, {1.0: 1.0}, 0.02)
+    assert found is not None and 0.1 <= found <= (0.16 - 0.05) / 0.95

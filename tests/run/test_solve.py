@@ -4,9 +4,10 @@ import pytest
 from tiny import make_net
 
 from lit_compress import methods
-from lit_compress.export.choices import Choices
+from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.fuse import fuse
 from lit_compress.export.quantize import GRAPH
+from lit_compress.export.speed import Place
 from lit_compress.methods.base import Method
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.models.accounting import count_params, flops
@@ -15,9 +16,8 @@ from lit_compress.models.outline import file_bytes, integer_bytes
 from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import site_shapes
 from lit_compress.models.surgery import factorize
-from lit_compress.numerics.ranks import Price
-from lit_compress.run import solve as solver
-from lit_compress.run.solve import Outline, Storage, cost, outline, solve
+from lit_compress.numerics.search import TRIES
+from lit_compress.run.solve import Outline, Storage, cost, outline, solve, solve_speed
 from lit_compress.stages.base import Stage
 from lit_compress.utils.errors import UserError
 
@@ -141,21 +141,39 @@ def test_a_density_and_the_dense_net_need_no_search(dense):
     assert solve(parse_budget("flops=1"), builder("SVD", "flops=1"), dense, LENGTH) == 1.0
 
 
-def test_a_speed_up_by_prices(dense, monkeypatch):
-    """A matrix costs as many milliseconds as thousands of multiply-adds, everything else 10.
+class ByWeights:
+    """Programs whose milliseconds are 10 and the thousands of weights of the matrices."""
 
-    By price it costs half of that, as if it lay in a cache.
-    """
-    monkeypatch.setattr(
-        "lit_compress.models.prices.measured",
-        lambda outs, inner, tokens: Price((sum(outs) + inner) / 2e3, sum(outs) * inner / 2e3),
-    )
-    monkeypatch.setattr(solver, "dense_milliseconds", lambda net, length: (10 + 16.384, 10))
-    build = builder("SVD", "speedup=1.5x")
-    found = outline(build(solve(parse_budget("speedup=1.5x"), build, dense, LENGTH)), dense, LENGTH)
-    assert found.milliseconds == pytest.approx(26.384 / 1.5, rel=0.01) == 10 + found.params.sites / 1e3
-    with pytest.raises(UserError, match=r"expected to reach 2\...x on this machine; nearest: speedup=2"):
-        solve(parse_budget("speedup=9x"), builder("SVD", "speedup=9x"), dense, LENGTH)
+    place = Place("onnx", ((1, LENGTH),), AS_IS)
+
+    def __init__(self):
+        self.asked = 0
+
+    def gains(self, net):
+        self.asked += 1
+        return [{"batch": 1, "length": LENGTH, **dict.fromkeys(("median", "low", "high"), 26.384 / milliseconds(net))}]
+
+
+def milliseconds(net):
+    return 10 + count_params(net).sites / 1e3
+
+
+@pytest.mark.parametrize("name", ["SVD", "CoFi", "SecondOrder"])
+def test_a_speed_up_is_found_by_few_programs(name, dense):
+    timed, build = ByWeights(), builder(name, "speedup=1.5x")
+    density = solve_speed(parse_budget("speedup=1.5x"), build, dense, timed, Storage())
+    found = outline(build(density), dense, LENGTH)
+    assert 26.384 / 1.5 >= milliseconds(found.net) > 0.92 * 26.384 / 1.5 and timed.asked <= TRIES
+    assert solve_speed(parse_budget("speedup=1x"), build, dense, timed, Storage()) == 1.0
+
+
+def test_a_speed_up_that_no_shape_reaches(dense):
+    asked, timed = "speedup=9x@onnx,1x12", ByWeights()
+    with pytest.raises(UserError, match=r"by SVD, which reaches 2\.(.*)x; nearest: speedup=2\.(.*)x@onnx,1x12$"):
+        solve_speed(parse_budget(asked), builder("SVD", asked), dense, timed, Storage())
+    build = builder("SecondOrder", asked, scope="all", retrain=KroneckerWeighted(weighting="fisher"))
+    with pytest.raises(UserError, match=r"^model\.scope: 'all' needs whole second moments"):
+        solve_speed(parse_budget(asked), build, dense, timed, Storage())
 
 
 class Mine(Method):

@@ -1,0 +1,236 @@
+"""The speed that a budget asks for: in which runtime and for which batches, and programs timed there in turns.
+
+What is timed is the program that an export writes (program.py, quantize.py), of one thread, by processor time: another
+process on the machine makes a forward longer, not its work. Values do not change the time. So a net without values gets
+random ones, and integers random texts to read their ranges from.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lit_compress.export.choices import Choices, Dtype
+from lit_compress.export.program import Format, example_inputs, write_program
+from lit_compress.export.quantize import quantize
+from lit_compress.export.runtimes import RUNTIMES, Inputs, Runner, Setting
+from lit_compress.models.positions import usable_positions
+from lit_compress.models.shapes import with_random_values
+from lit_compress.tasks import task_type_of_net
+from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.progress import track
+from lit_compress.utils.timing import in_turns, pinned, speedup, summary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.models.budget import Budget
+
+BATCHES = (1, 32)  # texts of which a speed-up is if the budget names no shape
+ORDER = ("openvino-int8", "onnx-int8", "openvino", "onnx", "eager")  # the fastest first
+# runtime -> format and dtype of the program that it runs; the first is the one that an export gets
+FORMS: dict[str, tuple[tuple[Format, Dtype], ...]] = {
+    "eager": (("hf", "float32"), ("torch", "float32")), "compiled": (("hf", "float32"), ("torch", "float32")),
+    "onnx": (("onnx", "float32"),), "openvino": (("onnx", "float32"), ("openvino", "float32")),
+    "onnx-int8": (("onnx", "int8"),), "openvino-int8": (("openvino", "int8"),),
+}  # fmt: skip
+ROUNDS, SECONDS, WARM_UP = 15, 20.0, 2  # of a shape, as utils/timing.py counts them
+LEAST, FEW = 7, 3  # rounds in any case, of an export and while a density is searched
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a speed-up is measured.
+
+    Attributes:
+        runtime: its name.
+        shapes: batch and length of the texts.
+        choices: for the export, with the format and the dtype of the program that the runtime runs.
+    """
+
+    runtime: str
+    shapes: tuple[tuple[int, int], ...]
+    choices: Choices
+
+    def __str__(self) -> str:
+        """Return the words for users.
+
+        >>> print(Place("onnx", ((1, 32), (32, 32)), Choices()))
+        onnx, 1 x 32 and 32 x 32 tokens
+        """
+        return f"{self.runtime}, {' and '.join(f'{batch} x {length}' for batch, length in self.shapes)} tokens"
+
+
+def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: int, texts: bool = True) -> Place:
+    """Return where the speed-up of a budget is measured: the runtime that it names, or the fastest of those installed.
+
+    Args:
+        budget: of a speed-up.
+        choices: for the export; a format or a dtype that they name must be of the runtime.
+        net: dense; only shapes are read.
+        length: of the task's texts, where the budget names no shape.
+        texts: whether there are training texts, which integers need.
+
+    Raises:
+        UserError: the runtime is unknown or not installed, does not run what the choices say or cannot have this net;
+            there are no texts for it; the net reads fewer tokens.
+    """
+    batches = BATCHES[:1] if task_type_of_net(net.config).over_vocabulary else BATCHES  # logits of 32 texts take GB
+    shapes = budget.shapes or tuple((batch, length) for batch in batches)
+    if (longest := max(tokens for _, tokens in shapes)) > (limit := usable_positions(net.config) or longest):
+        raise UserError(
+            f"model.budget: '{budget.asked}' has texts of {longest} tokens, more than the net reads; the largest is "
+            f"{limit}"
+        )
+    choices.check()
+    if (given := (choices.format, choices.dtype)) not in {form for forms in FORMS.values() for form in forms}:
+        raise UserError(
+            f"model.budget: '{budget.asked}' cannot be measured with --format {given[0]} --dtype {given[1]}, which no "
+            "runtime here runs; nearest: --format openvino --dtype int8"
+        )
+    if budget.runtime is not None:
+        return Place(budget.runtime, shapes, _choices_for(budget.runtime, budget.asked, choices, net, texts))
+    errors = []
+    for name in ORDER:
+        try:
+            return Place(name, shapes, _choices_for(name, budget.asked, choices, net, texts))
+        except UserError as error:
+            errors.append(error)
+    raise errors[-1]
+
+
+def _choices_for(name: str, asked: str, choices: Choices, net: PreTrainedModel, texts: bool) -> Choices:
+    """Return the choices with the format and the dtype of the program that a runtime runs.
+
+    Raises:
+        UserError: as :func:`find_place`.
+    """
+    if name not in RUNTIMES:
+        raise UserError(f"model.budget: '{asked}' has an unknown runtime '{name}'; {nearest(name, RUNTIMES)}")
+    if missing := [package for package in RUNTIMES[name].packages if find_spec(package) is None]:
+        there = next(other for other in ORDER if all(map(find_spec, RUNTIMES[other].packages)))
+        raise UserError(
+            f"model.budget: '{asked}' is for {name}, which is not installed; pip install {' '.join(missing)}, or "
+            f"nearest here: {there}"
+        )
+    given = (choices.format, choices.dtype)
+    if given not in FORMS[name] and given != ("hf", "float32"):
+        form, dtype = FORMS[name][0]
+        raise UserError(
+            f"model.budget: '{asked}' is for {name}, and --format {given[0]} --dtype {given[1]} is not; nearest: "
+            f"--format {form} --dtype {dtype}"
+        )
+    form, dtype = given if given in FORMS[name] else FORMS[name][0]
+    fitting = replace(choices, format=form, dtype=dtype)
+    fitting.check()
+    fitting.check_net(net)
+    if fitting.integers and not texts:
+        raise UserError(
+            f"model.budget: '{asked}' is for {name}, whose integers read the ranges of activations from training "
+            "texts, and there are none; nearest: " + name.replace("-int8", "")
+        )
+    return fitting
+
+
+class Programs:
+    """Programs of nets in the runtime of a place, timed in turns with the dense net's.
+
+    Args:
+        dense: with or without values.
+        tokenizer: says whether texts have token types.
+        place: has the runtime and the shapes.
+        work: folder for the programs.
+    """
+
+    def __init__(self, dense: PreTrainedModel, tokenizer: Any, place: Place, work: Path) -> None:
+        self.place, self._tokenizer, self._work = place, tokenizer, work
+        net = with_random_values(dense)
+        self._setting = Setting("", task_type_of_net(net.config).results)
+        self._inputs: list[Inputs] = []
+        for shape in place.shapes:
+            inputs = example_inputs(net, tokenizer, *shape, padded=False)
+            self._inputs.append({name: value.numpy() for name, value in inputs.items()})
+        self._dense = self._runner(net)
+
+    def gains(self, net: PreTrainedModel) -> list[dict[str, Any]]:
+        """Return :meth:`gains_of` the program of ``net``, which is as exported, with or without values; few rounds."""
+        return self.gains_of(self._runner(with_random_values(net)), SECONDS / 4, FEW)
+
+    def gains_of_export(self, net: PreTrainedModel, program: Path | None) -> list[dict[str, Any]]:
+        """Return :meth:`gains_of` an export: of the ``program`` in its folder, if its runtime reads one."""
+        if program is None or RUNTIMES[self.place.runtime].reads is None:
+            return self.gains_of(self._runner(net))
+        return self.gains_of(RUNTIMES[self.place.runtime].load(program, self._setting))
+
+    def gains_of(self, run: Runner, seconds: float = SECONDS, least: int = LEAST) -> list[dict[str, Any]]:
+        """Time a program in turns with the dense net's.
+
+        Args:
+            run: the program.
+            seconds: no further round of a shape begins after these.
+            least: rounds in any case.
+
+        Returns:
+            For every shape ``batch``, ``length``, ``rounds``, ``median``, ``low``, ``high`` and ``verdict`` of the
+            speed-up, and the milliseconds of both, ``dense_ms`` and ``ms``.
+        """
+        entries = []
+        with pinned(1):
+            for (batch, length), inputs in track(
+                list(zip(self.place.shapes, self._inputs, strict=True)), f"time {self.place.runtime}", len(self._inputs)
+            ):
+                slow, fast = in_turns(
+                    [partial(self._dense, inputs), partial(run, inputs)], ROUNDS, warm_up=WARM_UP, seconds=seconds,
+                    least=least, clock=time.process_time,
+                )  # fmt: skip
+                gain = speedup(slow, fast)
+                entries.append({
+                    "batch": batch, "length": length, "rounds": len(slow), **asdict(gain), "verdict": gain.verdict,
+                    "dense_ms": summary(slow)["median"], "ms": summary(fast)["median"],
+                })  # fmt: skip
+        return entries
+
+    def _runner(self, net: PreTrainedModel) -> Runner:
+        """Write the program of a net with values, and load it."""
+        runtime, choices = RUNTIMES[self.place.runtime], self.place.choices
+        if runtime.reads is None or choices.format == "hf":
+            return _in_pytorch(net, self._setting.results, self.place.runtime == "compiled")
+        with tempfile.TemporaryDirectory(dir=self._work) as folder:
+            made = write_program(net, self._tokenizer, Path(folder), choices.format)  # a runner holds what it read
+            path = Path(folder) / made["file"]
+            if integers := choices.integers:
+                texts = [example_inputs(net, self._tokenizer, 8, 32) for _ in range(2)]
+                quantize(path, path, [{k: v.numpy() for k, v in text.items()} for text in texts], integers)
+            return runtime.load(path, self._setting)
+
+
+def slowest(gains: Sequence[dict[str, Any]]) -> float:
+    """Return the speed-up at the shape at which it is least."""
+    return min(gain["median"] for gain in gains)
+
+
+@contextmanager
+def programs(dense: PreTrainedModel, tokenizer: Any, place: Place) -> Iterator[Programs]:
+    """Give :class:`Programs` with a folder for their time."""
+    with tempfile.TemporaryDirectory() as work:
+        yield Programs(dense, tokenizer, place, Path(work))
+
+
+def _in_pytorch(net: PreTrainedModel, results: Sequence[str], compiled: bool) -> Runner:
+    called: Callable[..., Any] = torch.compile(net, dynamic=True) if compiled else net
+
+    def run(inputs: Inputs) -> list[Any]:
+        with torch.inference_mode():
+            output = called(**{name: torch.from_numpy(value) for name, value in inputs.items()})
+        return [output[name] for name in results]
+
+    return run

@@ -1,0 +1,166 @@
+"""What SecondOrder removes where that is to be chosen: heads and neurons, components, or both, by trying them.
+
+The estimate of the loss does not compare the kinds of removal: it is a fifth of the loss for heads and neurons, and a
+seventh to a twenty-fourth for components. So each is done to the dense net, in memory and without training, at the
+density of the method or at that at which its program has the speed-up that is asked for. The kind after which the
+answers on held-out training rows diverge least from the dense net's is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lit_compress.evaluation.divergence import ROWS, divergence
+from lit_compress.export.report import gain_words
+from lit_compress.export.speed import Programs, slowest
+from lit_compress.methods.second_order import SecondOrder
+from lit_compress.models.backbones import empty_net
+from lit_compress.models.shapes import without_values
+from lit_compress.run.solve import ANCHORS, Gains, Storage, search_speed, too_fast
+from lit_compress.stages.compression import CompressedStage, Compression, compress, measure, shape
+from lit_compress.stages.weighting import Removes, seed_of
+from lit_compress.utils.devices import current_device
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.memory import trim
+from lit_compress.utils.progress import note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
+
+POSITIONS = 2**16  # of all held-out rows; of long texts there are fewer than :data:`ROWS`
+
+Build = Callable[[float | None, Removes | None], SecondOrder]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One kind of removal that was tried.
+
+    Attributes:
+        removes: the kind.
+        density: at which it was done; None: it was not.
+        divergence: of the answers on held-out training rows from those of the dense net, as
+            :func:`~lit_compress.evaluation.divergence.divergence`.
+        speed: of the program at that density, as :meth:`Programs.gains`; None without a speed-up.
+        round_to: numbers of neurons and ranks are multiples of it.
+        why: it cannot be chosen; None: it can.
+        chosen: whether it is.
+    """
+
+    removes: Removes
+    density: float | None = None
+    divergence: float | None = None
+    speed: Gains | None = None
+    round_to: int = 1
+    why: str | None = None
+    chosen: bool = False
+
+
+def choose_removal(
+    dense: PreTrainedModel, build: Build, data: DataModule, storage: Storage, timed: Programs | None = None,
+    first: float | None = None,
+) -> list[Trial]:  # fmt: skip
+    """Try what a method may remove, and return the trials; one is chosen.
+
+    Args:
+        dense: fine-tuned, on the CPU, as it is afterwards.
+        build: function of a density, None for that of the config, and of a kind that returns the method.
+        data: calibration examples and held-out rows are training rows; dev rows are not read.
+        storage: how the net will be exported.
+        timed: times programs, where the budget is a speed-up.
+        first: density with which the search for the speed-up begins; None: one that its number suggests.
+
+    Raises:
+        UserError: no kind can be done, or none is fast enough.
+    """
+    method, reached, trials = build(None, None), dict[float, Gains](), list[Trial]()
+    for removes in method.retrain.kinds:
+        try:
+            trial = _try(removes, dense, build, data, storage, timed, first, reached)
+            first = trial.density or first
+        except UserError as error:
+            trial = Trial(removes, why=str(error))
+        note(trial_line(asdict(trial)))
+        trials.append(trial)
+        trim()
+    able = [trial for trial in trials if trial.divergence is not None]
+    if not able and reached and method.budget is not None:
+        raise too_fast(method.budget, type(method).__name__, reached)
+    if not able:
+        raise UserError(str(trials[-1].why))
+    best = min(able, key=lambda trial: trial.divergence or 0.0)
+    return [replace(trial, chosen=trial is best) for trial in trials]
+
+
+def _try(
+    removes: Removes, dense: PreTrainedModel, build: Build, data: DataModule, storage: Storage,
+    timed: Programs | None, begin: float | None, reached: dict[float, Gains],
+) -> Trial:  # fmt: skip
+    """Remove one kind, and measure; ``reached`` gets the speed of all programs that are timed.
+
+    Raises:
+        UserError: it cannot be done with the dense net.
+    """
+
+    def compression(density: float | None) -> Compression | None:
+        (*_, stage) = build(density, removes).stages()
+        assert isinstance(stage, CompressedStage)
+        stage.check_shapes(dense)
+        return stage.compression(None)
+
+    method, device = build(None, removes), current_device()
+    density, gains, measured = method.density, dict[float, Gains](), None
+    if timed is not None and method.budget is not None:
+        measured = measure(dense, _first(compression), method.task, data, device)
+
+        def left(density: float) -> PreTrainedModel:
+            bare = without_values(lambda: empty_net(dense.config))
+            return shape(bare, compression(density), measured)
+
+        found, gains = search_speed(method.budget, left, timed, storage, begin)
+        reached |= gains
+        if found is None:
+            most = max(map(slowest, gains.values()), default=1.0)
+            return Trial(removes, why=f"reaches {most:.3g}x of {method.budget.value:g}x")
+        density = found
+        if method.rule.allocation == "uniform":
+            measured = None  # has the ranks of another density
+    net, _ = compress(dense, compression(density), method.task, data, device, keep=True, measured=measured)
+    rows = min(ROWS, max(32, POSITIONS // data.max_length))
+    settings = method.retrain
+    held_out = data.rest_dataloader(settings.examples(data.train_size()), rows, seed_of(settings, data))
+    found = divergence(net, dense, data, rows, held_out)
+    return Trial(removes, density, found, gains.get(density), method.rule.round_to)
+
+
+def _first(compression: Callable[[float | None], Compression | None]) -> Compression:
+    """Return the compression at one of :data:`ANCHORS` at which it can be done.
+
+    Raises:
+        UserError: at none.
+    """
+    errors = []
+    for density in ANCHORS:
+        try:
+            if (made := compression(density)) is not None:
+                return made
+        except UserError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def trial_line(trial: Mapping[str, Any]) -> str:
+    """Return what is said of a trial, as a report stores it.
+
+    >>> trial_line({"removes": "both", "density": 0.25, "divergence": 0.03, "speed": None, "chosen": True})
+    'removes both: density 0.25, divergence 0.03, chosen'
+    """
+    if trial["density"] is None:
+        return f"removes {trial['removes']}: {trial['why']}"
+    parts = [f"density {trial['density']:.4g}", f"divergence {trial['divergence']:.3g}"]
+    parts += [gain_words(trial["speed"])] if trial["speed"] else []
+    return f"removes {trial['removes']}: {', '.join(parts + ['chosen'] * trial['chosen'])}"

@@ -1,0 +1,160 @@
+"""What SecondOrder removes by itself: at a speed-up, and at a density; made-up times, real divergences."""
+
+import json
+import shutil
+from dataclasses import asdict
+
+import pytest
+from mistakes import fails
+
+from lit_compress.__main__ import main
+from lit_compress.data.batching import drawn_order
+from lit_compress.data.datamodule import DataModule
+from lit_compress.export import speed
+from lit_compress.models.accounting import count_params
+from lit_compress.run.folder import Run
+from lit_compress.run.trials import Trial, trial_line
+
+WAYS = ["structures", "components", "both"]
+
+
+class ByWeights:
+    """Programs that are as fast as they have few weights, factors half as fast."""
+
+    def __init__(self, dense, tokenizer, place, work):
+        self.place, self.weights, self.asked = place, count_params(dense).sites, 0
+
+    def gains(self, net):
+        self.asked += 1
+        factors = any("LowRank" in type(module).__name__ for module in net.modules())
+        gain = self.weights / max(1, count_params(net).sites) / (1 + factors)
+        return [
+            {"batch": batch, "length": length, "rounds": 7, "median": gain, "low": gain, "high": gain,
+             "verdict": "faster", "dense_ms": gain, "ms": 1.0}
+            for batch, length in self.place.shapes
+        ]  # fmt: skip
+
+    def gains_of_export(self, net, program):
+        return self.gains(net)
+
+
+@pytest.fixture(autouse=True)
+def by_weights(monkeypatch):
+    monkeypatch.setattr(speed, "Programs", ByWeights)
+
+
+@pytest.fixture
+def words(run, tiny_data, tmp_path):
+    return ["factorize", str(run / "dense" / "net"), str(tmp_path / "out"), "--data.task", "sst2", "--data.path",
+            str(tiny_data), "--data.batch_size", "8", "--calibration_examples", "24"]  # fmt: skip
+
+
+def report_of(folder):
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_factorize_gives_the_speed_that_is_asked_for(words, tmp_path, capsys):
+    main([*words, "--budget", "speedup=3x@eager,2x8"])
+    said, report = capsys.readouterr().out, report_of(tmp_path / "out")
+    tried = {trial["removes"]: trial for trial in report["tried"]}
+    assert list(tried) == WAYS
+    able = [trial for trial in tried.values() if trial["divergence"] is not None]
+    (best,) = (trial for trial in able if trial["chosen"])
+    assert best["divergence"] == min(trial["divergence"] for trial in able)
+    assert report["calibration"]["removes"] == best["removes"] and report["budget"]["density"] == best["density"]
+    assert all(trial["speed"][0]["median"] >= 3 for trial in able)
+    assert report["budget"]["met"] is True and report["speed"]["runtime"] == "eager"
+    assert [(gain["batch"], gain["length"]) for gain in report["speed"]["shapes"]] == [(2, 8)]
+    assert tried["structures"]["density"] > tried["components"]["density"] and tried["structures"]["round_to"] == 16
+    for line in [
+        *map(trial_line, report["tried"]),
+        "speed-up in eager, one thread: 2 x 8: 3.",
+        "budget speedup=3x@eager,2x8: met",
+    ]:
+        assert line in said
+
+
+def test_one_kind_and_the_same_without_a_budget(words, tmp_path):
+    main([*words, "--budget", "speedup=2x@eager,1x8", "--removes", "components"])
+    first = report_of(tmp_path / "out")
+    assert [trial["removes"] for trial in first["tried"]] == ["components"]
+    main([*words, "--density", str(first["budget"]["density"])])
+    assert report_of(tmp_path / "out")["compressed"]["params"] == first["compressed"]["params"]
+
+
+def test_auto_at_a_density(words, tmp_path):
+    main([*words, "--removes", "auto", "--density", "0.4"])
+    tried = report_of(tmp_path / "out")["tried"]
+    assert [trial["removes"] for trial in tried] == WAYS and {trial["density"] for trial in tried} == {0.4}
+    assert sum(trial["chosen"] for trial in tried) == 1 and all(trial["speed"] is None for trial in tried)
+
+
+def test_a_run_chooses_on_its_dense_net_and_keeps_it(short_run, tmp_path, monkeypatch):
+    folder, asked = tmp_path / "run", "speedup=2x@eager,1x8"
+    args = ["fit", "--model", "SecondOrder", *short_run, "--model.budget", asked, "--run_dir", str(folder),
+            "--trainer.logger", "false", "--model.retrain.calibration_examples", "24"]  # fmt: skip
+    main(args)
+    run, report = Run(folder), report_of(folder)
+    assert run.removal()["tried"] == report["tried"] and run.density(asked) == run.removal()["density"]
+    assert report["calibration"]["removes"] == run.removal()["removes"]
+    assert report["budget"]["met"] is True
+    monkeypatch.setattr("lit_compress.cli.fitting.choose_removal", lambda *_: 1 / 0)
+    main([*args, "--ckpt_path", "last"])
+    main(["export", str(folder), str(tmp_path / "again")])
+    assert report_of(tmp_path / "again")["budget"] == report["budget"]
+
+
+def test_other_methods_search_their_shapes(words, tmp_path):
+    main([*words[:-2], "--budget", "speedup=1.5x@eager,1x8", "--method", "SVD"])
+    found = report_of(tmp_path / "out")
+    assert found["budget"]["met"] is True and "tried" not in found
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "line"),
+    [
+        ("speedup=900x@eager,1x8", (), "cannot be met by SecondOrder, which reaches "),
+        ("speedup=2x@eeger", (), "has an unknown runtime 'eeger'; did you mean 'eager'?"),
+        ("speedup=2x@onnx-int8", ("--format", "openvino"), "nearest: --format onnx --dtype int8"),
+        ("speedup=2x@eager,1x800", (), "texts of 800 tokens, more than the net reads; the largest is 64"),
+        ("speedup=2x@1x8,eager,onnx", (), "has 'onnx' behind @"),
+    ],
+)
+def test_what_cannot_be_is_one_line(asked, options, line, words, tmp_path, capsys):
+    said = fails(capsys, *words, "--budget", asked, *options)
+    assert f"'{asked}'" in said and line in said and not (tmp_path / "out").exists()
+
+
+def test_a_runtime_that_is_not_installed(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(speed, "find_spec", lambda name: None if name in ("openvino", "nncf") else True)
+    said = fails(capsys, *words, "--budget", "speedup=2x@openvino-int8")
+    assert "openvino-int8, which is not installed; pip install openvino nncf, or nearest here: onnx-int8" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("lacks", "options", "line"),
+    [
+        ("train", ("--budget", "speedup=2x@onnx-int8"), "training texts, and there are none; nearest: onnx"),
+        ("validation", ("--max_drop", "0.5", "--density", "0.5"), "validation"),
+        ("", ("--budget", "speedup=2x", "--format", "onnx", "--dtype", "int4"), "--format onnx has no --dtype int4"),
+    ],
+)
+def test_what_is_missing_is_one_line(lacks, options, line, words, tiny_data, tmp_path, capsys):
+    shutil.copytree(tiny_data, tmp_path / "data")
+    for file in (tmp_path / "data").glob(f"{lacks}.*") if lacks else ():
+        file.unlink()
+    words[words.index(str(tiny_data))] = str(tmp_path / "data")
+    assert line in fails(capsys, *words, *options) and not (tmp_path / "out").exists()
+
+
+def test_held_out_rows_are_training_rows_that_the_calibration_does_not_read(tiny_backbone, tiny_data):
+    data, order = DataModule("sst2", str(tiny_backbone), path=str(tiny_data), batch_size=8), drawn_order(100, 3)
+    loaders = data.calibration_dataloader(60, 3), data.rest_dataloader(60, 30, 3), data.rest_dataloader(90, 30, 3)
+    for loader, rows in zip(loaders, (order[:60], order[60:90], order[70:]), strict=True):
+        own = data.train_tokens().select(sorted(rows))["input_ids"]
+        assert list(loader.dataset.encoded["input_ids"]) == list(own)
+
+
+def test_the_lines():
+    assert trial_line(asdict(Trial("both", why="reaches 2x of 3x"))) == "removes both: reaches 2x of 3x"
