@@ -69,15 +69,7 @@ def structure_figure(net: PreTrainedModel, title: str) -> Figure:
             gone = value != value and (layer, roles[column]) in taken
             label = "gone" if gone else "dense" if value != value else f"{value:.0f}" if ranks else f"{value:.2f}"
             bright = value == value and value > 0.6 * (top or float(grid.nan_to_num().max()))
-            axes.text(
-                column,
-                layer,
-                label,
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="black" if bright else "white",
-            )
+            axes.text(column, layer, label, ha="center", va="center", fontsize=8, color="black" if bright else "white")
     axes.set(xticks=range(len(roles)), xticklabels=roles, yticks=range(layers), ylabel="layer", title=title)
     figure.colorbar(image, label="rank" if ranks else "density")
     return figure
@@ -128,11 +120,7 @@ def mask_figure(net: PreTrainedModel, title: str) -> Figure:
     axes = figure.subplots()
     cells = avg_pool2d(kept[None], 4)[0]
     axes.imshow(
-        cells,
-        cmap="Greys",
-        vmin=0,
-        vmax=max(float(cells.max()), 1e-9),
-        extent=(0, kept.shape[1], kept.shape[0], 0),
+        cells, cmap="Greys", vmin=0, vmax=max(float(cells.max()), 1e-9), extent=(0, kept.shape[1], kept.shape[0], 0)
     )
     rows = int((kept.sum(1) > 0).sum())
     axes.set(

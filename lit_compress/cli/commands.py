@@ -31,13 +31,7 @@ from lit_compress.run.expected_memory import check_fit
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run
 from lit_compress.run.loggers import where_curves_are
-from lit_compress.run.plan import (
-    layer_notes,
-    layers_table,
-    show_plan,
-    sizes_table,
-    stages_table,
-)
+from lit_compress.run.plan import layer_notes, layers_table, show_plan, sizes_table, stages_table
 from lit_compress.run.rehearsal import measure_pace, stage_seconds
 from lit_compress.run.runner import check_stages, outline_of, shapes_of
 from lit_compress.utils.errors import UserError, nearest

@@ -106,11 +106,7 @@ class CommandLine(LightningCLI):
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             seed_everything_default=42,
-            trainer_defaults={
-                "gradient_clip_val": 1.0,
-                "log_every_n_steps": 10,
-                "enable_model_summary": False,
-            },
+            trainer_defaults={"gradient_clip_val": 1.0, "log_every_n_steps": 10, "enable_model_summary": False},
             parser_class=_Parser,
             parser_kwargs={"prog": f"python -m lit_compress {command}"},
         )
@@ -118,10 +114,7 @@ class CommandLine(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the options of the run folder, and link those that method and data share."""
         parser.add_argument(
-            "--run_dir",
-            type=str | None,
-            default=None,
-            help="Folder of the run; default runs/<method>-<task>.",
+            "--run_dir", type=str | None, default=None, help="Folder of the run; default runs/<method>-<task>."
         )
         parser.add_argument(
             "--ckpt_path", type=str | None, default=None,

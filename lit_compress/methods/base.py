@@ -140,12 +140,7 @@ class Method(Checkpointed):
     # ---------------------------------------------------------------- set-up
 
     def prepare(
-        self,
-        stage: Stage,
-        seed: int,
-        previous: Path | None,
-        teacher: Path | None,
-        structure: Structure | None = None,
+        self, stage: Stage, seed: int, previous: Path | None, teacher: Path | None, structure: Structure | None = None
     ) -> None:
         """Prepare for the fit of ``stage``; the net itself is built in ``configure_model``.
 

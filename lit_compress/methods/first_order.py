@@ -26,12 +26,7 @@ class FirstOrder(Method):
 
     stores_zeros = True
 
-    def __init__(
-        self,
-        *,
-        prune: FirstOrderSettings = FirstOrderSettings(),
-        **common: Any,
-    ) -> None:
+    def __init__(self, *, prune: FirstOrderSettings = FirstOrderSettings(), **common: Any) -> None:
         super().__init__(**common)
         self.prune = prune
 

@@ -37,12 +37,7 @@ class Magnitude(Method):
 
     stores_zeros = True
 
-    def __init__(
-        self,
-        *,
-        prune: MagnitudeSettings = MagnitudeSettings(),
-        **common: Any,
-    ) -> None:
+    def __init__(self, *, prune: MagnitudeSettings = MagnitudeSettings(), **common: Any) -> None:
         super().__init__(**common)
         self.prune = prune
 

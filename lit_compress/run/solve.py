@@ -18,13 +18,7 @@ from lit_compress.export.outline import outline_export
 from lit_compress.export.quantize import GRAPH
 from lit_compress.export.report import gain_words
 from lit_compress.export.speed import Programs, slowest
-from lit_compress.models.accounting import (
-    Params,
-    count_params,
-    dense_site_params,
-    flops,
-    latency,
-)
+from lit_compress.models.accounting import Params, count_params, dense_site_params, flops, latency
 from lit_compress.models.budget import Budget, shown
 from lit_compress.models.outline import file_bytes, integer_bytes
 from lit_compress.models.prices import forward_price
@@ -191,11 +185,7 @@ def cost(budget: Budget, outline: Outline) -> float:
 
 
 def solve(
-    budget: Budget,
-    build: Callable[[float], Method],
-    dense: PreTrainedModel,
-    length: int,
-    storage: Storage = Storage(),
+    budget: Budget, build: Callable[[float], Method], dense: PreTrainedModel, length: int, storage: Storage = Storage()
 ) -> float:
     """Return the largest density at which the export is expected to be within ``budget``.
 

@@ -25,14 +25,7 @@ from lit_compress.numerics.structures import RemovalPath
 from lit_compress.stages.compression import Compression, Measured
 from lit_compress.stages.kronecker import biased_sites
 from lit_compress.stages.rank_rule import RankRule
-from lit_compress.stages.units import (
-    Units,
-    choose_uniform,
-    choose_units,
-    cut_removed,
-    find_units,
-    update_rest,
-)
+from lit_compress.stages.units import Units, choose_uniform, choose_units, cut_removed, find_units, update_rest
 from lit_compress.stages.weighting import Weighted, WeightedFactors, calibration_for, weigh
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import from_first

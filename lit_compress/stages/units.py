@@ -125,10 +125,7 @@ def find_units(
 
 
 def choose_units(
-    units: Mapping[str, Units],
-    saving: float,
-    sigma: Mapping[str, Tensor],
-    prices: Mapping[str, Price],
+    units: Mapping[str, Units], saving: float, sigma: Mapping[str, Tensor], prices: Mapping[str, Price]
 ) -> tuple[dict[str, Tensor], float]:
     """Choose the units to remove; with ``sigma``, those that go before components of matrices do.
 

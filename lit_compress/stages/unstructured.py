@@ -116,10 +116,7 @@ class CubicStage(Stage):
             UserError: no step is left between start and end.
         """
         super().set_total_steps(total_steps)
-        self._start, self._end = (
-            round(self.settings.start * total_steps),
-            round(self.settings.end * total_steps),
-        )
+        self._start, self._end = (round(self.settings.start * total_steps), round(self.settings.end * total_steps))
         self.target(0)
 
     def target(self, step: int) -> float:
