@@ -6,13 +6,15 @@ the parameters of f' are trained so that
     E(f') = sum over tokens t of |f'(x')_t - f(x)_t|^2 / |f(x)_t|^2     ->  min
 
 over all tokens of some texts, without padding. So a block also repairs what the blocks before it lost. That is the idea
-of AA-SVD (https://arxiv.org/abs/2604.02119), which trains compressed blocks against dense outputs; the rest is chosen
-here, on training texts:
+of AA-SVD (https://arxiv.org/abs/2604.02119), which trains compressed blocks against dense outputs. The rest is chosen
+here:
 
     - A token's error is divided by the length of its own target. The norm that reads a hidden state divides by that
       length, too; without it the few tokens with huge states, which decoders have, would be all that is learned.
     - AdamW without weight decay. A parameter's rate is :data:`RATE` times the root mean square of its values: factors
       of one matrix can differ in scale by orders of magnitude, and one rate for all is too large for some of them.
+      0.003, 0.01 and 0.03 were tried (MiniLM on SST-2, K-FAC components at 0.10, 100 steps): the last block's error on
+      the texts is 0.43, 0.40 and 0.38, the divergence from the dense model on dev rows 0.062, 0.052 and 0.055.
     - The rate rises over the first tenth of the steps and then falls linearly to 0. A step has one part of the texts,
       up to 512 tokens, as the calibration has. All parts are taken before one is taken again, in an order of its own
       for every block. Nothing is dropped out.
