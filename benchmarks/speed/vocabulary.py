@@ -52,7 +52,7 @@ def measure(options: Any, part: str, net: Path, rows: int, data: Path, work: Pat
     few = ["--model.retrain.calibration_examples", EXAMPLES, "--model.density", DENSITY]
     out, dense = work / part, sum(path.stat().st_size for path in net.glob("*.safetensors"))
     if part in ("validate", "predict"):
-        more = ["--output", work / "answers.jsonl", "--data.split", "validation"] if part == "predict" else []
+        more = ["--output", work / "answers.jsonl"] if part == "predict" else []
         peak = common.command(options, part, net, *own, *more)
         return {"peak": peak * 2**20, "loaded": dense, "moments": 0}
     if part in ("factorize", "by_block"):
