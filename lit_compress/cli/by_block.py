@@ -34,6 +34,7 @@ from lit_compress.models.sites import blocks, find_sites
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe
 from lit_compress.run.expected_memory import check_memory_by_block, expected_by_block
+from lit_compress.run.expected_time import factorize_line
 from lit_compress.stages.by_block import MeasuredBlocks
 from lit_compress.stages.calibration import Axes
 from lit_compress.stages.compression import Chosen, CompressedStage, Compression
@@ -135,6 +136,7 @@ def factorize_by_block(
     if recovery.refine is not None:
         walks.refine_by(recovery.refine, stage.texts(data))
     note(check_memory_by_block(**walks.memory))
+    note(factorize_line(method, stage, [dense, stage.outline(copy.deepcopy(dense))], data, evaluations=1))
     work = _Work(walks.folder, walks.settings(config, precision))
     check_disk(work.folder, walks.disk_bytes())
 

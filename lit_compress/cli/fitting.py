@@ -30,6 +30,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.run.changes import go_on
 from lit_compress.run.details import keep_details
 from lit_compress.run.expected_memory import check_fit
+from lit_compress.run.expected_time import fit_line
 from lit_compress.run.finish import export_run
 from lit_compress.run.folder import Run, is_first_process
 from lit_compress.run.loggers import log_report
@@ -310,7 +311,9 @@ def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[
         parts = cli.build()
         plan, facts = check_stages(parts), parts.data.facts()
         show_plan(parts.data.record.name, facts, plan)
-        print(check_fit(parts, shapes_of(parts.method)))
+        shapes = shapes_of(parts.method)
+        print(check_fit(parts, shapes))
+        print(fit_line(parts, shapes, {stage.name: stage.steps for stage in plan.stages}))
         asked = parts.method.budget
         budget = {"asked": asked.asked, "density": parts.method.density} if asked else None
         return partial(run.begin, config, facts.as_dict(), budget)

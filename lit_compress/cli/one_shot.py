@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from lit_compress.models.shapes import without_values
 from lit_compress.models.storage import load_net, save_net
 from lit_compress.numerics.decompose import Axis
 from lit_compress.run.expected_memory import check_factorize
+from lit_compress.run.expected_time import factorize_line
 from lit_compress.run.folder import Run
 from lit_compress.run.solve import check_choices
 from lit_compress.stages.calibration import collected
@@ -122,7 +124,9 @@ def factorize_model(
     data.reads_labels = stage.reads_labels(method.kind)
     shapes = finetuned_config(method.backbone, method.task, "model")
     choices.say_dtype(shapes.dtype)
-    note(check_factorize(method, stage, without_values(lambda: empty_net(shapes)), data, recovery.distil is not None))
+    outline = without_values(lambda: empty_net(shapes))
+    note(check_factorize(method, stage, outline, data, recovery.distil is not None))
+    note(factorize_line(method, stage, [outline, stage.outline(copy.deepcopy(outline))], data))
     dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)
     if recovery.refine is not None:

@@ -22,6 +22,7 @@ from lit_compress.models.gguf import as_folder, gguf_file
 from lit_compress.models.shards import net_bytes, tensor_files
 from lit_compress.models.storage import load_net
 from lit_compress.run.expected_memory import check_evaluation, check_loading
+from lit_compress.run.expected_time import evaluation_line
 from lit_compress.run.folder import Run, checked_config
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, find_device
@@ -217,7 +218,9 @@ def load_checked(target: Target, parts: Components, command: str) -> PreTrainedM
         loaders = data.val_dataloader()
     else:
         loaders = [data.test_dataloader() if command == "test" else data.predict_dataloader()]
-    note(check_evaluation(net, task_type(data.record), loaders))
+    kind = task_type(data.record)
+    note(check_evaluation(net, kind, loaders))
+    note(evaluation_line(net, kind.over_vocabulary, loaders))
     return net
 
 

@@ -1,0 +1,119 @@
+"""How long the passes over texts of a command will take: their operations, and how fast the device multiplies now.
+
+A pass costs 2 operations for every token and weight of a matrix; attention, norms and copies are left out, and no
+device multiplies every shape as fast as a square. So the time is one to a few times longer than the line prints.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from lit_compress.models.accounting import counted_weights
+from lit_compress.stages.weighting import KRONECKER, Weighted
+from lit_compress.utils.devices import current_device, synchronize
+from lit_compress.utils.progress import spoken
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.batching import ResumableLoader
+    from lit_compress.data.datamodule import DataModule
+    from lit_compress.methods.base import Method
+    from lit_compress.run.runner import Components
+    from lit_compress.stages.base import Stage
+
+SIDE, ROUNDS = 1024, 5
+
+
+def product_speed(device: torch.device) -> float:
+    """Return the operations per second of a product of two float32 matrices [1024, 1024], the median of 5."""
+    x, seconds = torch.rand(SIDE, SIDE, device=device), []
+    for _ in range(ROUNDS + 1):
+        synchronize(device)
+        begin = time.perf_counter()
+        x @ x
+        synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return 2 * SIDE**3 / median(seconds[1:])
+
+
+def token_flops(net: PreTrainedModel, over_vocabulary: bool) -> int:
+    """Return the operations of a forward for one token: 2 for every weight of a matrix that multiplies its state.
+
+    Args:
+        net: with or without values.
+        over_vocabulary: whether the output layer reads every token.
+    """
+    tables = {id(p) for module in net.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    output = net.get_output_embeddings() if over_vocabulary else None
+    tables -= {id(p) for p in output.parameters()} if output is not None else set()
+    return 2 * sum(p.numel() for p in net.parameters() if p.ndim == 2 and id(p) not in tables)
+
+
+def evaluation_line(net: PreTrainedModel, over_vocabulary: bool, loaders: Sequence[ResumableLoader]) -> str:
+    """Return the line on the expected time of an evaluation."""
+    return _line(token_flops(net, over_vocabulary) * sum(map(_tokens, loaders)))
+
+
+def factorize_line(
+    method: Method, stage: Stage, nets: Sequence[PreTrainedModel], data: DataModule, evaluations: int = 2
+) -> str:
+    """Return the line on the expected time of ``factorize``: its passes over calibration texts and dev texts.
+
+    Args:
+        method: has the task.
+        stage: of it, which is done without training.
+        nets: the dense net and what is planned of it, without values.
+        data: gives the batches.
+        evaluations: of either net; in memory the metric and the divergence have passes of their own.
+    """
+    over, settings = method.kind.over_vocabulary, stage.settings
+    dev = sum(map(_tokens, data.val_dataloader()))
+    flops: float = evaluations * dev * sum(token_flops(net, over) for net in nets)
+    if isinstance(settings, Weighted) and settings.weighting in (*KRONECKER, "fisher"):
+        loader, kron = data.train_dataloader(), settings.weighting in KRONECKER
+        examples = settings.calibration_examples if kron else settings.fisher_examples
+        texts = len(loader.order.lengths)
+        tokens = _tokens(loader) * min(examples or texts, texts) / max(1, texts)
+        gradients = settings.weighting != "inputs"
+        sums = [sum(side**2 for side in weight.shape[0 if gradients else 1 :]) for weight in counted_weights(nets[0])]
+        flops += tokens * ((3 if gradients else 1) * token_flops(nets[0], over and gradients) + 2 * kron * sum(sums))
+    return _line(flops)
+
+
+def fit_line(parts: Components, dense: PreTrainedModel, steps: Mapping[str, int]) -> str:
+    """Return the line on the expected time of the training steps of ``fit``: a forward and twice that for a backward.
+
+    Args:
+        parts: checked.
+        dense: the dense net, without values.
+        steps: of every stage, by name.
+    """
+    method, net, flops = parts.method, copy.deepcopy(dense), 0.0
+    over, loader = method.kind.over_vocabulary, parts.data.train_dataloader()
+    texts = parts.data.batch_size * (parts.trainer.get("accumulate_grad_batches") or 1)
+    tokens = texts * _tokens(loader) / max(1, len(loader.order.lengths))
+    for stage in method.stages():
+        after = stage.outline(copy.deepcopy(net))
+        own = 3 * stage.forwards * token_flops(after if stage.shrinks_first else net, over)
+        taught = stage.distil and method.distillation.on and stage.name != "dense"
+        flops += steps.get(stage.name, 0) * tokens * (own + taught * token_flops(dense, over))
+        net = after
+    return _line(flops)
+
+
+def _line(flops: float) -> str:
+    speed = product_speed(current_device())
+    seconds = spoken(flops / speed)
+    return f"time: at least about {seconds} of passes over texts, at the {speed / 1e9:.0f} GFLOP/s that are reached now"
+
+
+def _tokens(loader: ResumableLoader) -> int:
+    return sum(loader.order.lengths)
