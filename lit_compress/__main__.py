@@ -12,26 +12,26 @@ USAGE = """usage: python -m lit_compress COMMAND ...
       [--ckpt_path last]
                          run every stage of a method and export the result; `last` continues a stopped run
   plan --config NAME.yaml [--model.budget size=20MB]
-                         what fit would build: widths, ranks, sizes, time of the stages; nothing is trained
+                         print the widths, ranks, sizes and times of a fit, without training
   compare --config NAME.yaml [--out DIR] [--workers N] [--list] [--index N]
-                         methods x budgets x seeds from the same teachers, as many updates for all; resumes by itself
+                         compare methods, budgets and seeds with the same teachers and steps; a rerun continues
   validate TARGET        dev metrics of a run, an export or any fine-tuned model (with --data.task NAME)
   test TARGET            metrics on the test split
   predict TARGET         write text, label and probability of every row as JSON lines
   export RUN OUT [--format hf|onnx|torch|openvino] [--pivot] [--vocabulary data] [--embeddings int8] [--dtype bfloat16]
-                         write a finished run as a folder that loads without this package; also as one program
+                         write a finished run as a folder that loads without lit_compress; also as one program
   report RUN|FOLDER [--out DIR]
                          the page of a run, or of all runs in a folder: tables, Pareto fronts, curves, changed answers
   list methods|tasks|recipes|runs [DIR] [--json]
-                         what there is
-  verify RUN             repeat a run's export and metric from its own record: are they the same?
+                         list the methods, tasks, recipes or runs
+  verify RUN             repeat a run's export and metric, and compare them with its record
   bench OUT [--baseline DENSE] [--batch 1 32] [--length 128] [--threads 1]
-                         time a net in the runtimes of this machine, beside its dense net: tables and figure
-  clean RUN              remove what a run needs no more: checkpoints of finished stages, what killed processes left
+                         time a model and its dense model in the runtimes of this machine: tables and figure
+  clean RUN              delete checkpoints of finished stages, and leftovers of killed processes
   factorize MODEL OUT --data.task NAME [--rank_ratio 0.33] [--weighting fisher] [--axis in]
-                         factorize a fine-tuned model at once, without training, and export it
-  analyze truncation|sweep|spectra|ranks|neurons|pattern|allocation NET OUT --data.task NAME
-                         measure what truncation or pruning does to a net: table and figure
+                         compress a fine-tuned model without training, and export it
+  analyze truncation|sweep|spectra|ranks|neurons|pattern|allocation MODEL OUT --data.task NAME
+                         measure the effect of truncation or pruning on a model: table and figure
 
 COMMAND --help shows every option with its default; NAME.yaml is a path or a shipped config, of which
 lpaf_sst2.yaml is the row sst2 of the recipe lpaf.yaml (the same as --config lpaf.yaml --data.task sst2):

@@ -227,7 +227,7 @@ def compare(
     device: str | torch.device | None = None,
     **options: Any,
 ) -> Compared:
-    """Run several methods, budgets and seeds from the same teachers with as many updates, and compare them.
+    """Run several methods, budgets and seeds from the same teachers with equal training steps, and compare them.
 
     Args:
         config: of the comparison: a path, the name of a shipped one, or its content.

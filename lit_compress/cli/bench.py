@@ -37,7 +37,7 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m lit_compress bench", description=about, allow_abbrev=False)
     add = parser.add_argument
     add("out", metavar="OUT", help="an export, a run (its export), any fine-tuned model folder, or a name on the hub")
-    add("--baseline", metavar="DENSE", help="folder of the net that OUT is compared with (default the run's dense net)")
+    add("--baseline", metavar="DENSE", help="folder of the dense model to compare OUT with (default the run's)")
     add("--batch", nargs="+", type=_positive, default=list(BATCHES), metavar="N", help="texts in a batch (1 8 32 128)")
     add("--length", nargs="+", type=_positive, metavar="N",
         help="tokens of a text (default 32 128 384, and the median and the longest of the task)")  # fmt: skip
@@ -45,7 +45,7 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
     add("--threads", type=_positive, default=1, metavar="N",
         help="of every runtime (default 1: more than there are free cores give noise)")  # fmt: skip
     add("--rounds", type=_positive, default=ROUNDS, metavar="N",
-        help=f"forwards of every net at every shape, in turns ({ROUNDS})")  # fmt: skip
+        help=f"forwards of every model at every shape, in turns ({ROUNDS})")  # fmt: skip
     add("--seconds", type=float, default=SECONDS, metavar="S",
         help=f"no further round of a shape begins after these, five are made in any case ({SECONDS:g})")  # fmt: skip
     add("--device", default="auto", metavar="NAME", help="cpu, cuda, ... (default the accelerator if there is one)")

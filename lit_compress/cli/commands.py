@@ -77,7 +77,7 @@ def plan(args: list[str]) -> None:
 
 
 def compare(args: list[str]) -> None:
-    """Run several methods, budgets and seeds from the same teachers with as many updates, and compare them."""
+    """Run several methods, budgets and seeds from the same teachers with equal training steps, and compare them."""
     compare_command(args, compare.__doc__)
 
 
@@ -262,7 +262,7 @@ def _target(args: list[str], command: str) -> tuple[str, Path | None, list[str]]
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="folder of a finished run, of an export, of a net of a run, or of any fine-tuned model (with --data.task),"
+        help="folder of a finished run, an export, a model of a run, or any fine-tuned model (with --data.task),"
         " or a name on the hub, OWNER/NAME[@REVISION];"
         " then any option of fit, e.g. --data.path DIR, --device cpu",
     )
@@ -270,7 +270,7 @@ def _target(args: list[str], command: str) -> tuple[str, Path | None, list[str]]
         parser.add_argument(
             "--output",
             metavar="FILE",
-            help="JSON lines to write; default predictions.jsonl beside the net, or here for a name on the hub",
+            help="JSON lines to write; default predictions.jsonl in the model's folder, or here for a name on the hub",
         )
     out, rest = _output(args) if command == "predict" else (None, args)
     return parser.parse_args(rest[:1]).target, out, rest[1:]

@@ -66,7 +66,7 @@ class Settings:
         own: further lengths, those of the task, by what they are.
         runtimes: their names.
         threads: of every runtime.
-        rounds: forwards of every net at every shape.
+        rounds: forwards of every model at every shape.
         seconds: no further round of a shape begins after these.
         device: ``cpu`` or ``cuda``.
         trust: run the code of a folder also if this version would not write it.

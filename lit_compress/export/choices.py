@@ -26,10 +26,10 @@ Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 
 @dataclass(frozen=True)
 class Choices:
-    """How a net is exported; the options of ``export``.
+    """How a model is exported; the options of ``export``.
 
     Args:
-        format: ``onnx``, ``torch`` and ``openvino`` also write the net as one program (program.py).
+        format: ``onnx``, ``torch`` and ``openvino`` also write the model as one program (program.py).
         round_to: widths of hidden states and feed-forward networks are padded with zeros to multiples of this number
             (SP3); None for no padding.
         embeddings: ``rank=64`` (any number) or ``int8``: the table of token embeddings as two factors, or as integers
