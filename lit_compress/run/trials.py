@@ -42,7 +42,7 @@ class Trial:
 
     Attributes:
         removes: the kind.
-        density: at which it was done; None: it was not.
+        density: at which it was done: the fastest that was timed, if none is fast enough; None: it was not done.
         divergence: of the answers on held-out training rows from those of the dense net, as
             :func:`~lit_compress.evaluation.divergence.divergence`.
         speed: of the program at that density, as :meth:`Programs.gains`; None without a speed-up.
@@ -81,13 +81,13 @@ def choose_removal(
     for removes in method.retrain.kinds:
         try:
             trial = _try(removes, dense, build, data, storage, timed, first, reached)
-            first = trial.density or first
+            first = first if trial.why else trial.density
         except UserError as error:
             trial = Trial(removes, why=str(error))
         note(trial_line(asdict(trial)))
         trials.append(trial)
         trim()
-    able = [trial for trial in trials if trial.divergence is not None]
+    able = [trial for trial in trials if trial.why is None]
     if not able and reached and method.budget is not None:
         raise too_fast(method.budget, type(method).__name__, reached)
     if not able:
@@ -113,7 +113,7 @@ def _try(
         return stage.compression(None)
 
     method, device = build(None, removes), current_device()
-    density, gains, measured = method.density, dict[float, Gains](), None
+    density, gains, measured, why = method.density, dict[float, Gains](), None, None
     if timed is not None and method.budget is not None:
         measured = measure(dense, _first(compression), method.task, data, device)
 
@@ -124,17 +124,18 @@ def _try(
         found, gains = search_speed(method.budget, left, timed, storage, begin)
         reached |= gains
         if found is None:
-            most = max(map(slowest, gains.values()), default=1.0)
-            return Trial(removes, why=f"reaches {most:.3g}x of {method.budget.value:g}x")
-        density = found
+            why = f"reaches {max(map(slowest, gains.values()), default=1.0):.3g}x of {method.budget.value:g}x"
+        if found is None and not gains:
+            return Trial(removes, why=why)
+        density = min(gains) if found is None else found
         if method.rule.allocation == "uniform":
             measured = None  # has the ranks of another density
     net, _ = compress(dense, compression(density), method.task, data, device, keep=True, measured=measured)
     rows = min(ROWS, max(32, POSITIONS // data.max_length))
     settings = method.retrain
     held_out = data.rest_dataloader(settings.examples(data.train_size()), rows, seed_of(settings, data))
-    found = divergence(net, dense, data, rows, held_out)
-    return Trial(removes, density, found, gains.get(density), method.rule.round_to)
+    diverged = divergence(net, dense, data, rows, held_out)
+    return Trial(removes, density, diverged, gains.get(density), method.rule.round_to, why)
 
 
 def _first(compression: Callable[[float | None], Compression | None]) -> Compression:
@@ -156,11 +157,13 @@ def _first(compression: Callable[[float | None], Compression | None]) -> Compres
 def trial_line(trial: Mapping[str, Any]) -> str:
     """Return what is said of a trial, as a report stores it.
 
-    >>> trial_line({"removes": "both", "density": 0.25, "divergence": 0.03, "speed": None, "chosen": True})
+    >>> trial_line({"removes": "both", "density": 0.25, "divergence": 0.03, "speed": None, "why": None,
+    ...             "chosen": True})
     'removes both: density 0.25, divergence 0.03, chosen'
     """
+    parts = [trial["why"]] if trial["why"] else []
     if trial["density"] is None:
         return f"removes {trial['removes']}: {trial['why']}"
-    parts = [f"density {trial['density']:.4g}", f"divergence {trial['divergence']:.3g}"]
+    parts += [f"density {trial['density']:.4g}", f"divergence {trial['divergence']:.3g}"]
     parts += [gain_words(trial["speed"])] if trial["speed"] else []
     return f"removes {trial['removes']}: {', '.join(parts + ['chosen'] * trial['chosen'])}"
