@@ -10,15 +10,22 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from rich.console import Console
+from torch import Tensor
 
+from lit_compress.analysis.alternatives import alternatives_figure, alternatives_table
 from lit_compress.analysis.speed import BUSY, is_busy, programs_table, speed_figure, times_table
 from lit_compress.cli.targets import Target, find_target
-from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, Settings, bench
+from lit_compress.evaluation.evaluate import evaluate, interval_of
+from lit_compress.evaluation.metrics import higher_is_better
+from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, BenchedNet, Settings, bench
 from lit_compress.export.modelling import MODULE
+from lit_compress.export.number_format import Program
 from lit_compress.export.quantize import Feed, training_feeds
 from lit_compress.export.report import of_all
-from lit_compress.export.runtimes import RUNTIMES
+from lit_compress.export.runtimes import RUNTIMES, Runner
+from lit_compress.models.checks import check_head
 from lit_compress.models.own_code import trust_code
 from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
@@ -38,6 +45,9 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("out", metavar="OUT", help="an export, a run (its export), any fine-tuned model folder, or a name on the hub")
     add("--baseline", metavar="DENSE", help="folder of the dense model to compare OUT with (default the run's)")
+    add("--against", nargs="+", default=[], metavar="MODEL",
+        help="other exports, runs, models or names for the same task: dev metric, MB, ms and texts a second of all, in "
+        "one table and alternatives.png; the data is the run's or of --data.path")  # fmt: skip
     add("--batch", nargs="+", type=_positive, default=list(BATCHES), metavar="N", help="texts in a batch (1 8 32 128)")
     add("--length", nargs="+", type=_positive, metavar="N",
         help="tokens of a text (default 32 128 384, and the median and the longest of the task)")  # fmt: skip
@@ -80,6 +90,7 @@ def bench_command(args: list[str], about: str | None) -> None:
     trust = given.trust_remote_code or bool((target.config or {}).get("trust_remote_code"))
     trust_code(trust)
     nets = {"compressed": _loadable(target.folder, given.out)}
+    nets = {**_named(given.against), **nets}
     if baseline := _baseline(given.baseline, target, given.out):
         nets = {"dense": baseline, **nets}
     output = (given.output or target.place).expanduser()
@@ -99,10 +110,45 @@ def bench_command(args: list[str], about: str | None) -> None:
         data.read_as(str(folder))
         return training_feeds(data, "int8")
 
-    result = bench(nets, settings, lambda results: write_json(output / FILE, {"command": command, **results}), texts)
+    def score(source: BenchedNet, run: Runner) -> dict[str, Any]:
+        data = target.parse(rest, "bench").build().data
+        data.read_as(str(source.folder))
+        check_head(f"bench: '{source.folder}'", source.net.config, data.record)
+        names, key = source.setting.results, f"val/{data.record.metrics[0]}"
+
+        def answers(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+            found = run({name: value.numpy() for name, value in inputs.items()})
+            return {name: torch.as_tensor(value) for name, value in zip(names, found, strict=True)}
+
+        scores = evaluate(Program(answers, source.net.config), data, sure=True)  # type: ignore[arg-type]
+        return {"metric": scores[key], "interval": interval_of(scores, key)}
+
+    def keep(results: dict[str, Any]) -> None:
+        write_json(output / FILE, {"command": command, "metric": metric, **results})
+
+    metric = None
+    if given.against:
+        task = target.parse(rest, "bench").build().data.record
+        metric = {"name": task.metrics[0], "mode": "max" if higher_is_better(task) else "min"}
+    result = {"metric": metric, **bench(nets, settings, keep, texts, score if given.against else None)}
     _show(result, output)
     if result["stopped"]:
         raise KeyboardInterrupt
+
+
+def _named(models: list[str]) -> dict[str, Path]:
+    """Return the folders of other models, by the last part of their names.
+
+    Raises:
+        UserError: two have the same, or one cannot be used.
+    """
+    named: dict[str, Path] = {}
+    for name in models:
+        label = Path(name).name
+        if label in (*named, "dense", "compressed"):
+            raise UserError(f"--against: '{name}': another model is called '{label}', too; rename the folder")
+        named[label] = _loadable(find_target(name, "--against").folder, name)
+    return named
 
 
 def _loadable(folder: Path, name: str) -> Path:
@@ -167,6 +213,11 @@ def _show(result: dict[str, Any], output: Path) -> None:
         print(f"median (p10-p90) of up to {result['rounds']} forwards in turns; a speed-up is that of a round")
         if is_busy(result):
             print(BUSY)
+    if result["shapes"] and result["metric"]:
+        console.print(alternatives_table(result))
+        print("front: no other is better in both the metric and ms, or MB")
+        alternatives_figure(result).savefig(output / "alternatives.png")
+        print(f"figure: {output / 'alternatives.png'}")
     for left in result["left_out"]:
         print(f"left out: {left['what']}: {left['why']}")
     if result["stopped"]:

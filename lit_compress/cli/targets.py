@@ -149,7 +149,7 @@ def find_target(name: str, command: str) -> Target:
 
 def own_options(command: str) -> tuple[str, ...]:
     """Return the options that only a command has which evaluates a target."""
-    bench = ("output", "baseline", "batch", "length", "runtimes", "threads", "rounds", "seconds", "device")
+    bench = ("output", "baseline", "against", "batch", "length", "runtimes", "threads", "rounds", "seconds", "device")
     return {"predict": ("output",), "bench": bench}.get(command, ())
 
 

@@ -54,6 +54,7 @@ ROUNDS, SECONDS = 30, 60.0
 FILE = "bench.json"
 
 Texts = Callable[[Path], list[Feed]]
+Score = Callable[["BenchedNet", Runner], dict[str, Any]]
 _PLAIN = {ONNX_INT8: ONNX, OPENVINO_INT8: OPENVINO}  # which program in float32 becomes one of int8
 
 
@@ -212,6 +213,7 @@ def bench(
     settings: Settings,
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
     texts: Texts | None = None,
+    score: Score | None = None,
 ) -> dict[str, Any]:
     """Time nets in runtimes and return what was found.
 
@@ -220,6 +222,7 @@ def bench(
         settings: what is measured.
         keep: is called with the result after every shape. Ctrl-C ends the work with what there is (``stopped``).
         texts: as :class:`BenchedNet`; without it programs of int8 are timed only if a folder has them.
+        score: function of a net and of a runtime's call that returns what the result says of its answers.
 
     Raises:
         UserError: a folder cannot be loaded, or no runtime is left.
@@ -235,7 +238,8 @@ def bench(
             for length in sorted({*settings.lengths, *(length for _, length in settings.own)})
             if length > limit
         ]
-        programs = _opened(sources, settings, left_out)
+        programs = _opened(sources, settings, left_out, scored=score is not None)
+        scores = _scored(programs, score) if score else {}
         result: dict[str, Any] = {
             "nets": {label: str(folder) for label, folder in nets.items()}, "own_lengths": dict(settings.own),
             "threads": settings.threads, "device": settings.device, "rounds": settings.rounds,
@@ -245,7 +249,10 @@ def bench(
         try:
             batch, length = ([shape for shape in shapes if shape[0] * shape[1] <= MEMORY_TOKENS] or shapes[:1])[-1]
             result["memory_shape"] = {"batch": batch, "length": length}
-            _measure_fresh(programs, batch, length, Path(work), result["programs"].append)
+            _measure_fresh(
+                programs, batch, length, Path(work),
+                lambda entry: result["programs"].append(entry | scores.get((entry["net"], entry["runtime"]), {})),
+            )  # fmt: skip
             with Bar("time", sum(batch * length for batch, length in shapes)) as bar:
                 for batch, length in shapes:
                     bar.say(f"time {batch} x {length}")
@@ -257,8 +264,13 @@ def bench(
     return result
 
 
-def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]]) -> list[OpenedProgram]:
-    """Load every net in every runtime that can have it and agrees with PyTorch; append the others to ``left_out``."""
+def _opened(
+    sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]], scored: bool
+) -> list[OpenedProgram]:
+    """Load every net in every runtime that can have it and agrees with PyTorch; append the others to ``left_out``.
+
+    If programs are ``scored``, those of integers need not agree: their metric says what they are worth.
+    """
     opened = []
     for source in sources:
         probes = [source.inputs(*shape, padded=True) for shape in PROBES]
@@ -271,7 +283,8 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
                 path = source.file(runtime.reads)
                 run = eager if name == "eager" else runtime.load(path, source.setting)
                 difference = max(map(_difference, (source.at_tokens(run(probe), probe) for probe in probes), expected))
-                if not difference <= runtime.tolerance:
+                judged = scored and runtime.dtype != "float32"
+                if not (judged or difference <= runtime.tolerance):
                     raise LookupError(
                         f"its results differ from PyTorch's by {difference:.1e}, more than {runtime.tolerance:.0e}"
                     )
@@ -286,6 +299,18 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
     if not opened:
         raise UserError(f"bench: no runtime is left; {left_out[-1]['what']}: {left_out[-1]['why']}")
     return opened
+
+
+def _scored(programs: Sequence[OpenedProgram], score: Score) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return what is said of the answers by net and runtime; runtimes of float32 give those of the first of them."""
+    known: dict[tuple[str, str], dict[str, Any]] = {}
+    for program in track(programs, "evaluate", len(programs)):
+        label, runtime = program.source.label, program.runtime
+        key = label, runtime.dtype if runtime.dtype == "float32" else runtime.name
+        if key not in known:
+            known[key] = score(program.source, program.run)
+        known[label, runtime.name] = known[key]
+    return known
 
 
 def _check_installed(runtime: Runtime) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.evaluation.order import same_order
 from lit_compress.export.choices import Dtype
-from lit_compress.export.program import program_bytes, read_program
+from lit_compress.export.program import Inputs, program_bytes, read_program
 from lit_compress.export.quantize import EXAMPLES, Integers, quantize, training_feeds
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.errors import UserError
@@ -65,7 +66,7 @@ def quantize_program(
     """
     path = folder / made["file"]
     quantize(path, path, training_feeds(data, f"export: --dtype {dtype}"), dtype)
-    program = Program(path, tuple(made["outputs"]), net.config)
+    program = Program(read_program(path, tuple(made["outputs"])), net.config)
     key = f"val/{data.record.metrics[0]}"
     scores = evaluate(program, data, sure=True)  # type: ignore[arg-type]
     return {
@@ -78,14 +79,13 @@ class Program(nn.Module):
     """A program that is called like the net it was made from, and computes the same fields.
 
     Args:
-        path: of the file.
-        results: names of its outputs.
+        run: function of its inputs, on the CPU, that returns its results by name.
         config: of that net, which names its padding; None: batches are padded as it reads them.
     """
 
-    def __init__(self, path: Path, results: tuple[str, ...], config: PreTrainedConfig | None = None) -> None:
+    def __init__(self, run: Callable[[Inputs], Inputs], config: PreTrainedConfig | None = None) -> None:
         super().__init__()
-        self.config, self.run = config, read_program(path, results)
+        self.config, self.run = config, run
 
     def get_output_embeddings(self) -> None:
         """Return None: the program has its output layer inside."""

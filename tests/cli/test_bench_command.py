@@ -71,6 +71,24 @@ def test_any_model_and_any_baseline(tiny_backbone, run, tmp_path, capsys):
     assert not (tiny_backbone / "bench.json").exists() and not capsys.readouterr().err
 
 
+def test_several_models_have_their_accuracy_in_one_table(run, tmp_path, capsys):
+    for name in ("one", "two"):
+        shutil.copytree(run / "export", tmp_path / name)
+    line = ["bench", str(run), "--runtimes", "eager", "onnx", "onnx-int8", "--rounds", "2", "--batch", "1", "2",
+            "--length", "8", "--output", str(tmp_path)]  # fmt: skip
+    main([*line, "--against", str(tmp_path / "one"), str(tmp_path / "two")])
+    result, report = found(tmp_path), json.loads((run / "export" / "report.json").read_text())
+    assert list(result["nets"]) == ["dense", "one", "two", "compressed"]
+    by_key = {(e["net"], e["runtime"]): e for e in result["programs"]}
+    for net, stage in (("dense", "dense"), ("one", "compressed"), ("compressed", "compressed")):
+        assert by_key[net, "eager"]["metric"] == pytest.approx(report[stage]["metric"])
+        assert by_key[net, "onnx"]["metric"] == by_key[net, "eager"]["metric"]
+        assert 0 <= by_key[net, "onnx-int8"]["metric"] <= 1
+    said = capsys.readouterr().out
+    assert "texts/s, 2 x 8" in said and (tmp_path / "alternatives.png").stat().st_size > 0
+    assert "another model is called 'one'" in fails(capsys, *line, "--against", tmp_path / "one", tmp_path / "one")
+
+
 def test_ctrl_c_keeps_what_is_measured(run, tmp_path, capsys, monkeypatch):
     def load(folder, setting):
         eager = RUNTIMES["eager"].load(folder, setting)
