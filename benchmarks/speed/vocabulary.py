@@ -25,7 +25,7 @@ from benchmarks.speed.smollm2 import folder
 SCRIPT = "speed/vocabulary"
 GEMMA = {"vocab_size": 262144, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}  # fmt: skip
-PARTS = ("factorize", "validate", "fit", "lora", "by_block", "predict", "onnx")
+PARTS = ("factorize", "validate", "fit", "lora", "by_block", "onnx")
 SHAPES = ("smollm2", "gemma")
 DENSITY, BATCH, STEPS, EXAMPLES, ROOM = 0.5, 8, 2, 2, 2.5e9
 ROUNDS = 5  # the fewest that are timed
@@ -51,9 +51,8 @@ def measure(options: Any, part: str, net: Path, rows: int, data: Path, work: Pat
     own = ["--data.task", "wikitext2", "--data.path", data, "--data.validation_examples", rows]
     few = ["--model.retrain.calibration_examples", EXAMPLES, "--model.density", DENSITY]
     out, dense = work / part, sum(path.stat().st_size for path in net.glob("*.safetensors"))
-    if part in ("validate", "predict"):
-        more = ["--output", work / "answers.jsonl"] if part == "predict" else []
-        peak = common.command(options, part, net, *own, *more)
+    if part == "validate":
+        peak = common.command(options, "validate", net, *own)
         return {"peak": peak * 2**20, "loaded": dense, "moments": 0}
     if part in ("factorize", "by_block"):
         blocks = ["--by_block", "float32"] if part == "by_block" else []

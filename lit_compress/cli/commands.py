@@ -34,6 +34,7 @@ from lit_compress.run.loggers import where_curves_are
 from lit_compress.run.plan import layer_notes, layers_table, show_plan, sizes_table, stages_table
 from lit_compress.run.rehearsal import measure_pace, stage_seconds
 from lit_compress.run.runner import check_stages, outline_of, shapes_of
+from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_file
 
@@ -239,6 +240,8 @@ def _evaluate_command(args: list[str], command: Literal["validate", "test", "pre
     if command == "predict":
         check_file("--output", path)
     parts = open_target(target, rest, command)
+    if command == "predict":
+        task_type(parts.data.record).check_answers()
     if command == "predict" and path.exists() and path.samefile(Path(parts.data.path or "/").expanduser()):
         raise UserError(f"--output: '{path}' is the file that is read; give another")
     net = load_checked(target, parts, command)

@@ -255,6 +255,13 @@ class TaskType:
         """Update the metrics with a batch."""
         metrics.update(outputs, batch["labels"])
 
+    def check_answers(self) -> None:
+        """Refuse to predict, before a net is loaded, if a row has no answer.
+
+        Raises:
+            UserError: it has none.
+        """
+
     def constants(self, task: Task) -> list[Tensor]:
         """Return the outputs [1, ...] of all constant answers, e.g. of each class; [] if they make no sense."""
         return []

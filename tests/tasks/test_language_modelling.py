@@ -148,7 +148,8 @@ def test_a_run_keeps_the_epoch_with_the_lowest_perplexity(tmp_path, texts, capsy
     capsys.readouterr()
     main(["test", str(tmp_path / "run")])
     assert float(capsys.readouterr().out.split()[1]) > 1
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, match="2"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lit_compress.cli.commands.load_checked", None)  # before a net is loaded
         main(["predict", str(tmp_path / "run")])
     assert "predict: a language model has no answer for a row" in capsys.readouterr().err
 
