@@ -22,7 +22,7 @@ from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import Parser, parse_one_shot
 from lit_compress.cli.pins import follows_branches
 from lit_compress.export.folder import check_out
-from lit_compress.export.speed import Programs, programs
+from lit_compress.export.speed_asked import Programs, programs
 from lit_compress.methods.second_order import SecondOrder
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.models.budget import budget_line

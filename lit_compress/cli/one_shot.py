@@ -20,7 +20,7 @@ from lit_compress.export.card import license_of
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured, of_all
-from lit_compress.export.speed import Programs
+from lit_compress.export.speed_asked import Programs
 from lit_compress.methods import Method
 from lit_compress.methods.fwsvd import FWSVD
 from lit_compress.models.backbones import empty_net, finetuned_config, load_finetuned

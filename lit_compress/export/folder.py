@@ -25,7 +25,7 @@ from lit_compress.export.pivot import check_pivot, to_pivot_form
 from lit_compress.export.program import read_program, write_program
 from lit_compress.export.report import Measured, add_intervals, build_report
 from lit_compress.export.sentences import write_sentences
-from lit_compress.export.speed import Programs, find_place, programs
+from lit_compress.export.speed_asked import Programs, find_place, programs
 from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.export.writing import write_writing
 from lit_compress.models.accounting import dense_site_params, density

@@ -3,7 +3,7 @@
 A budget is a limit. ``density=0.25`` is of the matrices (of all weights with scope ``all``), ``params=5M`` and
 ``size=20MB`` are of the whole net, embeddings included, ``flops=0.3`` is a share of a forward of the dense net, and
 ``speedup=3x@openvino-int8,32x128`` is dense / compressed time in a runtime, for batches of texts of so many tokens, on
-one thread of this machine's CPU (export/speed.py). All but the first are turned into a density (run/solve.py,
+one thread of this machine's CPU (export/speed_asked.py). All but the first are turned into a density (run/solve.py,
 run/trials.py), and checked on the exported net.
 """
 

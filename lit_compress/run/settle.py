@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_compress.export.folder import read_task
 from lit_compress.export.report import reading_length
-from lit_compress.export.speed import Place, find_place, programs
+from lit_compress.export.speed_asked import Place, find_place, programs
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.methods.base import Method
 from lit_compress.run.folder import Run, is_first_process

@@ -17,7 +17,7 @@ from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.outline import outline_export
 from lit_compress.export.quantize import GRAPH
 from lit_compress.export.report import gain_words
-from lit_compress.export.speed import Programs, slowest
+from lit_compress.export.speed_asked import Programs, slowest
 from lit_compress.models.accounting import Params, count_params, dense_site_params, flops, latency
 from lit_compress.models.budget import Budget, shown
 from lit_compress.models.outline import file_bytes, integer_bytes

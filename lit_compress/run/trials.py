@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_compress.evaluation.divergence import ROWS, divergence
 from lit_compress.export.report import gain_words
-from lit_compress.export.speed import Programs, slowest
+from lit_compress.export.speed_asked import Programs, slowest
 from lit_compress.methods.second_order import SecondOrder
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.shapes import without_values

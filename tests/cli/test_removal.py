@@ -10,7 +10,7 @@ from mistakes import fails
 from lit_compress.__main__ import main
 from lit_compress.data.batching import drawn_order
 from lit_compress.data.datamodule import DataModule
-from lit_compress.export import speed
+from lit_compress.export import speed_asked as speed
 from lit_compress.models.accounting import count_params
 from lit_compress.run.folder import Run
 from lit_compress.run.trials import Trial, trial_line

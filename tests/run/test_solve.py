@@ -7,7 +7,7 @@ from lit_compress import methods
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.fuse import fuse
 from lit_compress.export.quantize import GRAPH
-from lit_compress.export.speed import Place
+from lit_compress.export.speed_asked import Place
 from lit_compress.methods.base import Method
 from lit_compress.methods.second_order import KroneckerWeighted
 from lit_compress.models.accounting import count_params, flops

@@ -7,10 +7,10 @@ import pytest
 import torch
 from tiny import make_net
 
-from lit_compress.export import speed
+from lit_compress.export import speed_asked as speed
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.runtimes import RUNTIMES
-from lit_compress.export.speed import FORMS, ORDER, Programs, find_place, slowest
+from lit_compress.export.speed_asked import FORMS, ORDER, Programs, find_place, slowest
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.shapes import with_random_values, without_values
 from lit_compress.utils.errors import UserError
