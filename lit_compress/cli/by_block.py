@@ -33,8 +33,8 @@ from lit_compress.models.shards import LazyTensors, net_bytes
 from lit_compress.models.sites import blocks, find_sites
 from lit_compress.models.storage import config_of
 from lit_compress.models.surgery import describe
-from lit_compress.run.expected_memory import check_memory_by_block, expected_by_block
 from lit_compress.run.expected_time import factorize_line
+from lit_compress.run.memory_by_block import check_memory_by_block, expected_by_block, logits_by_block
 from lit_compress.stages.by_block import MeasuredBlocks
 from lit_compress.stages.calibration import Axes
 from lit_compress.stages.compression import Chosen, CompressedStage, Compression
@@ -135,7 +135,7 @@ def factorize_by_block(
     walks = _Walks(out.with_name(f"{out.name}.by_block"), method, data, dense, compression, getattr(torch, precision))
     if recovery.refine is not None:
         walks.refine_by(recovery.refine, stage.texts(data))
-    note(check_memory_by_block(**walks.memory))
+    note(check_memory_by_block(**walks.memory, logits=walks.logits_bytes()))
     note(factorize_line(method, stage, [dense, stage.outline(copy.deepcopy(dense))], data, evaluations=1))
     work = _Work(walks.folder, walks.settings(config, precision))
     check_disk(work.folder, walks.disk_bytes())
@@ -218,6 +218,13 @@ class _Walks:
         export = sum(map(_bytes, (self.net.net, *self.net.blocks)))
         trained = 0 if self.refinement is None else self.refinement.disk_bytes()
         return each * states + trained + self.compression.bytes(self.dense) + export
+
+    def logits_bytes(self) -> int:
+        """Return how many bytes of logits there are at once behind the last block."""
+        back = self.statistic is not None and self.statistic.labels is not None
+        parts = [self.before.shapes, self.sweeps.shapes if back else []]
+        tokens = [max((rows * length for rows, length, _ in shapes), default=0) for shapes in parts]
+        return logits_by_block(self.kind, self.dense, *tokens)
 
     def dense_metric(self) -> dict[str, float]:
         """Evaluate the dense net; its vectors are the labels where the task wants them."""

@@ -140,7 +140,7 @@ def check_fit(parts: Components, dense: PreTrainedModel, finished: Collection[st
     most = most_kept(device, parts.method.kind.over_vocabulary)
 
     def needed(texts: int) -> Need:
-        return _largest_of(need.times(copies) for need in fit_needs(parts, dense, finished, texts, most))
+        return largest_of(need.times(copies) for need in fit_needs(parts, dense, finished, texts, most))
 
     need = needed(texts)
 
@@ -201,7 +201,7 @@ def _training(
         compared = 2 * 4 * prod(shape) * dense.config.hidden_size * (1 + sum(1 for _ in blocks(dense)))
     trains_all = stage.settings.updates is None
     at_loss = states_bytes(net, shape) if again else kept or 0
-    logits = _logits(method.kind, [net] * stage.forwards + [dense] * taught, prod(shape), graph=True)
+    logits = logits_bytes(method.kind, [net] * stage.forwards + [dense] * taught, prod(shape), graph=True)
     work = _largest_work(
         (stage.forwards * (kept or 0) + (teacher or 0) + compared, 0),
         (stage.forwards * at_loss + compared, logits),
@@ -237,7 +237,7 @@ def _calibration(
     kept = forward_bytes(net, texts, length, "sites" if gradients else "none")
     sums = min(most, sums_bytes(net, gradients))
     factors = 4 * sum(weight.numel() for weight in counted_weights(net))
-    logits = _logits(method.kind, [net], texts * length, graph=True) if gradients else 0
+    logits = logits_bytes(method.kind, [net], texts * length, graph=True) if gradients else 0
     return Need(
         f"the calibration of {phase}",
         {
@@ -281,31 +281,6 @@ def check_factorize(
     return _check_evaluation(needs, "--by_block float32 has one block in memory")
 
 
-def expected_by_block(outside: int, block: int, statistics: int, training: int = 0) -> int:
-    """Return the bytes of what ``factorize --by_block`` has at the peak, without libraries and activations.
-
-    Args:
-        outside: bytes of what is outside the blocks.
-        block: bytes of the largest block.
-        statistics: bytes of what is summed for a block.
-        training: bytes that the training of a block takes.
-    """
-    return outside + 2 * block + max(statistics, training)
-
-
-def check_memory_by_block(outside: int, block: int, statistics: int, training: int = 0) -> str:
-    """Return the line on the expected memory of ``factorize --by_block``; the arguments of :func:`expected_by_block`.
-
-    Raises:
-        UserError: the machine has less.
-    """
-    more = {"training of a block": training} if training > statistics else {"second moments": statistics}
-    parts = {"outside the blocks": outside, "two blocks": 2 * block, **more, "libraries": LIBRARIES}
-    need = Need("factorize --by_block", parts)
-    check_need(need, lambda: "--weighting none sums nothing" if statistics else "give a machine with more")
-    return need.line()
-
-
 def check_loading(size: int) -> None:
     """Refuse to load a net of so many bytes for an evaluation, if they are more than the machine has.
 
@@ -331,7 +306,7 @@ def check_evaluation(net: PreTrainedModel, kind: TaskType, loaders: Sequence[Res
 
 
 def _check_evaluation(needs: Sequence[Need], otherwise: str) -> str:
-    need = _largest_of(needs)
+    need = largest_of(needs)
     few = need.parts.get("activations", 0) < need.total / 4
 
     def less() -> str:
@@ -355,12 +330,13 @@ def evaluation_need(
     texts, length = loader.largest
     kept = forward_bytes(nets[0], texts, length, "none")
     states = 4 * len(nets) * texts * length * nets[0].config.hidden_size
-    work = _largest_work((kept or 0, 0), (states, _logits(kind, nets, texts * length, graph=False)))
+    work = _largest_work((kept or 0, 0), (states, logits_bytes(kind, nets, texts * length, graph=False)))
     parts = {**models, **work, "libraries": LIBRARIES}
     return Need(EVALUATION, parts, kept is not None)
 
 
-def _largest_of(needs: Iterable[Need]) -> Need:
+def largest_of(needs: Iterable[Need]) -> Need:
+    """Return the need with the most bytes."""
     return max(needs, key=lambda need: need.total)
 
 
@@ -379,8 +355,8 @@ def _largest_work(*moments: tuple[float, float]) -> dict[str, float]:
     return dict(zip(("activations", "logits"), max(moments, key=sum), strict=True))
 
 
-def _logits(kind: TaskType, nets: Sequence[PreTrainedModel], tokens: int, graph: bool) -> int:
-    """Return the bytes that a loss over a vocabulary makes of a chunk."""
+def logits_bytes(kind: TaskType, nets: Sequence[PreTrainedModel], tokens: int, graph: bool) -> int:
+    """Return the bytes that a loss over a vocabulary makes of a chunk; ``graph``: of a backward."""
     if not kind.over_vocabulary:
         return 0
     sizes = [net.config.vocab_size for net in nets]

@@ -75,7 +75,7 @@ def test_fit_says_it_and_refuses_with_a_batch_that_fits(short_run, tmp_path, cap
             patch.setattr("lit_compress.cli.fitting.run_stages", lambda *_: 1 / 0)
             patch.setattr(
                 memory,
-                "_largest_of",
+                "largest_of",
                 lambda found, batch=batch: needs.setdefault(batch, max(found, key=lambda n: n.total)),
             )
             with pytest.raises(ZeroDivisionError):
