@@ -48,7 +48,7 @@ def divergences(
     For regression and vectors, half the squared difference of the outputs. Arguments as for :func:`least_missed`.
     """
     smaller = [with_blocks(net, kept) for kept in choices]
-    total = torch.zeros(len(choices) + 1, dtype=torch.float64, device=net.device)
+    total = torch.zeros(len(choices) + 1, dtype=torch.float64)  # on the CPU, as some devices have no float64
     with frozen(net), torch.no_grad(), torch.autocast(net.device.type, enabled=False):
         for batch in track(batches, f"without 1 of {len(choices)} blocks", len(batches)):
             rows = real_rows(kind, batch, net.device, None)
@@ -59,6 +59,7 @@ def divergences(
                 total[i] += summed_divergence(kind, kind.logits(kind.run(other, rows), rows), theirs, rows)
             total[-1] += len(rows["index"])
     if reduce is not None:
+        total = total.to(net.device, torch.float32)
         reduce(total)
     return (total[:-1] / total[-1]).tolist()
 

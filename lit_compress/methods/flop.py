@@ -154,15 +154,20 @@ class RankPruning(GatedStage):
     def fit(self, log_alphas: dict[str, Tensor], budget: int | None = None) -> dict[str, Tensor]:
         """Return the ranks to keep; what matrices that are stored whole leave of the budget goes to the others."""
         goal = budget = keep_count(self.density, self.size.total)
-        kept, most = {}, -1
-        for _ in range(8):
+        kept, most, low, high = {}, -1, 0, 2 * self.size.total
+        for _ in range(16):
             tried = super().fit(log_alphas, budget)
             size = self.stored(tried)
             if most < size <= goal:
                 kept, most = tried, size
             if size == goal:
                 break
+            low, high = (max(low, budget), high) if size < goal else (low, min(high, budget))
             budget += goal - size
+            if not low < budget < high:  # in pivot form a step can go too far
+                budget = (low + high) // 2
+            if budget == low:
+                break
         return kept
 
     def stored(self, masks: dict[str, Tensor]) -> int:

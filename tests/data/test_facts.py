@@ -64,7 +64,7 @@ def test_counts_go_over_all_parts(monkeypatch):
 def test_a_data_module_tells_what_it_has_read(sst2, backbone, drawn, monkeypatch):
     dm = DataModule("sst2", backbone, str(sst2), max_length=12, train_examples=drawn)
     dm.setup("fit")
-    monkeypatch.setattr("lit_compress.data.datamodule.encode", None)  # nothing is tokenised again
+    monkeypatch.setattr("lit_compress.data.splits.encode", None)  # nothing is tokenised again
     facts = dm.facts()
     assert facts.max_length == 12 and [s.split for s in facts.splits] == ["train", "validation"]
     train = facts.splits[0]

@@ -20,6 +20,7 @@ from lit_compress.export.embeddings import shrink_embeddings
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.number_format import Program, cast
 from lit_compress.export.outline import outline_export
+from lit_compress.export.program import read_program
 from lit_compress.export.report import Measured, points_lost
 from lit_compress.export.vocabulary import tokens_kept
 from lit_compress.models.accounting import count_params
@@ -185,7 +186,7 @@ def test_a_program_of_eight_bits(export, data):
     assert {(32, 32), (32, 64), (64, 5), (5, 32), (64, 32)} <= stored
     assert not any(i.data_type == onnx.TensorProto.FLOAT and len(i.dims) == 2 and i.dims[1] > 1
                    for i in file.graph.initializer)  # fmt: skip
-    program = Program(out / "model.onnx", ("logits",), load_net(out).config)
+    program = Program(read_program(out / "model.onnx", ("logits",)), load_net(out).config)
     assert found["metric"] == evaluate(program, data)["val/accuracy"]
     assert f"dev accuracy is {found['metric']:.4f}, between" in card and "ranges of 100 training" in card
     inputs = AutoTokenizer.from_pretrained(out)(

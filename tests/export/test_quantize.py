@@ -9,7 +9,7 @@ from helpers import net_of
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.export.number_format import Program
-from lit_compress.export.program import program_bytes, write_program
+from lit_compress.export.program import program_bytes, read_program, write_program
 from lit_compress.export.quantize import GRAPH, integer_rows, integer_tables, quantize, training_feeds
 from lit_compress.models.outline import integer_bytes
 from lit_compress.utils.errors import UserError
@@ -87,7 +87,7 @@ def test_a_text_has_the_same_answers_in_any_batch(form, tmp_path):
     quantize(path, path, feeds(vocabulary=3000))
     assert program_bytes(path) < before / 2
     assert abs(program_bytes(path) - integer_bytes(net, 8, GRAPH[form])) < 0.25 * program_bytes(path)
-    program, text = Program(path, ("logits",), net.config), [2, 1, 77, 2500, 9, 3]
+    program, text = Program(read_program(path, ("logits",)), net.config), [2, 1, 77, 2500, 9, 3]
     answers = []
     for rows, length in (([text], 6), ([text, [*range(30, 50)], [2, 5, 3]], 20), ([text], 256)):
         ids = torch.tensor([row + [0] * (length - len(row)) for row in rows])
@@ -108,7 +108,7 @@ def test_four_bits_of_a_net_that_writes(tmp_path):
     assert program_bytes(path) < made["bytes"]
     ids = torch.arange(5, 25)[None]
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    answer, exact = Program(path, ("logits",), net.config)(**given).logits, net(**given).logits.detach()
+    answer, exact = Program(read_program(path, ("logits",)), net.config)(**given).logits, net(**given).logits.detach()
     assert 0.9 < torch.cosine_similarity(answer.flatten(), exact.flatten(), dim=0) < 1
 
 

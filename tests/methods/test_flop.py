@@ -73,6 +73,7 @@ def test_ranks_fill_the_budget_where_some_matrices_stay_whole(target, round_to, 
     """With gates that differ by matrix: never above the budget, and below by less than a rank of every matrix."""
     method = FLOP(backbone="unused", density=target, round_to=round_to, prune=FLOPPruning(init="finetuned"))
     method.pivot = pivot
+    torch.manual_seed(0)
     method.prepare(method.stages()[-1], 0, dense, None)
     method.configure_model()
     stage = method.stage
@@ -87,7 +88,9 @@ def test_ranks_fill_the_budget_where_some_matrices_stay_whole(target, round_to, 
     ranks = [layer.rank for layer in layers if isinstance(layer, LowRankLinear)]
     if pivot:
         to_pivot_form(small)
-    assert target - (0.01 if round_to is None else 0.04) < stored_density(small) == density(small) <= target
+    # in pivot form the last rank of a matrix, which is stored whole then, costs a hundredth of this net
+    below = 0.03 if pivot else 0.01 if round_to is None else 0.04
+    assert target - below < stored_density(small) == density(small) <= target
     assert (target < 0.5) or whole
     assert all(rank >= 1 and (round_to is None or rank < 4 or rank % 4 == 0) for rank in ranks)
 
