@@ -97,7 +97,7 @@ def scale_table() -> str:
                 f"{sum(found[part] for part in held) / GIB:,.1f}", f"{found['sent'] / GIB:,.0f}",
                 f"{found['sent'] / 50e9:,.1f}", f"{found['cpu'] / GIB:,.0f}",
             ])  # fmt: skip
-    header = ["net", "GPUs", "sharded", "scores", "gathered", "teacher", "GiB on a GPU", "sent, GiB", "s at 50 GB/s",
+    header = ["model", "GPUs", "sharded", "scores", "gathered", "teacher", "GiB on a GPU", "sent, GiB", "s at 50 GB/s",
               "CPU, GiB a machine"]  # fmt: skip
     return table(header, rows)
 
@@ -119,6 +119,6 @@ def block_table() -> str:
             *(f"{memory[part] / 2**20:,.0f}" for part in ("outside", "block", "statistics", "bound")),
             f"{r['peak_mib']:,.0f}", f"{r['examples']} x {r['length']}", f"{sum(seconds.values()) * more:,.0f}",
         ])  # fmt: skip
-    header = ["net", "width x inner", "blocks run", "parameters run", "outside, MiB", "a block", "its sums", "bound", "peak",
+    header = ["model", "width x inner", "blocks run", "parameters run", "outside, MiB", "a block", "its sums", "bound", "peak",
               "tokens", "seconds for all blocks"]  # fmt: skip
     return table(header, rows)

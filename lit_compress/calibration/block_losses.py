@@ -35,8 +35,11 @@ def least_missed(
         reduce: in-place all-reduce (SUM) over processes with other examples.
     """
     totals = {path: total for path, (_, total) in stack_lengths(net).items()}
-    measured = lambda choices: divergences(net, choices, batches, kind, reduce)  # noqa: E731
-    return drop_greedily(totals, counts, measured, holds_first(net))
+
+    def losses(choices: Sequence[Kept]) -> list[float]:
+        return divergences(net, choices, batches, kind, reduce)
+
+    return drop_greedily(totals, counts, losses, holds_first(net))
 
 
 def divergences(

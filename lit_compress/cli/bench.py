@@ -117,8 +117,8 @@ def bench_command(args: list[str], about: str | None) -> None:
         names, key = source.setting.results, f"val/{data.record.metrics[0]}"
 
         def answers(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-            found = run({name: value.numpy() for name, value in inputs.items()})
-            return {name: torch.as_tensor(value) for name, value in zip(names, found, strict=True)}
+            results = run({name: value.numpy() for name, value in inputs.items()})
+            return {name: torch.as_tensor(value) for name, value in zip(names, results, strict=True)}
 
         scores = evaluate(Program(answers, source.net.config), data, sure=True)  # type: ignore[arg-type]
         return {"metric": scores[key], "interval": interval_of(scores, key)}

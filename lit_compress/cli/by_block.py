@@ -136,7 +136,7 @@ def factorize_by_block(
     if recovery.refine is not None:
         walks.refine_by(recovery.refine, stage.texts(data))
     note(check_memory_by_block(**walks.memory, logits=walks.logits_bytes()))
-    note(factorize_line(method, stage, [dense, stage.outline(copy.deepcopy(dense))], data, evaluations=1))
+    note(factorize_line(method, stage, [dense, stage.outline(copy.deepcopy(dense))], data, 1, recovery))
     work = _Work(walks.folder, walks.settings(config, precision))
     check_disk(work.folder, walks.disk_bytes())
 

@@ -126,7 +126,7 @@ def factorize_model(
     choices.say_dtype(shapes.dtype)
     outline = without_values(lambda: empty_net(shapes))
     note(check_factorize(method, stage, outline, data, recovery.distil is not None))
-    note(factorize_line(method, stage, [outline, stage.outline(copy.deepcopy(outline))], data))
+    note(factorize_line(method, stage, [outline, stage.outline(copy.deepcopy(outline))], data, recovery=recovery))
     dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)
     if recovery.refine is not None:

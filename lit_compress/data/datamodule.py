@@ -299,8 +299,11 @@ class DataModule(Splits):
         order = drawn_order(
             len(split.encoded), self.seed if seed is None else seed, lists_in(self.record, split.encoded)
         )
-        chosen = sorted(order[examples : examples + rows] if len(order) >= examples + rows else order[-rows:])
-        return self._loader(replace(split, encoded=split.encoded.select(chosen)), self.eval_rows, shuffle=False)
+        first = max(0, min(examples, len(order) - rows))
+        chosen = order[first : first + rows]
+        if both := min(len(chosen), examples - first):
+            note(f"too few training rows: {both} of the {len(chosen)} held-out rows also calibrate")
+        return self._loader(replace(split, encoded=split.encoded.select(sorted(chosen))), self.eval_rows, shuffle=False)
 
     def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
         """Note in ``padded`` whether the batch has padding: on the device, the host would wait for the answer."""

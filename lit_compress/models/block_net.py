@@ -214,14 +214,14 @@ def one_by_one(net: PreTrainedModel, device: torch.device | str) -> Iterator[Blo
     What is outside the blocks is on ``device``, and a block while it is asked for.
     """
     cache = getattr(net.config, "use_cache", None)
-    found = Blocks(net, device)
+    walked = Blocks(net, device)
     try:
         move(net, device)
-        found._form = found._form_of_output()
-        yield found
+        walked._form = walked._form_of_output()
+        yield walked
     finally:
         move(net, "cpu")
-        for name, block in zip(found.names, found.blocks, strict=True):
+        for name, block in zip(walked.names, walked.blocks, strict=True):
             replace(net, name, block)
         if cache is not None:
             net.config.use_cache = cache

@@ -54,7 +54,7 @@ def as_folder(what: str, path: Path) -> Path:
     if (file := gguf_file(what, path)) is None:
         return path
     if missing := [name for name in ("gguf", "accelerate") if find_spec(name) is None]:
-        raise UserError(f"{what} is a GGUF file, which needs {missing[0]}; run pip install 'lit_compress[gguf]'")
+        raise UserError(f"{what} is a GGUF file, which needs {missing[0]}; in the clone: pip install '.[gguf]'")
     with file.open("rb") as stream:
         begin = stream.read(4)
     if begin != b"GGUF":

@@ -47,7 +47,7 @@ def drop_greedily(
         if len(numbers) > counts[name]
         for number in numbers[first:]
     ]:
-        found = list(losses(candidates))
-        best = min(range(len(found)), key=found.__getitem__)
-        kept, loss = candidates[best], found[best]
+        loss_of = list(losses(candidates))
+        best = min(range(len(candidates)), key=loss_of.__getitem__)
+        kept, loss = candidates[best], loss_of[best]
     return kept, loss

@@ -1,7 +1,8 @@
 """How long the passes over texts of a command will take: their operations, and how fast the device multiplies now.
 
-A pass costs 2 operations for every token and weight of a matrix; attention, norms and copies are left out, and no
-device multiplies every shape as fast as a square. So the time is one to a few times longer than the line prints.
+A pass costs 2 operations for every token and weight of a matrix, and its backward twice that. Attention, norms and
+copies are left out, and no device multiplies every shape as fast as a square. So the time is one to a few times longer
+than the line prints.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from lit_compress.calibration.statistics import TOKENS
 from lit_compress.models.accounting import counted_weights
+from lit_compress.stages.compression import EXAMPLES
+from lit_compress.stages.distil import NO_RECOVERY, TEXTS, Recovery
 from lit_compress.stages.weighting import KRONECKER, Weighted
 from lit_compress.utils.devices import current_device, synchronize
 from lit_compress.utils.progress import spoken
@@ -29,19 +33,20 @@ if TYPE_CHECKING:
     from lit_compress.run.runner import Components
     from lit_compress.stages.base import Stage
 
-SIDE, ROUNDS = 1024, 5
+CPU_SIDE, SIDE, ROUNDS = 512, 4096, 3  # a product that small takes 5 ms of a core, and is no work for an accelerator
 
 
 def product_speed(device: torch.device) -> float:
-    """Return the operations per second of a product of two float32 matrices [1024, 1024], the median of 5."""
-    x, seconds = torch.rand(SIDE, SIDE, device=device), []
+    """Return the operations per second of a product of two square float32 matrices, the median of 3."""
+    side = CPU_SIDE if device.type == "cpu" else SIDE
+    x, seconds = torch.rand(side, side, device=device), []
     for _ in range(ROUNDS + 1):
         synchronize(device)
         begin = time.perf_counter()
         x @ x
         synchronize(device)
         seconds.append(time.perf_counter() - begin)
-    return 2 * SIDE**3 / median(seconds[1:])
+    return 2 * side**3 / median(seconds[1:])
 
 
 def token_flops(net: PreTrainedModel, over_vocabulary: bool) -> int:
@@ -63,9 +68,18 @@ def evaluation_line(net: PreTrainedModel, over_vocabulary: bool, loaders: Sequen
 
 
 def factorize_line(
-    method: Method, stage: Stage, nets: Sequence[PreTrainedModel], data: DataModule, evaluations: int = 2
-) -> str:
-    """Return the line on the expected time of ``factorize``: its passes over calibration texts and dev texts.
+    method: Method, stage: Stage, nets: Sequence[PreTrainedModel], data: DataModule, evaluations: int = 2,
+    recovery: Recovery = NO_RECOVERY,
+) -> str:  # fmt: skip
+    """Return the line on the expected time of ``factorize``; the arguments of :func:`factorize_flops`."""
+    return _line(factorize_flops(method, stage, nets, data, evaluations, recovery))
+
+
+def factorize_flops(
+    method: Method, stage: Stage, nets: Sequence[PreTrainedModel], data: DataModule, evaluations: int,
+    recovery: Recovery,
+) -> float:  # fmt: skip
+    """Return the operations of the passes of ``factorize``: over calibration texts, dev texts, and those of a recovery.
 
     Args:
         method: has the task.
@@ -73,19 +87,27 @@ def factorize_line(
         nets: the dense net and what is planned of it, without values.
         data: gives the batches.
         evaluations: of either net; in memory the metric and the divergence have passes of their own.
+        recovery: how the compressed model is trained.
     """
-    over, settings = method.kind.over_vocabulary, stage.settings
-    dev = sum(map(_tokens, data.val_dataloader()))
-    flops: float = evaluations * dev * sum(token_flops(net, over) for net in nets)
-    if isinstance(settings, Weighted) and settings.weighting in (*KRONECKER, "fisher"):
-        loader, kron = data.train_dataloader(), settings.weighting in KRONECKER
-        examples = settings.calibration_examples if kron else settings.fisher_examples
-        texts = len(loader.order.lengths)
-        tokens = _tokens(loader) * min(examples or texts, texts) / max(1, texts)
-        gradients = settings.weighting != "inputs"
+    over = method.kind.over_vocabulary
+    weighted = stage.settings if isinstance(stage.settings, Weighted) else None
+    dense, own = (token_flops(net, over) for net in nets)
+    flops: float = evaluations * sum(map(_tokens, data.val_dataloader())) * (dense + own)
+    loader = data.train_dataloader()
+    each, texts = _tokens(loader) / max(1, len(loader.order.lengths)), len(loader.order.lengths)
+    if weighted is not None and weighted.weighting in (*KRONECKER, "fisher"):
+        kron, gradients = weighted.weighting in KRONECKER, weighted.weighting != "inputs"
+        examples = weighted.examples(texts) if kron else min(weighted.fisher_examples or texts, texts)
         sums = [sum(side**2 for side in weight.shape[0 if gradients else 1 :]) for weight in counted_weights(nets[0])]
-        flops += tokens * ((3 if gradients else 1) * token_flops(nets[0], over and gradients) + 2 * kron * sum(sums))
-    return _line(flops)
+        passes = 3 * dense if gradients else token_flops(nets[0], False)
+        flops += examples * each * (passes + 2 * kron * sum(sums))
+    if recovery.refine is not None:  # a block at a time: together the blocks are the model without its output layer
+        first, smaller = (token_flops(net, False) for net in nets)
+        read = each * (min(EXAMPLES, texts) if weighted is None else weighted.examples(texts))
+        flops += recovery.refine * min(TOKENS, read) * 3 * smaller + read * (first + 2 * smaller)
+    if recovery.distil is not None:
+        flops += recovery.distil * TEXTS * each * (dense + 3 * own)
+    return flops
 
 
 def fit_line(parts: Components, dense: PreTrainedModel, steps: Mapping[str, int]) -> str:

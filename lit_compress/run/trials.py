@@ -121,13 +121,13 @@ def _try(
             bare = without_values(lambda: empty_net(dense.config))
             return shape(bare, compression(density), measured)
 
-        found, gains = search_speed(method.budget, left, timed, storage, begin)
+        fast, gains = search_speed(method.budget, left, timed, storage, begin)
         reached |= gains
-        if found is None:
+        if fast is None:
             why = f"reaches {max(map(slowest, gains.values()), default=1.0):.3g}x of {method.budget.value:g}x"
-        if found is None and not gains:
+        if fast is None and not gains:
             return Trial(removes, why=why)
-        density = min(gains) if found is None else found
+        density = min(gains) if fast is None else fast
         if method.rule.allocation == "uniform":
             measured = None  # has the ranks of another density
     net, _ = compress(dense, compression(density), method.task, data, device, keep=True, measured=measured)

@@ -14,8 +14,8 @@ from lit_compress.__main__ import main
 from lit_compress.models.gguf import as_folder
 from lit_compress.utils.errors import UserError
 
-gguf = pytest.importorskip("gguf", reason="reads GGUF files; pip install 'lit_compress[gguf]'")
-pytest.importorskip("accelerate", reason="reads GGUF files; pip install 'lit_compress[gguf]'")
+gguf = pytest.importorskip("gguf", reason="reads GGUF files; pip install '.[gguf]'")
+pytest.importorskip("accelerate", reason="reads GGUF files; pip install '.[gguf]'")
 
 LETTERS = [chr(number) for number in range(ord("a"), ord("z") + 1)]
 PIECES = ["<unk>", "<pad>", "<|endoftext|>", "<s>", *LETTERS, "\u0120", "\u0120a", "th", "the", "fi", "fil", "film"]
@@ -113,5 +113,5 @@ def test_what_cannot_be_read_is_one_line(file, tmp_path, capsys):
 
 def test_a_missing_package_is_one_line(file, monkeypatch):
     monkeypatch.setattr("lit_compress.models.gguf.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs gguf; run pip install 'lit_compress\[gguf\]'"):
+    with pytest.raises(UserError, match=r"needs gguf; in the clone: pip install '\.\[gguf\]'"):
         as_folder("model", file)

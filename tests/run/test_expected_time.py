@@ -8,8 +8,12 @@ from tiny import make_net, write_backbone, write_texts
 from torch import nn
 
 from lit_compress.__main__ import main
+from lit_compress.data.datamodule import DataModule
+from lit_compress.methods.second_order import KroneckerWeighted, SecondOrder
+from lit_compress.models.accounting import counted_weights
 from lit_compress.run import expected_time
-from lit_compress.run.expected_time import product_speed, token_flops
+from lit_compress.run.expected_time import factorize_flops, product_speed, token_flops
+from lit_compress.stages.distil import NO_RECOVERY, Recovery
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -24,6 +28,43 @@ def test_operations_of_a_token(tied):
     output = 2 * net.config.vocab_size * net.config.hidden_size
     assert token_flops(net, True) == blocks + output
     assert token_flops(net, False) == blocks + (0 if tied else output)
+
+
+@pytest.mark.parametrize(("weighting", "gradients"), [("kfac", True), ("inputs", False), ("none", False)])
+def test_operations_of_factorize(weighting, gradients, tiny_backbone, tiny_data):
+    """Dev texts through both models twice; 20 calibration texts; 5 steps of every block; 7 steps of 32 texts."""
+    data = DataModule("sst2", str(tiny_backbone), path=str(tiny_data))
+    settings = KroneckerWeighted(calibration_examples=20, weighting=weighting)
+    method = SecondOrder(backbone=str(tiny_backbone), density=0.5, task="sst2", retrain=settings)
+    dense, own = make_net("bert", "sst2"), make_net("bert", "sst2", intermediate_size=8)
+    forward, smaller = token_flops(dense, False), token_flops(own, False)
+    splits = data.train_tokens(), data.val_dataloader()[0].dataset.encoded
+    train, dev = (sum(map(len, rows["input_ids"])) for rows in splits)
+    each = train / len(data.train_tokens())
+    sums = sum(w.shape[1] ** 2 + (w.shape[0] ** 2 if gradients else 0) for w in counted_weights(dense))
+    calibration = 20 * each * ((3 if gradients else 1) * forward + 2 * sums) if weighting != "none" else 0
+
+    def flops(recovery):
+        return factorize_flops(method, method.stages()[-1], [dense, own], data, 2, recovery)
+
+    plain = 2 * dev * (forward + smaller) + calibration
+    assert flops(NO_RECOVERY) == pytest.approx(plain)
+    step, read = min(512, 20 * each) * 3 * smaller, 20 * each * (forward + 2 * smaller)
+    assert flops(Recovery(refine=5)) - plain == pytest.approx(5 * step + read)
+    assert flops(Recovery(distil=7)) - plain == pytest.approx(7 * 32 * each * (forward + 3 * smaller))
+
+
+def test_without_a_number_a_thousand_texts_calibrate(tiny_backbone, tiny_data, monkeypatch):
+    monkeypatch.setattr("lit_compress.stages.weighting.CALIBRATION_EXAMPLES", 30)
+    data = DataModule("sst2", str(tiny_backbone), path=str(tiny_data))
+    nets = [make_net("bert", "sst2")] * 2
+
+    def flops(examples):
+        settings = KroneckerWeighted(calibration_examples=examples)
+        method = SecondOrder(backbone=str(tiny_backbone), density=0.5, task="sst2", retrain=settings)
+        return factorize_flops(method, method.stages()[-1], nets, data, 1, NO_RECOVERY)
+
+    assert flops(None) == flops(30) < flops(31)
 
 
 def test_the_speed_is_that_of_a_product():

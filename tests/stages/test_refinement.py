@@ -57,7 +57,7 @@ def batches(count=6, length=7):
     return [batch | {"index": batch["index"] + 4 * i} for i, batch in enumerate(made)]
 
 
-def test_linear_blocks_become_the_least_squares(tmp_path):
+def test_linear_blocks_become_the_least_squares(tmp_path, monkeypatch):
     """The second block reads what the refined first one gives, and fits what the dense one makes of dense states."""
     net, small = (make_net("bert", "sst2", hidden_size=8, num_attention_heads=2).eval() for _ in range(2))
     torch.manual_seed(0)
@@ -69,7 +69,8 @@ def test_linear_blocks_become_the_least_squares(tmp_path):
     with one_by_one(net, "cpu") as dense, one_by_one(small, "cpu") as own, torch.no_grad():
         sweeps = [Sweeps(walk, KIND, parts, tmp_path / name, torch.float32) for walk, name in
                   ((dense, "dense"), (own, "own"))]  # fmt: skip
-        refinement = Refinement(*sweeps, 1000, rate=0.1)
+        monkeypatch.setattr("lit_compress.stages.refinement.RATE", 0.1)
+        refinement = Refinement(*sweeps, 1000)
         mask = torch.cat([rows["attention_mask"].flatten() for rows in parts]) != 0
         for i in range(2):
             with own.block(i) as block:
