@@ -1,4 +1,4 @@
-"""The command bench: its options, which nets it compares, and what it prints and writes."""
+"""The command bench: its options, which models it compares, and what it prints and writes."""
 
 from __future__ import annotations
 
@@ -155,21 +155,21 @@ def _loadable(folder: Path, name: str) -> Path:
     """Return a folder that transformers can load.
 
     Raises:
-        UserError: it is the compressed net of a stage, whose layers only this package has.
+        UserError: it is the compressed model of a stage, whose layers only this package has.
     """
     structure = folder / "structure.json"
     if structure.is_file() and json.loads(structure.read_text()) and not (folder / f"{MODULE}.py").is_file():
-        raise UserError(f"bench: '{name}' is the net of a stage, which loads in this package only; give the run")
+        raise UserError(f"bench: '{name}' is the model of a stage, which loads in this package only; give the run")
     return folder
 
 
 def _baseline(given: str | None, target: Target, out: str) -> Path | None:
-    """Return the folder of the net to compare with: the one that is named, else the dense net of the run."""
+    """Return the folder of the model to compare with: the one that is named, else the dense model of the run."""
     if given is not None:
         return _loadable(find_target(given, "--baseline").folder, given)
     dense = target.folder.resolve().parent / "dense" / "net"
     if target.folder.name != "export" or not (dense / "config.json").is_file():
-        note(f"bench: '{out}' is not compared with anything; --baseline DENSE names its dense net")
+        note(f"bench: '{out}' is not compared with anything; --baseline DENSE names its dense model")
         return None
     return dense
 
@@ -182,7 +182,7 @@ def _own_lengths(target: Target, rest: list[str]) -> tuple[tuple[str, int], ...]
     """
     if rest:
         data = target.parse(rest, "bench").build().data
-        data.backbone = str(target.folder)  # the tokenizer that belongs to the net
+        data.backbone = str(target.folder)  # the tokenizer that belongs to the model
         lengths = sorted(data.predict_dataloader().dataset.encoded["length"])
         rows = of_all(len(data.prediction_texts), data.available("predict")[0])
         note(f"bench: the median and the longest length are those of {rows} rows of split {data.predicted}")
@@ -207,7 +207,7 @@ def _show(result: dict[str, Any], output: Path) -> None:
         console.print(programs_table(result))
         for entry in result["programs"]:
             if entry["failed"]:
-                print(f"{entry['runtime']} of the {entry['net']} net fails in a process of its own: {entry['failed']}")
+                print(f"{entry['runtime']} of the {entry['net']} model fails in a separate process: {entry['failed']}")
     if result["shapes"]:
         console.print(times_table(result))
         print(f"median (p10-p90) of up to {result['rounds']} forwards in turns; a speed-up is that of a round")

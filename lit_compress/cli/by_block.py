@@ -1,7 +1,7 @@
-"""``factorize --by_block``: a net larger than memory, of which one block at a time is there.
+"""``factorize --by_block``: a model larger than memory, of which one block at a time is there.
 
-The phases, each of which goes on from its files where it was stopped: the dev metric of the dense net; the moments and
-the factors of every block (calibration/by_block.py); ranks; the shards of the export; its dev metric.
+The phases, each of which goes on from its files where it was stopped: the dev metric of the dense model; the moments
+and the factors of every block (calibration/by_block.py); ranks; the shards of the export; its dev metric.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def check_budget(budget: Budget | None) -> None:
         UserError: it is of milliseconds.
     """
     if budget is not None and budget.kind == "speedup":
-        raise UserError(f"--by_block: budget '{budget.asked}' is measured on the whole net; nearest: flops=0.5")
+        raise UserError(f"--by_block: budget '{budget.asked}' is measured on the whole model; nearest: flops=0.5")
 
 
 def factorize_by_block(
@@ -227,7 +227,7 @@ class _Walks:
         return logits_by_block(self.kind, self.dense, *tokens)
 
     def dense_metric(self) -> dict[str, float]:
-        """Evaluate the dense net; its vectors are the labels where the task wants them."""
+        """Evaluate the dense model; its vectors are the labels where the task wants them."""
         self.before.reach(len(self.net), keep=False, what="evaluate")
         if self.task.wants_vectors and self.data.teacher is None:
             self.data.label_by(Ending(self.net, self.before.last))
@@ -243,7 +243,7 @@ class _Walks:
                 self.measured.write(i, block, {})
 
     def export(self, form: PreTrainedModel, chosen: Chosen, dtype: str, out: Path) -> PreTrainedModel:
-        """Write the compressed net to ``out`` and return ``form`` changed to its shapes; the dense net is given up."""
+        """Write the compressed model to ``out`` and return ``form`` in its shapes; the dense model is given up."""
         files, compression, measured = (dtype, self.folder, out), self.compression, self.measured
 
         def change(form: PreTrainedModel, number: int, values: bool) -> None:
@@ -266,7 +266,7 @@ class _Walks:
         return evaluate(Ending(own, self.after.last), self.data, sure=True)  # type: ignore[arg-type]
 
     def divergence(self) -> float:
-        """Return the divergence of the export's outputs from those of the dense net."""
+        """Return the divergence of the export's outputs from those of the dense model."""
         own, theirs = (Ending(sweeps.net, sweeps.last) for sweeps in (self.after, self.before))
         return divergence(own, theirs, self.data)  # type: ignore[arg-type]
 
@@ -287,7 +287,7 @@ def _checked(stage: CompressedStage, method: Method, dense: PreTrainedModel, dat
 
 
 def _read_shapes(method: Method, choices: Choices) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Return the net of the backbone without values, in float32, twice: one is to be changed.
+    """Return the model of the backbone without values, in float32, twice: one is to be changed.
 
     Raises:
         UserError: the backbone is no folder, or cannot go block by block.

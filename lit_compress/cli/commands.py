@@ -40,7 +40,7 @@ from lit_compress.utils.files import check_file
 
 
 def fit(args: list[str]) -> None:
-    """Run or continue all stages of a method, export the net, print the report."""
+    """Run or continue all stages of a method, export the model, print the report."""
     silence_libraries()
     run, report = run_fit(args)
     if report is not None:
@@ -91,7 +91,7 @@ def clean(args: list[str]) -> None:
     removed = remove_leftovers(run)
     for path, size in removed.items():
         print(f"removed {path.relative_to(run.folder)}, {size:,} bytes")
-    print(f"{sum(removed.values()):,} bytes are free; the nets of all stages, the export and the curves are kept")
+    print(f"{sum(removed.values()):,} bytes are free; the models of all stages, the export and the curves are kept")
 
 
 def export(args: list[str]) -> None:
@@ -232,7 +232,7 @@ def predict(args: list[str]) -> None:
 
 
 def _evaluate_command(args: list[str], command: Literal["validate", "test", "predict"]) -> None:
-    """Load the net of a run, an export or a model; options override the config it was made with."""
+    """Load the model of a run, an export or a model; options override the config it was made with."""
     silence_libraries()
     name, out, rest = _target(args, command)
     target = find_target(name, command)

@@ -17,7 +17,7 @@ LEAST_SHARE = 0.99  # of a metric without a standard error, below which it count
 
 
 def add_choices(parser: argparse.ArgumentParser, of_run: bool = True) -> None:
-    """Add the options that :func:`typed_choices` reads; ``of_run``: also those of nets that a run exports."""
+    """Add the options that :func:`typed_choices` reads; ``of_run``: also those of models that a run exports."""
     kept = "; default: as the run was made" if of_run else ""
     parser.add_argument(
         "--format", choices=("hf", "onnx", "torch", "openvino"),
@@ -93,7 +93,7 @@ def print_choices(report: dict[str, Any]) -> None:
         else:
             print(f"{made['file']}: its logits differ by {made['difference']:.1e}")
         if wrote := made.get("writing"):
-            print(f"write.py: with the cache of {wrote['files'][2]}, {wrote['tokens']} tokens as the net writes them")
+            print(f"write.py: with the cache of {wrote['files'][2]}, {wrote['tokens']} tokens as the model writes them")
     for item in report["certificate"]:
         difference, shapes = item["difference"], " and ".join(f"{texts} x {tokens}" for texts, tokens in item["shapes"])
         off = "cannot be compared" if difference is None else f"differs by {difference:.1e}, {item['verdict']}"

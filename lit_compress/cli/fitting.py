@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
-    """Run or continue all stages of a method, and export the net.
+    """Run or continue all stages of a method, and export the model.
 
     Args:
         args: options of ``fit``.
@@ -155,7 +155,7 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     if given.by_block:
         check_budget(parts.method.budget)
     if given.by_block and parts.method.undecided:
-        raise UserError("--by_block: retrain.removes 'auto' needs the whole net in memory; nearest: structures")
+        raise UserError("--by_block: retrain.removes 'auto' needs the whole model in memory; nearest: structures")
     fast = parts.method.budget is not None and parts.method.budget.kind == "speedup"
     parts = settle_budget(cli, known=not (fast and parts.method.undecided))
     if given.by_block:
@@ -168,7 +168,7 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
 
 
 def decide(cli: CommandLine, dense: PreTrainedModel, stack: ExitStack) -> tuple[list[dict[str, Any]], Programs | None]:
-    """Choose what is removed, and at which density, by trying it on the fine-tuned net; ``cli`` builds it from now on.
+    """Try kinds of removal and densities on the fine-tuned model and choose; ``cli`` builds the choice from now on.
 
     Args:
         cli: whose method is undecided.
@@ -198,7 +198,7 @@ def decide(cli: CommandLine, dense: PreTrainedModel, stack: ExitStack) -> tuple[
 
 
 def decide_run(cli: CommandLine, run: Run, dense: Path) -> None:
-    """Choose what a run removes, by trying it on the ``dense`` net; a run that has chosen keeps it.
+    """Choose what a run removes, by trying it on the ``dense`` model; a run that has chosen keeps it.
 
     All processes take what the first one chooses.
 
@@ -244,7 +244,7 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True) 
     Args:
         cli: builds the components.
         run: that may be continued; None for a command that makes none.
-        known: False: the density is found later, on the fine-tuned net.
+        known: False: the density is found later, on the fine-tuned model.
     """
     parts = cli.build()
     cli.tokens = settle_storage(parts).tokens
@@ -284,7 +284,7 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> N
         return
     cli.backbone_as_teacher()
     if not task.labels:
-        note(f"model.backbone: '{init.backbone}' is the teacher as it is: its vectors are what the net learns")
+        note(f"model.backbone: '{init.backbone}' is the teacher as it is: its vectors are what the model learns")
         return
     note(
         f"model.backbone: '{init.backbone}' is fine-tuned on these labels ({', '.join(task.labels)}): it is the "
@@ -327,7 +327,7 @@ def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[
 
 @rank_zero_only
 def _report(run: Run, cli: CommandLine) -> dict[str, Any]:
-    """Export the net, write the report and log it; return what is there already."""
+    """Export the model, write the report and log it; return what is there already."""
     path = run.folder / "report.json"
     if path.is_file() and (run.folder / "export" / "report.json").is_file():
         return read_json("run_dir", path, dict)

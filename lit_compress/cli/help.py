@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 _TRAINER = "Customize every aspect of training via flags:"
-_METHOD = "A compression method: a net, a task and a list of stages:"
+_METHOD = "A compression method: a model, a task and a list of stages:"
 _LINKS = "Linked arguments:"
 
 

@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 
 
 def load_model(name: str, method: Method) -> PreTrainedModel:
-    """Load a net that was fine-tuned on the method's task.
+    """Load a model that was fine-tuned on the method's task.
 
     Raises:
-        UserError: ``name`` is a run, or the net is compressed already or not fine-tuned on the task.
+        UserError: ``name`` is a run, or the model is compressed already or not fine-tuned on the task.
     """
     return load_finetuned(name, method.task, "model", method.sites)
 
@@ -225,7 +225,7 @@ def analyze_runs(out: Path, folders: Sequence[str]) -> TableRows:
 
 
 def _named(models: Sequence[str]) -> dict[str, tuple[str, Path, str]]:
-    """Return {label: (name as given, folder, method)}; the label of a net of a run has the run's name."""
+    """Return {label: (name as given, folder, method)}; the label of a model of a run has the run's name."""
     named: dict[str, tuple[str, Path, str]] = {}
     for name in models:
         folder = model_snapshot("model", name).folder if is_name(name) else Path(name).expanduser()

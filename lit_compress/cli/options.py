@@ -93,7 +93,7 @@ class CommandLine(LightningCLI):
         self.density: float | None = None  # that meets the budget, once it is known
         self.removes: str | None = None  # that is best, once it is known
         self.tokens: int | None = None  # that the export's vocabulary has, once it is known
-        self.origin: str | None = None  # the backbone of a stored config, in whose place its net stands
+        self.origin: str | None = None  # the backbone of a stored config, in whose place its model stands
         self._folders: dict[str, str] = {}  # of the models that are names on the hub, by option, once they are known
         _Parser.own = tuple(own)
         super().__init__(

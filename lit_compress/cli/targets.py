@@ -1,4 +1,4 @@
-"""What ``validate``, ``test`` and ``predict`` evaluate: a run, an export, a net of a run, or any fine-tuned model."""
+"""What ``validate``, ``test`` and ``predict`` evaluate: a run, an export, a model of a run, or any fine-tuned model."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """A net to be evaluated.
+    """A model to be evaluated.
 
     Attributes:
         what: command and folder as the user typed them, the begin of error messages.
-        folder: of the net.
+        folder: of the model.
         config: of the run that made it; None for a model that no run made.
         named: it is a name on the hub, or a GGUF file, and the folder is in a cache.
     """
@@ -61,7 +61,7 @@ class Target:
 
     @property
     def trained_on(self) -> str | None:
-        """Path of the data that the net was trained on, where it is known."""
+        """Path of the data that the model was trained on, where it is known."""
         return self.config["data"].get("path") if self.config else None
 
     def parse(self, rest: list[str], command: str) -> CommandLine:
@@ -85,14 +85,14 @@ class Target:
         try:
             classes = json.loads((self.folder / "config.json").read_text()).get("id2label") or {}
         except (OSError, ValueError):
-            return []  # loading the net says what is wrong
+            return []  # loading the model says what is wrong
         names = [str(classes[key]) for key in sorted(classes, key=int)]
         if len(names) < 2 or all(re.fullmatch(r"LABEL_\d+", name) for name in names):
             return []
         return [f"--data.custom.labels={json.dumps(names)}"]
 
     def load(self, task: Task) -> PreTrainedModel:
-        """Load the net, whose head must be one for ``task``.
+        """Load the model, whose head must be one for ``task``.
 
         Raises:
             UserError: it cannot be loaded, or answers another question.
@@ -116,8 +116,8 @@ def find_target(name: str, command: str) -> Target:
     """Return what ``name`` is.
 
     Raises:
-        UserError: it is neither a folder nor a model on the hub, a run without an export, or holds no net, or one in a
-            form that cannot be read.
+        UserError: it is neither a folder nor a model on the hub, a run without an export, or holds no model, or one in
+            a form that cannot be read.
     """
     if is_name(name):
         return replace(find_target(str(model_snapshot(command, name).folder), command), named=True)
@@ -193,7 +193,7 @@ def open_run(run: Run, command: str) -> Components:
 
 
 def open_target(target: Target, rest: list[str], command: str) -> Components:
-    """Return what evaluates a target: its task and data, read with the tokenizer that belongs to its net.
+    """Return what evaluates a target: its task and data, read with the tokenizer that belongs to its model.
 
     Raises:
         UserError: as :meth:`Target.parse`.
@@ -206,7 +206,7 @@ def open_target(target: Target, rest: list[str], command: str) -> Components:
 
 
 def load_checked(target: Target, parts: Components, command: str) -> PreTrainedModel:
-    """Load the net of ``target`` for ``command``, if its memory suffices; a note says what is expected.
+    """Load the model of ``target`` for ``command``, if its memory suffices; a note says what is expected.
 
     Raises:
         UserError: as :meth:`Target.load`, or the machine has too little memory.
@@ -225,7 +225,7 @@ def load_checked(target: Target, parts: Components, command: str) -> PreTrainedM
 
 
 def _is_another_table(known: str | None, given: str | None) -> bool:
-    """Say whether ``given`` is one table, and not the content of the one that the net was trained on."""
+    """Say whether ``given`` is one table, and not the content of the one that the model was trained on."""
     if given is None or not is_one_table(place := Path(given).expanduser()):
         return False
     trained = Path(known or "").expanduser()
