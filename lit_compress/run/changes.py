@@ -35,7 +35,7 @@ def go_on(run: Run, config: dict[str, Any], changed: list[ConfigChange], method:
     """Return what gives the run another config and writes down in what it differs, from the next stage on.
 
     Raises:
-        UserError: the run is finished: its nets would not be those of the config.
+        UserError: the run is finished: its models would not be those of the config.
     """
     if (run.folder / "report.json").is_file():
         raise UserError(f"allow_changed: '{run.folder}' is finished, nothing would change; give another --run_dir")

@@ -11,7 +11,7 @@ _CHECKPOINTS = ("last.ckpt", "previous.ckpt", "best.ckpt", ".last.ckpt.tmp", ".b
 
 
 def remove_checkpoints(run: Run, stage: str) -> None:
-    """Remove the checkpoints of a finished stage: its net is written, and nothing continues from it."""
+    """Remove the checkpoints of a finished stage: its model is written, and nothing continues from it."""
     for path in _checkpoints(run, stage):
         path.unlink(missing_ok=True)
 
@@ -41,7 +41,7 @@ def removable(run: Run) -> list[Path]:
 
 
 def _checkpoints(run: Run, stage: str) -> list[Path]:
-    """Return the checkpoints of a finished stage; none while the net that was made of them is not there."""
+    """Return the checkpoints of a finished stage; none while the model that was made of them is not there."""
     if not (run.net(stage) / "model.safetensors").is_file():
         return []
     return [path for name in _CHECKPOINTS if (path := run.stage(stage) / name).is_file()]

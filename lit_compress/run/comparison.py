@@ -65,11 +65,11 @@ class Comparison:
         seeds: of teachers and runs.
         learning_rates: tried for every method that is trained.
         updates: optimizer steps after the teacher, over all stages.
-        epochs: parts of them, after each of which the net is validated; without it the fewest that the data allow.
+        epochs: parts of them, after each of which the model is validated; without it the fewest that the data allow.
         hold_out: training rows that choose learning rates and epochs.
         options: of ``fit``, by name, for all runs, the teacher's too.
         taught: options for all runs but the teacher's, e.g. of distillation.
-        teacher: options of the teacher's run, or a folder of a fine-tuned net.
+        teacher: options of the teacher's run, or a folder of a fine-tuned model.
         claims: claims (evaluation/claims.py), or the name of a file of them.
     """
 
@@ -274,7 +274,7 @@ class Resolved:
 
 
 def teachers(made: Comparison, out: Path) -> list[Job]:
-    """Return a ``fit`` of the dense net for every seed; [] if a folder is given."""
+    """Return a ``fit`` of the dense model for every seed; [] if a folder is given."""
     if isinstance(made.teacher, str):
         return []
     jobs = []

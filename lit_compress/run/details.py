@@ -1,7 +1,7 @@
 """What a page shows of a run beside its report: kept when the run ends, so that a page of 200 runs takes seconds.
 
 RUN/details.json   layers: what is left of every matrix; curves: what was logged, thinned; changes: between the answers
-RUN/answers.jsonl  the first rows of the dev set with the answers of the dense and the compressed net
+RUN/answers.jsonl  the first rows of the dev set with the answers of the dense and the compressed model
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ DETAILS, ANSWERS = "details.json", "answers.jsonl"
 
 
 def keep_details(run: Run, data: DataModule) -> None:
-    """Write the details of a run whose export is written: answers of two nets, layers, curves.
+    """Write the details of a run whose export is written: answers of two models, layers, curves.
 
     Args:
-        run: with the nets of its stages, and ``export``.
+        run: with the models of its stages, and ``export``.
         data: of the run.
     """
     export = run.folder / "export"
@@ -60,7 +60,7 @@ def details_of(folder: Path, look: bool = True) -> dict[str, Any]:
 
     Args:
         folder: of a run or an export.
-        look: read events and the exported net where nothing was kept, a second for each.
+        look: read events and the exported model where nothing was kept, a second for each.
     """
     path = folder / DETAILS
     if path.is_file():
@@ -74,11 +74,11 @@ def details_of(folder: Path, look: bool = True) -> dict[str, Any]:
 
 
 def _layers(folder: Path) -> list[dict[str, Any]]:
-    """Return what is left of every matrix of the exported net; [] where there is none that can be read."""
+    """Return what is left of every matrix of the exported model; [] where there is none that can be read."""
     net = folder / "export" if (folder / "export").is_dir() else folder
     if not (net / "structure.json").is_file():
         return []
     try:
         return site_table(load_net(net))
     except UserError:
-        return []  # a page of results needs no nets
+        return []  # a page of results needs no models

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from lit_compress.run.runner import Components
     from lit_compress.tasks.base import TaskType
 
-LIBRARIES = 620 * 2**20  # bytes of a command whose net is tiny, on a CPU
-EXPORTED, LOADED = 2, 3  # times that a compressed net is in memory while its export is measured, and is loaded
+LIBRARIES = 620 * 2**20  # bytes of a command whose model is tiny, on a CPU
+EXPORTED, LOADED = 2, 3  # times that a compressed model is in memory while its export is measured, and is loaded
 EVALUATION = "evaluation"
 MARGIN = 0.15  # share by which a measured peak was at most below its expectation; less than that is only warned of
 TENSORS = {False: 3, True: 5}  # as large as a chunk of logits, that a loss over a vocabulary makes; with a backward
@@ -127,7 +127,7 @@ def check_fit(parts: Components, dense: PreTrainedModel, finished: Collection[st
 
     Args:
         parts: checked.
-        dense: the dense net, without values.
+        dense: the dense model, without values.
         finished: names of finished stages.
 
     Raises:
@@ -169,7 +169,7 @@ def fit_needs(
 
     Args:
         parts: checked.
-        dense: the dense net, without values.
+        dense: the dense model, without values.
         finished: names of finished stages.
         texts: of a training batch.
         most: bytes of activations above which blocks recompute theirs.
@@ -196,7 +196,7 @@ def _training(
     size, own = _bytes(net), stage.own_bytes(net)
     kept, again = activations(stage, net, shape, half, method.recompute, most)
     teacher = forward_bytes(dense, *shape, "none", half) if taught else 0
-    compared = 0  # the teacher's hidden states, and their differences from the net's
+    compared = 0  # the teacher's hidden states, and their differences from the model's
     if taught and method.distillation.alpha_layers > 0:
         compared = 2 * 4 * prod(shape) * dense.config.hidden_size * (1 + sum(1 for _ in blocks(dense)))
     trains_all = stage.settings.updates is None
@@ -259,7 +259,7 @@ def check_factorize(
     Args:
         method: has the task.
         stage: of it, which is done without training.
-        dense: the dense net, without values.
+        dense: the dense model, without values.
         data: gives the batches.
         distils: whether the compressed model is trained afterwards (stages/distil.py).
 
@@ -282,7 +282,7 @@ def check_factorize(
 
 
 def check_loading(size: int) -> None:
-    """Refuse to load a net of so many bytes for an evaluation, if they are more than the machine has.
+    """Refuse to load a model of so many bytes for an evaluation, if they are more than the machine has.
 
     Raises:
         UserError: as said.

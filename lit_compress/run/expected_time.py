@@ -84,9 +84,9 @@ def factorize_flops(
     Args:
         method: has the task.
         stage: of it, which is done without training.
-        nets: the dense net and what is planned of it, without values.
+        nets: the dense model and what is planned of it, without values.
         data: gives the batches.
-        evaluations: of either net; in memory the metric and the divergence have passes of their own.
+        evaluations: of either model; in memory the metric and the divergence have passes of their own.
         recovery: how the compressed model is trained.
     """
     over = method.kind.over_vocabulary
@@ -115,7 +115,7 @@ def fit_line(parts: Components, dense: PreTrainedModel, steps: Mapping[str, int]
 
     Args:
         parts: checked.
-        dense: the dense net, without values.
+        dense: the dense model, without values.
         steps: of every stage, by name.
     """
     method, net, flops = parts.method, copy.deepcopy(dense), 0.0

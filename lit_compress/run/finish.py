@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: Choices = AS_IS) -> dict[str, Any]:
-    """Export the net of the last stage of ``run`` to ``out``; write and return the report.
+    """Export the model of the last stage of ``run`` to ``out``; write and return the report.
 
     The folder appears only after another process has loaded it and computed the same logits.
 
@@ -26,7 +26,7 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
         run: a finished run.
         out: folder to write; an earlier export there is replaced.
         method: the method of the run.
-        data: for the dev metric of the exported net.
+        data: for the dev metric of the exported model.
         choices: as :func:`write_export`.
 
     Raises:

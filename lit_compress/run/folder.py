@@ -1,4 +1,4 @@
-"""The folder of a run: its config, the records of finished stages, and their nets.
+"""The folder of a run: its config, the records of finished stages, and their models.
 
 RUN/config.yaml            all options of the run
 RUN/data.json              what was found in the data
@@ -6,7 +6,7 @@ RUN/budget.json            with a budget: what was asked, and the density that i
 RUN/removal.json           what SecondOrder chose to remove, and what it tried
 RUN/changed.json           with --allow_changed: what was changed, and since when
 RUN/stages.json            finished stages: name, metric before and after, steps, seconds
-RUN/<stage>/net/           the net after the stage (a Hugging Face folder, plus structure.json)
+RUN/<stage>/net/           the model after the stage (a Hugging Face folder, plus structure.json)
 RUN/<stage>/last.ckpt      where to continue; best.ckpt: the best epoch at budget; both go when the stage is finished
 RUN/export/, report.json   the result
 """
@@ -35,7 +35,7 @@ from lit_compress.utils.files import left_behind, read_json, remove, write_json,
 
 ConfigChange = dict[str, Any]  # what, was, now; in changed.json also stage
 CHANGED = "changed.json"
-# What no run can go on with: its nets and checkpoints would not fit.
+# What no run can go on with: its models and checkpoints would not fit.
 _NEVER = {"model.class_path", "model.backbone", "model.revision", "model.sites", "model.task", "data.task"}
 LOCK = ".lock"  # names the process that works on the folder; it stays, since another may wait with the same file open
 # Options that may differ when a run is continued, because they do not change what is computed.
@@ -77,7 +77,7 @@ class Run:
         return self.folder / name
 
     def net(self, name: str) -> Path:
-        """Return the folder of the net of a finished stage."""
+        """Return the folder of the model of a finished stage."""
         return self.folder / name / "net"
 
     @property

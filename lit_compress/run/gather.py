@@ -133,7 +133,7 @@ def scores(report: dict[str, Any], folder: Path) -> dict[str, Value]:
 
 
 def _rows(report: dict[str, Any], folder: Path, net: str) -> tuple[float, ...] | None:
-    """Return which rows a net answered right; None where the metric is not their mean, or not all of them were kept."""
+    """Return which rows a model answered right; None if the metric is not their mean or some were not kept."""
     path, metric = folder / ANSWERS, report["metric"]
     if metric["name"] not in FRACTIONS or not path.is_file():
         return None

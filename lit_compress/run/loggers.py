@@ -1,4 +1,4 @@
-"""The loggers of a run: steps of all stages on one axis, figures of every net, the final table; also after a resume.
+"""The loggers of a run: steps of all stages on one axis, figures of every model, the final table; also after a resume.
 
 Without an own logger a run has TensorBoard (tensorboard.py). Any logger of Lightning can stand in its place: its steps
 are shifted by those of the stages before, and its version (CSV, TensorBoard) or run (wandb, MLflow) is that of the
@@ -144,12 +144,12 @@ def log_stage(
     loggers: Iterable[Logger], net: PreTrainedModel, folder: Path, stage: str, steps: int, scores: dict[str, float],
     best: int,
 ) -> None:  # fmt: skip
-    """Log a finished stage: figures of its net, histograms where they can be shown, and its dev metrics.
+    """Log a finished stage: figures of its model, histograms where they can be shown, and its dev metrics.
 
     Args:
         loggers: of the stage, as :func:`stage_loggers` made them.
         net: of the finished stage.
-        folder: of the net.
+        folder: of the model.
         stage: its name.
         steps: of the stage.
         scores: dev metrics by name.

@@ -22,7 +22,7 @@ from lit_compress.run.details import details_of
 from lit_compress.run.results import RunResult, budget_order, groups
 
 VERDICTS = {"held": "held", "not held": "not", "within noise": "noise", "not measured": "unknown"}  # verdict: class
-FEW = 12  # runs: what was not kept is read from their nets and events
+FEW = 12  # runs: what was not kept is read from their models and events
 SOME = 60  # runs: their charts have all points, their maps all texts
 MOST_TEXT = 300  # characters of a text of a changed answer
 
@@ -140,7 +140,7 @@ def _shown(run: RunResult, out: Path, anchor: str, few: bool, some: bool, flips:
 
 
 def shown_generation(report: dict[str, Any] | None) -> dict[str, str] | None:
-    """Return a prompt and how both nets go on with it, as short texts; None for nets that do not write."""
+    """Return a prompt and how both models go on with it, as short texts; None for models that do not write."""
     if not (texts := (report or {}).get("generation")):
         return None
     return {key: _text(texts[key]) for key in ("prompt", "dense", "compressed")} | {"same": same_tokens(texts)}
@@ -198,7 +198,7 @@ def _split(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def shown_changes(changes: dict[str, Any] | None, flips: int) -> dict[str, Any] | None:
-    """Return what changed between two nets' answers, with a few examples as short texts."""
+    """Return what changed between two models' answers, with a few examples as short texts."""
     if not changes:
         return None
     examples = [

@@ -24,7 +24,8 @@ TEMPLATE = Path(__file__).with_name("page.html.jinja")
 def write(folder: Path, out: Path | None = None) -> Path:
     """Write the page of what is in ``folder`` and return its file, ``index.html``.
 
-    Nothing is trained; a net is loaded only where a run of an earlier version has not kept what is left of its layers.
+    Nothing is trained; a model is loaded only where a run of an earlier version has not kept what is left of its
+    layers.
 
     Args:
         folder: of a comparison, a run, an export, or several of them.
@@ -133,7 +134,7 @@ def markdown(results: Results, studies: list[dict[str, Any]]) -> str:
     for study in studies:
         text.append(f"## {_escaped(study['task'])}: dev {_escaped(study['metric'])}")
         dense = study["dense"]["mean"]
-        said = f"The dense net has {dense:.4f}. Mean ± standard deviation (number of runs)"
+        said = f"The dense model has {dense:.4f}. Mean ± standard deviation (number of runs)"
         error = study["error"]
         text.append(said + (f"; the standard error of one run is {error:.4f}." if error else "."))
         header = ["method", "budget", f"dev {study['metric']}", "of dense", "density", "parameters", "FLOPs", "bytes",

@@ -39,8 +39,8 @@ class RunPlan:
     Attributes:
         method: its name.
         stages: in order.
-        sites: weights of the dense net's sites.
-        total: all weights of the dense net.
+        sites: weights of the dense model's sites.
+        total: all weights of the dense model.
         density: fraction of the weights of the sites that is asked for, or of what ``of`` says.
         stores_zeros: the removed weights stay in the exported file.
         of: what the density counts: ``sites``, ``net`` (all weights), ``flops`` or ``milliseconds`` of the sites.
@@ -84,13 +84,13 @@ def plan_lines(plan: RunPlan) -> Iterator[str]:
     yield f"{plan.method}: {stages}"
     if plan.of == "net":
         yield (
-            f"weights of the net {plan.total:,} -> about {plan.total_after:,} (density {plan.density:.4g}), "
+            f"weights of the model {plan.total:,} -> about {plan.total_after:,} (density {plan.density:.4g}), "
             "embeddings included"
         )
     elif plan.of == "sites":
         yield (
             f"weights of the sites {plan.sites:,} -> about {plan.sites_after:,} (density {plan.density:.4g}), "
-            f"of the net {plan.total:,} -> about {plan.total_after:,}"
+            f"of the model {plan.total:,} -> about {plan.total_after:,}"
         )
     else:
         yield (
@@ -127,7 +127,7 @@ def stages_table(plan: RunPlan, seconds: Sequence[float]) -> Table:
 
 
 def sizes_table(outline: Outline) -> Table:
-    """Return a table of the sizes of the dense net and of the export."""
+    """Return a table of the sizes of the dense model and of the export."""
     whole = Outline(outline.dense, outline.dense, outline.length, False)
     rows: tuple[tuple[str, str, Callable[[Outline], float]], ...] = (
         ("parameters of the sites", ",", lambda o: o.params.sites),

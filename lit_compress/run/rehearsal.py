@@ -1,4 +1,4 @@
-"""How long the stages of a run will take, from a few measured steps on a net of the backbone's shapes."""
+"""How long the stages of a run will take, from a few measured steps on a model of the backbone's shapes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENOUGH = 30.0  # seconds after which no further batch is measured
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of one batch of training examples in the dense net.
+    """Seconds of one batch of training examples in the dense model.
 
     Attributes:
         step: forward, backward and AdamW.
@@ -41,7 +41,7 @@ class Pace:
 
 
 def measure_pace(parts: Components) -> Pace:
-    """Train a net with random weights and the backbone's shapes on a few batches, on the Trainer's device; time it."""
+    """Time a few training batches of a model with random weights and the backbone's shapes, on the Trainer's device."""
     method, data = parts.method, parts.data
     device = make_trainer(**parts.trainer | {"logger": False, "enable_checkpointing": False}).strategy.root_device
     net = empty_net(load_config(method.backbone, method.task, sites=method.sites))
@@ -79,7 +79,7 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
 def stage_seconds(parts: Components, plan: RunPlan, pace: Pace) -> Iterator[float]:
     """Yield about how many seconds each stage of ``plan`` will take: steps, the teacher's forwards, validation.
 
-    All steps are taken to be as long as those of the dense net; factorizations and calibrations do not count.
+    All steps are taken to be as long as those of the dense model; factorizations and calibrations do not count.
     """
     method, data = parts.method, parts.data
     share = data.eval_rows / data.batch_size

@@ -58,7 +58,7 @@ class RunResult:
 
     @property
     def metric(self) -> float | None:
-        """The dev metric of the compressed net."""
+        """The dev metric of the compressed model."""
         return self.report["compressed"]["metric"] if self.report else None
 
     @property

@@ -1,6 +1,6 @@
 """Running the stages of a method one after another, each with a new Trainer; continuing a run that was stopped.
 
-Every stage reads files (the net of the stage before) and writes files, so that a run that is continued in
+Every stage reads files (the model of the stage before) and writes files, so that a run that is continued in
 another process ends exactly as an uninterrupted one, on one device, under DDP and under FSDP2.
 """
 
@@ -117,14 +117,14 @@ def check_stages(parts: Components) -> RunPlan:
     sites, total = dense_site_params(net), sum(weight.numel() for weight in net.parameters())
     density = target_density(method, net)
     of = method.rule.counted if method.rule else "sites"
-    checked = method.budget or parts.storage.choices.pivot  # the outline refuses a net without factors
+    checked = method.budget or parts.storage.choices.pivot  # the outline refuses a model without factors
     outline = outline_of(parts) if checked else None
     asked = budget_plan(method.budget, method.density, outline) if method.budget and outline else None
     return RunPlan(type(method).__name__, tuple(planned), sites, total, density, method.stores_zeros, of, asked)
 
 
 def shapes_of(method: Method) -> PreTrainedModel:
-    """Return the dense net of ``method`` without values.
+    """Return the dense model of ``method`` without values.
 
     Raises:
         UserError: the backbone is compressed already, or cannot be read.
@@ -136,7 +136,7 @@ def shapes_of(method: Method) -> PreTrainedModel:
 
 
 def outline_of(parts: Components) -> Outline:
-    """Return the sizes of the net that a run will export, as far as they are known before it."""
+    """Return the sizes of the model that a run will export, as far as they are known before it."""
     net = shapes_of(parts.method)
     return outline(parts.method, net, reading_length(net, read_task(parts.data)), parts.storage)
 
@@ -179,7 +179,7 @@ def run_stages(
         every: optimizer steps between two checkpoints.
         skips: optimizer steps in a row without finite gradients at which the run stops.
         changed: go on with other data, of another length, or with another version; write it down.
-        decide: is called with the folder of the dense net before the stages after it are built.
+        decide: is called with the folder of the dense model before the stages after it are built.
 
     Raises:
         UserError: a checkpoint is corrupt, or belongs to another run; or a stage does not compute finite gradients.
@@ -306,7 +306,7 @@ def _newest(last: Path) -> tuple[Path, dict[str, Any] | None]:
 def _finish_stage(
     parts: Components, name: str, previous: Path | None, run: Run, trainer: Trainer, seconds: float
 ) -> None:
-    """Write the best net of a finished stage, files for the next stage, and the stage's record."""
+    """Write the best model of a finished stage, files for the next stage, and the stage's record."""
     checkpoint = read_checkpoint(run.stage(name) / "best.ckpt")
     mark = check_mark(checkpoint, type(parts.method).__name__, name)
     if not mark["at_budget"]:
@@ -329,7 +329,7 @@ def _finish_stage(
     best = checkpoint["global_step"]
     log_stage(trainer.loggers, small, run.net(name), name, mark["total_steps"], mark["metrics"], best)
     scores = {"metric": mark["metrics"], "initial": mark["initial"]}
-    if parts.data.hold_out is not None:  # the best epoch was chosen on training rows: the dev set is new to the net
+    if parts.data.hold_out is not None:  # the best epoch was chosen on training rows: the dev set is new to the model
         scores = {"metric": evaluate(small, parts.data), "initial": {}, "held_out": mark["metrics"]}
     record = {
         "name": name, **scores, "steps": trainer.global_step,
@@ -353,7 +353,7 @@ def _memory() -> dict[str, float]:
 
 
 def _adopt_teacher(parts: Components, run: Run) -> None:
-    """Copy the given teacher into the run as the net of the dense stage, and measure its dev metrics."""
+    """Copy the given teacher into the run as the model of the dense stage, and measure its dev metrics."""
     if not is_first_process():
         while "dense" not in run.finished():  # no process group yet to wait in
             time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""The density that meets a budget, found before training over the shapes of the net that would be exported.
+"""The density that meets a budget, found before training over the shapes of the model that would be exported.
 
 Every method has one knob, its density. :func:`solve` searches it by bisection: at each density the stages say what they
 would leave (``Stage.outline``), and the accounting counts it. A speed-up is measured: :func:`solve_speed` writes and
@@ -42,11 +42,11 @@ MARGIN = (
 
 @dataclass(frozen=True)
 class Outline:
-    """The sizes of the net that a method will export.
+    """The sizes of the model that a method will export.
 
     Attributes:
         net: fused, without values.
-        dense: the dense net, without values.
+        dense: the dense model, without values.
         length: tokens of a text, for FLOPs and milliseconds.
         about: whether data decide on shapes, which are then spread evenly here.
         kept: share of the sites that stays, where the stages do not say which shapes they leave; else None.
@@ -78,7 +78,7 @@ class Outline:
 
     @cached_property
     def flops(self) -> int:
-        """Of one forward; where the outline cannot be run, that of the dense net less what its sites save."""
+        """Of one forward; where the outline cannot be run, that of the dense model less what its sites save."""
         if self.kept is None:
             try:
                 return flops(self.net, self.length)
@@ -92,7 +92,7 @@ class Outline:
         """Of one forward on one thread, by prices of its matrices.
 
         A price is of one product again and again, whose matrix lies in a cache; in a forward it comes from memory. So
-        prices are scaled to what the matrices take in a forward of the dense net.
+        prices are scaled to what the matrices take in a forward of the dense model.
         """
         (whole, rest), sites = dense_milliseconds(self.dense, self.length), forward_price(self.dense, self.length)
         left = forward_price(self.net, self.length) if self.kept is None else self.kept * sites
@@ -103,7 +103,7 @@ _measured: dict[tuple[str, int], tuple[float, float]] = {}
 
 
 def dense_milliseconds(dense: PreTrainedModel, length: int) -> tuple[float, float]:
-    """Return the median latency of one text in the dense net, and without its matrices, in turns, on one thread.
+    """Return the median latency of one text in the dense model, and without its matrices, in turns, on one thread.
 
     Both are measured once per process.
     """
@@ -151,7 +151,7 @@ def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> Non
 
 
 def outline(method: Method, dense: PreTrainedModel, length: int, storage: Storage = Storage()) -> Outline:
-    """Return the sizes of the net that ``method`` will export.
+    """Return the sizes of the model that ``method`` will export.
 
     Args:
         method: with its density.
@@ -160,7 +160,7 @@ def outline(method: Method, dense: PreTrainedModel, length: int, storage: Storag
         storage: how it will be exported.
 
     Raises:
-        UserError: its settings cannot work for this net.
+        UserError: its settings cannot work for this model.
     """
     net, about = copy.deepcopy(dense), False
     for stage in method.stages():
@@ -194,7 +194,7 @@ def solve(
         build: function of a density that returns the method.
         dense: the backbone, without values.
         length: tokens of a text.
-        storage: how the net will be exported.
+        storage: how the model will be exported.
 
     Raises:
         UserError: the method cannot get there, or its settings cannot work at any density.
@@ -205,10 +205,10 @@ def solve(
     limit, before = _limit(budget, whole), cost(budget, whole)
     if limit > before and budget.kind in ("params", "size"):
         raise UserError(
-            f"model.budget: '{budget.asked}' is more than the dense net has, {shown(budget.kind, before)}; "
+            f"model.budget: '{budget.asked}' is more than the dense model has, {shown(budget.kind, before)}; "
             "nearest: a smaller one"
         )
-    plain = replace(storage.choices, pivot=False)  # the dense net has no factors
+    plain = replace(storage.choices, pivot=False)  # the dense model has no factors
     kept = whole
     if storage != Storage():
         kept = Outline(outline_export(dense, plain, storage.tokens), dense, length, False, choices=plain)
@@ -269,14 +269,14 @@ def search_speed(
     storage: Storage,
     first: float | None = None,
 ) -> tuple[float | None, dict[float, Gains]]:
-    """Search the largest density at which programs are so much faster than the dense net's as a budget asks for.
+    """Search the largest density at which programs are so much faster than the dense model's as a budget asks for.
 
     Args:
         budget: of a speed-up.
         shape: function of a density that returns what a method leaves, without values; raises UserError below the
             smallest density.
         timed: times programs.
-        storage: how the net will be exported.
+        storage: how the model will be exported.
         first: density to begin with.
 
     Returns:
@@ -308,7 +308,7 @@ def solve_speed(
         build: function of a density that returns the method.
         dense: the backbone, without values.
         timed: times programs in the budget's runtime, in turns with that of ``dense``.
-        storage: how the net will be exported.
+        storage: how the model will be exported.
 
     Raises:
         UserError: the method cannot get there, or its settings cannot work.
@@ -351,7 +351,7 @@ def _impossible(budget: Budget, method: Method, kept: PreTrainedModel, least: fl
     Args:
         budget: what is asked for.
         method: at a density that it can have.
-        kept: the dense net, as it would be exported.
+        kept: the dense model, as it would be exported.
         least: that the method gets to, in the units of the budget.
         choices: for the export.
     """

@@ -1,4 +1,4 @@
-"""TensorBoard of a run: curves of all stages on one axis, figures of every net, the final table."""
+"""TensorBoard of a run: curves of all stages on one axis, figures of every model, the final table."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ Pictures = dict[str, "Figure"]  # name -> figure
 
 
 def pictures(net: PreTrainedModel, folder: Path, stage: str) -> Pictures:
-    """Return the figures of a finished stage's net: its structure, and masks, units or widths that are left.
+    """Return the figures of a finished stage's model: its structure, and masks, units or widths that are left.
 
     Args:
         net: of the stage.
-        folder: of the net; principal components of SP3 may stand beside it.
+        folder: of the model; principal components of SP3 may stand beside it.
         stage: its name.
     """
     figures = {"structure": structure_figure(net, stage)}

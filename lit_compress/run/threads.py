@@ -1,4 +1,4 @@
-"""How many threads a run works with: as many as its net gains from, and the same number when it is continued."""
+"""How many threads a run works with: as many as its model gains from, and the same number when it is continued."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def choose_threads(weights: int, cores: int, recorded: int | None = None) -> int:
-    """Return the number of threads: that of the checkpoint, else one for a small net, else all cores.
+    """Return the number of threads: that of the checkpoint, else one for a small model, else all cores.
 
     Args:
         weights: of the matrices of the transformer blocks.

@@ -108,7 +108,7 @@ def _on_accelerator(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def forget(trainer: Trainer, method: Method) -> None:
-    """Give up what a finished fit needs no more: gradients, moments, the net and its teacher."""
+    """Give up what a finished fit needs no more: gradients, moments, the model and its teacher."""
     for optimizer in trainer.optimizers:
         optimizer.state.clear()
         optimizer.param_groups.clear()

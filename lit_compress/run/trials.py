@@ -1,9 +1,9 @@
 """What SecondOrder removes where that is to be chosen: heads and neurons, components, or both, by trying them.
 
 The estimate of the loss does not compare the kinds of removal: it is a fifth of the loss for heads and neurons, and a
-seventh to a twenty-fourth for components. So each is done to the dense net, in memory and without training, at the
+seventh to a twenty-fourth for components. So each is done to the dense model, in memory and without training, at the
 density of the method or at that at which its program has the speed-up that is asked for. The kind after which the
-answers on held-out training rows diverge least from the dense net's is chosen.
+answers on held-out training rows diverge least from the dense model's is chosen.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Trial:
     Attributes:
         removes: the kind.
         density: at which it was done: the fastest that was timed, if none is fast enough; None: it was not done.
-        divergence: of the answers on held-out training rows from those of the dense net, as
+        divergence: of the answers on held-out training rows from those of the dense model, as
             :func:`~lit_compress.evaluation.divergence.divergence`.
         speed: of the program at that density, as :meth:`Programs.gains`; None without a speed-up.
         round_to: numbers of neurons and ranks are multiples of it.
@@ -70,7 +70,7 @@ def choose_removal(
         dense: fine-tuned, on the CPU, as it is afterwards.
         build: function of a density, None for that of the config, and of a kind that returns the method.
         data: calibration examples and held-out rows are training rows; dev rows are not read.
-        storage: how the net will be exported.
+        storage: how the model will be exported.
         timed: times programs, where the budget is a speed-up.
         first: density with which the search for the speed-up begins; None: one that its number suggests.
 
@@ -103,7 +103,7 @@ def _try(
     """Remove one kind, and measure; ``reached`` gets the speed of all programs that are timed.
 
     Raises:
-        UserError: it cannot be done with the dense net.
+        UserError: it cannot be done with the dense model.
     """
 
     def compression(density: float | None) -> Compression | None:

@@ -61,7 +61,7 @@ def verify_run(run: Run, method: Method, data: DataModule) -> Iterator[Finding]:
     yield _data(run, data)
     name = old["metric"]["name"]
     dense = evaluate(load_net(run.net("dense")), data)[f"val/{name}"]
-    yield _number(f"dev {name} of the dense net", old["dense"]["metric"], dense, CLOSE)
+    yield _number(f"dev {name} of the dense model", old["dense"]["metric"], dense, CLOSE)
     with tempfile.TemporaryDirectory() as work:
         out = Path(work) / "export"
         new = export_run(run, out, method, data)

@@ -1,6 +1,6 @@
 """Making the runs of a comparison: a process per run, several workers in one folder, what fails does not stop the rest.
 
-OUT/runs/<run>/       an ordinary run folder; OUT/teachers/<seed>/ the same of a dense net
+OUT/runs/<run>/       an ordinary run folder; OUT/teachers/<seed>/ the same of a dense model
 OUT/state/<run>.json  the words of its command; how it ended: ``status``, ``error``, ``seconds``, ``memory_mib``
 OUT/logs/<run>.log    what it said
 OUT/locks/<run>       who is making it (utils/locks.py)
