@@ -1,4 +1,4 @@
-"""Pareto fronts: which nets no other net is better than in both metric and cost, and their figure as PNG and SVG."""
+"""Pareto fronts: the models that no other model beats in both metric and cost, and their figure as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# name of the cost, where it stands in a net's entry of the report, label of the axis
+# name of the cost, where it stands in a model's entry of the report, label of the axis
 COSTS: dict[str, tuple[tuple[str, ...], str]] = {
     "parameters": (("params", "non_embedding"), "stored parameters without embeddings"),
     "flops": (("flops",), "FLOPs of one text"),
@@ -24,7 +24,7 @@ COSTS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def cost_of(entry: dict[str, Any], cost: str) -> float | None:
-    """Return a cost of a net from its entry in the report; None if it is not there."""
+    """Return a cost of a model from its entry in the report; None if it is not there."""
     value: Any = entry
     for key in COSTS[cost][0]:
         value = value.get(key) if isinstance(value, dict) else None
@@ -32,10 +32,10 @@ def cost_of(entry: dict[str, Any], cost: str) -> float | None:
 
 
 def costs_of(reports: Sequence[dict[str, Any]]) -> tuple[list[dict[str, float | None]], dict[str, float | None]]:
-    """Return every cost of the net of each report, and the mean costs of their dense nets.
+    """Return every cost of the model of each report, and the mean costs of their dense models.
 
-    A machine is not as fast at all times. Each report timed its net and its dense net in turns, so that speed-ups can
-    be compared where milliseconds cannot: a net's latency is the mean of all dense nets' over its own speed-up.
+    A machine is not as fast at all times. Each report timed its model and its dense model in turns, so that speed-ups
+    can be compared where milliseconds cannot: a model's latency is the mean of all dense models' over its own speed-up.
     """
     dense = {cost: _mean([cost_of(report["dense"], cost) for report in reports]) for cost in COSTS}
     costs_by_net = []
@@ -71,10 +71,10 @@ def front(points: Sequence[tuple[float, float]], mode: str = "max") -> list[tupl
 
 
 def edge_of(values: Sequence[float], dense: float, mode: str) -> float | None:
-    """Return where a picture ends for nets that are far behind; None if there are none, or no others.
+    """Return where a picture ends for models that are far behind; None if there are none, or no others.
 
     They would squeeze all others into a corner, so that they are drawn at the edge, with their number. Far behind is
-    less than three quarters of the dense net's metric, or three times as much where less is better.
+    less than three quarters of the dense model's metric, or three times as much where less is better.
 
     >>> edge_of([0.9, 0.8, 0.1], 0.9, "max")
     0.78
@@ -104,7 +104,7 @@ def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metri
 
     Args:
         groups: ``label``, ``mean``, ``spread`` (None for one run) and ``costs`` {name: mean}, as on the page.
-        dense: ``mean`` and ``costs`` of the dense net, which is a star, its metric a dashed line.
+        dense: ``mean`` and ``costs`` of the dense model, which is a star, its metric a dashed line.
         metric: label of the vertical axis.
         mode: ``max`` where more is better.
     """
@@ -125,7 +125,7 @@ def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metri
 
 
 def _panel(axes: Axes, groups: Sequence[dict[str, Any]], dense: dict[str, Any], cost: str, mode: str) -> None:
-    """Draw the groups whose cost is known, their front and the dense net."""
+    """Draw the groups whose cost is known, their front and the dense model."""
     some = [group for group in groups if group["costs"].get(cost)]
     edge = edge_of([group["mean"] for group in groups], dense["mean"], mode)
     far = [group for group in some if is_beyond(group["mean"], edge, mode)]

@@ -1,4 +1,4 @@
-"""Figures of a compressed net: densities and ranks by layer and role, heads and neurons left, a mask."""
+"""Figures of a compressed model: densities and ranks by layer and role, heads and neurons left, a mask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_CUT = {"nothing", "sized", "sized_norm"}  # kinds of layers of a net that lost heads, neurons, dimensions, sub-layers
+_CUT = {"nothing", "sized", "sized_norm"}  # kinds of layers of a model that lost heads, neurons, dimensions, sub-layers
 
 
 def site_table(net: PreTrainedModel, before: PreTrainedModel | None = None) -> list[dict[str, Any]]:
@@ -25,7 +25,7 @@ def site_table(net: PreTrainedModel, before: PreTrainedModel | None = None) -> l
 
     Args:
         net: compressed.
-        before: the dense net; without it, what the configuration of ``net`` says. An ordinary net of a smaller size
+        before: the dense model; without it, what the configuration of ``net`` says. An ordinary model of a smaller size
             does not know what it was.
     """
     whole = net if before is None else before

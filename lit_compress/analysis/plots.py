@@ -80,7 +80,7 @@ def spectra_figure(rows: TableRows) -> Figure:
 
 
 def ranks_figure(rows: TableRows) -> Figure:
-    """Draw rank / full rank of every site by layer, one line per role; for several nets draw :func:`rank_curve`."""
+    """Draw rank / full rank of every site by layer, one line per role; for several models draw :func:`rank_curve`."""
     if len(_by(rows, "model")) > 1:
         return rank_curve(rows)
     figure, (axes,) = _figure()
@@ -93,7 +93,7 @@ def ranks_figure(rows: TableRows) -> Figure:
 
 
 def rank_curve(rows: TableRows) -> Figure:
-    """Draw the mean rank of several nets over the density of their matrices, one line per method (LPAF's Figure 2)."""
+    """Draw the mean rank of several models over the density of their matrices, a line per method (LPAF's Figure 2)."""
     figure, (axes,) = _figure()
     points: TableRows = []
     for sites in _by(rows, "model").values():
@@ -135,7 +135,7 @@ def neurons_figure(rows: TableRows) -> Figure:
 
 
 def pattern_figure(rows: TableRows) -> Figure:
-    """Draw which weights of a matrix are not zero, for several nets side by side (LPAF's Figure 3)."""
+    """Draw which weights of a matrix are not zero, for several models side by side (LPAF's Figure 3)."""
     models = _by(rows, "model")
     figure, axes = _figure(len(models), (4.4, 4.6))
     for place, (label, cells) in zip(axes, models.items(), strict=True):

@@ -51,7 +51,7 @@ def calibrated_sensitivity(
 
 
 def stored_sensitivity(folder: Path) -> dict[str, Tensor]:
-    """Return {site: scores Gamma of its rows}, which a LoSparse or ITP stage wrote beside its net; {} if none did."""
+    """Return {site: scores Gamma of its rows}, which a LoSparse or ITP stage wrote beside its model; {} if none did."""
     from safetensors.torch import load_file
 
     path = folder / "importance.safetensors"
@@ -78,7 +78,7 @@ def pattern(nets: dict[str, PreTrainedModel], site: str | None = None) -> TableR
     """Return the share of nonzero weights in every cell of 4 x 4 weights of one site (LPAF Figure 3).
 
     Args:
-        nets: nets by label; a replaced layer is shown as the matrix that it applies.
+        nets: models by label; a replaced layer is shown as the matrix that it applies.
         site: name of the site; None for the first attention output.
 
     Raises:

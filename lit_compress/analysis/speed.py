@@ -18,7 +18,7 @@ BUSY = f"?: the machine was busy, p90 is over {STEADY} times p10; such times are
 
 
 def gain_of(entry: dict[str, Any], name: str) -> Speedup | None:
-    """Return the speed-up ``name`` of a net in a runtime; None where there is nothing to compare with."""
+    """Return the speed-up ``name`` of a model in a runtime; None where there is nothing to compare with."""
     gain = entry.get(name)
     return Speedup(gain["median"], gain["low"], gain["high"]) if gain else None
 
@@ -59,7 +59,7 @@ def times_table(result: SpeedResult) -> Table:
 
 
 def programs_table(result: SpeedResult) -> Table:
-    """Return the table of what it costs to load a net in a runtime, in a process of its own."""
+    """Return the table of what it costs to load a model in a runtime, in a process of its own."""
     at = f"{result['memory_shape']['batch']} x {result['memory_shape']['length']}"
     header = ["runtime", "net", "MB", "ready after s", "first forward s", f"peak MiB, {at}"]
     if result["device"] != "cpu":
@@ -78,7 +78,7 @@ def programs_table(result: SpeedResult) -> Table:
 
 
 def speed_figure(result: SpeedResult) -> Figure:
-    """Draw the speed-up over the dense net by batch size, a panel for every length; without one, time per text.
+    """Draw the speed-up over the dense model by batch size, a panel for every length; without one, time per text.
 
     Bars are from p10 to p90. Hollow points are speed-ups that the spread does not carry, or times of a busy machine.
     """
@@ -102,7 +102,7 @@ def speed_figure(result: SpeedResult) -> Figure:
         axes.grid(alpha=0.3)
         if compared:
             axes.axhline(1, color="black", linewidth=0.8)
-    panels[0].set_ylabel("speed-up over the dense net" if compared else "ms per text")
+    panels[0].set_ylabel("speed-up over the dense model" if compared else "ms per text")
     if not compared:
         panels[0].set_yscale("log")
     panels[-1].legend(fontsize=8)

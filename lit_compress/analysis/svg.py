@@ -24,7 +24,7 @@ class Point:
 
     Attributes:
         x, y: where it is.
-        series: number of its label, which decides colour and shape; None: the dense net, a star.
+        series: number of its label, which decides colour and shape; None: the dense model, a star.
         title: what is shown when one points at it.
         link: where a click leads, e.g. ``#run-3``; "" for nowhere.
         spread: half the length of its error bar; None for none.
@@ -179,7 +179,7 @@ def lines_of(places: Sequence[float], width: float) -> list[int]:
 def scatter(
     points: Sequence[Point], front: Sequence[tuple[float, float]], labels: tuple[str, str], level: float | None = None
 ) -> str:
-    """Return a scatter plot; ``front`` is drawn as steps, ``level`` as a dashed line: the dense net's metric.
+    """Return a scatter plot; ``front`` is drawn as steps, ``level`` as a dashed line: the dense model's metric.
 
     Thin lines join the points of a series that are not small.
 

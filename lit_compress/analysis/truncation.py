@@ -1,4 +1,4 @@
-"""Tables of a fine-tuned net under truncation, without training: FWSVD's Figures 1, 5, 6, 8 and Table 4.
+"""Tables of a fine-tuned model under truncation, without training: FWSVD's Figures 1, 5, 6, 8 and Table 4.
 
 Tables are lists of rows (dicts), which ``plots.py`` writes as CSV and draws.
 """
@@ -77,7 +77,7 @@ def grouped_truncation(
     Args:
         net: fine-tuned; unchanged afterwards.
         decomposers: by label.
-        metric: function that returns the dev metric of a net, larger is better.
+        metric: function that returns the dev metric of a model, larger is better.
         groups: number of groups of components, from the largest singular values to the smallest.
 
     Returns:
@@ -115,8 +115,8 @@ def rank_ratio_sweep(
     Args:
         net: fine-tuned; unchanged afterwards.
         decomposers: by label.
-        metric: function that returns the dev metric of a net, larger is better.
-        ratios: fractions of the ranks that are kept, in (0, 1]; 1.0 is the dense net.
+        metric: function that returns the dev metric of a model, larger is better.
+        ratios: fractions of the ranks that are kept, in (0, 1]; 1.0 is the dense model.
 
     Returns:
         By label and ratio: density (a matrix that factors would not make smaller counts as dense, although it is
@@ -166,7 +166,7 @@ def ranks(net: PreTrainedModel, model: str = "", method: str = "") -> TableRows:
     """Return for every site, factorized or not, its numerical rank, rows and columns with nonzero weights, and density.
 
     Args:
-        net: a net, compressed or not.
+        net: a model, compressed or not.
         model: its label.
         method: name of the method that compressed it.
     """

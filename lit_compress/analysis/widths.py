@@ -1,4 +1,4 @@
-"""Figures of SP3's nets: the fractions left in every block (the paper's Figures 4, 6, 7), principal components (1)."""
+"""Figures of SP3's models: fractions left in every block (the paper's Figures 4, 6, 7), principal components (1)."""
 
 from __future__ import annotations
 
