@@ -1,4 +1,4 @@
-"""Export of a net of which one block at a time is in memory: its files shard by shard, its metric block by block."""
+"""Export of a model of which one block at a time is in memory: its files shard by shard, its metric block by block."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def check_choices_by_block(choices: Choices) -> None:
     for name in ("format", "round_to", "vocabulary", "embeddings", "pivot", "merge"):
         if getattr(choices, name) != getattr(usual, name):
             raise UserError(
-                f"--by_block: --{name} {getattr(choices, name)} needs the whole net; leave it out, or ask for it with "
-                "'export' where the net fits"
+                f"--by_block: --{name} {getattr(choices, name)} needs the whole model; leave it out, or pass it to "
+                "'export' where the model fits"
             )
 
 
@@ -61,22 +61,22 @@ def write_shards(
     net: BlockNet, form: PreTrainedModel, change: Change, dtype: str, folder: Path, out: Path,
     refine: Callable[[int, nn.Module], None] | None = None,
 ) -> PreTrainedModel:  # fmt: skip
-    """Write the compressed net, one file per block and one for the rest, with configuration and code.
+    """Write the compressed model, one file per block and one for the rest, with configuration and code.
 
     A block whose file is in ``folder`` already is not written again; ``out`` gets all when they are there.
 
     Args:
-        net: gives the values of the dense net.
-        form: the dense net without values; its blocks are changed.
-        change: function of a net like ``form``, the number of a block, and whether it has values, that compresses this
-            block in place.
+        net: gives the values of the dense model.
+        form: the dense model without values; its blocks are changed.
+        change: function of a model like ``form``, the number of a block, and whether it has values, that compresses
+            this block in place.
         dtype: of the files.
         folder: for files that are finished; a killed process goes on from them.
         out: existing folder of the export.
         refine: trains a changed block, of a number, before it is written.
 
     Returns:
-        The net of the export, without values.
+        The model of the export, without values.
     """
     kind, paths, small = getattr(torch, dtype), [], copy.deepcopy(form)
     for i in range(len(net)):
@@ -119,7 +119,7 @@ def write_parts(
     net: PreTrainedModel, count: int, part: Callable[[int], tuple[dict[str, Tensor], Structure]], dtype: str,
     folder: Path, out: Path,
 ) -> PreTrainedModel:  # fmt: skip
-    """Write a net whose changes reach beyond its blocks, one file per part, with configuration and code.
+    """Write a model whose changes reach beyond its blocks, one file per part, with configuration and code.
 
     A part whose files are in ``folder`` already is not made again; ``out`` gets all when they are there.
 
@@ -132,7 +132,7 @@ def write_parts(
         out: existing folder of the export.
 
     Returns:
-        The net of the export, without values.
+        The model of the export, without values.
     """
     kind, paths, structure = getattr(torch, dtype), list[Path](), Structure()
     for i in track(list(range(count)), "write", count):
@@ -178,14 +178,14 @@ def _write(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, path: Path
 def entry(
     shapes: PreTrainedModel, task: Task, scores: dict[str, float], size: int, dense: PreTrainedModel | None = None
 ) -> dict[str, Any]:
-    """Return what the report says of a net of which only shapes are known here.
+    """Return what the report says of a model of which only shapes are known here.
 
     Args:
-        shapes: the net, without values.
+        shapes: the model, without values.
         task: of it.
         scores: its dev metrics.
         size: bytes of its files.
-        dense: the net before, without values; None: this is it.
+        dense: the model before, without values; None: this is it.
     """
     params = count_params(shapes)
     density = params.sites / dense_site_params(shapes if dense is None else dense)
@@ -204,14 +204,14 @@ def write_report(
 ) -> dict[str, Any]:  # fmt: skip
     """Write tokenizer, ``report.json`` and the card of an export whose tensors are there; return the report.
 
-    What needs a whole net in memory is null: latencies, and the comparison after loading in another process.
+    What needs a whole model in memory is null: latencies, and the comparison after loading in another process.
 
     Args:
         out: folder of the export.
-        dense: the dense net, without values.
+        dense: the dense model, without values.
         form: the export, without values.
         scores: of both, as :func:`~lit_compress.evaluation.evaluate.evaluate` returns them.
-        size: bytes of the dense net's files.
+        size: bytes of the dense model's files.
         method: name of the method.
         data: of the task.
         config: of the command.

@@ -1,8 +1,8 @@
-"""The certificate of an export: how far every file of it is from the net before export, on real texts.
+"""The certificate of an export: how far every file of it is from the model before export, on real texts.
 
-The net before export is the one that training ended with. Nothing was merged, padded or cut in it, and its numbers are
-float32. It and every form of the export, the folder and the programs, read the same texts of the data: one alone, and
-three of different lengths, with padding. These are other shapes than the one that programs are traced with.
+The model before export is the one that training ended with. Nothing was merged, padded or cut in it, and its numbers
+are float32. It and every form of the export, the folder and the programs, read the same texts of the data: one alone,
+and three of different lengths, with padding. These are other shapes than the one that programs are traced with.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Entry = dict[str, Any]
 
 
 class Certificate:
-    """What a net answers before it is exported, to be compared with what its export answers.
+    """What a model answers before it is exported, to be compared with what its export answers.
 
     Args:
-        net: the net before export; it is in evaluation mode afterwards.
+        net: the model before export; it is in evaluation mode afterwards.
         data: of its task.
         split: whose texts are read.
 
@@ -53,11 +53,11 @@ class Certificate:
     def compare(
         self, form: Entry, net: PreTrainedModel, data: DataModule, run: Callable[[Inputs], Inputs], same: bool = True
     ) -> Entry:
-        """Compare one form of the export with the net before it; return the record, which is in ``entries``, too.
+        """Compare one form of the export with the model before it; return the record, which is in ``entries``, too.
 
         Args:
             form: its ``file`` and ``format``.
-            net: the exported net.
+            net: the exported model.
             data: as the export's tokenizer reads it.
             run: from inputs to results of this form.
             same: whether the results must be the same; else what was asked for changes them, and is only measured.
@@ -82,7 +82,7 @@ class Certificate:
         allowed = TOLERANCE[form["format"]] if same else None
         if allowed is not None and (difference is None or not difference <= allowed):
             raise UserError(
-                f"export: on texts of the data the logits of {form['file']} differ from those of the net before export "
+                f"export: on texts of the data, the logits of {form['file']} differ from the model's before export "
                 f"by {float('nan') if difference is None else difference:.2e}, more than {allowed:.0e}; "
                 "nothing was exported"
             )
@@ -108,7 +108,7 @@ class Certificate:
             return {name: value.float() for name, value in self._kind.gives(net(**inputs), inputs).items()}
 
     def _numbers(self, data: DataModule, size: int) -> Any:
-        """Return which token of the net before export each of the export's ``size`` tokens is, as a list."""
+        """Return which token of the model before export each of the export's ``size`` tokens is, as a list."""
         return self._data.tokenizer.convert_tokens_to_ids(data.tokenizer.convert_ids_to_tokens(list(range(size))))
 
 

@@ -1,4 +1,4 @@
-"""What users choose for an export, beside the net: programs, widths, vocabulary, embeddings, number formats."""
+"""What users choose for an export, beside the model: programs, widths, vocabulary, embeddings, number formats."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Choices:
 
     @property
     def keeps_logits(self) -> bool:
-        """Whether the folder answers as the net does; a smaller table and 16 bits change its logits a little."""
+        """Whether the folder answers as the model does; a smaller table and 16 bits change its logits a little."""
         return not (self.embeddings or self.half)
 
     def say_dtype(self, stored: object) -> None:
@@ -135,14 +135,14 @@ class Choices:
             )
 
     def check_budget(self, budget: Budget | None) -> None:
-        """Refuse, for a net that was made for ``budget``, to store more than that allows.
+        """Refuse, for a model that was made for ``budget``, to store more than that allows.
 
         Raises:
             UserError: matrices were to be merged.
         """
         if self.merge == "slower" and budget is not None and not budget.merges:
             raise UserError(
-                f"export: --merge slower stores matrices whole, and the net was made for the budget '{budget.asked}'; "
+                f"export: --merge slower stores matrices whole, the model was made for the budget '{budget.asked}'; "
                 "leave one out, or give a budget of speedup"
             )
 
@@ -157,10 +157,10 @@ class Choices:
             check_table(net, self.rank, f"export: --embeddings {self.embeddings}")
         if self.integers and task_type_of_net(net.config).name == "summarization":
             raise UserError(
-                f"export: --dtype {self.dtype} cannot measure a net that writes summaries; nearest: bfloat16"
+                f"export: --dtype {self.dtype} cannot measure a model that writes summaries; nearest: bfloat16"
             )
         if self.dtype == "int4" and not net.can_generate():
-            raise UserError("export: --dtype int4 is for nets that write text, one token at a time; nearest: int8")
+            raise UserError("export: --dtype int4 is for models that write text, one token at a time; nearest: int8")
 
 
 AS_IS = Choices()

@@ -67,10 +67,10 @@ class Export:
     """What is exported, and what its report says beside the measurements.
 
     Attributes:
-        net: the net to export.
-        before: stage -> net of that stage, with its metrics; the first is dense.
+        net: the model to export.
+        before: stage -> model of that stage, with its metrics; the first is dense.
         method: name of the method.
-        data: for the dev metric of the exported net.
+        data: for the dev metric of the exported model.
         config: of the run.
         initial: dev metric before the last stage's first step; None if there is none.
         more: further fields of the report.
@@ -90,13 +90,13 @@ class Export:
 
     @property
     def dense(self) -> PreTrainedModel:
-        """The net before compression."""
+        """The model before compression."""
         return next(iter(self.before.values())).net
 
 
 @dataclass
 class _Fused:
-    """What is known of a net in the layers of its export."""
+    """What is known of a model in the layers of its export."""
 
     data: DataModule  # read with the export's tokenizer
     kept: float  # density that the method kept
@@ -105,15 +105,15 @@ class _Fused:
 
 
 def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[str, Any]:
-    """Write a net, fused, as a folder that loads without this package; write and return its report.
+    """Write a model, fused, as a folder that loads without this package; write and return its report.
 
     Args:
         out: folder to write; an earlier export there is replaced.
-        source: has the net.
+        source: has the model.
         choices: what the user asked for.
 
     Raises:
-        UserError: ``out`` has other files; a check fails; what was asked for cannot be done with the net.
+        UserError: ``out`` has other files; a check fails; what was asked for cannot be done with the model.
     """
     choices.check()
     choices.check_net(source.net)
@@ -154,7 +154,7 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
 
 
 def _fuse(source: Export, choices: Choices, length: int) -> tuple[PreTrainedModel, _Fused]:
-    """Return the net as its export computes it, and the rest; ``length``: tokens at which layers are timed."""
+    """Return the model as its export computes it, and the rest; ``length``: tokens at which layers are timed."""
     small, data, merges = compact(source.net), source.data, {}
     if choices.pivot:
         check_pivot(small)
@@ -174,7 +174,7 @@ def _fuse(source: Export, choices: Choices, length: int) -> tuple[PreTrainedMode
 
 
 def _store(net: PreTrainedModel, data: DataModule, folder: Path, choices: Choices) -> float:
-    """Write net and tokenizer; return by how much the logits of what another process loads differ at most."""
+    """Write model and tokenizer; return by how much the logits of what another process loads differ at most."""
     stored = net if choices.round_to is None else pad_widths(with_same_parameters(net), choices.round_to)
     if choices.half:
         cast(stored, choices.dtype)
@@ -186,7 +186,7 @@ def _store(net: PreTrainedModel, data: DataModule, folder: Path, choices: Choice
 
 
 def _measure(source: Export, fused: _Fused, exported: PreTrainedModel, folder: Path, task: Task) -> dict[str, Any]:
-    """Return the report of all nets, the export as the stage ``compressed``."""
+    """Return the report of all models, the export as the stage ``compressed``."""
     scores, key = evaluate(exported, fused.data, sure=True), f"val/{task.metrics[0]}"
     own = Measured(
         exported, folder, scores[key], source.initial, fused.kept, bool(fused.merged), interval_of(scores, key)
@@ -205,7 +205,7 @@ def _measure(source: Export, fused: _Fused, exported: PreTrainedModel, folder: P
 def _speed(
     source: Export, budget: Budget, report: dict[str, Any], net: PreTrainedModel, folder: Path, choices: Choices
 ) -> dict[str, Any]:
-    """Return the field ``speed`` of the report: how many times faster than the dense net's program the export's is."""
+    """Return the field ``speed`` of the report: the speed-up of the export's program over the dense model's."""
     made = folder / report["program"]["file"] if "program" in report else None
     with ExitStack() as stack:
         timed = source.timed
@@ -233,8 +233,8 @@ def write_programs(
         data: of its task.
         folder: of the export.
         choices: have the format, and whether the program is of 8-bit integers.
-        certificate: of the net before export; gets an entry.
-        same: whether the program must answer as that net does.
+        certificate: of the model before export; gets an entry.
+        same: whether the program must answer as that model does.
 
     Raises:
         UserError: the program cannot be written, or differs.
@@ -257,7 +257,7 @@ def write_programs(
 
 
 def write_tokenizer(data: DataModule, folder: Path, config: PreTrainedConfig) -> None:
-    """Write the tokenizer, and for a net that gives vectors, of this ``config``, what sentence-transformers reads.
+    """Write the tokenizer, and for a model that gives vectors, of this ``config``, what sentence-transformers reads.
 
     Programs that read the tokenizer's file alone end longer texts where the data ends them, if the end is what goes.
     """

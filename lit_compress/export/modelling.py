@@ -2,8 +2,8 @@
 
 ``AutoModel...from_pretrained(OUT, trust_remote_code=True)`` runs it; it needs torch and transformers only. The
 library's own class would draw the matrices that it does not find at random, with a warning. So the configuration names
-an activation function that does not exist, :data:`REFUSAL`; every version of the library looks it up to build the net,
-and ends with this name as the error. The class of the modelling file puts the real names back, which stand under
+an activation function that does not exist, :data:`REFUSAL`; every version of the library looks it up to build the
+model, and ends with this name as the error. The class of the modelling file puts the real names back, which stand under
 :data:`ACTIVATIONS`.
 """
 
@@ -83,7 +83,7 @@ class Compressed{base}({base}):
 def write_model(net: PreTrainedModel, folder: Path) -> None:
     """Write weights, config with ``auto_map`` and structure, and the modelling file of the fused ``net``.
 
-    A net that equals an ordinary one of its family (ordinary.py) is written as such, without a modelling file.
+    A model that equals an ordinary one of its family (ordinary.py) is written as such, without a modelling file.
     """
     base = type(net).__name__
     if (ordinary := ordinary_net(net)) is not None:
@@ -110,18 +110,18 @@ def write_form(net: PreTrainedModel, folder: Path, save: Callable[[PreTrainedMod
 
 
 def _auto_map(net: PreTrainedModel, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the classes of an export; ``own``: those of the net."""
+    """Return the classes of an export; ``own``: those of the model."""
     kept = {name: ref for name, ref in own.items() if name == "AutoConfig"}
     return kept | {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{type(net).__name__}"}
 
 
 def refuses(net: PreTrainedModel) -> bool:
-    """Say whether the export of a net loads with its own code only, and fails with :data:`REFUSAL` without it."""
+    """Say whether the export of a model loads with its own code only, and fails with :data:`REFUSAL` without it."""
     return bool(getattr(net.config, "structure", None)) or file_of(net) is not None
 
 
 def code_of(base: str, kinds: Iterable[str], file: str | None = None) -> str:
-    """Return the modelling file of a net of class ``base``, of transformers or in ``file``, with these layers."""
+    """Return the modelling file of a model of class ``base``, of transformers or in ``file``, with these layers."""
     layers = _with_bases([LAYERS[kind] for kind in sorted(kinds)])
     return _TEMPLATE.format(
         base=base,

@@ -1,4 +1,4 @@
-"""Deployed nets of narrow hidden states: an ordinary net where they are one, or with widths filled up."""
+"""Deployed models of narrow hidden states: an ordinary model where they are one, or with widths filled up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def as_ordinary(net: PreTrainedModel) -> PreTrainedModel | None:
-    """Return the ordinary Llama or Qwen3 that a fused one is where all blocks share one basis; None for any other net.
+    """Return a fused Llama or Qwen3 as an ordinary one if all blocks share one basis; None for any other model.
 
     Its width is the number of directions, with zeros up to a multiple of the heads, which its configuration asks for;
     that norms divide by the width is in their weights and their epsilon. Norms of queries and keys have that epsilon
@@ -75,7 +75,7 @@ def pad_widths(net: PreTrainedModel, multiple: int) -> PreTrainedModel:
         raise UserError(f"export: --round_to {multiple} is below 1, the smallest valid value; usual: 8")
     if not any(isinstance(module, NarrowNorm) for module in net.modules()):
         raise UserError(
-            f"export: --round_to {multiple} is for nets with narrow hidden states (SP3, SliceGPT); this one has none"
+            f"export: --round_to {multiple} is for models with narrow hidden states (SP3, SliceGPT); this one has none"
         )
     stream = residual_stream(net, group_of(net))
     norms = [[module_at(net, name, NarrowNorm) for name in place.norms] for place in stream.sites]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def cast(net: PreTrainedModel, dtype: Dtype) -> None:
     """Cast the floating-point weights of ``net``, and name the dtype in its configuration.
 
-    Its parameters are replaced by others: another net may share them.
+    Its parameters are replaced by others: another model may share them.
 
     Raises:
         UserError: a weight is too large.
@@ -76,11 +76,11 @@ def quantize_program(
 
 
 class Program(nn.Module):
-    """A program that is called like the net it was made from, and computes the same fields.
+    """A program that is called like the model it was made from, and computes the same fields.
 
     Args:
         run: function of its inputs, on the CPU, that returns its results by name.
-        config: of that net, which names its padding; None: batches are padded as it reads them.
+        config: of that model, which names its padding; None: batches are padded as it reads them.
     """
 
     def __init__(self, run: Callable[[Inputs], Inputs], config: PreTrainedConfig | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Exports that are ordinary nets of their family: the library's own class holds them, with other sizes at most."""
+"""Exports that are ordinary models of their family: the library's own class holds them, with other sizes at most."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def ordinary_form(net: PreTrainedModel) -> PreTrainedModel | None:
-    """Return the ordinary net whose layers have the sizes of those of the fused ``net``, its parameters without values.
+    """Return the ordinary model whose layers have the sizes of the fused ``net``, its parameters without values.
 
-    None where the library's own class has no such net, or it is not of the library; only shapes are read.
+    None where the library's own class has no such model, or it is not of the library; only shapes are read.
     """
     if file_of(net) or (config := ordinary_config(net)) is None:
         return None
@@ -35,7 +35,7 @@ def ordinary_form(net: PreTrainedModel) -> PreTrainedModel | None:
 
 @torch.no_grad()
 def ordinary_net(net: PreTrainedModel) -> PreTrainedModel | None:
-    """Return the ordinary net that the fused ``net`` is; None for any other.
+    """Return the ordinary model that the fused ``net`` is; None for any other.
 
     It is one where no matrix was replaced, where all layers have as many heads and as many neurons (uniform_shape.py),
     or where all blocks share one basis of narrow hidden states (narrow.py).

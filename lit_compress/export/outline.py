@@ -1,4 +1,4 @@
-"""What the choices for an export leave of a net without values, for what is known of the file before training."""
+"""What the choices for an export leave of a model without values, for what is known of the file before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pivot form of a net's low-rank matrices: the same outputs with k^2 parameters fewer for every matrix of rank k."""
+"""Pivot form of a model's low-rank matrices: the same outputs with k^2 parameters fewer for every matrix of rank k."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def pivot_sites(net: PreTrainedModel) -> list[tuple[str, ...]]:
 
 
 def check_pivot(net: PreTrainedModel) -> None:
-    """Refuse a net without low-rank matrices.
+    """Refuse a model without low-rank matrices.
 
     Raises:
         UserError: ``net`` has none.
     """
     if not pivot_sites(net):
-        raise UserError("export: --pivot is for matrices that are stored as factors; this net has none, leave it out")
+        raise UserError("export: --pivot is for matrices that are stored as factors; this model has none, leave it out")
 
 
 @torch.no_grad()

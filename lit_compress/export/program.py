@@ -1,12 +1,12 @@
-"""Writing a net as one program that runs without transformers: ``model.pt2``, ``model.onnx``, ``openvino_model.xml``.
+"""Writing a model as one program that runs without transformers: ``model.pt2``, ``model.onnx``, ``openvino_model.xml``.
 
 Its inputs are the tokenizer's tensors, of any batch size and length; its outputs are logits, of a sentence model the
-states of the tokens and the finished vectors. A net that generates text
+states of the tokens and the finished vectors. A model that generates text
 returns the logits of every next token: generation, with its cache and beams, needs the folder itself. The file is read
-back and compared with the net on batches of other shapes, one of a single text.
+back and compared with the model on batches of other shapes, one of a single text.
 
 OpenVINO's file is made by ``transformers.exporters``, whose repairs of the graph its converter needs. For the other two
-these exporters call the same functions of PyTorch as this file, and write the same net: logits and times of a BERT in
+these exporters call the same functions of PyTorch as this file, and write the same model: logits and times of a BERT in
 ONNX are equal, and BART and T5 that classify fail in ``torch.export`` there, too. But the axes of their files have no
 names, the files hold paths of the machine, weights stand in a second file, PyTorch 2.11 is needed, and lines are
 printed that cannot be turned off. To repair that would take more than the two calls.
@@ -63,14 +63,14 @@ def write_program(
     Afterwards ``net`` is in evaluation mode, and its parameters require no gradients.
 
     Args:
-        net: the net to write.
+        net: the model to write.
         tokenizer: says whether texts have token types.
         folder: to write into.
         form: of the program.
-        kind: type of the task, which says what the program gives; None: the usual one of the net's class.
+        kind: type of the task, which says what the program gives; None: the usual one of the model's class.
 
     Raises:
-        UserError: PyTorch or the runtime cannot follow this net; the program's logits differ from the net's by more
+        UserError: PyTorch or the runtime cannot follow this model; the program's logits differ from the model's by more
             than ``TOLERANCE`` (relative above 1).
     """
     path = folder / FILES[form]
@@ -101,7 +101,7 @@ def write_program(
 
 
 class _Logits(nn.Module):
-    """A net that returns a dict of tensors instead of an output class of transformers."""
+    """A model that returns a dict of tensors instead of an output class of transformers."""
 
     def __init__(self, net: PreTrainedModel, kind: TaskType) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Logits(nn.Module):
         token_type_ids: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
     ) -> Inputs:
-        """Return the net's results by name."""
+        """Return the model's results by name."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         for name, value in (("token_type_ids", token_type_ids), ("decoder_input_ids", decoder_input_ids)):
             inputs |= {} if value is None else {name: value}
@@ -124,7 +124,7 @@ class _Logits(nn.Module):
 def example_inputs(
     net: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: int, length: int, padded: bool = True
 ) -> Inputs:
-    """Return random inputs [batch, length] for the net, with token types if it has them.
+    """Return random inputs [batch, length] for the model, with token types if it has them.
 
     ``padded``: the second half of the second text is padding.
     """

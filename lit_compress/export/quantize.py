@@ -105,7 +105,7 @@ def _quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed]) -> None:
     integer_tables(model)
     model.graph.ClearField("value_info")
     for node in model.graph.node:
-        node.ClearField("metadata_props")  # where it was in the net: half a megabyte
+        node.ClearField("metadata_props")  # where it was in the model: half a megabyte
     onnx.save(model, out)
 
 
@@ -121,7 +121,7 @@ class _Ranges:
 
 
 def _kept(graph: Any) -> list[str]:
-    """Return the names of the nodes that stay in float: those after the net, and products of two activations.
+    """Return the names of the nodes that stay in float: those after the model, and products of two activations.
 
     In this format ONNX Runtime ignores its option ``MatMulConstBOnly``.
     """

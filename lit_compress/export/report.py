@@ -1,4 +1,4 @@
-"""The report of a run: every number, measured on the nets, of the dense, the compressed and all stages' nets."""
+"""The report of a run: every number, measured on the models, of the dense, the compressed and all stages' models."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def commit() -> str | None:
 
 @dataclass(frozen=True)
 class Measured:
-    """A net with its dev metric.
+    """A model with its dev metric.
 
     Attributes:
-        net: the net, loaded from ``folder``.
+        net: the model, loaded from ``folder``.
         folder: folder of its tensors.
         metric: dev metric.
         initial: dev metric before the first step of its stage, e.g. right after a factorization; None without training.
@@ -88,10 +88,10 @@ class Measured:
     interval: Interval | None = None
 
     def entry(self, task: Task, whole: int) -> dict[str, Any]:
-        """Return the net's numbers for the report, without latency; FLOPs are at :func:`reading_length`.
+        """Return the model's numbers for the report, without latency; FLOPs are at :func:`reading_length`.
 
-        ``whole`` is the number of weights of the dense net's sites (the configuration of an ordinary export has smaller
-        sizes).
+        ``whole`` is the number of weights of the dense model's sites (the configuration of an ordinary export has
+        smaller sizes).
         """
         numbers = measure(self.net, reading_length(self.net, task))
         stored = numbers["params"]["sites"] / whole
@@ -112,11 +112,11 @@ def reading_length(net: PreTrainedModel, task: Task) -> int:
 
 
 def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task: Task) -> dict[str, Any]:
-    """Time the nets in turns, with one thread, batch 1 and the task's length; add the times to their entries.
+    """Time the models in turns, with one thread, batch 1 and the task's length; add the times to their entries.
 
     Returns:
         What the times carry: ``rounds``, ``spread`` (the largest p90 / p10), ``steady`` (whether that is small enough
-        for them to be trusted), and ``speedup`` of the last net over the first with its ``verdict``.
+        for them to be trusted), and ``speedup`` of the last model over the first with its ``verdict``.
     """
     length = reading_length(nets[0], task)
     times = forward_times(nets, length)
@@ -130,12 +130,12 @@ def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task
 
 
 def build_report(task: Task, method: str, nets: dict[str, Measured], config: dict[str, Any]) -> dict[str, Any]:
-    """Measure every net and compare the last with the first.
+    """Measure every model and compare the last with the first.
 
     Args:
         task: the task of the run.
         method: name of the method.
-        nets: stage name -> net; the first is dense, the last the export.
+        nets: stage name -> model; the first is dense, the last the export.
         config: of the run.
     """
     whole = dense_site_params(next(iter(nets.values())).net)
@@ -147,7 +147,7 @@ def build_report(task: Task, method: str, nets: dict[str, Measured], config: dic
 def compared(
     task: Task, method: str, stages: dict[str, dict[str, Any]], timing: dict[str, Any], config: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the report of nets that were measured: stage -> its entry; the first is dense, the last the export."""
+    """Return the report of models that were measured: stage -> its entry; the first is dense, the last the export."""
     dense, *_, compressed = stages.values()
     mode = "max" if higher_is_better(task) else "min"
     ratios = {
@@ -165,7 +165,7 @@ def compared(
 
 
 def add_intervals(report: dict[str, Any], intervals: Mapping[str, Interval | None]) -> None:
-    """Add ``interval``, in which 95 of 100 samples have the metric, to every net; null where it was not computed.
+    """Add ``interval``, in which 95 of 100 samples have the metric, to every model; null where it was not computed.
 
     Args:
         report: with the number of rows of the metric.
@@ -198,7 +198,7 @@ def of_all(used: int, available: int | None) -> str:
 
 
 def score_line(report: dict[str, Any]) -> str:
-    """Return the metric of the compressed net with its standard error and its number of rows, for the screen."""
+    """Return the metric of the compressed model with its standard error and its number of rows, for the screen."""
     compressed, metric = report["compressed"], report["metric"]
     rows = f" ({counted(report)})" if "rows" in metric else ""  # not in reports of earlier versions
     return f"dev {metric['name']} {compressed['metric']:.4f} {_error(compressed)}".rstrip() + rows
@@ -210,7 +210,7 @@ def final_metric(report: dict[str, Any]) -> float:
 
 
 def points_lost(report: dict[str, Any]) -> float:
-    """Return by how many points the export is worse than the dense net; below 0 it is better.
+    """Return by how many points the export is worse than the dense model; below 0 it is better.
 
     A point is a hundredth of a metric whose higher values are better, 1 of a perplexity.
     """
@@ -225,7 +225,7 @@ def pivot_line(report: dict[str, Any]) -> str:
 
 
 def _error(entry: dict[str, Any]) -> str:
-    """Return the standard error of a net's metric; empty where it is not known."""
+    """Return the standard error of a model's metric; empty where it is not known."""
     ends: Interval | None = entry.get("interval")
     return f"± {standard_error(ends):.4f}" if ends else ""
 
@@ -236,7 +236,7 @@ def short(value: float) -> str:
 
 
 def _timed(entry: dict[str, Any], key: str, show: Callable[[float], str] = "{:.2f}".format) -> str:
-    """Return a net's latency as it is shown; empty where it was not timed."""
+    """Return a model's latency as it is shown; empty where it was not timed."""
     milliseconds = entry["latency_ms"][key]
     return "" if milliseconds is None else show(milliseconds)
 
@@ -245,7 +245,7 @@ _Show = Callable[[dict[str, Any]], str]
 
 
 def _number(*path: str) -> Callable[[dict[str, Any]], float]:
-    """Return what reads the number at ``path`` of a net's entry."""
+    """Return what reads the number at ``path`` of a model's entry."""
 
     def read(entry: dict[str, Any]) -> float:
         for key in path:
@@ -255,7 +255,7 @@ def _number(*path: str) -> Callable[[dict[str, Any]], float]:
     return read
 
 
-# label; how a net's value is shown; what its ratio to the dense net's is made of, None: it has none
+# label; how a model's value is shown; what its ratio to the dense model's is made of, None: it has none
 _ROWS: tuple[tuple[str, _Show, Callable[[dict[str, Any]], float] | None], ...] = (
     ("{metric}", lambda e: f"{e['metric']:.4f}", _number("metric")),
     ("   standard error", _error, None),
@@ -301,7 +301,7 @@ def _ratio(report: dict[str, Any], label: str, value: Callable[[dict[str, Any]],
 
 
 def speedup_of(report: dict[str, Any]) -> Speedup | None:
-    """Return the speed-up of the compressed net; None in reports of earlier versions, which have one number only."""
+    """Return the speed-up of the compressed model; None in reports of earlier versions, which have one number only."""
     gain = (report.get("timing") or {}).get("speedup")
     return gain and Speedup(*(gain[key] for key in ("median", "low", "high")))
 
@@ -316,7 +316,7 @@ def speed_lines(report: dict[str, Any]) -> list[str]:
 
 
 def program_speed_lines(report: dict[str, Any]) -> list[str]:
-    """Return how much faster the program of the budget's runtime is than the dense net's, for the screen."""
+    """Return how much faster the program of the budget's runtime is than the dense model's, for the screen."""
     if not (speed := report.get("speed")):
         return []
     return [f"speed-up in {speed['runtime']}, one thread: {gain_words(speed['shapes'])}"]
@@ -337,7 +337,7 @@ WIDEST = 100  # characters of a text on the screen
 
 
 def generation_lines(report: dict[str, Any]) -> list[str]:
-    """Return how both nets go on with a prompt, for the screen; [] for nets that do not write.
+    """Return how both models go on with a prompt, for the screen; [] for models that do not write.
 
     What a terminal would obey, as control characters, is shown as a question mark.
     """
@@ -360,7 +360,7 @@ def same_tokens(generation: dict[str, Any]) -> str:
 
 
 def table(report: dict[str, Any]) -> Table:
-    """Return the final table for the terminal and for a log: at most 100 columns for four nets of BERT's size."""
+    """Return the final table for the terminal and for a log: at most 100 columns for four models of BERT's size."""
     header, body = rows(report)
     return screen_table(header, body, whole=len(header))
 

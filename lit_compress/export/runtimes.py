@@ -1,8 +1,8 @@
 """The runtimes that can run an export or any other model folder: PyTorch, ONNX Runtime, OpenVINO.
 
 A runtime loads a folder or a program and returns a function from arrays to results, as a user's own code would do it.
-So this file imports nothing of the package: bench.py imports it to time nets in turns, and also starts it as a script,
-in a process of its own whose load time and memory are those of a program that uses the runtime.
+So this file imports nothing of the package: bench.py imports it to time models in turns, and also starts it as a
+script, in a process of its own whose load time and memory are those of a program that uses the runtime.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Runner = Callable[[Inputs], list[Any]]  # returns the results in the runtime's o
 
 @dataclass(frozen=True)
 class Setting:
-    """How a net is run.
+    """How a model is run.
 
     Attributes:
         auto_class: the class of transformers that loads it.
@@ -45,7 +45,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Runtime:
-    """One way to run a net.
+    """One way to run a model.
 
     Attributes:
         name: as users type it.
@@ -87,8 +87,8 @@ def _eager(folder: Path, setting: Setting, change: Callable[[Any], Any] = lambda
 def _compiled(folder: Path, setting: Setting) -> Runner:
     import torch
 
-    # one compiled form for all shapes: else what is timed at a shape would depend on the shapes before it; nets of one
-    # class count as one function, which would not be compiled any more after some of them
+    # one compiled form for all shapes: else what is timed at a shape would depend on the shapes before it; models of
+    # one class count as one function, which would not be compiled any more after some of them
     torch._dynamo.config.recompile_limit = 64
     return _eager(folder, setting, lambda net: torch.compile(net, dynamic=True))
 
@@ -157,9 +157,9 @@ class Fresh:
 
     Attributes:
         import_seconds: of the runtime's packages.
-        load_seconds: from the packages to a net that can be called.
+        load_seconds: from the packages to a model that can be called.
         first_seconds: of the first forward, compilation included.
-        libraries_mib: peak memory before the net is loaded.
+        libraries_mib: peak memory before the model is loaded.
         peak_mib: peak memory after two forwards.
         gpu_peak_mib: of PyTorch on the GPU; None without one.
     """
@@ -173,7 +173,7 @@ class Fresh:
 
 
 def start_fresh(runtime: Runtime, path: Path, setting: Setting, inputs: Path) -> Fresh:
-    """Load and run a net where nothing was done before."""
+    """Load and run a model where nothing was done before."""
     begin = time.perf_counter()
     for package in NEEDED.get(runtime.name, runtime.packages):
         import_module(package)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def write_sentences(folder: Path, config: PreTrainedConfig, data: DataModule) -> None:
-    """Write the files of a net that gives vectors into its folder; nothing for other types of task."""
+    """Write the files of a model that gives vectors into its folder; nothing for other types of task."""
     if data.record.kind == "embedding":
         write_sentence_files(folder, config.hidden_size, data.deployed_length, data.record.pooling)
 
@@ -27,7 +27,7 @@ def write_sentence_files(folder: Path, width: int, max_length: int, pooling: Poo
 
     Args:
         folder: of the export.
-        width: of the net's states.
+        width: of the model's states.
         max_length: longest text in tokens; longer ones are cut.
         pooling: how vectors are made.
     """

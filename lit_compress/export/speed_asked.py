@@ -1,8 +1,8 @@
 """The speed that a budget asks for: in which runtime and for which batches, and programs timed there in turns.
 
 What is timed is the program that an export writes (program.py, quantize.py), of one thread, by processor time: another
-process on the machine makes a forward longer, not its work. Values do not change the time. So a net without values gets
-random ones, and integers random texts to read their ranges from.
+process on the machine makes a forward longer, not its work. Values do not change the time. So a model without values
+gets random ones, and integers random texts to read their ranges from.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: i
         texts: whether there are training texts, which integers need.
 
     Raises:
-        UserError: the runtime is unknown or not installed, does not run what the choices say or cannot have this net;
-            there are no texts for it; the net reads fewer tokens.
+        UserError: the runtime is unknown or not installed, does not run what the choices say or cannot have this model;
+            there are no texts for it; the model reads fewer tokens.
     """
     batches = BATCHES[:1] if task_type_of_net(net.config).over_vocabulary else BATCHES  # logits of 32 texts take GB
     shapes = budget.shapes or tuple((batch, length) for batch in batches)
     if (longest := max(tokens for _, tokens in shapes)) > (limit := usable_positions(net.config) or longest):
         raise UserError(
-            f"model.budget: '{budget.asked}' has texts of {longest} tokens, more than the net reads; the largest is "
+            f"model.budget: '{budget.asked}' has texts of {longest} tokens, more than the model reads; the largest is "
             f"{limit}"
         )
     choices.check()
@@ -142,7 +142,7 @@ def _choices_for(name: str, asked: str, choices: Choices, net: PreTrainedModel, 
 
 
 class Programs:
-    """Programs of nets in the runtime of a place, timed in turns with the dense net's.
+    """Programs of models in the runtime of a place, timed in turns with the dense model's.
 
     Args:
         dense: with or without values.
@@ -172,7 +172,7 @@ class Programs:
         return self.gains_of(RUNTIMES[self.place.runtime].load(program, self._setting))
 
     def gains_of(self, run: Runner, seconds: float = SECONDS, least: int = LEAST) -> list[dict[str, Any]]:
-        """Time a program in turns with the dense net's.
+        """Time a program in turns with the dense model's.
 
         Args:
             run: the program.
@@ -200,7 +200,7 @@ class Programs:
         return entries
 
     def _runner(self, net: PreTrainedModel) -> Runner:
-        """Write the program of a net with values, and load it."""
+        """Write the program of a model with values, and load it."""
         runtime, choices = RUNTIMES[self.place.runtime], self.place.choices
         if runtime.reads is None or choices.format == "hf":
             return _in_pytorch(net, self._setting.results, self.place.runtime == "compiled")

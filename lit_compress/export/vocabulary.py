@@ -33,15 +33,15 @@ def _used(net: PreTrainedModel, data: DataModule) -> set[int]:
 def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedModel, DataModule, dict[str, Any]]:
     """Return ``net`` and ``data`` with a smaller tokenizer, and what the report says of it.
 
-    Pieces of the training examples stay, as far as the net reads them; all special tokens, characters and bytes; and
+    Pieces of the training examples stay, as far as the model reads them; all special tokens, characters and bytes; and
     for BPE what their merges need (models/pieces.py).
 
     Returns:
-        The net; the data as the small tokenizer reads it; ``rows`` kept ``of`` so many, the number of training
+        The model; the data as the small tokenizer reads it; ``rows`` kept ``of`` so many, the number of training
         ``inputs``, and how many of them have ``changed`` (none, but for words that the big tokenizer did not know).
 
     Raises:
-        UserError: the tokenizer or the net cannot be cut.
+        UserError: the tokenizer or the model cannot be cut.
     """
     size = net.config.vocab_size
     tokenizer, kept = cut_tokenizer(data.tokenizer, _used(net, data), _OPTION)

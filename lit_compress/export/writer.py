@@ -6,7 +6,7 @@ It needs NumPy, and ONNX Runtime or PyTorch, and nothing else::
 
     ids = Writer(".").write(input_ids, attention_mask)  # arrays [texts, tokens] of a tokenizer
 
-``writing.json`` says which programs there are, and which tokens begin and end a text. A net with an encoder returns
+``writing.json`` says which programs there are, and which tokens begin and end a text. A model with an encoder returns
 what it writes. Another returns the inputs and what follows; the padding of its inputs stands at the left.
 """
 
@@ -21,7 +21,7 @@ Given = dict[str, Any]  # arrays, or lists of them, by name
 
 
 class Writer:
-    """A net that writes.
+    """A model that writes.
 
     Args:
         folder: with ``writing.json`` and the programs.

@@ -1,8 +1,8 @@
-"""Programs with which a net writes text from its cache: ``decode``, and ``encode`` where the net has an encoder.
+"""Programs with which a model writes text from its cache: ``decode``, and ``encode`` where the model has an encoder.
 
 ``decode`` reads tokens, and the keys and values of those before them, and returns the logits of the next token with all
 keys and values. It begins a text and goes on with it. ``encode`` returns the keys and values of the text that is read,
-so that no matrix stands in both. ``write.py`` (writer.py) calls them. The exporters of transformers divide a net
+so that no matrix stands in both. ``write.py`` (writer.py) calls them. The exporters of transformers divide a model
 otherwise: their ``prefill`` and ``decode`` both hold all matrices, they are called through transformers, and there is
 no loop that writes.
 """
@@ -38,14 +38,14 @@ def write_writing(
     Where that cannot be done, a warning says it, in one line.
 
     Args:
-        net: a net that writes; in evaluation mode, without gradients.
+        net: a model that writes; in evaluation mode, without gradients.
         folder: to write to.
         form: of the programs.
         texts: batches of inputs to compare on.
 
     Returns:
         The names of the ``files``, their ``bytes``, how many ``tokens`` were written to compare, and by how much at
-        most the logit of such a token is below the net's largest (``difference``, relative above 1). None without.
+        most the logit of such a token is below the model's largest (``difference``, relative above 1). None without.
     """
     files = ["write.py", "writing.json", *(f"{name}{ENDS[form]}" for name in ("decode", "encode"))]
     try:
@@ -57,7 +57,7 @@ def write_writing(
         shutil.copyfile(writer.__file__, folder / "write.py")
         tokens, difference = _compare(net, folder, texts)
         if not difference <= TOLERANCE[form]:
-            raise ValueError(f"other tokens than the net writes, off by {difference:.1e}")
+            raise ValueError(f"other tokens than the model writes, off by {difference:.1e}")
     except Exception as error:  # exporters and runtimes raise anything
         for name in files:
             (folder / name).unlink(missing_ok=True)
@@ -215,7 +215,7 @@ def _facts(net: PreTrainedModel, past: list[Tensor], programs: dict[str, str]) -
 
 
 def _compare(net: PreTrainedModel, folder: Path, texts: list[Inputs]) -> tuple[int, float]:
-    """Return how many tokens the programs write, and how far the net's logit of one is below its largest, at most."""
+    """Return how many tokens the programs write, and how far the model's logit of one is below its largest, at most."""
     write, off, count = writer.Writer(folder), [torch.zeros(1)], 0
     for inputs in texts:
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
