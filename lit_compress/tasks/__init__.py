@@ -41,6 +41,6 @@ def task_type(task: Task | TaskType | str) -> TaskType:
 
 
 def task_type_of_net(config: PreTrainedConfig) -> TaskType:
-    """Return the type of task of the net that ``config`` describes, by its class; classification if it has none."""
+    """Return the type of task of the model that ``config`` describes, by its class; classification if it has none."""
     (architecture,) = (config.architectures or [""])[:1]
     return next((kind for kind in KINDS.values() if architecture.endswith(kind.suffix)), KINDS["classification"])

@@ -34,23 +34,23 @@ Columns = dict[str, list[Any]]  # name -> a value per row
 
 
 def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the columns of ``batch`` that are inputs of the net."""
+    """Return the columns of ``batch`` that are inputs of the model."""
     return {name: batch[name] for name in _INPUTS if name in batch}
 
 
 class TaskType:
-    """One type of task. This base class has what most types share: text in, one answer per row, the net's ``logits``.
+    """One type of task. This base class has what most types share: text in, one answer per row, the model's ``logits``.
 
     Attributes:
         name: the ``kind`` in records of tasks.
-        auto_class: the class of transformers that makes a net with the right head.
-        suffix: end of the names of such nets' classes, or several.
+        auto_class: the class of transformers that makes a model with the right head.
+        suffix: end of the names of such models' classes, or several.
         pipeline: name of the type on the hub.
         library: that opens exports, as the hub calls it.
         loss: ``classification`` for logits [..., classes] and integers [...], ``regression`` for numbers, ``relevance``
             for logits [b, 1] and numbers from 0 to 1, ``vectors``.
         words: True if the text columns are lists of words.
-        results: fields of the net's output from which :meth:`logits` is computed.
+        results: fields of the model's output from which :meth:`logits` is computed.
         per_token: True if the results have a place for every token that is read.
         extras: further columns that are read if they exist; ``id`` must be different in every row.
         needs_rows: True if the metrics need the rows of the split.
@@ -94,7 +94,7 @@ class TaskType:
     max_length = 128
 
     def of(self, task: Task) -> TaskType:
-        """Return the type with what ``task`` settles about the net's output, e.g. how vectors are made."""
+        """Return the type with what ``task`` settles about the model's output, e.g. how vectors are made."""
         return self
 
     # ------------------------------------------------------------------------------ rows and token ids
@@ -161,10 +161,10 @@ class TaskType:
             columns["labels"] = batch[task.label]
         return columns
 
-    # ------------------------------------------------------------------------------ the net
+    # ------------------------------------------------------------------------------ the model
 
     def head(self, task: Task) -> dict[str, Any]:
-        """Return the settings of the net's configuration that depend on the task."""
+        """Return the settings of the model's configuration that depend on the task."""
         settings: dict[str, Any] = {"num_labels": task.num_labels}
         if task.labels:
             settings["id2label"] = dict(enumerate(task.labels))
@@ -172,11 +172,11 @@ class TaskType:
         return settings
 
     def fits(self, config: PreTrainedConfig) -> bool:
-        """Say whether nets of ``config``, for which :attr:`auto_class` has a class, can do this."""
+        """Say whether models of ``config``, for which :attr:`auto_class` has a class, can do this."""
         return True
 
     def unused(self, name: str) -> bool:
-        """Say whether a tensor of the net has no part in the outputs: it is not trained, and a file may lack it."""
+        """Say whether a tensor of the model has no part in the outputs: it is not trained, and a file may lack it."""
         return False
 
     def predicted_tokens(self, task: Task, max_length: int) -> int:
@@ -190,10 +190,10 @@ class TaskType:
                 parameter.requires_grad_(False)
 
     def adopt(self, config: PreTrainedConfig, folder: Path, option: str) -> None:
-        """Write into ``config`` what other files of the net's folder say about it; messages begin with ``option``."""
+        """Write into ``config`` what other files of the model's folder say about it; messages begin with ``option``."""
 
     def configure(self, net: PreTrainedModel, task: Task) -> None:
-        """Set what else depends on the task in a net that was just loaded, e.g. how it generates text."""
+        """Set what else depends on the task in a model that was just loaded, e.g. how it generates text."""
 
     def inputs(self, net: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the inputs with which ``net`` computes the logits for ``batch``.
@@ -231,11 +231,11 @@ class TaskType:
         return None
 
     def gives(self, output: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the outputs of a program of the net by name, from the net's ``output`` for ``inputs``."""
+        """Return the outputs of a program of the model by name, from the model's ``output`` for ``inputs``."""
         return {name: output[name] for name in self.results}
 
     def at_tokens(self, results: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-        """Return stacked ``results`` [n, b, ...] of a net without the places of padding, whose values mean nothing.
+        """Return stacked ``results`` [n, b, ...] of a model without the places of padding, whose values mean nothing.
 
         A place whose whole attention window is padding is whatever a runtime makes of an empty softmax.
         """
@@ -256,7 +256,7 @@ class TaskType:
         metrics.update(outputs, batch["labels"])
 
     def check_answers(self) -> None:
-        """Refuse to predict, before a net is loaded, if a row has no answer.
+        """Refuse to predict, before a model is loaded, if a row has no answer.
 
         Raises:
             UserError: it has none.
@@ -281,7 +281,7 @@ class TaskType:
         return ", ".join(f'"a {column}"' for column in task.text)
 
     def meaning(self, task: Task) -> str:
-        """Return, in Markdown, the meaning of the net's output."""
+        """Return, in Markdown, the meaning of the model's output."""
         return "\n".join(f"- {i}: {name}" for i, name in enumerate(task.labels))
 
 

@@ -7,7 +7,7 @@ divided by its length: only directions are trained and compared. A row is one te
     two texts and a score       their cosine is to have the order of the scores
     a query and its document    and maybe a document that is none of it: the query is to find its own among all
 
-The texts of a row go through the net as rows of one batch: the first row's, then the second row's.
+The texts of a row go through the model as rows of one batch: the first row's, then the second row's.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Embedding(TaskType):
         return {}
 
     def fits(self, config: PreTrainedConfig) -> bool:
-        """Say whether the net's last states are those of the texts that it reads."""
+        """Say whether the model's last states are those of the texts that it reads."""
         return not config.is_encoder_decoder
 
     def unused(self, name: str) -> bool:

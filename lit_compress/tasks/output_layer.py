@@ -32,7 +32,7 @@ def run_to_output_layer(net: PreTrainedModel, inputs: dict[str, Tensor], **optio
 
     Args:
         net: in any mode; wrapped or sharded as for an ordinary forward.
-        inputs: of the net.
+        inputs: of the model.
         options: further arguments of its forward.
     """
     layer = net.get_output_embeddings()

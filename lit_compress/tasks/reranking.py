@@ -1,9 +1,9 @@
-"""Reranking: how well a document answers a query, from a net that reads both at once (a cross-encoder).
+"""Reranking: how well a document answers a query, from a model that reads both at once (a cross-encoder).
 
-A row is a query, a document and how relevant the document is, from 0 to 1. The net gives one number, the logit of the
+A row is a query, a document and how relevant the document is, from 0 to 1. The model gives one number, the logit of the
 relevance, by which the documents of a query are put in order. Labels are learned by their cross-entropy; everything
-that compares two nets compares logits, as their order is what counts: a probability near 0 or 1 hardly tells documents
-apart (numerics/losses.py, kind ``relevance``).
+that compares two models compares logits, as their order is what counts: a probability near 0 or 1 hardly tells
+documents apart (numerics/losses.py, kind ``relevance``).
 
 The dev metric is that of the order of every query's documents. Rows with the same query, word by word, belong together.
 """
@@ -67,12 +67,12 @@ class Reranking(Regression):
         """Write the activation of a cross-encoder into ``config``, where all versions of sentence-transformers read it.
 
         Raises:
-            UserError: the cross-encoder does more than a net with a head.
+            UserError: the cross-encoder does more than a model with a head.
         """
         what = f"{option}: '{folder}'"
         modules = [name for name, _ in read_modules(folder, option) or ()]
         if modules not in ([], ["Transformer"]):
-            raise UserError(f"{what} scores by {', '.join(modules)} (modules.json); only the net itself can be kept")
+            raise UserError(f"{what} scores by {', '.join(modules)} (modules.json); only the model itself can be kept")
         settings = read_object(folder / SETTINGS, what, {})
         if settings.get("default_prompt_name") is not None:
             raise UserError(f"{what} has a default prompt, which is not kept; write it into the texts")

@@ -1,6 +1,6 @@
 """How a sentence model makes a vector of the states of its tokens: one record, read from the model's folder.
 
-The folder is one of sentence-transformers: ``modules.json`` names the steps after the net, each with a folder of its
+The folder is one of sentence-transformers: ``modules.json`` names the steps after the model, each with a folder of its
 own. These can be represented: Pooling, any number of Dense, Normalize. Others are refused.
 """
 
@@ -133,7 +133,7 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
     if names != usual:
         raise UserError(f"{what} makes vectors by {', '.join(names)} (modules.json); {_CAN}")
     if modules[0][1]:
-        raise UserError(f"{what} has its net in '{modules[0][1]}'; save it anew with sentence-transformers 6")
+        raise UserError(f"{what} has its model in '{modules[0][1]}'; save it anew with sentence-transformers 6")
     first = read_object(folder / modules[1][1] / "config.json", what)
     tokens = (
         first.get("pooling_mode")
@@ -151,7 +151,7 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
     try:
         method = ((read.get("modality_config") or {}).get("text") or {}).get("method_output_name", STATES)
         if method != STATES:
-            raise UserError(f"pools '{method}' of its net; nearest: {STATES}")
+            raise UserError(f"pools '{method}' of its model; nearest: {STATES}")
         prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
         if default is not None and default not in prompts:
             raise UserError(f"default_prompt_name '{default}' is none of its prompts; {nearest(default, prompts)}")
