@@ -77,7 +77,7 @@ class DataModule(Splits):
             lasttoken, max, weightedmean or mean_sqrt_len_tokens, or several joined by +; without it what the teacher's
             or the backbone's folder of sentence-transformers says, else mean.
         normalize: whether predictions and exports divide vectors by their length (embedding); without it the same.
-        teacher: folder or name of the net whose vectors are learned (embedding); follows model.teacher.
+        teacher: folder or name of the model whose vectors are learned (embedding); follows model.teacher.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class DataModule(Splits):
         return resolve(backbone, self.record) if is_name(backbone) and backbone != DEFAULT else backbone
 
     def read_as(self, folder: str) -> None:
-        """Read with the tokenizer of the net in ``folder``, and make vectors as it does, if its files say how."""
+        """Read with the tokenizer of the model in ``folder``, and make vectors as it does, if its files say how."""
         self.backbone = folder
         if self.record.kind == "embedding":
             self._pool_as(read_pooling(Path(folder), "data"))

@@ -25,9 +25,9 @@ class SplitFacts:
         split: its name.
         rows: how many are used.
         available: how many there are.
-        inputs: what the net reads; more than rows where one is read in parts, else as many.
+        inputs: what the model reads; more than rows where one is read in parts, else as many.
         longest: tokens of the longest input, after it was cut.
-        cut: inputs that were longer than the net reads.
+        cut: inputs that were longer than the model reads.
         empty: rows with a text that is empty.
         repeated: rows whose texts were in an earlier row of the split; 0 where the rows are one text.
         in_train: rows whose texts are in the training rows, too; 0 for these, and where the rows are one text.
@@ -48,7 +48,7 @@ class SplitFacts:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """All splits that a fit reads, the training rows first; ``max_length``: tokens that the net reads."""
+    """All splits that a fit reads, the training rows first; ``max_length``: tokens that the model reads."""
 
     max_length: int
     splits: list[SplitFacts]

@@ -33,11 +33,11 @@ FORMAT = 1  # to be raised when the vectors are computed in another way, so that
 
 
 def pooling_of(backbone: str, teacher: str | None = None) -> Pooling:
-    """Return how the vectors of a run are made: as those of its teacher, the net that is compressed.
+    """Return how the vectors of a run are made: as those of its teacher, the model that is compressed.
 
     Args:
         backbone: folder of the backbone, or its name.
-        teacher: folder of the net whose vectors are learned; None, or a folder that does not say how: the backbone.
+        teacher: folder of the model whose vectors are learned; None, or a folder that does not say how: the backbone.
 
     Raises:
         UserError: the folder makes vectors in a way that no export can keep.
@@ -58,9 +58,9 @@ def add_targets(
 
     Args:
         rows: the texts, which the teacher reads with its own tokenizer.
-        encoded: the same as token ids of the net that learns.
+        encoded: the same as token ids of the model that learns.
         key: of their content.
-        teacher: folder or hub name of the net.
+        teacher: folder or hub name of the model.
         task: of kind embedding.
         max_length: longest input in tokens.
         batch_size: texts per forward.
@@ -96,13 +96,13 @@ def with_vectors(encoded: Dataset, vectors: torch.Tensor, key: str) -> Dataset:
 
 
 def _dense(task: Task) -> list[str]:
-    """Return a hash of every Dense module after the net."""
+    """Return a hash of every Dense module after the model."""
     layers = map(read_dense, map(Path, task.pooling.dense))
     return [short_hash(dense.weight.tolist(), None if dense.bias is None else dense.bias.tolist()) for dense in layers]
 
 
 def _digest(net: PreTrainedModel) -> str:
-    """Return a hash of all values of a net."""
+    """Return a hash of all values of a model."""
     digest = hashlib.sha256()
     for name, value in net.state_dict().items():
         digest.update(name.encode())
@@ -112,7 +112,7 @@ def _digest(net: PreTrainedModel) -> str:
 
 @torch.inference_mode()
 def vectors_of(net: Any, batches: Iterable[dict[str, torch.Tensor]], task: Task) -> torch.Tensor:
-    """Return the vectors [rows, width] that a net gives single texts, of length 1, in the order of the rows.
+    """Return the vectors [rows, width] that a model gives single texts, of length 1, in the order of the rows.
 
     Args:
         net: in inference it is called with the inputs of every batch; it stays on the device.

@@ -27,12 +27,12 @@ def with_tokenizer(data: DataModule, tokenizer: PreTrainedTokenizerBase) -> Data
 
 
 def token_counts(data: DataModule, size: int, written: bool = False) -> Tensor:
-    """Return how often each token occurs in the training examples as the net reads them, int64 [size].
+    """Return how often each token occurs in the training examples as the model reads them, int64 [size].
 
     Args:
         data: of the task.
         size: number of tokens.
-        written: the labels are tokens, too, and are counted: the net writes text.
+        written: the labels are tokens, too, and are counted: the model writes text.
     """
     counts = np.zeros(size, dtype=np.int64)
     encoded = data.train_tokens()
