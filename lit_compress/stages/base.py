@@ -76,7 +76,7 @@ class StageContext(Protocol):
         """Number of this process."""
 
     def logits(self, batch: dict[str, Tensor]) -> Logits:
-        """Return the net's logits [b, ..., classes] for ``batch``."""
+        """Return the model's logits [b, ..., classes] for ``batch``."""
 
     def objective(
         self, logits: Logits, batch: dict[str, Tensor], distil: bool, copies: int = 1, consistency: float = 0.0
@@ -85,7 +85,7 @@ class StageContext(Protocol):
 
 
 class Stage(nn.Module):
-    """One fit. This base class trains the net of the stage before (or the backbone) on the task loss.
+    """One fit. This base class trains the model of the stage before (or the backbone) on the task loss.
 
     Args:
         name: folder of the stage in the run, and its name in logs.
@@ -93,12 +93,12 @@ class Stage(nn.Module):
         distil: True to add the distillation terms to the loss if there is a teacher.
 
     Attributes:
-        from_backbone: True to start from the pre-trained backbone instead of the net of the stage before.
+        from_backbone: True to start from the pre-trained backbone instead of the model of the stage before.
         decided_by_data: True if training or calibration decides which shapes the stage leaves.
-        shrinks_first: True if the net has the shapes that :meth:`outline` returns while it trains.
+        shrinks_first: True if the model has the shapes that :meth:`outline` returns while it trains.
         repeatable: True if a block that runs again in the backward gives the same outputs: nothing that the forward
             depends on is drawn or set inside a step.
-        forwards: how often a batch goes through the net in a step.
+        forwards: how often a batch goes through the model in a step.
         total_steps: optimizer steps of the stage; 0 until :meth:`set_total_steps`.
         density: fraction of the sites' weights that the stage is to leave; None: it follows from a rule, or the stage
             removes nothing.
@@ -150,7 +150,7 @@ class Stage(nn.Module):
         return Stage(self.name, self.settings, self.distil)
 
     def or_plain(self) -> Stage:
-        """Return this stage, or where nothing is to be removed one that only trains, from the same net."""
+        """Return this stage, or where nothing is to be removed one that only trains, from the same model."""
         if not self.keeps_all:
             return self
         plain = self.plain()
@@ -199,12 +199,12 @@ class Stage(nn.Module):
         """
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Return the net that this stage trains.
+        """Return the model that this stage trains.
 
         Args:
             method: the method of this stage.
-            previous: folder of the net to start from; None for the backbone itself.
-            structure: of the net in the checkpoint that will be loaded; None when the stage starts anew.
+            previous: folder of the model to start from; None for the backbone itself.
+            structure: of the model in the checkpoint that will be loaded; None when the stage starts anew.
         """
         from lit_compress.models.storage import load_net
 
@@ -274,7 +274,7 @@ class Stage(nn.Module):
         return {}
 
     def at_budget(self, step: int) -> bool:
-        """Say whether the net has its final density; only then an epoch may count as the best."""
+        """Say whether the model has its final density; only then an epoch may count as the best."""
         return True
 
     def deploy(self, net: PreTrainedModel) -> None:
@@ -284,7 +284,7 @@ class Stage(nn.Module):
         """
 
     def finish(self, net: PreTrainedModel, folder: Path) -> None:
-        """Write files for the next stage beside the net; called on rank 0 with the best net, after :meth:`deploy`."""
+        """Write files for the next stage next to the best model; called on rank 0, after :meth:`deploy`."""
 
 
 def count_steps(

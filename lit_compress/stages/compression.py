@@ -150,7 +150,7 @@ def compress(
         task: the task whose loss is differentiated.
         data: gives the examples; None where weights are enough.
         device: of the passes over examples.
-        shared: True if every process of the default group has batches of its own. Only the net of the first has the
+        shared: True if every process of the default group has batches of its own. Only the model of the first has the
             right values afterwards.
         keep: leave ``net`` as it is, and compress a copy, which is made when the statistics are gone.
         measured: what :func:`measure` has returned for ``compression``; None: it is measured here.
@@ -207,7 +207,7 @@ def _keep(
 
 
 class CompressedStage(Stage):
-    """A stage that compresses the net of the stage before in one shot, and then trains it."""
+    """A stage that compresses the model of the stage before in one shot, and then trains it."""
 
     shrinks_first = repeatable = True
 
@@ -221,7 +221,7 @@ class CompressedStage(Stage):
         return True
 
     def compression(self, previous: Path | None) -> Compression | None:
-        """Return what is done to the net of the folder ``previous``; None: nothing.
+        """Return what is done to the model of the folder ``previous``; None: nothing.
 
         Args:
             previous: None for the backbone, or if only shapes are wanted.
@@ -237,7 +237,7 @@ class CompressedStage(Stage):
         return None
 
     def prepared(self, net: PreTrainedModel) -> PreTrainedModel:
-        """Return the net that is compressed, in place of that of the stage before."""
+        """Return the model that is compressed, in place of that of the stage before."""
         return net
 
     def check_shapes(self, net: PreTrainedModel) -> None:
@@ -266,7 +266,7 @@ class CompressedStage(Stage):
 
         Args:
             net: of the folder ``previous``, on the CPU, as it is afterwards.
-            previous: folder of the net; None: the backbone itself.
+            previous: folder of the model; None: the backbone itself.
             task: the task whose loss is differentiated.
             data: gives the examples; None where :attr:`reads_examples` is False.
             device: of the passes over examples.
@@ -299,7 +299,7 @@ class CompressedStage(Stage):
         return rebuild(self.prepared(net), structure)
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Compress the net of the stage before, or give it the modules of a checkpoint."""
+        """Compress the model of the stage before, or give it the modules of a checkpoint."""
         net = super().build(method, previous, structure)
         self.achieved = self.density_left(net)
         return net

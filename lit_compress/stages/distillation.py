@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Weights of the loss terms that compare the net with its teacher, the dense net:
+    """Weights of the loss terms that compare the model with its teacher, the dense model:
 
         L = (1 - alpha) L_task + alpha L_logits + alpha_layers sum_l MSE(H_student^l, H_teacher^l)
 
@@ -32,7 +32,7 @@ class Distillation:
         alpha_layers: weight of the hidden states; 0 turns their distillation off.
         mask_padding: compare hidden states of real tokens only; LoSparse's program compares padding too.
         relative: divide the error of every hidden state by the variance of the teacher's, so that one ``alpha_layers``
-            serves nets whose states have different scales.
+            serves models whose states have different scales.
     """
 
     alpha: float = 0.5
@@ -69,18 +69,18 @@ def check_widths(settings: Distillation, net: PreTrainedModel, teacher: PreTrain
     """Refuse to compare hidden states of different widths.
 
     Raises:
-        UserError: ``alpha_layers`` is above 0 and the widths of net and teacher differ.
+        UserError: ``alpha_layers`` is above 0 and the widths of model and teacher differ.
     """
     width, width_teacher = net.config.hidden_size, teacher.config.hidden_size
     if settings.alpha_layers > 0 and width != width_teacher:
         raise UserError(
-            f"distillation.alpha_layers: the teacher's hidden states are {width_teacher} wide, the net's {width}; "
+            f"distillation.alpha_layers: the teacher's hidden states are {width_teacher} wide, the model's {width}; "
             "give a teacher of the same width, or 0"
         )
 
 
 def hidden_states(output: Any) -> list[tuple[Tensor, ...]]:
-    """Return the hidden states in a net's ``output``, for each stack (encoder, decoder): embeddings, then blocks."""
+    """Return the hidden states in a model's ``output``, for each stack (encoder, decoder): embeddings, then blocks."""
     if "encoder_hidden_states" in output:
         return [output.encoder_hidden_states, output.decoder_hidden_states]
     return [output.hidden_states]
@@ -102,11 +102,11 @@ def distillation_terms(
         kind: what the task head predicts.
         losses: ``task`` and, with a weight for the teacher's logits, ``distillation``, as
             :func:`~lit_compress.numerics.losses.logits_losses` returns them.
-        passes: the net's hidden states [b, length, width], per copy, stack (encoder, decoder) and layer; None to leave
-            them out.
+        passes: the model's hidden states [b, length, width], per copy, stack (encoder, decoder) and layer; None to
+            leave them out.
         hidden: the teacher's hidden states, per stack and layer.
         masks: [b, length] per stack, 0 at padding.
-        layer_loss: distance between the hidden states of net and teacher in one stack (Stage.layer_loss).
+        layer_loss: distance between the hidden states of model and teacher in one stack (Stage.layer_loss).
     """
     terms = {"task": settings.label_weight * losses["task"]}
     if settings.alpha > 0:

@@ -1,11 +1,11 @@
-"""Training with hard-concrete gates and a Lagrangian on the net's expected size, for CoFi, SP3 and FLOP.
+"""Training with hard-concrete gates and a Lagrangian on the model's expected size, for CoFi, SP3 and FLOP.
 
     L = L_task + lambda1 (s - t) + lambda2 (s - t)^2,   min over weights and log_alpha, max over lambda1, lambda2
 
 s is the expected density (numerics/gate_budget.py), t the target, which moves linearly from the
 density at the start to the final one.
 There is one AdamW: gates and multipliers are groups of their own, the multipliers' with ``maximize``. The gates belong
-to the stage, not to the net, so they are never sharded. Every rank samples the same values of them: a step on several
+to the stage, not to the model, so they are never sharded. Every rank samples the same values of them: a step on several
 processes is the step that one process makes with all of their examples.
 """
 
@@ -136,7 +136,7 @@ class GatedStage(Stage):
     def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
         """Give ``net`` the gates' values z, by name, [groups, size] each, for its next forwards.
 
-        ``deterministic`` says that they are those of the exported net, not samples.
+        ``deterministic`` says that they are those of the exported model, not samples.
         """
         raise NotImplementedError
 
@@ -217,7 +217,7 @@ class GatedStage(Stage):
         return z
 
     def tell_gap(self, step: int) -> None:
-        """Warn after the last step where another density is kept than the gates expect: the net was trained at that."""
+        """Warn after the last step if the kept density differs from the one that the gates expect, used in training."""
         if not (self.settings.exact_target and step == self.total_steps):
             return
         with torch.no_grad():
@@ -232,7 +232,7 @@ class GatedStage(Stage):
         )
 
     def before_validation(self, net: PreTrainedModel, step: int) -> None:
-        """Fix the gates, so that the net that would be exported now is evaluated."""
+        """Fix the gates, so that the model that would be exported now is evaluated."""
         self.deterministic(net, step)
 
     @torch.no_grad()
@@ -248,7 +248,7 @@ class GatedStage(Stage):
         }
 
     def at_budget(self, step: int) -> bool:
-        """Say whether the net that is evaluated after ``step`` has the final density."""
+        """Say whether the model that is evaluated after ``step`` has the final density."""
         if step < self._warmup:
             return False
         with torch.no_grad():

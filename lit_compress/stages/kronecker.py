@@ -33,7 +33,7 @@ def biased_sites(net: PreTrainedModel, stacks: Mapping[str, tuple[str, ...]] | N
 
 @dataclass(frozen=True)
 class KroneckerDecomposer:
-    """Factorizes the matrices of one net by their Kronecker factors, equation (M) of numerics/kronecker.py.
+    """Factorizes the matrices of one model by their Kronecker factors, equation (M) of numerics/kronecker.py.
 
     Attributes:
         moments: Kronecker factors by site.

@@ -1,4 +1,4 @@
-"""LoRA: training of low-rank updates of a net's matrices, in place of the net's own parameters.
+"""LoRA: training of low-rank updates of a model's matrices, in place of the model's own parameters.
 
 Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
 https://arxiv.org/abs/2106.09685:
@@ -8,8 +8,9 @@ https://arxiv.org/abs/2106.09685:
 W has neither gradient nor moments; A and B have. When the stage is finished, W + (alpha / r) B A takes the place of W.
 
 Deviations:
-- A compressed net has factors where PEFT expects Linears, so the updates are here: each factor has one of its own, and
-  the ranks of the net stay what the compression chose.
+- A compressed model has factors where PEFT expects Linears, so the updates are here: each factor has one of its own,
+and
+  the ranks of the model stay what the compression chose.
 - A matrix that is not larger than its update is trained itself.
 - No dropout of its own.
 - A head that is new (classes, numbers, spans) is trained, as PEFT's ``modules_to_save`` does. Norms, biases, embeddings
@@ -64,11 +65,11 @@ class LoRA:
 
 @dataclass(frozen=True)
 class Retraining(Training):
-    """How a compressed net is trained again.
+    """How a compressed model is trained again.
 
     Args:
-        parameters: what is trained: ``all`` parameters of the net; or ``lora``, low-rank updates of its matrices, which
-            are merged at the end: gradients and moments need a fraction of the memory.
+        parameters: what is trained: ``all`` parameters of the model; or ``lora``, low-rank updates of its matrices,
+            which are merged at the end: gradients and moments need a fraction of the memory.
         lora: the updates.
     """
 
@@ -86,12 +87,12 @@ def add_updates(net: PreTrainedModel, settings: Training, seed: int) -> PreTrain
     """Freeze ``net`` and add low-rank updates to the matrices of its sites, if the stage trains these only.
 
     Args:
-        net: the net that a stage has built; changed in place.
+        net: the model that a stage has built; changed in place.
         settings: of the stage.
         seed: of the random factors.
 
     Raises:
-        UserError: no matrix of the net has one of the roles that are asked for.
+        UserError: no matrix of the model has one of the roles that are asked for.
     """
     if (lora := settings.updates) is None:
         return net
@@ -119,7 +120,7 @@ def add_updates(net: PreTrainedModel, settings: Training, seed: int) -> PreTrain
 
 
 def merge_updates(net: Net) -> Net:
-    """Put the updated matrices of ``net`` in the place of matrices and updates; a net without updates stays."""
+    """Put the updated matrices of ``net`` in the place of matrices and updates; a model without updates stays."""
     for module in list(net.modules()):
         if parametrize.is_parametrized(module):
             for name, updates in list(module.parametrizations.items()):  # type: ignore[union-attr, operator]

@@ -1,4 +1,4 @@
-"""The stage that factorizes a net and retrains it, for all low-rank methods."""
+"""The stage that factorizes a model and retrains it, for all low-rank methods."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DecomposedMatrix(Protocol):
 
 
 class Decomposer(Protocol):
-    """Factorizes the matrices of one net under a weighting; sites are called by their names."""
+    """Factorizes the matrices of one model under a weighting; sites are called by their names."""
 
     @property
     def nested(self) -> bool:
@@ -137,7 +137,7 @@ class Factors(Compression):
                 "--by_block: scope 'all' factorizes the table of tokens, which is in no block; nearest: blocks"
             )
         if self.rule.price != "parameters":
-            raise UserError(f"--by_block: price '{self.rule.price}' is measured on the whole net; nearest: parameters")
+            raise UserError(f"--by_block: price '{self.rule.price}' needs the whole model; nearest: parameters")
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
         """Return None: weights are enough."""
@@ -208,9 +208,9 @@ class Factors(Compression):
 
 
 class LowRankRetraining(CompressedStage):
-    """The stage ``retrain``: factorize the matrices of the net of the stage before, then train all parameters.
+    """The stage ``retrain``: factorize the matrices of the model of the stage before, then train all parameters.
 
-    Factors that this net has already are multiplied out before.
+    Factors that this model has already are multiplied out before.
 
     Args:
         settings: settings of the training.
@@ -233,7 +233,7 @@ class LowRankRetraining(CompressedStage):
         return self.moments is not None
 
     def decomposer(self, previous: Path | None) -> Decomposer:
-        """Return the decomposer of the net that was loaded from the folder ``previous`` (None: the backbone)."""
+        """Return the decomposer of the model that was loaded from the folder ``previous`` (None: the backbone)."""
         raise NotImplementedError
 
     def compression(self, previous: Path | None) -> Compression:

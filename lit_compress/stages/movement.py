@@ -83,7 +83,7 @@ class MaskedUnits:
 class MovementStage(CubicStage):
     """Train weights and scores; mask units by their scores.
 
-    A subclass puts masked layers into the net in ``build``, says in :meth:`find_units` what their units are, and
+    A subclass puts masked layers into the model in ``build``, says in :meth:`find_units` what their units are, and
     replaces the layers in ``deploy``.
 
     Args:

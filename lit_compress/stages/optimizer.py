@@ -20,7 +20,7 @@ def build_adamw(stage: Stage, net: PreTrainedModel, precision: str) -> torch.opt
 
     Args:
         stage: its settings hold for all parameters that are not in :meth:`Stage.param_groups`.
-        net: the net that is trained, already sharded.
+        net: the model that is trained, already sharded.
         precision: the Trainer's, e.g. ``bf16-mixed``.
     """
     settings = stage.settings

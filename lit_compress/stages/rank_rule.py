@@ -1,4 +1,4 @@
-"""The rule for the ranks of a net's matrices: one rank, a share of the ranks, a density, or one budget for all."""
+"""The rule for the ranks of a model's matrices: one rank, a share of the ranks, a density, or one budget for all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RankRule:
             with the most energy (squared singular value) per parameter, wherever they are.
         stacked: matrices that read the same input count as one, the rows of all, with one rank.
         scope: ``blocks``: the density is that of the matrices of the transformer blocks. ``all``: it is that of all
-            weights of the net, and the table of token embeddings is factorized with the matrices.
+            weights of the model, and the table of token embeddings is factorized with the matrices.
         price: what the budget of ``global`` counts: ``parameters``, ``flops`` of a forward, or ``milliseconds``,
             measured on this machine with one thread. The density is then that of the price.
         tokens: of a text, for FLOPs and milliseconds.
@@ -139,7 +139,7 @@ class RankRule:
         """Return {site: rank} of the Linears to factorize; a stack is called by its first site.
 
         Args:
-            net: the dense net.
+            net: the dense model.
             sigma: function of site and weight that returns singular values, falling, on one scale for all sites; for
                 ``global``. For a stack it gets the rows of all matrices.
 
@@ -185,7 +185,7 @@ class RankRule:
         """Return the ranks that ``net`` would get if its matrices mattered alike: where data decide, only about those.
 
         Args:
-            net: the dense net; only shapes are read.
+            net: the dense model; only shapes are read.
         """
         if self.allocation == "uniform":
             return self.allocate(net)

@@ -1,8 +1,8 @@
 """Recomputation: blocks forget their activations and compute them again in the backward, if a batch has too many.
 
-Chen, Xu, Zhang, Guestrin 2016, "Training Deep Nets with Sublinear Memory Cost", https://arxiv.org/abs/1604.06174. What
-stays is one hidden state per block, and the activations of one block at a time. A step takes about a third more time,
-and its gradients are the same. Random numbers are drawn again as they were.
+Chen, Xu, Zhang, Guestrin 2016, "Training Deep Models with Sublinear Memory Cost", https://arxiv.org/abs/1604.06174.
+What stays is one hidden state per block, and the activations of one block at a time. A step takes about a third more
+time, and its gradients are the same. Random numbers are drawn again as they were.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def activations(
     """Return the bytes of activations that a forward of ``stage`` keeps, and whether its blocks recompute them.
 
     Args:
-        stage: that trains the net.
+        stage: that trains the model.
         net: in any form, also without values.
         shape: texts and tokens of the largest batch.
         half: whether it runs under autocast to 16 bits.
@@ -47,7 +47,7 @@ def activations(
         most: bytes.
 
     Returns:
-        Bytes, None if the net's code looks at values; and the decision, which is no for stages that cannot.
+        Bytes, None if the model's code looks at values; and the decision, which is no for stages that cannot.
     """
     kept: float | None = forward_bytes(net, *shape, "parameters", half)
     can = stage.repeatable and net.supports_gradient_checkpointing

@@ -84,7 +84,7 @@ class Refinement:
 
     Args:
         dense: over the examples in the dense model, with a folder of its own.
-        own: the same in the compressed model. Its net gives inputs, masks and positions, and may be the dense one if
+        own: the same in the compressed model. Its model gives inputs, masks and positions, and may be the dense one if
             both are alike outside the blocks.
         steps: of AdamW, for every block.
     """

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowPruning(Training):
-    """How rows (neurons) are pruned while the net is trained.
+    """How rows (neurons) are pruned while the model is trained.
 
     Args:
         start: t_i, steps before pruning begins; below 1 a fraction of all optimizer steps, else their number.
@@ -56,7 +56,7 @@ class RowPruning(Training):
         interval: optimizer steps over which a score is averaged, and between two prunings before the last t_f steps.
         beta: weight of the old value in the score's moving average.
         score_point: take |w g| with the weight ``after`` the step (the authors' code) or ``before`` it (their paper).
-        init: ``pretrained`` starts from the backbone, as the paper does; ``finetuned`` from the dense net.
+        init: ``pretrained`` starts from the backbone, as the paper does; ``finetuned`` from the dense model.
         dropout: False turns the backbone's dropout off; the authors' code trains most steps without.
     """
 
@@ -102,7 +102,7 @@ def balanced(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class RowBudget:
-    """What the density leaves for factors and rows of a net.
+    """What the density leaves for factors and rows of a model.
 
     Attributes:
         ranks: of the factors, by site.
@@ -126,7 +126,7 @@ class RowSparsePruning(Stage):
         low_rank: share of the parameters that the factors get, at most ``density``; 0 prunes W itself.
         ratio: ``exact``: factors and kept rows together have ``density``; ``nominal``: the rows have
             density - low_rank, although ranks are rounded up.
-        kfac: True to take the factors that are best under the Kronecker-factored Fisher information of the net, on
+        kfac: True to take the factors that are best under the Kronecker-factored Fisher information of the model, on
             1,024 examples, in place of those of the plain SVD.
         kfac_rows: True to rank the rows, too, by their cost under that information, which stays as it is before the
             training.
@@ -152,7 +152,7 @@ class RowSparsePruning(Stage):
         self.kfac, self.kfac_rows = kfac, kfac_rows
         self._costs: list[Tensor] = []
         self.from_backbone = settings.init == "pretrained"
-        self.budget = RowBudget({}, 0, 1, density - self.low_rank)  # until a net gives the exact one
+        self.budget = RowBudget({}, 0, 1, density - self.low_rank)  # until a model gives the exact one
 
     def rounded(self, round_to: int | None, pivot: bool = False) -> RowSparsePruning:
         """Return this stage, with ranks of the factors that are multiples of a number, rounded down.

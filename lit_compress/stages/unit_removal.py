@@ -55,7 +55,7 @@ class UnitRemoval(Compression):
         """Refuse to remove both."""
         if self.both:
             raise UserError(
-                "--by_block: retrain.removes 'both' calibrates the whole net twice; nearest: structures, or components"
+                "--by_block: retrain.removes 'both' calibrates the whole model twice; nearest: structures or components"
             )
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:

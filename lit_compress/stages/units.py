@@ -130,8 +130,8 @@ def choose_units(
     """Choose the units to remove; with ``sigma``, those that go before components of matrices do.
 
     With components in the queue, a saved weight may be counted twice, once with a unit and once with a component of
-    the same matrix. So fewer weights than ``saving`` go: the ranks that are chosen afterwards on the narrower net fill
-    the budget exactly.
+    the same matrix. So fewer weights than ``saving`` go: the ranks that are chosen afterwards on the narrower model
+    fill the budget exactly.
 
     Args:
         units: as :func:`find_units` returns them.

@@ -41,7 +41,7 @@ class CubicSchedule(Training):
     Args:
         start: fraction of the steps before pruning begins (t_i / T).
         end: fraction of the steps, the last ones, at the final density (t_f / T).
-        init: ``finetuned`` starts from the dense net, ``pretrained`` from the backbone.
+        init: ``finetuned`` starts from the dense model, ``pretrained`` from the backbone.
     """
 
     start: float = 0.1

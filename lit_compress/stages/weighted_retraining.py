@@ -107,7 +107,7 @@ class WeightedRetraining(LowRankRetraining):
         settings = self.settings
         if settings.weighting == "importance":
             raise UserError(
-                "retrain.weighting: importance needs a pruning stage's net, give it to factorize; nearest: fisher"
+                "retrain.weighting: importance needs a pruning stage's model, give it to factorize; nearest: fisher"
             )
         if self.rule.allocation == "global" and settings.weighting == "fisher" and settings.axis == "element":
             raise UserError("retrain.axis: 'element' has no singular values for allocation global; nearest: both")

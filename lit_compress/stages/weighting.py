@@ -46,19 +46,20 @@ CALIBRATION_EXAMPLES = 1024
 
 @dataclass(frozen=True)
 class Weighted(Retraining):
-    """How the factorization is weighted, and how the factorized net is fine-tuned.
+    """How the factorization is weighted, and how the factorized model is fine-tuned.
 
     Args:
         weighting: ``fisher`` = Fisher information; ``none`` = plain SVD; ``importance`` = the scores that a pruning
-            stage wrote beside its net; ``inputs`` = second moments of the inputs; ``kfac`` = Kronecker-factored Fisher
-            information, moments of inputs and of gradients.
+            stage wrote beside its model; ``inputs`` = second moments of the inputs; ``kfac`` = Kronecker-factored
+            Fisher information, moments of inputs and of gradients.
         axis: which weights share one importance: ``in`` = those of an input (the paper), ``out`` = those of an output,
             ``both`` = product of the two, ``element`` = none, every weight has its own.
         power: exponent of the importance; 0.5 solves Eq. 6.
         estimator: ``per_example`` squares every example's gradient (Eq. 3), ``batch`` that of every batch.
         fisher_examples: number of training examples for the Fisher information; None = all.
-        labels: whose gradients ``kfac`` takes: ``drawn`` from the net's distribution, ``exact`` = the expectation over
-            few classes, ``true`` = those of the data; None = exact for two classes, where it costs no more, else drawn.
+        labels: whose gradients ``kfac`` takes: ``drawn`` from the model's distribution, ``exact`` = the expectation
+            over few classes, ``true`` = those of the data; None = exact for two classes, where it costs no more, else
+            drawn.
         centred: ``inputs`` and ``kfac``: the bias takes over the mean of the inputs, which then needs no rank.
         input_damping: ``inputs`` and ``kfac``: share of the mean of a diagonal added to the inputs' second moments.
         gradient_damping: ``kfac``: the same for the gradients.
@@ -70,7 +71,7 @@ class Weighted(Retraining):
         removes: ``inputs`` and ``kfac``: ``components`` of matrices (low rank); ``structures``, heads, neurons and
             sub-layers without any, which leaves ordinary narrower matrices; ``both``, what costs least per weight
             first; or ``auto``, that of the three after which the answers on held-out training rows differ least from
-            the dense net's. None = auto for SecondOrder with a budget of a speed-up, else components.
+            the dense model's. None = auto for SecondOrder with a budget of a speed-up, else components.
         refit: ``inputs`` and ``kfac``: fit the left factors and biases, block by block, to the inputs that the
             compressed blocks below give; two forwards of the examples per block.
     """
@@ -141,7 +142,7 @@ class Weighted(Retraining):
         return self.labels or ("exact" if two else "drawn")
 
     def reads_labels(self, kind: TaskType) -> bool:
-        """Say whether the calibration needs the labels of the data: not if they follow the net's distribution."""
+        """Say whether the calibration needs the labels of the data: not if they follow the model's distribution."""
         drawn = self.weighting in ("none", "importance", "inputs") or (
             kind.loss == "vectors" or (self.weighting == "kfac" and self.labels != "true")
         )
@@ -232,7 +233,7 @@ def weigh(
         settings: the weighting.
         net: whose matrices are decomposed.
         statistics: by site, Fisher information for weighting ``fisher``, Kronecker factors for ``inputs`` and ``kfac``.
-        folder: folder of the net, with the scores of a pruning stage for weighting ``importance``.
+        folder: folder of the model, with the scores of a pruning stage for weighting ``importance``.
         stacks: first site -> all sites that get one right factor, for weightings ``inputs`` and ``kfac``.
         release: give up the moments of a matrix with its decomposition; nothing else needs them.
 
@@ -262,7 +263,7 @@ class WeightedFactors(Factors):
     Args:
         settings: the weighting.
         rule: for the ranks.
-        folder: of the net, with the scores of a pruning stage for weighting ``importance``.
+        folder: of the model, with the scores of a pruning stage for weighting ``importance``.
         layer: class of the layer that replaces a Linear.
     """
 
@@ -281,14 +282,14 @@ class WeightedFactors(Factors):
         return weigh(self.settings, net, statistics, self.folder, self.rule.stacks(net), release=True)
 
     def check_by_block(self, net: PreTrainedModel) -> None:
-        """Also refuse scores of the whole net, whole batches and a refit."""
+        """Also refuse scores of the whole model, whole batches and a refit."""
         settings = self.settings
         if settings.weighting == "importance":
-            raise UserError("--by_block: weighting 'importance' reads the scores of the whole net; nearest: fisher")
+            raise UserError("--by_block: weighting 'importance' reads the scores of the whole model; nearest: fisher")
         if settings.weighting == "fisher" and settings.axis == "element":
             raise UserError("--by_block: axis 'element' has no singular values to keep; nearest: both")
         if settings.weighting == "fisher" and settings.estimator != "per_example":
             raise UserError(f"--by_block: estimator '{settings.estimator}' needs whole batches; nearest: per_example")
         if settings.refit:
-            raise UserError("--by_block: retrain.refit true needs both nets in memory; nearest: false")
+            raise UserError("--by_block: retrain.refit true needs both models in memory; nearest: false")
         super().check_by_block(net)
