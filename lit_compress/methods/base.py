@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Method(Checkpointed):
-    """A compression method: a net, a task and a list of stages.
+    """A compression method: a model, a task and a list of stages.
 
     The constructor of a method declares its own settings and changed defaults, and passes ``**common`` on to this one.
 
@@ -65,17 +65,17 @@ class Method(Checkpointed):
         round_to: ranks and numbers of neurons and dimensions become multiples of it, within the same density.
         shape: ``uniform``: every layer keeps as many heads and as many neurons, so that the export is an ordinary model
             of its family; ``free``: as the method chooses.
-        teacher: folder or hub name of a net fine-tuned on the task already, e.g. ``runs/x/dense/net``, in place of the
-            dense stage.
+        teacher: folder or hub name of a model fine-tuned on the task already, e.g. ``runs/x/dense/net``, in place of
+            the dense stage.
         dense: fine-tuning of the backbone; its result is the teacher of the later stages.
-        distillation: weights of the loss terms that compare the net with its teacher in the later stages.
+        distillation: weights of the loss terms that compare the model with its teacher in the later stages.
         recompute: blocks compute their activations again in the backward, in stages that allow it: less memory, a third
             more time. Without it they do if a batch has more than 4 GiB of them (a language model: 0.5 GiB; on an
             accelerator: half of what is free).
 
     Attributes:
         stores_zeros: True if the exported file keeps removed weights as zeros: the density says what was removed, but
-            bytes, stored parameters and FLOPs are those of the dense net.
+            bytes, stored parameters and FLOPs are those of the dense model.
         rule: for the ranks of the last stage; None: the method has no rule for ranks.
         pivot: factors are exported in pivot form, and the density counts them so.
         usual_density: density where neither it nor a rank nor a budget is given; None: the method has another rule.
@@ -126,7 +126,7 @@ class Method(Checkpointed):
 
     @property
     def undecided(self) -> bool:
-        """Whether the dense net and data decide about more than :meth:`stages` says (run/trials.py)."""
+        """Whether the dense model and data decide about more than :meth:`stages` says (run/trials.py)."""
         return False
 
     def stages(self) -> list[Stage]:
@@ -142,20 +142,20 @@ class Method(Checkpointed):
     def prepare(
         self, stage: Stage, seed: int, previous: Path | None, teacher: Path | None, structure: Structure | None = None
     ) -> None:
-        """Prepare for the fit of ``stage``; the net itself is built in ``configure_model``.
+        """Prepare for the fit of ``stage``; the model itself is built in ``configure_model``.
 
         Args:
             stage: one of :meth:`stages`.
             seed: of the run.
-            previous: folder of the net to start from; None for the backbone.
-            teacher: folder of the dense net.
-            structure: of the net in the checkpoint that will be loaded; None when the stage starts anew.
+            previous: folder of the model to start from; None for the backbone.
+            teacher: folder of the dense model.
+            structure: of the model in the checkpoint that will be loaded; None when the stage starts anew.
         """
         self.stage, self._seed, self._previous, self._teacher_folder = stage, seed, previous, teacher
         self._structure = structure
 
     def configure_model(self) -> None:
-        """Build the net before a strategy wraps it; shard it (FSDP2) when the strategy has a device mesh."""
+        """Build the model before a strategy wraps it; shard it (FSDP2) when the strategy has a device mesh."""
         if getattr(self, "net", None) is not None:
             return
         if self.stage.from_backbone:
@@ -177,7 +177,7 @@ class Method(Checkpointed):
             for *_, block in blocks(net):
                 fully_shard(block, mesh=mesh)
             fully_shard(net, mesh=mesh)
-            if hasattr(net, "generate"):  # it calls the encoder directly, without the net's forward
+            if hasattr(net, "generate"):  # it calls the encoder directly, without the model's forward
                 register_fsdp_forward_method(net, "generate")
             vars(net)["_is_fsdp_managed_module"] = True  # generate() goes on on every rank until all have finished
         self.net = net
@@ -203,7 +203,7 @@ class Method(Checkpointed):
             note(f"{self.stage.name}: blocks recompute activations to save memory; --model.recompute false keeps them")
 
     def release(self) -> None:
-        """Give up the net, its teacher and the stage after a fit."""
+        """Give up the model, its teacher and the stage after a fit."""
         del self.net, self.stage
         self._teacher = ()
 
@@ -226,7 +226,7 @@ class Method(Checkpointed):
     # ---------------------------------------------------------------- loss
 
     def logits(self, batch: dict[str, Tensor]) -> Logits:
-        """Return the net's logits [b, ..., classes] for ``batch``; collect its hidden states for distillation."""
+        """Return the model's logits [b, ..., classes] for ``batch``; collect its hidden states for distillation."""
         output = self._forward(self.net, batch, hidden=self._hidden is not None)
         if self._hidden is not None:
             stacks = hidden_states(output)
@@ -348,7 +348,7 @@ class Method(Checkpointed):
                 bind(metrics, rows)
 
     def on_validation_epoch_start(self) -> None:
-        """Let the stage prepare the net for evaluation, e.g. fix its gates."""
+        """Let the stage prepare the model for evaluation, e.g. fix its gates."""
         self.stage.before_validation(self.net, self.trainer.global_step)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -359,7 +359,7 @@ class Method(Checkpointed):
     def on_validation_epoch_end(self) -> None:
         """Log the dev metrics, and ``val/score``, by which the best epoch is chosen.
 
-        The score is the first metric (negated where less is better), or -inf while the net is above its budget. The
+        The score is the first metric (negated where less is better), or -inf while the model is above its budget. The
         metrics before the first step, e.g. right after a factorization, are kept in ``initial``.
         """
         values: dict[str, Tensor] = {}

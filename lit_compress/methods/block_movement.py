@@ -9,7 +9,7 @@ https://arxiv.org/abs/2109.04838; what it leaves open is as in https://github.co
              L = (1 - alpha) L_task + alpha KL(teacher || student) + lambda ||sigmoid(S)||_1 per type of sub-layer
              tau and lambda rise from 0 along movement pruning's cubic          (``form soft``; stages/movement.py)
     filled   heads and neurons that are empty are cut away, the blocks that were masked in the other heads are weights
-             again, and the net is fine-tuned with the teacher
+             again, and the model is fine-tuned with the teacher
 
 Stages: dense (the teacher) -> prune (hybrid) -> retrain (filled). With ``prune.fill`` False it ends with prune.
 
@@ -19,11 +19,12 @@ Deviations:
       penalty: movement pruning's top-v with one ranking. ``soft`` is the published form.
     - A head without values (no block of v) or without readers (no block of o) adds nothing that depends on the text.
       Its other blocks are of no use: hard gives their place to the next best ones, and the export cuts the head.
-    - Filling a head adds to the weights. So that the filled net has the density, hard rounds the blocks of all
+    - Filling a head adds to the weights. So that the filled model has the density, hard rounds the blocks of all
       attentions to a whole number of heads, the neurons get the rest, and that many heads are filled: those with the
       most blocks. The blocks of the others are dropped, which the paper does not do. After soft every head that is not
       empty is filled, as in the paper, and the density may be missed.
-    - Blocks to be filled begin at zero: the filled net computes what the pruned one did, but for dropped heads. We did
+    - Blocks to be filled begin at zero: the filled model computes what the pruned one did, but for dropped heads. We
+    did
       not find where the authors let them begin.
     - Biases are not masked (nn_pruning's ``bias_mask`` does it): those of neurons and heads go with them, and the
       constant of a head without values goes into the next bias (exact in evaluation mode).
@@ -105,7 +106,7 @@ class BlockPruning(MovementStage):
             different = {unit_price(net, part).count for part in of_kind(parts, kind)}
             if len(different) > 1:
                 raise UserError(
-                    f"model.backbone: {min(different)} and {max(different)} {what} in sub-layers of one net; all must "
+                    f"model.backbone: {min(different)} and {max(different)} {what} in sub-layers of a model; all must "
                     "have the same number"
                 )
         sites = [name for part in of_kind(parts, "attention") for name in part.sites.values()]
@@ -130,7 +131,7 @@ class BlockPruning(MovementStage):
         return cut_evenly(net, self.density, whole=True) if self.settings.fill else net
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Load the net and put a masked layer at every site."""
+        """Load the model and put a masked layer at every site."""
         net, size = super().build(method, previous, structure), self.settings.block
         for part in sublayers(net):
             for role, name in part.sites.items():
@@ -262,7 +263,7 @@ class Filling(Stage):
         self.density, self.exact = density, exact
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Load the pruned net and cut it; what is left in its matrices, zeros too, is trained."""
+        """Load the pruned model and cut it; what is left in its matrices, zeros too, is trained."""
         net = super().build(method, previous, structure)
         cut_empty(net, keep_count(self.density, dense_site_params(net)) if self.exact else None)
         return net
@@ -331,8 +332,8 @@ class BlockMovement(Method):
 
     Args:
         prune: schedule and masks of the pruning, and its training.
-        retrain: training of the filled net.
-        distillation: weights of the loss terms with the dense net as teacher.
+        retrain: training of the filled model.
+        distillation: weights of the loss terms with the dense model as teacher.
     """
 
     def __init__(

@@ -15,9 +15,9 @@ target and budget are those of CoFi, which took them from here. What is left are
 
 Deviations and choices where the paper is silent:
     - It trains its language models with factors from the beginning, so that P Q has as many parameters as W. A
-      pre-trained W is decomposed with all of its ranks: P = U sqrt(Sigma), Q = sqrt(Sigma) V^T. The net is the same
+      pre-trained W is decomposed with all of its ranks: P = U sqrt(Sigma), Q = sqrt(Sigma) V^T. The model is the same
       before the first step, and s begins at up to twice the dense size; so does t.
-    - Gates begin open (``prune.log_alpha`` 2.5), since a pre-trained net is lost where they begin at 0, as in their
+    - Gates begin open (``prune.log_alpha`` 2.5), since a pre-trained model is lost where they begin at 0, as in their
       program. The temperature is 2/3, as for CoFi; theirs is 1.
     - s is a share of the matrices' weights; their sparsities turn the sign of lambda1. Biases are not counted.
     - At the end the ranks kept are those that fit the budget (``prune.exact_target``), and each matrix keeps one. A
@@ -60,7 +60,7 @@ class FLOPPruning(GatedTraining):
     Args:
         log_alpha: of all gates at first; 2.5 opens 98 % of them.
         init: ``pretrained`` factorizes the backbone, which learns the task while it is pruned; ``finetuned`` the dense
-            net.
+            model.
     """
 
     log_alpha: float = 2.5
@@ -184,7 +184,7 @@ class FLOP(Method):
 
     Args:
         prune: training of factors and gates.
-        distillation: weights of the loss terms with the dense net as teacher; off (alpha 0) by default.
+        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ PAPER_RANK_RATIO = 0.33
 
 
 class FWSVD(Method):
-    """Factorize a fine-tuned net by SVD weighted with Fisher information, then fine-tune the factors.
+    """Factorize a fine-tuned model by SVD weighted with Fisher information, then fine-tune the factors.
 
     Args:
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]. Give one of density,
@@ -45,7 +45,7 @@ class FWSVD(Method):
         allocation: ``uniform`` applies the same rule to every matrix; ``global`` keeps the same number of parameters in
             all, where the squared singular values of the weighted matrices per parameter are largest.
         retrain: the weighting, and fine-tuning of the factors.
-        distillation: weights of the loss terms with the dense net as teacher; off (alpha 0), as in the paper.
+        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0), as in the paper.
     """
 
     usual_density = None  # the rank ratio decides

@@ -10,7 +10,7 @@ https://arxiv.org/abs/2305.11627; program: https://github.com/horseee/LLM-Pruner
     vector        I_W = |sum_j w_j dL/dw_j| of a row, or of a column of o and down (section 3.2)
     group         sum, product or maximum over the matrices, or that of the last one, o or down
     pruning       in every block the same share of heads and of neurons, the least important; the first and the last
-                  blocks stay whole; then the net is trained (section 3.3)
+                  blocks stay whole; then the model is trained (section 3.3)
 
 The stages are dense -> prune. Gradients are of the task's loss, on 10 examples as in the program.
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CoupledPruning(Retraining):
-    """How heads and neurons are chosen, and how the pruned net is trained.
+    """How heads and neurons are chosen, and how the pruned model is trained.
 
     Args:
         importance: ``element1``, ``element2`` or ``vector``, as in the paper.
@@ -290,7 +290,7 @@ class LLMPruner(Method):
     Args:
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.8.
         prune: the scores, the blocks that stay whole, and training afterwards.
-        distillation: weights of the loss terms with the dense net as teacher; off (alpha 0), as in the paper.
+        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0), as in the paper.
     """
 
     usual_density = 0.8

@@ -18,7 +18,7 @@ The two variants of section 4.4 give the sparse part up:
 Both have rank = density * out * in / (out + in), so that all end with the same size (the paper gives no ranks).
 
 Deviations: as in stages/rows.py. Distillation from logits (``distillation.alpha``) is possible and off, as in the
-paper's main tables. The dense net is the reference in the report, and the teacher where distillation is on.
+paper's main tables. The dense model is the reference in the report, and the teacher where distillation is on.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LowRankPlusSparse(RowPruning):
             )
         if self.weighting == "kfac" and self.init == "pretrained":
             raise UserError(
-                "prune.weighting: 'kfac' needs a net that is trained on the task, not prune.init pretrained; nearest: "
+                "prune.weighting: 'kfac' needs a model trained on the task, not prune.init pretrained; nearest: "
                 "prune.init finetuned"
             )
 
@@ -77,7 +77,7 @@ class LoSparse(Method):
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default
             0.2.
         prune: the decomposition, the schedule of the pruning, and its training.
-        distillation: weights of the loss terms with the dense net as teacher; off (alpha 0) by default.
+        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
     usual_density = 0.2
@@ -105,7 +105,7 @@ class FromLowRank(Retraining):
     """How the factors are fine-tuned.
 
     Args:
-        init: ``pretrained`` factorizes the backbone, as the paper does; ``finetuned`` the dense net.
+        init: ``pretrained`` factorizes the backbone, as the paper does; ``finetuned`` the dense model.
     """
 
     init: Literal["pretrained", "finetuned"] = "pretrained"
@@ -130,7 +130,7 @@ class LowRankI(Method):
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default
             0.2.
         retrain: fine-tuning of the factors.
-        distillation: weights of the loss terms with the dense net as teacher; off (alpha 0) by default.
+        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
     usual_density = 0.2
@@ -160,7 +160,7 @@ class LowRankII(Method):
         density: parameters of the factors / original parameters of the transformer blocks' matrices, in (0, 1]; default
             0.2.
         prune: schedule and score of the pruning, and its training.
-        distillation: weights of the loss terms with the dense net as teacher; off (alpha 0) by default.
+        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
     usual_density = 0.2

@@ -19,7 +19,7 @@ Deviations and choices where the paper is silent:
       near a minimum and collapsed in our runs (benchmarks/README.md). ``signed`` is the printed form.
     - W in Eq. 12 is frozen. L = mean of the two task losses + consistency * L_c, symmetric KL, also once p = 0
       (Table 7's row p_init = 0 beats plain fine-tuning).
-    - Step 1 starts from the fine-tuned net (``prune.init``); the paper prunes the pre-trained one.
+    - Step 1 starts from the fine-tuned model (``prune.init``); the paper prunes the pre-trained one.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MixedRank(Retraining):
-    """How the sparse net is factorized and retrained.
+    """How the sparse model is factorized and retrained.
 
     Args:
         weighting: what a row's reconstruction error is weighted by (step 2), a sum over the row: ``scores`` = positive
             scores of kept weights, ``scores_all`` = positive scores of all, ``scores_abs`` = absolute scores,
             ``scores_raw`` = scores, ``scores_shifted`` = scores of kept weights, less the last threshold if that is
             negative, ``mask`` = number of kept weights, ``none`` = plain SVD; or ``kfac`` = the Kronecker-factored
-            Fisher information of the sparse net, on 1,024 examples (second-order compression).
+            Fisher information of the sparse model, on 1,024 examples (second-order compression).
         power: exponent on the row importance; 0.5 solves Eq. 7, 1.0 is the literal Eq. 9.
         p_init: first probability that a forward uses the sparse matrix; 0 turns mixing off. None: 0.1, 0.3 or 0.7 for
             density 0.5, 0.25 or 0.16; a rank counts as the density that it leaves.
         consistency: weight of L_c, the distance of two forwards' logits; 0 turns the second forward off.
         consistency_after_decay: keep L_c (then of two dropout masks) once p has reached 0.
-        double_forward: ``sequential`` puts the batch through the net twice, ``concat`` makes one batch of twice the
+        double_forward: ``sequential`` puts the batch through the model twice, ``concat`` makes one batch of twice the
             size. Same loss and gradients; ``concat`` is slower on CPUs (benchmarks/speed) and makes half as many
             operator calls on accelerators (benchmarks/device). None: the one or the other by the device. Half the
             batch size with ``trainer.accumulate_grad_batches`` doubled needs the memory of dense fine-tuning.
@@ -88,7 +88,7 @@ class MixedRank(Retraining):
 
 @dataclass(frozen=True)
 class LPAFSettings(FirstOrderSettings):
-    """How the dense net is pruned to the sparse one.
+    """How the dense model is pruned to the sparse one.
 
     Args:
         density: kept fraction v of the weights; None: 0.50, 0.25 or 0.10, the best in LPAF's Table 4 for
@@ -118,7 +118,7 @@ class LPAFPruning(UnstructuredPruning):
         self.rule = rule
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Load the net and choose v."""
+        """Load the model and choose v."""
         net = super().build(method, previous, structure)
         self.density = self.density_of(net)
         return net
@@ -129,7 +129,7 @@ class LPAFPruning(UnstructuredPruning):
 
 
 class MixedRankRetraining(LowRankRetraining):
-    """Steps 2 and 3: factorize the sparse net, retrain the factors with the sparse matrices mixed in.
+    """Steps 2 and 3: factorize the sparse model, retrain the factors with the sparse matrices mixed in.
 
     Args:
         settings: weighting, mixing and training.
@@ -159,7 +159,7 @@ class MixedRankRetraining(LowRankRetraining):
         return factorize(self.prepared(net), ranks, None, self.layer)
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Factorize the net and choose p_init."""
+        """Factorize the model and choose p_init."""
         net = super().build(method, previous, structure)
         self.p_init = self.first_p(net)
         return net

@@ -16,7 +16,7 @@ Choices:
       ``penalty``: the run warns when it ends above the one asked for.
     - No distillation unless asked for (nn_pruning: 0.9, temperature 2).
 
-The export computes the same as the pruned net in evaluation mode: removed rows are not stored, and a neuron or a head
+The export computes the same as the pruned model in evaluation mode: removed rows are not stored, and a neuron or a head
 whose rows are all removed is removed with the columns that read it, as in ITP (models/slicing.py). ``density`` counts
 kept rows; the export may be smaller.
 """
@@ -58,7 +58,7 @@ class MovementPruning(MovementStage):
     """
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Load the net and put a masked layer at every site."""
+        """Load the model and put a masked layer at every site."""
         net = super().build(method, previous, structure)
         for site in find_sites(net):
             replace(net, site.name, MaskedLinear(module_at(net, site.name, nn.Linear)))
@@ -87,7 +87,7 @@ class Movement(Method):
     Args:
         density: kept fraction of the weights of the transformer blocks' matrices, in (0, 1]; default 0.2.
         prune: schedule and masks of the pruning, and its training.
-        distillation: weights of the loss terms with the dense net as teacher; off (alpha 0) by default.
+        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
     usual_density = 0.2

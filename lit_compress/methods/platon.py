@@ -59,7 +59,7 @@ class PLATON(Method):
     Args:
         density: kept fraction of the weights of the transformer blocks' matrices, in (0, 1]; default 0.2.
         prune: schedule and score of the pruning, and its training.
-        distillation: weights of the loss terms with the dense net as teacher; off (alpha 0), as in the paper.
+        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0), as in the paper.
     """
 
     stores_zeros = True

@@ -19,19 +19,19 @@ Matrices that read the same input (query, key, value; gate, up) are stacked by r
 and neurons can go instead of components, or with them, by their costs under (M): numerics/structures.py. The table of
 token embeddings is a matrix that reads one-hot vectors: its A is diagonal, how often every token occurs.
 
-The loss is the negative log-likelihood of labels drawn from the net itself, so that its gradients do not vanish where
-the net fits its training data. The stages are dense -> retrain: 1,024 training examples calibrate, one threshold on
+The loss is the negative log-likelihood of labels drawn from the model itself, so that its gradients do not vanish where
+the model fits its training data. The stages are dense -> retrain: 1,024 training examples calibrate, one threshold on
 sigma_j^2 per parameter gives all ranks (R), and the factors are trained on labels, the teacher's logits and its hidden
 states,
 
     L = (1 - alpha) L_task + alpha L_logits + alpha_layers sum_l MSE(H_student^l, H_teacher^l) / Var(H_teacher^l)
 
-The estimate (M) is one of small changes. So the net can go to its density in stages, e.g. 0.5 -> 0.25 -> 0.1: at each
+The estimate (M) is one of small changes. So the model can go to its density in stages, e.g. 0.5 -> 0.25 -> 0.1: at each
 the factors are multiplied out, moments are collected anew, and the new factors are trained.
 
 Choices where the sources differ or are silent:
     - Both moments are damped, by shares of the means of their diagonals; the report of ``factorize`` says by how much.
-    - Hidden states are divided by their own variance, so that one weight serves all nets.
+    - Hidden states are divided by their own variance, so that one weight serves all models.
     - Matrices without a bias are not centred.
 """
 
@@ -56,12 +56,12 @@ FAST = 16
 
 @dataclass(frozen=True)
 class KroneckerWeighted(Weighted):
-    """How the factorization is weighted, and how the factorized net is trained.
+    """How the factorization is weighted, and how the factorized model is trained.
 
     Args:
         weighting: ``kfac`` = Kronecker-factored Fisher information; ``inputs`` = second moments of the inputs only;
             ``fisher`` = its diagonal; ``none`` = plain SVD; ``importance`` = the scores of a pruning stage.
-        learning_rate: peak learning rate of AdamW; factors of few ranks learn at larger ones than a whole net.
+        learning_rate: peak learning rate of AdamW; factors of few ranks learn at larger ones than a whole model.
     """
 
     learning_rate: float = 3e-4
@@ -69,7 +69,7 @@ class KroneckerWeighted(Weighted):
 
 
 class SecondOrder(Method):
-    """Factorize a fine-tuned net under the Kronecker-factored Fisher information, then train the factors.
+    """Factorize a fine-tuned model under the Kronecker-factored Fisher information, then train the factors.
 
     Args:
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]. Give one of density,
@@ -79,13 +79,13 @@ class SecondOrder(Method):
         allocation: ``global``: the number of parameters of that rule, spent where the estimated loss per parameter is
             largest (R); ``uniform`` applies the rule to every matrix.
         scope: ``blocks``: the density is that of the transformer blocks' matrices. ``all``: it is that of all weights
-            of the net, and the table of token embeddings is factorized with the matrices, by the same rule (R).
+            of the model, and the table of token embeddings is factorized with the matrices, by the same rule (R).
         price: what the budget counts: ``parameters``; ``flops`` of a forward; or ``milliseconds``, measured on this
             machine with one thread and a text of the task's length. The density is then the share of these that stays.
-        through: densities on the way to the last, falling, e.g. [0.5, 0.25]. The net is factorized and trained at each,
-            from the one before; all share ``retrain.epochs``, what cannot be divided goes to the last.
+        through: densities on the way to the last, falling, e.g. [0.5, 0.25]. The model is factorized and trained at
+            each, from the one before; all share ``retrain.epochs``, what cannot be divided goes to the last.
         retrain: the weighting, and training of the factors.
-        distillation: weights of the loss terms with the dense net as teacher.
+        distillation: weights of the loss terms with the dense model as teacher.
     """
 
     usual_density: float = 0.25
@@ -151,7 +151,7 @@ class SecondOrder(Method):
 
     @property
     def undecided(self) -> bool:
-        """Whether the dense net and data decide what is removed, or the density that has a speed-up."""
+        """Whether the dense model and data decide what is removed, or the density that has a speed-up."""
         return self.retrain.removes == "auto" or (
             self._fast and not self.through and self.retrain.weighting in KRONECKER
         )

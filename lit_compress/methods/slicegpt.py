@@ -67,10 +67,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slicing(Retraining):
-    """How hidden states are calibrated, and how the sliced net is trained.
+    """How hidden states are calibrated, and how the sliced model is trained.
 
     Args:
-        epochs: passes over the training data with the sliced net; 0 for none.
+        epochs: passes over the training data with the sliced model; 0 for none.
         examples: number of training examples for calibration; None = 512, or all if there are fewer.
         calibration_seed: seed of the choice of examples.
     """
@@ -201,7 +201,7 @@ class Slices(Compression):
         if not residual_stream(net).pre_norm:
             raise UserError(
                 f"--by_block: norms of '{net.config.model_type}' stand after the sub-layers, and slices then need the "
-                "whole net; nearest: LLMPruner"
+                "whole model; nearest: LLMPruner"
             )
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration:
@@ -232,7 +232,7 @@ class Slices(Compression):
         return {}, 0.0
 
     def apply(self, net: PreTrainedModel, chosen: dict[str, Any], measured: Measured | None) -> None:
-        """Slice a net; without axes along those of the dense net, and without values only its shapes."""
+        """Slice a model; without axes along those of the dense model, and without values only its shapes."""
         widths, size = self.widths(net), net.config.hidden_size
         if net.device.type == "meta":
             outline_projected(net, SLICED, {"hidden": torch.tensor(widths)})
@@ -243,7 +243,7 @@ class Slices(Compression):
     def part(
         self, shapes: PreTrainedModel, measured: Measured, net: BlockNet, number: int
     ) -> tuple[dict[str, Tensor], Structure]:
-        """Return the tensors of a sliced block, by their names in the net, and the specs of its modules."""
+        """Return the tensors of a sliced block, by their names in the model, and the specs of its modules."""
         names, widths = list(net.names)[number : number + 2], self.widths(shapes)
         sites = sorted({s.reads for s in residual_stream(shapes).sublayers if s.host in names})
         axes = [whole_axes(measured[str(site)]) for site in sites]
@@ -263,7 +263,7 @@ class SliceGPT(Method):
         slicing: fraction of the dimensions of hidden states that goes, in [0, 1), in place of ``density``; the paper's
             are 0.2, 0.25 and 0.3.
         prune: calibration, and training afterwards.
-        distillation: weights of the loss terms with the dense net as teacher; off (alpha 0), as in the paper.
+        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0), as in the paper.
     """
 
     usual_density = 0.75

@@ -2,7 +2,7 @@
 
     W [out, in] = U Sigma V^T;  left = U_k Sigma_k [out, k],  right = V_k^T [k, in]     (LPAF Eqs. 1-2)
 
-The fine-tuned net is factorized and retrained on the task loss and distillation from the dense net's logits
+The fine-tuned model is factorized and retrained on the task loss and distillation from the dense model's logits
 (LPAF's tables: "a unified logits distillation objective").
 """
 
@@ -22,7 +22,7 @@ from lit_compress.stages.rank_rule import Allocation, RankRule, choose_rule
 
 @dataclass(frozen=True)
 class Factorized(Retraining):
-    """How the factorized net is retrained.
+    """How the factorized model is retrained.
 
     Args:
         sigma_side: the factor that gets the singular values: ``out`` = left (LPAF), ``in`` = right (FWSVD's
@@ -33,7 +33,7 @@ class Factorized(Retraining):
 
 
 class SVDRetraining(LowRankRetraining):
-    """Factorize the dense net by truncated SVD, then train all of its parameters."""
+    """Factorize the dense model by truncated SVD, then train all of its parameters."""
 
     settings: Factorized
 
@@ -43,7 +43,7 @@ class SVDRetraining(LowRankRetraining):
 
 
 class SVD(Method):
-    """Factorize a fine-tuned net by truncated SVD, then retrain it.
+    """Factorize a fine-tuned model by truncated SVD, then retrain it.
 
     Args:
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]. Give one of density,

@@ -2,20 +2,21 @@
 
 Canwen Xu, Wangchunshu Zhou, Tao Ge, Furu Wei, Ming Zhou, "BERT-of-Theseus: Compressing BERT by Progressive Module
 Replacing", EMNLP 2020, https://arxiv.org/abs/2002.02925; what it leaves open is as in
-https://github.com/JetRunner/BERT-of-Theseus. Predecessor prd_i: k blocks of the fine-tuned net; successor scc_i: one.
+https://github.com/JetRunner/BERT-of-Theseus. Predecessor prd_i: k blocks of the fine-tuned model; successor scc_i: one.
 
     replacing    r_i ~ Bernoulli(p) per module and forward;  y_i+1 = r_i scc_i(y_i) + (1 - r_i) prd_i(y_i)
     training     only the successors learn, from the task's loss alone; predecessors, embeddings and head are frozen
     curriculum   p_t = min(1, k t + b), linear in the steps; from p = 1 on the successors are fine-tuned together
-    start        the successors are copies of the first blocks of the fine-tuned net
+    start        the successors are copies of the first blocks of the fine-tuned model
 
-What is left is an ordinary net of fewer blocks, with embeddings and head of the fine-tuned one.
+What is left is an ordinary model of fewer blocks, with embeddings and head of the fine-tuned one.
 
 Deviations and choices where the paper is silent:
     - The slope is given as the steps in which p rises to 1 (``replace.rise``): k = (1 - b) / rise.
     - A successor that has no part in a step gets a zero gradient, which AdamW's averages count, on one device as on
       several. Micro-batches have coins of their own.
-    - The net that is evaluated is that of the successors, at every p, as in their program; each epoch may be the best.
+    - The model that is evaluated is that of the successors, at every p, as in their program; each epoch may be the
+    best.
     - Any family whose blocks are alike; a decoder that reads an encoder is divided as the encoder is.
 """
 
@@ -109,7 +110,7 @@ class BlockReplacing(Stage):
         return net
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Load the fine-tuned net; put copies of its first blocks in the place of modules; freeze the rest."""
+        """Load the fine-tuned model; put copies of its first blocks in the place of modules; freeze the rest."""
         net = super().build(method, previous, structure)
         left, self.density = self.left(net), self.density_of(net)
         predecessors = {path: list(module_at(net, path, nn.ModuleList)) for path in left}
@@ -165,12 +166,12 @@ class BlockReplacing(Stage):
 
 
 class Theseus(Method):
-    """Replace modules of several blocks by one block each, at random; the export is an ordinary net of fewer blocks.
+    """Replace modules of several blocks by one block each, at random; the export is an ordinary model of fewer blocks.
 
     Args:
         density: fraction of the blocks that is left: their number must divide that of all; default 0.5.
         replace: the schedule of the replacing, and the training of the successors.
-        distillation: weights of the loss terms with the dense net as teacher; off (alpha 0) by default.
+        distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """
 
     usual_density = 0.5

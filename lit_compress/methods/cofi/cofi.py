@@ -8,16 +8,17 @@ https://arxiv.org/abs/2204.00408; what it leaves open is as in https://github.co
                   L + lambda1 (s - t) + lambda2 (s - t)^2    numerics/gate_budget.py, gates.py, stages/gated.py
     section 3.2   L = alpha KL(teacher || student) + alpha_layers sum_i MSE(W H_s^m(i), H_t^i)         distillation.py
 
-Stages: dense (the teacher) -> distil (the backbone learns from it) -> prune (gates) -> the net is cut -> retrain.
+Stages: dense (the teacher) -> distil (the backbone learns from it) -> prune (gates) -> the model is cut -> retrain.
 
 Deviations:
     - Expectation and target are densities of the block matrices' weights, as everywhere here; CoFi's are sparsities,
       which turns the sign of lambda1. Biases are not counted.
     - The distillation before pruning is a stage of its own, so AdamW and its schedule begin anew with the gates, as
-      in CoFi's program. With ``prune.init finetuned`` it is left out: the dense net itself is pruned.
+      in CoFi's program. With ``prune.init finetuned`` it is left out: the dense model itself is pruned.
     - A removed layer is never matched with a teacher layer (their program marks the wrong ones as removed); a layer
       exists while its attention or its feed-forward network does.
-    - The net that is evaluated is the one that would be exported: sub-layers without open heads or neurons are closed,
+    - The model that is evaluated is the one that would be exported: sub-layers without open heads or neurons are
+    closed,
       their LayerNorm is skipped; and with ``prune.exact_target`` the units kept are those that fit the budget. An epoch
       may count as the best only after the target's warm-up.
     - The values of open gates are folded into rows, biases, embeddings and LayerNorms, which is exact (cut.py).
@@ -77,7 +78,7 @@ class CoFiPruning(GatedTraining):
         gates: some of ``attention_layer``, ``ffn_layer``, ``heads``, ``neurons``, ``hidden``; None for all that the
             architecture can have.
         init: ``pretrained`` prunes the backbone after the stage ``distil``, as the paper does; ``finetuned`` prunes the
-            dense net.
+            dense model.
     """
 
     gates: list[str] | None = None
@@ -91,9 +92,9 @@ class CoFiPruning(GatedTraining):
 
 
 class MatchedStage(Stage):
-    """A stage that compares the net's layers with the teacher's; the embeddings are frozen.
+    """A stage that compares the model's layers with the teacher's; the embeddings are frozen.
 
-    ``distil`` trains the backbone with the dense net as its teacher, ``retrain`` the pruned, smaller net.
+    ``distil`` trains the backbone with the dense model as its teacher, ``retrain`` the pruned, smaller model.
 
     Attributes:
         distillation: weights of the loss terms; layers are compared if ``alpha_layers`` is above 0.
@@ -107,7 +108,7 @@ class MatchedStage(Stage):
         self.distillation, self.from_backbone = distillation, name == "distil"
 
     def check(self, net: PreTrainedModel) -> None:
-        """Refuse to compare layers of a net with an encoder and a decoder."""
+        """Refuse to compare layers of a model with an encoder and a decoder."""
         super().check(net)
         if net.config.is_encoder_decoder and self.distillation.alpha_layers > 0:
             raise UserError(
@@ -116,7 +117,7 @@ class MatchedStage(Stage):
             )
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Build the net, freeze its embeddings, and note the file with the projection of the stage before."""
+        """Build the model, freeze its embeddings, and note the file with the projection of the stage before."""
         net = super().build(method, previous, structure)
         for parameter in embedding_params(net):
             parameter.requires_grad_(False)
@@ -137,7 +138,7 @@ class MatchedStage(Stage):
                 self.matching.load_state_dict(load_file(self._projection))
 
     def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
-        """Train the projection beside the net; its gradients are not clipped, because it is not sharded."""
+        """Train the projection beside the model; its gradients are not clipped, because it is not sharded."""
         groups = super().param_groups(net)
         if self.matching is None:
             return groups
@@ -214,7 +215,7 @@ class GatedPruning(MatchedStage, GatedStage):
         return cut_evenly(net, self.density, units) if units else net
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Load the net of the stage before and put gates into it."""
+        """Load the model of the stage before and put gates into it."""
         net = super().build(method, previous, structure)
         names, least = self.names(net), least_units(self.names(net))
         self.finest = next((name for name in ("neurons", "heads", "hidden") if name in names), None)
@@ -223,7 +224,7 @@ class GatedPruning(MatchedStage, GatedStage):
             for seed, (name, shape) in enumerate(gate_shapes(net, names).items())
         }
         self.make_gates(gates, gated_size(net, names))
-        self.initial = 1.0  # the target starts at the dense net, the expectation a little below
+        self.initial = 1.0  # the target starts at the dense model, the expectation a little below
         gate_net(net, names)
         return net
 
@@ -268,7 +269,7 @@ def open_layers(net: PreTrainedModel, z: dict[str, Tensor]) -> Tensor:
 
 
 def existing(net: PreTrainedModel) -> Tensor:
-    """Return which layers of a pruned net have a sub-layer left, bool [layers]."""
+    """Return which layers of a pruned model have a sub-layer left, bool [layers]."""
     parts = sublayers(net)
     left = torch.zeros(1 + parts[-1].layer, dtype=torch.bool)
     for part in parts:
@@ -277,13 +278,13 @@ def existing(net: PreTrainedModel) -> Tensor:
 
 
 class CoFi(Method):
-    """Prune layers, heads, neurons and hidden dimensions together; the export is a smaller dense net.
+    """Prune layers, heads, neurons and hidden dimensions together; the export is a smaller dense model.
 
     Args:
         density: remaining / original parameters of the transformer blocks' matrices, in (0, 1]; default 0.2.
-        distil: training of the backbone with the dense net as teacher, before it is pruned.
+        distil: training of the backbone with the dense model as teacher, before it is pruned.
         prune: training of weights and gates.
-        retrain: training of the pruned net.
+        retrain: training of the pruned model.
         distillation: weights of the labels, the teacher's logits and its hidden states.
     """
 

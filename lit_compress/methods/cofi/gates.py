@@ -1,4 +1,4 @@
-"""CoFi's gates in a net: which there are, how many weights depend on them, which modules they multiply.
+"""CoFi's gates in a model: which there are, how many weights depend on them, which modules they multiply.
 
 Xia, Zhong, Chen 2022, Eqs. of section 3.1; each gate [groups, size] multiplies, as in its Figure 2:
 

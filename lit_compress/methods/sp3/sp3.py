@@ -18,7 +18,7 @@ Deviations, and where the paper is silent (`official` gives the program's way wh
     - Printing errors of the paper: see numerics/pca.py and models/projected/ (norm, V_Z, P_O, superscripts, W_R's
       sum).
     - The norm is exact, a root mean square over the original width; the program's LayerNorm in the projected space is
-      not the original net (`official`), which is why it leaves out three sites.
+      not the original model (`official`), which is why it leaves out three sites.
     - Gates are hard concrete, as in the program (the paper only says real numbers); Q and K share one, V and O do, and
       all heads of a layer (Appendix C). Open gates keep their soft value, which is folded into the weights.
     - Projections of heads are trained as one matrix, in which heads mix, as in the program; the paper writes one per
@@ -87,7 +87,7 @@ class SP3(Method):
                 f"model.density {density}, model.params {params}: only one can decide the size, set the other to null"
             )
         self.params = None if params is None else parse_count(params)
-        usual = self.usual_density if params is None else 1.0  # the stage knows the net, and so that of ``params``
+        usual = self.usual_density if params is None else 1.0  # the stage knows the model, and so that of ``params``
         super().__init__(density=usual if density is None else density, distillation=distillation, **common)
         if fidelity == "official":
             prune = replace(

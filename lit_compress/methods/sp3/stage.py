@@ -56,7 +56,7 @@ class ProjectedPruning(GatedTraining):
     """How projections are made and gates are trained. Times are fractions of the stage's steps.
 
     Args:
-        start: when the gates of dimensions begin to be trained; before, only distillation trains the net.
+        start: when the gates of dimensions begin to be trained; before, only distillation trains the model.
         target_warmup: how long the target density falls, from ``start`` on.
         structure_start: when the gates of heads and layers begin to be trained.
         gates: the gates to train; ``hidden``, ``qk``, ``vo``, ``neurons`` close dimensions, ``heads``,
@@ -68,7 +68,7 @@ class ProjectedPruning(GatedTraining):
         tokens: number of tokens of these examples that are used.
         calibration_seed: seed of the choice of examples and tokens.
         ridge: share of the mean eigenvalue that is added to a head's second moments.
-        group: number of sub-layers (attentions and feed-forward networks) that share a basis, in pre-norm nets.
+        group: number of sub-layers (attentions and feed-forward networks) that share a basis, in pre-norm models.
         norm: norm in the projected space: ``rms`` is exact; ``padded_layernorm`` is that of the authors' program.
         skip_sites: number of bases of hidden states, from the first, that are the identity and have no gate.
         head_projections: ``dense`` trains one matrix for all heads, as the authors' program; ``block`` one per head.
@@ -128,7 +128,7 @@ class ProjectedStage(GatedStage):
 
     Attributes:
         shares: [sites, d], share of every direction in the energy of its site; 0 for the identity.
-        axes: U [sites, d, d] of a pre-norm net's sites, if hidden states are distilled; else none.
+        axes: U [sites, d, d] of a pre-norm model's sites, if hidden states are distilled; else none.
     """
 
     settings: ProjectedPruning
@@ -166,7 +166,7 @@ class ProjectedStage(GatedStage):
 
     @property
     def keeps_all(self) -> bool:
-        """Whether nothing is to be removed; a number of weights is not compared with that of the net."""
+        """Whether nothing is to be removed; a number of weights is not compared with that of the model."""
         return self.params is None and self.density == 1
 
     def density_of(self, net: PreTrainedModel) -> float:
@@ -178,7 +178,7 @@ class ProjectedStage(GatedStage):
         return outline_evenly(net, self.form, self.density_of(net))
 
     def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
-        """Calibrate the dense net and insert projections (Eqs. 6-12)."""
+        """Calibrate the dense model and insert projections (Eqs. 6-12)."""
         self._make_buffers(net, method)
         bases = self._bases(method, net)
         for i in range(self.settings.skip_sites, len(self.axes)):
@@ -254,7 +254,7 @@ class ProjectedStage(GatedStage):
     def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
         """Return the groups, with one schedule and one gradient norm for all, as in the authors' program.
 
-        Where the net is sharded, gates and multipliers are not clipped, because they are not sharded.
+        Where the model is sharded, gates and multipliers are not clipped, because they are not sharded.
         """
         groups = super().param_groups(net)
         for group in groups:
@@ -272,7 +272,7 @@ class ProjectedStage(GatedStage):
         self._warmup = self._start + self._ramp  # first step at the final target
 
     def target(self, step: int) -> float:
-        """Return the target density t(step): the net's with projections until ``start``, then linear."""
+        """Return the target density t(step): the model's with projections until ``start``, then linear."""
         return linear_to(step, self._start, self._ramp, self.initial, self.density)
 
     def active(self, step: int) -> set[str]:
@@ -306,7 +306,7 @@ class ProjectedStage(GatedStage):
     ) -> Tensor:
         """Return the distance of mapped hidden states from the nearest teacher states at or above their layer.
 
-        In pre-norm nets in the original basis, without the mean where norms remove it, and without the last states.
+        In pre-norm models in the original basis, without the mean where norms remove it, and without the last states.
         """
         states = student if self.settings.match_last else student[:-1]
         if len(self.axes):
@@ -362,7 +362,7 @@ class ProjectedStage(GatedStage):
         return z
 
     def at_budget(self, step: int) -> bool:
-        """Say whether the net that is evaluated after ``step`` has the final density."""
+        """Say whether the model that is evaluated after ``step`` has the final density."""
         if step < max(self._warmup, self._start + 1):
             return False
         with torch.no_grad():
@@ -380,7 +380,7 @@ class ProjectedStage(GatedStage):
 
 
 def _freeze(net: PreTrainedModel, stream: ResidualStream) -> None:
-    """Freeze the embeddings and, in post-norm nets, the original matrices (in pre-norm nets they hold projections)."""
+    """Freeze the embeddings and, in post-norm models, the original matrices (pre-norm ones hold projections)."""
     for sublayer in () if stream.pre_norm else stream.sublayers:
         for name in sublayer.linears.values():
             layer = net.get_submodule(name)
