@@ -1,4 +1,4 @@
-"""Parameters, density, FLOPs and latency, measured in the same way on the nets of all methods."""
+"""Parameters, density, FLOPs and latency, measured in the same way on the models of all methods."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def stored_density(net: PreTrainedModel) -> float:
 
 
 def whole_density(net: PreTrainedModel) -> float:
-    """Return stored / original parameters of the whole net, embeddings included."""
+    """Return stored / original parameters of the whole model, embeddings included."""
     return count_params(net).total / count_params(_dense(net)).total
 
 
@@ -105,7 +105,8 @@ def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
     """Return the floating-point operations of one forward (2 per multiply-add) on ``batch`` x ``length`` tokens.
 
     An encoder-decoder that generates text gets ``length`` tokens to read and a quarter as many to write, all at once.
-    A net without values is run as far as its code allows; where it looks at values, a copy with zeros takes its place.
+    A model without values is run as far as its code allows; where it looks at values, a copy with zeros takes its
+    place.
     """
     inputs = random_inputs(net, batch, length)
     if net.device.type == "meta":
@@ -115,7 +116,7 @@ def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
 
 
 def shape_flops(net: PreTrainedModel, length: int, batch: int = 1) -> int | None:
-    """Return :func:`flops` of a net without values; None where its code looks at values.
+    """Return :func:`flops` of a model without values; None where its code looks at values.
 
     It is run on tensors that are said to be on the CPU, as layers ask more of a device than ``meta`` can say.
     """
@@ -177,7 +178,7 @@ def padded_inputs(net: PreTrainedModel, batch: int, length: int, seed: int = 0) 
 
 
 def forwards(nets: Sequence[PreTrainedModel], length: int, batch: int = 1) -> list[Callable[[], None]]:
-    """Return a function for each net that makes one forward of it on ``batch`` x ``length`` random tokens."""
+    """Return a function for each model that makes one forward of it on ``batch`` x ``length`` random tokens."""
 
     def forward(net: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> None:
         net(**inputs)
@@ -189,7 +190,7 @@ def forwards(nets: Sequence[PreTrainedModel], length: int, batch: int = 1) -> li
 def forward_times(
     nets: Sequence[PreTrainedModel], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
 ) -> list[list[float]]:
-    """Return the milliseconds of ``repeats`` forwards of each net; the nets take turns."""
+    """Return the milliseconds of ``repeats`` forwards of each model; the models take turns."""
     with pinned(threads), Bar("time forwards", repeats) as bar:
         return in_turns(forwards(nets, length, batch), repeats, after_round=lambda: bar.advance(1))
 
@@ -197,7 +198,7 @@ def forward_times(
 def latency(
     nets: Sequence[PreTrainedModel], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
 ) -> list[dict[str, Any]]:
-    """Return for each net the median, p10 and p90 of :func:`forward_times`, with batch, length and threads."""
+    """Return for each model the median, p10 and p90 of :func:`forward_times`, with batch, length and threads."""
     by_net = forward_times(nets, length, batch, threads, repeats)
     return [{**summary(times), "batch": batch, "length": length, "threads": threads} for times in by_net]
 

@@ -1,6 +1,6 @@
-"""The memory of a forward, found by running the net on tensors that have shapes but no values.
+"""The memory of a forward, found by running the model on tensors that have shapes but no values.
 
-The net's own code runs with the kernels of a CPU, so that whatever an architecture and its attention keep is counted.
+The model's own code runs with the kernels of a CPU, so that whatever an architecture and its attention keep is counted.
 It takes about a second, whatever the sizes are.
 """
 
@@ -63,7 +63,7 @@ def forward_bytes(net: PreTrainedModel, texts: int, length: int, graph: Graph, h
         half: under autocast to 16 bits.
 
     Returns:
-        Bytes; None if the net's code looks at values.
+        Bytes; None if the model's code looks at values.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -227,7 +227,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 
 
-PATTERN = "compressed_sites"  # in the configuration of a net without a record: the names of its sites (pattern.py)
+PATTERN = "compressed_sites"  # in the configuration of a model without a record: the names of its sites (pattern.py)
 _UNKNOWN = Architecture(stacks={}, sublayers=(), neurons_field=None)
 
 

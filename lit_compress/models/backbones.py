@@ -3,7 +3,7 @@
 A name becomes the folder of its snapshot (utils/hub.py), and a GGUF file the one that it is read to (gguf.py), before
 anything is loaded.
 
-Data needs the tokenizer, methods need the net; both are found here from the same name.
+Data needs the tokenizer, methods need the model; both are found here from the same name.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
 
     Raises:
         UserError: the path is not a folder with a ``config.json``, and the hub does not give a model of this name; for
-            a run the message names the net in it; or it has a form that cannot be read, see
+            a run the message names the model in it; or it has a form that cannot be read, see
             :func:`~lit_compress.models.foreign.check_form`.
     """
     if backbone == EMBEDDED:
         return str(embedded.build_backbone(task))
     path = as_folder(f"{option}: '{backbone}'", Path(backbone).expanduser())
     if path.is_dir() and (path / "config.yaml").is_file():
-        raise UserError(f"{option}: '{backbone}' is a run, not a model; give its net, {path / 'dense' / 'net'}")
+        raise UserError(f"{option}: '{backbone}' is a run, not a model; give its model, {path / 'dense' / 'net'}")
     check_form(f"{option}: '{backbone}'", path)
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -132,9 +132,9 @@ def set_padding(config: PreTrainedConfig, backbone: str, task: Task, option: str
 def load_config(
     backbone: str, task: Task, option: str = "model.backbone", sites: str | None = None
 ) -> PreTrainedConfig:
-    """Load the configuration of ``backbone`` with the head of ``task``: label names, problem type, class of the net.
+    """Load the configuration of ``backbone`` with the head of ``task``: label names, problem type, class of the model.
 
-    With ``sites``, a pattern that names the sites of a net without a record, it has that too.
+    With ``sites``, a pattern that names the sites of a model without a record, it has that too.
 
     Raises:
         UserError: as :func:`load_tokenizer`; or the architecture has no such head, or a record.
@@ -161,7 +161,7 @@ def load_config(
 
 
 def _auto_class(kind: TaskType) -> Any:
-    """Return the class of transformers that builds nets of ``kind``."""
+    """Return the class of transformers that builds models of ``kind``."""
     import transformers
 
     return getattr(transformers, kind.auto_class)
@@ -201,9 +201,9 @@ def _clear_unused(net: PreTrainedModel, info: dict[str, Any], task: Task) -> Non
 
 
 def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
-    """Return pattern -> new start of a name, where the net with a head calls its base model not as its family does.
+    """Return pattern -> new start of a name, where the model with a head calls its base model not as its family does.
 
-    Llama's net for span questions calls it ``transformer``, its language model ``model``: weights of the one would be
+    Llama's model for span questions calls it ``transformer``, its language model ``model``: weights of the one would be
     left out of the other, and drawn anew.
     """
     import transformers
@@ -216,13 +216,13 @@ def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
 
 
 def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: str | None = None) -> PreTrainedModel:
-    """Load a net that was fine-tuned on ``task``, with its trained head, in float32.
+    """Load a model that was fine-tuned on ``task``, with its trained head, in float32.
 
     Args:
         name: folder or hub name.
         task: what it was fine-tuned on.
         option: which option named it; the begin of an error message.
-        sites: a pattern that names the sites of a net without a record.
+        sites: a pattern that names the sites of a model without a record.
 
     Raises:
         UserError: as :func:`load_net`; or its head is missing or does not fit the task.
@@ -250,7 +250,7 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
 
 
 def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
-    """Return the configuration of a net that was fine-tuned on ``task``; no weights are read.
+    """Return the configuration of a model that was fine-tuned on ``task``; no weights are read.
 
     Raises:
         UserError: as :func:`load_finetuned`, as far as the configuration and the sizes of the files say it.
@@ -296,7 +296,7 @@ def finetuned_on(backbone: str, task: Task) -> bool:
 
 
 def empty_net(config: PreTrainedConfig) -> PreTrainedModel:
-    """Build the net of ``config`` with random float32 weights, to be filled from a checkpoint.
+    """Build the model of ``config`` with random float32 weights, to be filled from a checkpoint.
 
     Raises:
         UserError: it has code of its own, whose forward does not name what it reads.

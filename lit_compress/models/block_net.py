@@ -1,4 +1,4 @@
-"""A net of which one block at a time is in memory, so that it can be larger than that.
+"""A model of which one block at a time is in memory, so that it can be larger than that.
 
 Everything outside the blocks (embeddings, last norm, head) stays in memory. In the place of every block is a stand-in.
 The model's own forward makes masks and positions, and calls every stand-in as it would call the block; that of the
@@ -71,7 +71,7 @@ class StandIn(nn.Module):
 
 
 def check_by_block(net: PreTrainedModel, option: str = "--by_block") -> None:
-    """Refuse a net whose blocks cannot run one by one on what the one before gave; only its record is read.
+    """Refuse a model whose blocks cannot run one by one on what the one before gave; only its record is read.
 
     Args:
         net: dense or compressed.
@@ -99,7 +99,7 @@ def check_by_block(net: PreTrainedModel, option: str = "--by_block") -> None:
 
 
 def empty_of(config: PreTrainedConfig, structure: Structure | None = None) -> PreTrainedModel:
-    """Build a net whose parameters have shapes only, but whose buffers are whole."""
+    """Build a model whose parameters have shapes only, but whose buffers are whole."""
     with empty_parameters():
         net = empty_net(config)
         net.tie_weights()  # which the initialization does
@@ -108,7 +108,7 @@ def empty_of(config: PreTrainedConfig, structure: Structure | None = None) -> Pr
 
 
 class Blocks:
-    """A net whose blocks run one by one; stand-ins are in their places.
+    """A model whose blocks run one by one; stand-ins are in their places.
 
     Args:
         net: changed in place.
@@ -155,7 +155,7 @@ class Blocks:
 
         Args:
             number: of the block.
-            inputs: of the net.
+            inputs: of the model.
             hidden: [b, length, width], on any device.
             other: a module that is called in the block's place.
         """
@@ -173,7 +173,7 @@ class Blocks:
         return outputs[0]
 
     def finish(self, inputs: BatchTensors, hidden: Tensor) -> Any:
-        """Return the net's output where ``hidden`` [b, length, width] is what the last block gives."""
+        """Return the model's output where ``hidden`` [b, length, width] is what the last block gives."""
         last = len(self) - 1
 
         def run(at: int, states: Tensor, again: Callable[..., Any]) -> Any:
@@ -209,7 +209,7 @@ class Blocks:
 
 @contextmanager
 def one_by_one(net: PreTrainedModel, device: torch.device | str) -> Iterator[Blocks]:
-    """Yield the :class:`Blocks` of a net in memory, which is whole again afterwards, on the CPU.
+    """Yield the :class:`Blocks` of a model in memory, which is whole again afterwards, on the CPU.
 
     What is outside the blocks is on ``device``, and a block while it is asked for.
     """
@@ -228,10 +228,10 @@ def one_by_one(net: PreTrainedModel, device: torch.device | str) -> Iterator[Blo
 
 
 class BlockNet(Blocks):
-    """The net in a folder, with one block at a time in memory.
+    """The model in a folder, with one block at a time in memory.
 
     Args:
-        config: of the net.
+        config: of the model.
         tensors: of its folder.
         structure: of an export.
         dtype: of all weights in memory; None: as they are stored.
@@ -297,7 +297,7 @@ class BlockNet(Blocks):
         return {name: value for name, value in self.net.state_dict().items() if name not in self._aliases}
 
     def fill(self, number: int, block: nn.Module) -> None:
-        """Give ``block``, of this net or of one with the same names, the values of block ``number``."""
+        """Give ``block``, of this model or of one with the same names, the values of block ``number``."""
         own = block.state_dict()
         values = {key: self.read(f"{self.names[number]}.{key}") for key in own}
         if wrong := next((key for key in own if own[key].shape != values[key].shape), None):
@@ -327,7 +327,7 @@ def empty(block: nn.Module) -> None:
 
 
 class Ending:
-    """:class:`Blocks` that begin behind the last one: called as a net, with one batch after the other.
+    """:class:`Blocks` that begin behind the last one: called as a model, with one batch after the other.
 
     Args:
         net: whose last part runs.
@@ -346,7 +346,7 @@ class Ending:
 
     @property
     def config(self) -> PreTrainedConfig:
-        """The configuration of the net."""
+        """The configuration of the model."""
         return self._net.net.config
 
     def get_output_embeddings(self) -> nn.Module | None:

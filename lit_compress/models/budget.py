@@ -1,10 +1,10 @@
 """Budgets as people say them: a density, a number of parameters, a share of FLOPs, a size of the file, a speed-up.
 
 A budget is a limit. ``density=0.25`` is of the matrices (of all weights with scope ``all``), ``params=5M`` and
-``size=20MB`` are of the whole net, embeddings included, ``flops=0.3`` is a share of a forward of the dense net, and
+``size=20MB`` are of the whole model, embeddings included, ``flops=0.3`` is a share of a forward of the dense model, and
 ``speedup=3x@openvino-int8,32x128`` is dense / compressed time in a runtime, for batches of texts of so many tokens, on
 one thread of this machine's CPU (export/speed_asked.py). All but the first are turned into a density (run/solve.py,
-run/trials.py), and checked on the exported net.
+run/trials.py), and checked on the exported model.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _EXAMPLES = {"density": "0.25", "params": "5M", "flops": "0.3", "size": "20MB", 
 
 @dataclass(frozen=True)
 class Budget:
-    """What an exported net may have.
+    """What an exported model may have.
 
     Attributes:
         kind: what is counted.
         value: share, number of parameters, bytes, or dense / compressed latency.
         asked: as the user typed it.
-        of_net: a density is that of all weights of the net, embeddings included, in place of the matrices'.
+        of_net: a density is that of all weights of the model, embeddings included, in place of the matrices'.
         runtime: of a speed-up; None: the fastest one that is installed.
         shapes: of a speed-up: texts in a batch, and their length in tokens; it is reached in all. (): one text and 32
             texts of the task's length.
@@ -52,7 +52,7 @@ class Budget:
         return self.kind == "speedup"
 
     def reached(self, report: Mapping[str, Any]) -> float:
-        """Return what the exported net of a report has, in the units of ``value``."""
+        """Return what the exported model of a report has, in the units of ``value``."""
         compressed, ratios = report["compressed"], report["ratios"]
         if self.kind == "density":
             return ratios["params"]["total"] if self.of_net else compressed["density"]
@@ -125,7 +125,7 @@ def parse_budget(text: str | None, zeros_of: str | None = None) -> Budget | None
     if kind in ("params", "size") and number < 1:
         raise _refusal(asked, kind, "is below 1")
     if kind == "speedup" and number < 1:
-        raise _refusal(asked, kind, "is below 1, slower than the dense net")
+        raise _refusal(asked, kind, "is below 1, slower than the dense model")
     if zeros_of and kind != "density":
         raise UserError(
             f"model.budget: '{asked}' cannot be met by {zeros_of}, which stores the removed weights as zeros; valid: "

@@ -1,4 +1,4 @@
-"""The check of every net that is loaded: its tensors are those of the file, its tokenizer and its labels fit.
+"""The check of every model that is loaded: its tensors are those of the file, its tokenizer and its labels fit.
 
 Libraries warn and go on: a tensor that a file lacks is drawn at random, a tokenizer without files knows five words, a
 head answers for labels that it was not trained on. Here each of them is one line that says what is wrong.
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from lit_compress.tasks.records import Task
 
-_BUFFERS = ("inv_freq", "position_ids")  # constants that older files hold, and that nets now make themselves
+_BUFFERS = ("inv_freq", "position_ids")  # constants that older files hold, and that models now make themselves
 
 
 def is_compressed(folder: Path) -> bool:
-    """Say whether the net in ``folder`` has layers of this package."""
+    """Say whether the model in ``folder`` has layers of this package."""
     for file, holds in (("structure.json", lambda structure: structure), ("config.json", _is_exported)):
         try:
             if holds(json.loads((folder / file).read_text())):
@@ -79,12 +79,12 @@ def check_counts(what: str, folder: Path) -> None:
 
 
 def check_size(what: str, folder: Path, build: Callable[[], PreTrainedModel]) -> None:
-    """Refuse a folder whose weights are integers, or a much smaller net than it describes, before memory is taken.
+    """Refuse a folder whose weights are integers, or a much smaller model than it describes, before memory is taken.
 
     Args:
         what: option and value, the begin of the message.
-        folder: of the net; a hub name is no folder.
-        build: function that builds the net of the configuration.
+        folder: of the model; a hub name is no folder.
+        build: function that builds the model of the configuration.
 
     Raises:
         UserError: it does.
@@ -113,17 +113,17 @@ def refuse_compressed(what: str, folder: Path) -> None:
 
     Args:
         what: option and value, the begin of the message.
-        folder: of the net; a hub name is no folder.
+        folder: of the model; a hub name is no folder.
 
     Raises:
         UserError: the folder is an export.
     """
     if is_compressed(folder):
-        raise UserError(f"{what} is compressed already; give the net it was made from")
+        raise UserError(f"{what} is compressed already; give the model it was made from")
 
 
 def check_tensors(what: str, net: PreTrainedModel, info: dict[str, Any], new_head: bool) -> None:
-    """Refuse a net some of whose tensors are not those of its file; name a head that is new.
+    """Refuse a model some of whose tensors are not those of its file; name a head that is new.
 
     Args:
         what: option and value, the begin of the message.
@@ -158,7 +158,7 @@ def check_tensors(what: str, net: PreTrainedModel, info: dict[str, Any], new_hea
 def _in_head(net: PreTrainedModel, name: str) -> bool:
     """Say whether a tensor is outside the blocks and embeddings: of the head, or of the pooler that feeds it."""
     prefix = net.base_model_prefix
-    if gives_states(net):  # a file may have the head of another net
+    if gives_states(net):  # a file may have the head of another model
         return name.split(".")[0] not in dict(net.named_children()) or "pooler" in name.split(".")
     if not hasattr(net, prefix):  # T5 that writes
         return name.startswith("lm_head")
@@ -170,7 +170,7 @@ def _more(names: list[str]) -> str:
 
 
 def check_finite(what: str, net: PreTrainedModel) -> None:
-    """Refuse a net with infinite weights, or weights that are no numbers.
+    """Refuse a model with infinite weights, or weights that are no numbers.
 
     Raises:
         UserError: names the first tensor.
@@ -181,7 +181,7 @@ def check_finite(what: str, net: PreTrainedModel) -> None:
 
 
 def check_tokenizer(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
-    """Refuse a tokenizer that knows no words, or that has more tokens than the net has embeddings.
+    """Refuse a tokenizer that knows no words, or that has more tokens than the model has embeddings.
 
     Raises:
         UserError: it does.
@@ -205,7 +205,7 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
 
     Args:
         what: option and value, the begin of the message.
-        config: of the net.
+        config: of the model.
         task: what the head is to be used for.
 
     Raises:
@@ -269,7 +269,7 @@ def warn_of_order(what: str, config: PreTrainedConfig, task: Task) -> None:
 
     Args:
         what: option and value, the begin of the message.
-        config: of the net.
+        config: of the model.
         task: what the head is to be used for.
     """
     names = _classes(config, task)

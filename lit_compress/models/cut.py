@@ -2,7 +2,7 @@
 
 The values of open gates go into the rows of v (heads), the columns of the second feed-forward matrix (neurons), the
 rows and biases of the last matrices (sub-layers, hidden), the embeddings' columns and every LayerNorm's weight and
-bias (hidden). So the smaller net computes what the gated one did, biases and residual stream included; folding the
+bias (hidden). So the smaller model computes what the gated one did, biases and residual stream included; folding the
 stream's gates into the next matrices' columns, as CoFi's program does, would miss the residual sum and the biases.
 """
 
@@ -61,7 +61,7 @@ def close_empty_sublayers(z: dict[str, Tensor]) -> dict[str, Tensor]:
 def cut_closed(
     net: PreTrainedModel, z: dict[str, Tensor], constant: bool = False, parts: list[SubLayer] | None = None
 ) -> None:
-    """Remove what the gates closed from ``net``, in place; its outputs are those of the gated net in evaluation mode.
+    """Remove what the gates closed from ``net``, in place; its outputs are those of the gated model in evaluation mode.
 
     Args:
         net: with or without the layers of :func:`~lit_compress.methods.cofi.gates.gate_net`.
@@ -225,7 +225,7 @@ def _take(net: PreTrainedModel, name: str, rows: Tensor | None, columns: Tensor 
 def _scale(net: PreTrainedModel, name: str, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
     """Multiply the outputs (bias included) or the inputs of one Linear or its training layer, in place."""
     if next(net.get_submodule(name).parameters()).is_meta:
-        return  # a net without values
+        return  # a model without values
     for kind, tensor in net.get_submodule(name).named_parameters(recurse=False):
         if rows is not None and kind in OUTPUTS:
             tensor.mul_(rows if tensor.ndim == 1 else rows[:, None])

@@ -1,6 +1,6 @@
-"""Nets without values in the form that a method will leave, for what is known of them before training.
+"""Models without values in the form that a method will leave, for what is known of them before training.
 
-Where data decide on widths and rows, these are spread evenly over the net, so that the number of weights is right and
+Where data decide on widths and rows, these are spread evenly over the model, so that the number of weights is right and
 their places are not.
 """
 

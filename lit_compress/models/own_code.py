@@ -1,7 +1,8 @@
 """Code that a model brings in its own folder: transformers runs it, with all rights of the user, only if it is trusted.
 
-Nothing here asks: the option ``--trust_remote_code`` decides for the whole process. The code of a trusted net goes
-wherever the net goes, into the folders of a run and into the export, because no other class computes what it computes.
+Nothing here asks: the option ``--trust_remote_code`` decides for the whole process. The code of a trusted model goes
+wherever the model goes, into the folders of a run and into the export, because no other class computes what it
+computes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 MODULE = "modeling_compressed"  # the modelling file of an export
-DENSE = "dense_auto_map"  # in the configuration of an export: the classes of the net that it was made from
+DENSE = "dense_auto_map"  # in the configuration of an export: the classes of the model that it was made from
 _trusted = False
 
 
@@ -34,14 +35,14 @@ def trusts_code() -> bool:
 
 
 def check_code(what: str, folder: Path) -> None:
-    """Refuse a net with code of its own that is not trusted, or that is not in its folder.
+    """Refuse a model with code of its own that is not trusted, or that is not in its folder.
 
     Classes that transformers has by the same name were taken over by it: they are used, and the code is not needed. A
     tokenizer is read from ``tokenizer.json`` without its code. Notes say both.
 
     Args:
         what: option and value, the begin of the message.
-        folder: of the net.
+        folder: of the model.
 
     Raises:
         UserError: the code is not trusted; or it is in another repository, whose revision nothing names.
@@ -92,14 +93,14 @@ def _classes(auto_map: Any) -> dict[str, str]:
 
 
 def own_class(what: str, config: PreTrainedConfig, auto_class: str) -> str | None:
-    """Return the name of the class of its own that a trusted net has; None if it has none, or is not trusted.
+    """Return the name of the class of its own that a trusted model has; None if it has none, or is not trusted.
 
     A configuration that is not trusted forgets its code, so that no file names code that is not beside it.
 
     Args:
         what: option and value, the begin of the message.
-        config: of the net.
-        auto_class: the class of transformers that loads the net, e.g. ``AutoModelForSequenceClassification``.
+        config: of the model.
+        auto_class: the class of transformers that loads the model, e.g. ``AutoModelForSequenceClassification``.
 
     Raises:
         UserError: its code has no class of this type, only others.
@@ -114,13 +115,13 @@ def own_class(what: str, config: PreTrainedConfig, auto_class: str) -> str | Non
 
 
 def file_of(net: PreTrainedModel) -> str | None:
-    """Return the name, without suffix, of the file that a net's class is from; None for a class of transformers."""
+    """Return the name, without suffix, of the file that a model's class is from; None for a class of transformers."""
     package, _, file = type(net).__module__.rpartition(".")
     return file if package.startswith("transformers_modules") else None
 
 
 def check_forward(net: PreTrainedModel) -> None:
-    """Refuse a net of another class than transformers' whose forward does not name its inputs, as ``**kwargs`` do not.
+    """Refuse a model whose class is not from transformers and whose forward does not name its inputs (``**kwargs``).
 
     Raises:
         UserError: it does not.
@@ -134,7 +135,7 @@ def check_forward(net: PreTrainedModel) -> None:
 
 
 def save_code(net: PreTrainedModel, folder: Path) -> None:
-    """Write the code that a net brought, if any, into ``folder``: its file and those that it imports."""
+    """Write the code that a model brought, if any, into ``folder``: its file and those that it imports."""
     from transformers.dynamic_module_utils import custom_object_save
 
     if file_of(net):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def finds_last(config: PreTrainedConfig, task: Task) -> bool:
-    """Say whether nets of ``config`` for ``task`` read the last token that is no padding: a decoder's classifier."""
+    """Say whether models of ``config`` for ``task`` read the last token that is no padding: a decoder's classifier."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     if task_type(task).auto_class != "AutoModelForSequenceClassification":
@@ -44,9 +44,9 @@ def set_pad_token(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrai
 
     Args:
         what: option and value, the begin of the message.
-        tokenizer: of the net.
-        config: of the net, as it is stored.
-        task: of the net.
+        tokenizer: of the model.
+        config: of the model, as it is stored.
+        task: of the model.
 
     Raises:
         UserError: there is no token that can pad.

@@ -1,7 +1,8 @@
-"""Sites by a pattern over the names of modules, for nets whose architecture has no record.
+"""Sites by a pattern over the names of modules, for models whose architecture has no record.
 
-The pattern stands in the configuration of the net, so it is wherever the net is: in the folders of a run, in exports
-and in the dense net that sizes are compared with. Only what is true of every Linear can be done with such sites.
+The pattern stands in the configuration of the model, so it is wherever the model is: in the folders of a run, in
+exports and in the dense model that sizes are compared with. Only what is true of every Linear can be done with such
+sites.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Named(NamedTuple):
 
 
 def set_pattern(config: PreTrainedConfig, pattern: str | None) -> None:
-    """Write ``pattern`` into the configuration of a net; None changes nothing.
+    """Write ``pattern`` into the configuration of a model; None changes nothing.
 
     Raises:
         UserError: it is no pattern, or the architecture has a record.

@@ -1,4 +1,4 @@
-"""How many tokens a net can read: some families number positions from behind the padding token and so have fewer."""
+"""How many tokens a model can read: some families number positions from behind the padding token and so have fewer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PADS = {"mpnet": 1}  # whatever its pad_token_id
 
 
 def usable_positions(config: PreTrainedConfig) -> int | None:
-    """Return the largest number of tokens of a text that nets of ``config`` can read; None if nothing limits it."""
+    """Return the largest number of tokens of a text that models of ``config`` can read; None if nothing limits it."""
     most = getattr(config, "max_position_embeddings", None) or getattr(config, "max_encoder_position_embeddings", None)
     if most is None or config.model_type not in BEHIND_PADDING:
         return most

@@ -54,7 +54,7 @@ class Stack:
 
     Attributes:
         blocks: path of the blocks; ``*`` stands for every index of a ModuleList.
-        embeddings: paths of the embeddings; those that a net lacks are left out.
+        embeddings: paths of the embeddings; those that a model lacks are left out.
         widened_by: path of the Linear that widens the embeddings to the width of the blocks.
         norm: path of the norm of the embeddings or, in a pre-norm architecture, of the last hidden states. None where
             the directions of the residual stream cannot be projected.
@@ -101,7 +101,7 @@ class Architecture:
     """The record of one architecture.
 
     Attributes:
-        stacks: ``encoder``, ``decoder`` -> their paths. A stack that a net does not have (the decoder of T5's encoder
+        stacks: ``encoder``, ``decoder`` -> their paths. A stack that a model does not have (the decoder of T5's encoder
             alone) is left out.
         sublayers: sub-layers of a block, in forward order; those that a block lacks are left out.
         embeddings: paths of modules, relative to the base model, whose parameters count as embeddings, besides those
@@ -115,7 +115,7 @@ class Architecture:
         passes_on: a block hands more than hidden states on to the next one, so that none can be taken out.
         bare_start: the first attention has no norm before it, in a pre-norm architecture.
         keeps_basis: another reason why hidden states must keep their basis, for an error. Empty: there is none.
-        narrows: a net whose hidden states have all lost the same directions is an ordinary one, as the configuration
+        narrows: a model whose hidden states have all lost the same directions is an ordinary one, as the configuration
             has the width of heads, ``rms_norm_eps`` and the other widths apart.
         activation: what the configuration calls the activation of the neurons. None: constant neurons are not cut.
         removes_heads: the attention finds its number of heads from the width of the projections, so that constant

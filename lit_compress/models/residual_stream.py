@@ -1,7 +1,7 @@
-"""The residual stream of a net as a graph: which norms read it, which sub-layers read and write it, in which bases.
+"""The residual stream of a model as a graph: which norms read it, which sub-layers read and write it, in which bases.
 
-SP3 (Hu et al. 2024) gives every site of the stream its own directions and gates. In post-norm nets a site is a
-LayerNorm: every sub-layer reads one and writes the next. In pre-norm nets sites are bases of the stream: ``group``
+SP3 (Hu et al. 2024) gives every site of the stream its own directions and gates. In post-norm models a site is a
+LayerNorm: every sub-layer reads one and writes the next. In pre-norm models sites are bases of the stream: ``group``
 sub-layers share one, and the stream changes its basis where a group ends (section 3.5). models/projected/ inserts,
 counts and folds projections by this graph, for SP3 and SliceGPT. These sites are places of the residual stream, not the
 matrices of models/sites.py.
@@ -26,7 +26,7 @@ class StreamSite:
     """A site of the residual stream, with its own directions.
 
     Attributes:
-        norms: names of the norms that read it: one in a post-norm net, those of a group in a pre-norm net.
+        norms: names of the norms that read it: one in a post-norm model, those of a group in a pre-norm model.
         tables: names of the embeddings that write to it.
         stack: ``encoder`` or ``decoder``.
     """
@@ -75,13 +75,13 @@ class StreamSubLayer:
 
 @dataclass(frozen=True)
 class ResidualStream:
-    """The residual stream of a net.
+    """The residual stream of a model.
 
     Attributes:
         sites: in forward order.
         sublayers: in forward order.
         reader: name of the Linear that reads the last hidden states; empty if none does.
-        pre_norm: True in pre-norm nets: the norms stand before the sub-layers.
+        pre_norm: True in pre-norm models: the norms stand before the sub-layers.
         fixed: the reason why hidden states must keep their basis; empty if they need not.
     """
 
@@ -120,7 +120,7 @@ def has_head_projections(net: PreTrainedModel) -> bool:
 
 
 def group_of(net: PreTrainedModel) -> int:
-    """Return how many sub-layers share a basis in a net with SP3's layers: those up to the first change of basis."""
+    """Return how many sub-layers share a basis in a model with SP3's layers: those up to the first change of basis."""
     stream = residual_stream(net)
     if not stream.pre_norm:
         return 1
@@ -133,8 +133,8 @@ def residual_stream(net: PreTrainedModel, group: int = 1) -> ResidualStream:
     """Return sites and sub-layers of ``net``, which may be dense or have replaced Linears and norms.
 
     Args:
-        net: a net whose architecture's stacks have a norm in the record.
-        group: number of sub-layers that share a basis, in pre-norm nets.
+        net: a model whose architecture's stacks have a norm in the record.
+        group: number of sub-layers that share a basis, in pre-norm models.
 
     Raises:
         UserError: the residual stream cannot be projected.

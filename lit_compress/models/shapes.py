@@ -1,4 +1,4 @@
-"""Nets without values, for what only needs names and shapes."""
+"""Models without values, for what only needs names and shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def without_values(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-    """Return the net that ``build`` makes, with weights that have shapes but neither values nor memory.
+    """Return the model that ``build`` makes, with weights that have shapes but neither values nor memory.
 
     Their random initialization is left out: on the device ``meta`` it has no effect, but takes most of the time.
     """
@@ -59,7 +59,7 @@ def stored_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def with_zeros(net: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of a net without values, on the CPU: its parameters are 0, its buffers those of a new net."""
+    """Return a copy of a model without values, on the CPU: its parameters are 0, its buffers those of a new model."""
     from transformers.initialization import no_init_weights
 
     whole = copy.deepcopy(net).to_empty(device="cpu")

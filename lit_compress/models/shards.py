@@ -25,7 +25,7 @@ INDEX = f"{WHOLE}.index.json"
 
 
 def tensor_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of the net in ``folder``: one, or those that its index names.
+    """Return the safetensors files of the model in ``folder``: one, or those that its index names.
 
     Raises:
         UserError: the index is broken.
@@ -39,24 +39,24 @@ def tensor_files(folder: Path) -> list[Path]:
 
 
 def net_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return {name: shape} of all tensors of the net in ``folder``, whose values are not read."""
+    """Return {name: shape} of all tensors of the model in ``folder``, whose values are not read."""
     return {name: shape for path in tensor_files(folder) for name, shape in stored_shapes(path).items()}
 
 
 def net_bytes(folder: Path) -> int:
-    """Return the size of the files with the tensors of the net in ``folder``."""
+    """Return the size of the files with the tensors of the model in ``folder``."""
     return sum(path.stat().st_size for path in tensor_files(folder))
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of the net in ``folder``."""
+    """Return all tensors of the model in ``folder``."""
     from safetensors.torch import load_file
 
     return {name: value for path in tensor_files(folder) for name, value in load_file(path).items()}
 
 
 class LazyTensors:
-    """The tensors of the net in a folder, each read from its file when it is asked for, and not kept.
+    """The tensors of the model in a folder, each read from its file when it is asked for, and not kept.
 
     Args:
         folder: with safetensors files.
@@ -87,7 +87,7 @@ class LazyTensors:
             self._known.setdefault(new, name)
 
     def find(self, name: str, prefix: str) -> str | None:
-        """Return what the files call the tensor ``name`` of a net; some leave out the ``prefix`` of the base model."""
+        """Return the name of the tensor ``name`` in the files; some leave out the ``prefix`` of the base model."""
         return next((self._known[n] for n in (name, name.removeprefix(prefix)) if n in self._known), None)
 
     def read(self, name: str) -> Tensor:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_blocks(net: PreTrainedModel) -> None:
-    """Refuse a net whose blocks cannot stand in for each other.
+    """Refuse a model whose blocks cannot stand in for each other.
 
     Raises:
         UserError: says why, and which families can.
@@ -33,7 +33,7 @@ def check_blocks(net: PreTrainedModel) -> None:
     if len(types := set(getattr(net.config, "layer_types", None) or ())) > 1:
         raise UserError(
             f"model.backbone: blocks of '{name}' cannot replace each other: they differ ({', '.join(sorted(types))}); "
-            "nearest: a net whose blocks attend alike"
+            "nearest: a model whose blocks attend alike"
         )
 
 

@@ -1,4 +1,4 @@
-"""Functions that find the sites, sub-layers and embeddings of a net by the record of its architecture.
+"""Functions that find the sites, sub-layers and embeddings of a model by the record of its architecture.
 
 A site is a Linear that a method may compress. A sub-layer is an attention or a feed-forward network that can be removed
 as a whole. Their paths are in architectures.py. In transformers 5 BERT, RoBERTa, ELECTRA and DistilBERT compute the
@@ -33,7 +33,7 @@ class Site:
     """A named matrix of a transformer block that a method may compress.
 
     Attributes:
-        name: full name in the net, as ``net.get_submodule`` takes it.
+        name: full name in the model, as ``net.get_submodule`` takes it.
         role: q, k, v, o (attention), up, down (feed-forward), gate (the activated one of two first matrices); qkv and
             gate_up where one Linear is several of them; its path in the block where a pattern names the sites.
         layer: index of the block in its stack.
@@ -50,7 +50,7 @@ class Site:
 
 @dataclass(frozen=True)
 class SubLayer:
-    """A sub-layer of a net that can be removed; names are full names in the net.
+    """A sub-layer of a model that can be removed; names are full names in the model.
 
     Attributes:
         kind: ``attention`` (also over the encoder's states) or ``ffn``.
@@ -58,9 +58,9 @@ class SubLayer:
         block: name of the block.
         sites: role -> name of the Linear.
         also, module: names, as in :class:`~lit_compress.models.record.SubLayerSpec`.
-        norm: name of the norm after the residual sum, which is removed with the sub-layer; None in pre-norm nets.
+        norm: name of the norm after the residual sum, which is removed with the sub-layer; None in pre-norm models.
         stubs: name of a module -> what its placeholder returns when the sub-layer is removed.
-        heads: number of heads in the dense net (1 for a feed-forward network); with grouped queries those of keys.
+        heads: number of heads in the dense model (1 for a feed-forward network); with grouped queries those of keys.
         cached: True if the attention is numbered for the cache of a decoder's keys and values.
     """
 
@@ -354,7 +354,7 @@ def readers(net: PreTrainedModel) -> list[str]:
 
 
 def tables(net: PreTrainedModel) -> list[str]:
-    """Return the names of the embeddings that write to the stream, for nets that can lose hidden dimensions."""
+    """Return the names of the embeddings that write to the stream, for models that can lose hidden dimensions."""
     architecture, prefix = get_removable(net), base_prefix(net)
     assert architecture.cuts_stream
     paths = (path for stack in architecture.stacks.values() for path in stack.writers)
@@ -362,7 +362,7 @@ def tables(net: PreTrainedModel) -> list[str]:
 
 
 def stream_norm(net: PreTrainedModel) -> str:
-    """Return the name of the norm of the embeddings, for nets that can lose hidden dimensions."""
+    """Return the name of the norm of the embeddings, for models that can lose hidden dimensions."""
     architecture = get_removable(net)
     assert architecture.cuts_stream
     return f"{base_prefix(net)}{architecture.stacks['encoder'].norm}"

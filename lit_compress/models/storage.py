@@ -1,4 +1,4 @@
-"""Nets on disk: saving and loading a folder with its structure, and files that stages write beside a net."""
+"""Models on disk: saving and loading a folder with its structure, and files that stages write beside a model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tied(net: nn.Module) -> dict[str, str]:
 
 
 def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Give a net of empty parameters the values in ``tensors``, in its own dtypes.
+    """Give a model of empty parameters the values in ``tensors``, in its own dtypes.
 
     Tied names may be missing, and are no longer tied if they are there.
     """
@@ -49,7 +49,7 @@ def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _check_shapes(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Refuse a file whose tensors are not those of the net, before memory is taken for either.
+    """Refuse a file whose tensors are not those of the model, before memory is taken for either.
 
     Raises:
         UserError: names the first tensor that is missing, of another shape or unknown.
@@ -62,14 +62,14 @@ def _check_shapes(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
         if shapes.get(name, shape) != shape:
             raise UserError(f"'{name}' has the shape {list(shapes[name])} in the file and {list(shape)} by the sizes")
     if strange := sorted(shapes.keys() - own.keys()):
-        raise UserError(f"its file has a tensor '{strange[0]}' for which the net has no place")
+        raise UserError(f"its file has a tensor '{strange[0]}' for which the model has no place")
 
 
 def save_net(net: PreTrainedModel, folder: Path) -> None:
     """Write config.json, model.safetensors and structure.json into the existing ``folder``.
 
     With an empty structure this is an ordinary Hugging Face folder. Of tied tensors only the first is written, as
-    transformers does; nets that generate text get a ``generation_config.json``.
+    transformers does; models that generate text get a ``generation_config.json``.
     """
     save_form(net, folder)
     aliases = tied(net)
@@ -88,7 +88,7 @@ def save_form(net: PreTrainedModel, folder: Path) -> None:
 
 
 def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
-    """Load a net that :func:`save_net` wrote, in float32; ``as_stored``: in the dtype of the file.
+    """Load a model that :func:`save_net` wrote, in float32; ``as_stored``: in the dtype of the file.
 
     Raises:
         UserError: the folder is incomplete or broken; a tensor is missing, unexpected, of another shape or not finite.
@@ -117,12 +117,12 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
             move(net, only_dtype(tensors.values()))
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"cannot load a net from '{folder}': {reason or type(error).__name__}") from error
+        raise UserError(f"cannot load a model from '{folder}': {reason or type(error).__name__}") from error
     return net.eval()
 
 
 def config_of(folder: Path) -> PreTrainedConfig:
-    """Return the configuration of a net that was saved or exported, with the classes of the dense net.
+    """Return the configuration of a model that was saved or exported, with the classes of the dense model.
 
     Raises:
         UserError: it has code that is not trusted.
@@ -131,7 +131,7 @@ def config_of(folder: Path) -> PreTrainedConfig:
 
     check_code(f"'{folder}'", folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
-    if hasattr(config, "structure"):  # of an export, whose class puts layers of its own into the net
+    if hasattr(config, "structure"):  # of an export, whose class puts layers of its own into the model
         config.__dict__.pop("auto_map", None)
         if own := config.__dict__.pop(DENSE, None):
             config.auto_map = own
@@ -141,7 +141,7 @@ def config_of(folder: Path) -> PreTrainedConfig:
 
 
 def load_row_importance(folder: Path, weighting: Weighting) -> dict[str, Tensor]:
-    """Return {site: importance of its output rows, float64 [out]}, which a pruning stage wrote beside its net.
+    """Return {site: importance of its output rows, float64 [out]}, which a pruning stage wrote beside its model.
 
     Raises:
         UserError: there are no scores in ``folder``.
@@ -151,10 +151,10 @@ def load_row_importance(folder: Path, weighting: Weighting) -> dict[str, Tensor]
     path = folder / "importance.safetensors"
     if not path.is_file():
         raise UserError(
-            f"weighting: '{folder}' has no scores (importance.safetensors); give the net of a pruning stage, "
+            f"weighting: '{folder}' has no scores (importance.safetensors); give the model of a pruning stage, "
             "e.g. RUN/prune/net, or weighting fisher"
         )
     return {key.rpartition("/")[0]: rows for key, rows in load_file(path).items() if key.endswith(f"/{weighting}")}
 
 
-COMPONENTS = "components.safetensors"  # beside a net: "shares", each direction's share of energy (SP3)
+COMPONENTS = "components.safetensors"  # beside a model: "shares", each direction's share of energy (SP3)

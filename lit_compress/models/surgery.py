@@ -1,8 +1,8 @@
-"""Replacing modules of a net; describing the result as a structure, and rebuilding a net from it.
+"""Replacing modules of a model; describing the result as a structure, and rebuilding a model from it.
 
 A structure is JSON, {module name: spec}, with the spec of the layer at that name, e.g.
 {"kind": "low_rank", "in_features": 768, "out_features": 768, "rank": 64, "bias": true}. With the configuration
-of the net it is enough to build all shapes without values, before a checkpoint is read or a strategy wraps the net.
+of the model it is enough to build all shapes without values, before a checkpoint is read or a strategy wraps the model.
 Sizes may be smaller than the configuration's: slicing.py, cut.py. A spec of kind "attributes" sets
 attributes of the host model's own module, e.g. the number of heads that an attention has left.
 """
@@ -152,7 +152,7 @@ def stacked_weight(net: nn.Module, names: Sequence[str]) -> Tensor:
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
-LARGEST = 2**16  # size in a structure that a net may have without a tensor that is as large
+LARGEST = 2**16  # size in a structure that a model may have without a tensor that is as large
 
 
 def check_structure(structure: Any, net: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -160,7 +160,7 @@ def check_structure(structure: Any, net: PreTrainedModel, shapes: Mapping[str, t
 
     Args:
         structure: as read from JSON.
-        net: the dense net, see :func:`rebuild`.
+        net: the dense model, see :func:`rebuild`.
         shapes: of the tensors in the file, by name.
 
     Raises:
@@ -203,7 +203,7 @@ def link(net: PreTrainedModel) -> PreTrainedModel:
 
 
 def fill(module: nn.Module, **values: Tensor | None) -> None:
-    """Set parameters of ``module`` to ``values``, in their dtype; the caller casts the whole net afterwards.
+    """Set parameters of ``module`` to ``values``, in their dtype; the caller casts the whole model afterwards.
 
     They are made contiguous, as a checkpoint has them: with other strides products would round differently.
     """

@@ -1,7 +1,7 @@
-"""Linears whose weights stand transposed in files: what GPT-2 calls ``Conv1D`` is a Linear in all nets of the package.
+"""Linears whose weights are transposed in files: GPT-2's ``Conv1D`` is a Linear in all models of the package.
 
-``as_linears`` is called where a net is built or loaded. From there on all code sees Linears, and all files, state dicts
-included, have the form of the family, so that ordinary programs load them.
+``as_linears`` is called where a model is built or loaded. From there on all code sees Linears, and all files, state
+dicts included, have the form of the family, so that ordinary programs load them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nets whose layers keep the same numbers of heads and neurons: ordinary nets with other numbers in the configuration.
+"""Models whose layers keep equal numbers of heads and neurons: ordinary models with another configuration.
 
 Which numbers a configuration has is in the record of the architecture. Where the width of a head follows from the width
 of hidden states (BERT, GPT-2), heads stay, and neurons go alone.
@@ -24,7 +24,7 @@ from lit_compress.utils.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-LayerShape = Literal["free", "uniform"]  # of a compressed net: whether all layers have the same numbers of units
+LayerShape = Literal["free", "uniform"]  # of a compressed model: whether all layers have the same numbers of units
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class UniformGroup:
 
     Attributes:
         parts: the sub-layers.
-        units: number of heads (with grouped queries those of keys) or neurons of each in the dense net.
+        units: number of heads (with grouped queries those of keys) or neurons of each in the dense model.
         counts: which numbers may be kept, rising.
         price: weights that one unit has in all of the parts.
     """
@@ -115,7 +115,7 @@ def ordinary_config(net: PreTrainedModel) -> PreTrainedConfig | None:
     record, sizes = get_architecture(net), dict[str, int]()
     for field, parts in _by_field(net).items():
         widths = {_width(net, part) for part in parts}
-        if len(widths) > 1 or 0 in widths:  # without heads or neurons it is no net of the family
+        if len(widths) > 1 or 0 in widths:  # without heads or neurons it is no model of the family
             return None
         if field not in record.heads_fields:
             sizes[field] = widths.pop()
@@ -146,7 +146,7 @@ def _width(net: PreTrainedModel, part: SubLayer) -> int:
 
 
 def _heads(net: PreTrainedModel, part: SubLayer, count: int) -> dict[str, int]:
-    """Return the fields of a net whose attentions keep ``count`` heads of keys, with the queries of each."""
+    """Return the fields of a model whose attentions keep ``count`` heads of keys, with the queries of each."""
     queries, keys = get_architecture(net).heads_fields
     of_each = getattr(net.config, queries) // part.heads
     return {queries: count * of_each, keys: count, "head_dim": head_width(net, "decoder")}

@@ -1,4 +1,4 @@
-"""A net with fewer tokens: rows of its table, and of an output layer over the vocabulary, are cut away."""
+"""A model with fewer tokens: rows of its table, and of an output layer over the vocabulary, are cut away."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def keep_tokens(net: PreTrainedModel, kept: Sequence[int], option: str = "--voca
 def cut_rows(small: PreTrainedModel, kept: Sequence[int]) -> None:
     """Cut the table of ``small``, and its output layer over the vocabulary, to the rows ``kept``, in place.
 
-    A net without values has the right shapes afterwards, whatever rows these are.
+    A model without values has the right shapes afterwards, whatever rows these are.
     """
     rows, new = torch.tensor(kept), {old: number for number, old in enumerate(kept)}
     tables = [small.get_input_embeddings(), *filter(None, [small.get_output_embeddings()])]

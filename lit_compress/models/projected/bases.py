@@ -1,4 +1,4 @@
-"""The matrices of a net's projections, float64: bases of hidden states and heads, or identities."""
+"""The matrices of a model's projections, float64: bases of hidden states and heads, or identities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bases:
-    """The projections of a net, float64.
+    """The projections of a model, float64.
 
     Attributes:
         sites: U [d, d] of every site of the residual stream that can have one.

@@ -8,7 +8,7 @@ F in Eq. 15):
     W_R = A' B,  W_Q = z_qk P_Q W_Q B,  W_O = z_MHA A' W_O P_O,  W_U = W_U[kept] B,  W_D = z_FFN A' W_D z_f
 
 The shift ``a`` enters once: in the bias of W_R, which the site's norm applies. RMSNorm over k kept directions divides
-by k; the original width d stays the divisor: eps d / k, and sqrt(d / k) in B. In pre-norm nets (insert.py) P_in and
+by k; the original width d stays the divisor: eps d / k, and sqrt(d / k) in B. In pre-norm models (insert.py) P_in and
 P_out are in the weights already, and there is a W_R only where the basis changes.
 """
 

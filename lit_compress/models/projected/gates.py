@@ -29,13 +29,13 @@ FORMER_GATES = {"ffn": "neurons", "head": "heads", "mha": "attention_layer"}  # 
 
 @dataclass(frozen=True)
 class ProjectionSpec:
-    """Which projections and gates a net gets.
+    """Which projections and gates a model gets.
 
     Attributes:
         gates: names of the gates.
         skip: number of sites, from the first, that get the identity as their basis and no gate.
-        group: number of sub-layers that share a basis of the residual stream, in pre-norm nets.
-        norm: norm in the projected space, in post-norm nets: ``rms`` is exact; ``padded_layernorm``, with
+        group: number of sub-layers that share a basis of the residual stream, in pre-norm models.
+        norm: norm in the projected space, in post-norm models: ``rms`` is exact; ``padded_layernorm``, with
             P_in = U^T, is the authors' and not exact.
         heads: ``dense``: the heads' projections are one matrix, in which heads can mix when it is trained; ``block``:
             one matrix per head.
@@ -57,7 +57,7 @@ class ProjectionSpec:
         if stream.pre_norm and not stream.reader:
             raise UserError(
                 f"model.backbone: sp3 changes the basis of the last hidden states of {net.config.model_type}, for "
-                "which this task asks; nearest: a net whose norms stand after the sub-layers, or LPAF"
+                "which this task asks; nearest: a model whose norms stand after the sub-layers, or LPAF"
             )
         valid: tuple[str, ...] = GATES if has_head_projections(net) else _ROTARY
         if stream.fixed:
@@ -105,7 +105,7 @@ def gated_size(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) ->
     """Return the sizes of the matrices between the sites, W_R included, as products of kept units (Appendix C, Eq. 30).
 
     The printed sum of W_R runs over one index; a matrix has the product of both sides. A density is a fraction of the
-    dense net's matrices, which have no W_R and no projected relative positions (DeBERTa) in every attention.
+    dense model's matrices, which have no W_R and no projected relative positions (DeBERTa) in every attention.
 
     Args:
         net: dense or in training form.
@@ -146,7 +146,7 @@ def gated_size(net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) ->
 
 
 class GateSlots:
-    """The modules of a net in training form that the gates multiply."""
+    """The modules of a model in training form that the gates multiply."""
 
     def __init__(self, net: PreTrainedModel, form: ProjectionSpec = ProjectionSpec()) -> None:
         stream = form.residual_stream(net)

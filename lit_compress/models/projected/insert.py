@@ -1,4 +1,4 @@
-"""SP3's training form (Hu et al. 2024): insert the projections into a net.
+"""SP3's training form (Hu et al. 2024): insert the projections into a model.
 
 fold.py multiplies them together afterwards; models/residual_stream.py says which norms and sub-layers there are.
 
@@ -85,7 +85,7 @@ def _put(net: PreTrainedModel, name: str, projection: Tensor | None, *sizes: Any
 
 
 def _project_norms(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor], form: ProjectionSpec) -> None:
-    """Replace LayerNorms after residual sums by projections (post-norm nets)."""
+    """Replace LayerNorms after residual sums by projections (post-norm models)."""
     for i, (place, u) in enumerate(zip(stream.sites, axes, strict=True)):
         old = module_at(net, place.norms[0], nn.LayerNorm)
         p_in, p_out = site_projections(u, old.weight)
@@ -95,7 +95,7 @@ def _project_norms(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[
 
 
 def _turn(net: PreTrainedModel, stream: ResidualStream, axes: Sequence[Tensor]) -> None:
-    """Change the basis of the residual stream to ``axes``, U [d, d] of each site (pre-norm nets)."""
+    """Change the basis of the residual stream to ``axes``, U [d, d] of each site (pre-norm models)."""
     norms = {name: net.get_submodule(name) for place in stream.sites for name in place.norms}
     centred = not get_architecture(net).rms
     writes = [u.mT - u.mean(0)[:, None] if centred else u.mT for u in axes]  # U^T R

@@ -1,6 +1,6 @@
 """Slices of the residual stream: every site keeps the first directions of a basis of its own (SliceGPT).
 
-A net of which one block at a time is in memory is sliced block by block, each in a small net of its own.
+A model of which one block at a time is in memory is sliced block by block, each in a small model of its own.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def slice_stream(net: PreTrainedModel, axes: list[Tensor], widths: list[int]) ->
 def sliced_block(
     net: BlockNet, shapes: PreTrainedModel, number: int, axes: list[Tensor], widths: list[int]
 ) -> tuple[dict[str, Tensor], Structure]:
-    """Slice one block; return its tensors, by their names in the net, and the specs of its modules.
+    """Slice one block; return its tensors, by their names in the model, and the specs of its modules.
 
     The first block brings the tables of embeddings, the last one the Linear that reads the last hidden states.
 
     Args:
-        net: gives the values of the dense net, whose norms stand before the sub-layers.
-        shapes: the dense net without values.
+        net: gives the values of the dense model, whose norms stand before the sub-layers.
+        shapes: the dense model without values.
         number: of the block.
         axes: U [d, d] of the sites of this block and the next one, to whose first basis it writes.
         widths: number of directions that these sites keep.
@@ -89,7 +89,7 @@ def sliced_block(
 
 
 def _alone(net: BlockNet, shapes: PreTrainedModel, number: int, last: bool) -> PreTrainedModel:
-    """Return a block in a net of its own, and in the place of the next one a block of zeros.
+    """Return a block in a model of its own, and in the place of the next one a block of zeros.
 
     Tables and the last Linear are identities: slices leave of them the matrix that theirs are to be multiplied by.
     """
