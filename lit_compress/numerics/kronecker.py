@@ -87,7 +87,7 @@ def damped_root(
         return Root(None, 0.0)
     wide = moment.detach().to("cpu", torch.float64)
     if not all_finite(wide):
-        raise UserError(f"{name}: the second moments of its {what} are inf or NaN; give a net with finite {what}")
+        raise UserError(f"{name}: the second moments of its {what} are inf or NaN; give a model with finite {what}")
     diagonal = wide if wide.ndim == 1 else wide.diagonal()
     mean = float(diagonal.mean())
     if mean <= 0:

@@ -17,7 +17,7 @@ from lit_compress.numerics.chunked_logits import ChunkedLogits, Logits, position
 from lit_compress.numerics.vectors import match_loss, vectors_loss
 
 LossKind = Literal["classification", "regression", "relevance", "vectors"]
-NUMBERS = ("regression", "relevance")  # one logit per example; two nets are compared by its difference
+NUMBERS = ("regression", "relevance")  # one logit per example; two models are compared by its difference
 
 
 def task_loss(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:

@@ -53,7 +53,7 @@ def principal_axes(gram: Tensor) -> tuple[Tensor, Tensor]:
     """
     gram = gram.detach().cpu().double()
     if not gram.isfinite().all():
-        raise UserError("calibration: activations are inf or NaN; give a net with finite outputs on this data")
+        raise UserError("calibration: activations are inf or NaN; give a model with finite outputs on this data")
     values, axes = torch.linalg.eigh((gram + gram.mT) / 2)
     values, axes = values.flip(-1), axes.flip(-1)
     largest = axes.gather(-2, axes.abs().argmax(-2, keepdim=True))

@@ -1,6 +1,6 @@
 """Sequential refit: the best left factor for inputs that compressed blocks below have changed.
 
-Where the dense net's matrix W reads x, the compressed net's reads x'. With A' = E[x' x'^T] and B = E[x x'^T], the X
+Where the dense model's matrix W reads x, the compressed model's reads x'. With A' = E[x' x'^T] and B = E[x x'^T], the X
 that minimises E ||G^1/2 (W x - X x')||^2 among all X = left R of a given right factor R [k, in] has, whatever G is
 (second-order compression, section 6; for x' = x and G = I the update of SVD-LLM, arXiv 2403.07378),
 
@@ -37,7 +37,7 @@ def refit_left(
         left: [out, k], what damping draws to.
         right: R [k, in].
         moment: A' = E[x' x'^T] [in, in].
-        cross: B = E[x x'^T] [in, in], x of the dense net.
+        cross: B = E[x x'^T] [in, in], x of the dense model.
         damping: share of the mean of the diagonal of R A' R^T.
         name: what to call this matrix in messages.
 

@@ -1,19 +1,19 @@
-"""Losses whose gradients make up the Fisher information: labels drawn from the net's own distributions, true or exact.
+"""Losses whose gradients make up the Fisher information: labels drawn from the model's outputs, true or exact.
 
-The Fisher information of an example is E[g g^T], g the gradient of -log p(label), over labels that follow the net's own
-distribution; with true labels it is the empirical one, which vanishes where the net fits its training data
+The Fisher information of an example is E[g g^T], g the gradient of -log p(label), over labels that follow the model's
+own distribution; with true labels it is the empirical one, which vanishes where the model fits its training data
 (second-order compression, section 1). With a softmax of few classes the expectation is a sum,
 
     sum_c p_c g_c g_c^T = J^T (diag(p) - p p^T) J = sum_j (J^T r_j) (J^T r_j)^T,    J = d logits / d parameters     (E)
 
 over the classes - 1 columns r_j of a root of diag(p) - p p^T: two classes take one backward pass.
 
-A net that gives vectors f, of length 1, has no distribution of its own. It gets the one that a regression has, a normal
-distribution around what it says, y ~ N(f, I). With y = f + e, e ~ N(0, I),
+A model that gives vectors f, of length 1, has no distribution of its own. It gets the one that a regression has, a
+normal distribution around what it says, y ~ N(f, I). With y = f + e, e ~ N(0, I),
 
     -log p(y) = |y - f|^2 / 2 + const,   g = -J^T e,   E[g g^T] = J^T J,   J = d f / d parameters                   (N)
 
-which is the Hessian of |f - f'|^2 / 2 = 1 - cos(f, f'), the cosine distance to the net as it was: the K-FAC estimate of
+which is the Hessian of |f - f'|^2 / 2 = 1 - cos(f, f'), the cosine distance to this model: the K-FAC estimate of
 the loss added is that of the distance from its own vectors, and needs no label.
 """
 

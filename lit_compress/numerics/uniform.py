@@ -1,4 +1,4 @@
-"""The numbers of units that all layers of a net keep alike: as many heads in each, as many neurons in each.
+"""The numbers of units that all layers of a model keep alike: as many heads in each, as many neurons in each.
 
 Every group of layers (attentions, feed-forward networks) has one number. Which numbers a group may have, what each
 costs and what it saves are given; of all combinations that save enough, the one of the least cost is taken.
