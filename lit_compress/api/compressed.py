@@ -1,4 +1,4 @@
-"""A compressed model in memory: a net of transformers that knows its export, and writes it again."""
+"""A compressed model in memory: a transformers model that knows its export, and writes it again."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     class Compressed(PreTrainedModel):
-        """A compressed net: any net of transformers, of which some layers are others.
+        """A compressed model: any transformers model, of which some layers are others.
 
         Attributes:
-            report: every number of it and of the dense net, as ``report.json`` of an export has them.
-            folder: of its export, which is there as long as the net is.
+            report: every number of it and of the dense model, as ``report.json`` of an export has them.
+            folder: of its export, which is there as long as the model is.
         """
 
         report: Report
@@ -52,7 +52,7 @@ class Report(dict[str, Any]):
 
 
 class Place:
-    """A folder that a net stands for; a temporary one goes with the last net that holds it. Copies share it."""
+    """A folder that a model stands for; a temporary one goes with the last model that holds it. Copies share it."""
 
     def __init__(self, folder: Path, temporary: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self.folder, self._temporary = folder, temporary
@@ -72,12 +72,12 @@ def load(
     Args:
         folder: written by ``export``, ``factorize``, ``fit`` or ``save_pretrained`` of a compressed model; or
             ``OWNER/NAME[@REVISION]`` of one on the hub.
-        device: that the net is moved to: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; ``auto`` for the accelerator if
+        device: that the model is moved to: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; ``auto`` for the accelerator if
             there is one. None for the CPU, as in transformers.
         trust_remote_code: run the code of the folder, which only models need that had code of their own before.
 
     Returns:
-        The net in evaluation mode, in the dtype of the file.
+        The model in evaluation mode, in the dtype of the file.
 
     Raises:
         UserError: there is no such folder or name, no compressed model in it, or no such device on this machine.
@@ -102,11 +102,11 @@ def load(
 
 
 def with_export(folder: Path, temporary: tempfile.TemporaryDirectory[str] | None = None) -> Compressed:
-    """Return the net of an export with its report and its own ``save_pretrained`` and ``push_to_hub``.
+    """Return the model of an export with its report and its own ``save_pretrained`` and ``push_to_hub``.
 
     Args:
         folder: of the export.
-        temporary: that holds it and is to go with the net; None where the folder stays.
+        temporary: that holds it and is to go with the model; None where the folder stays.
     """
     net: Any = load_net(folder, as_stored=True)
     path = folder / "report.json"
@@ -119,7 +119,8 @@ def with_export(folder: Path, temporary: tempfile.TemporaryDirectory[str] | None
 def _save(net: Compressed, save_directory: str | Path) -> None:
     """Write the folder of the export; it loads where lit_compress is not installed.
 
-    A net whose weights were changed since is written without the report, the card and the programs, which are not its.
+    A model whose weights were changed since is written without the report, the card and the programs, which are not
+    its.
 
     Args:
         save_directory: an earlier export there is replaced.

@@ -55,8 +55,8 @@ def factorize(
     """Factorize a fine-tuned model at once, without training.
 
     Args:
-        model: a net of transformers with a trained head, its folder or its name on the hub. A net is not changed.
-        tokenizer: of a net; a folder or a name has its own.
+        model: a transformers model with a trained head, its folder or its name on the hub. A model is not changed.
+        tokenizer: of a model; a folder or a name has its own.
         data: a ``datasets.Dataset`` (80 % calibrate, 10 % are the dev set of the report), a ``DatasetDict`` with
             ``train`` and ``validation``, a file or a folder; None for the hub's data of ``task``.
         density: share of the weights of the blocks' matrices that is kept, in (0, 1]; without a size, 0.25.
@@ -72,7 +72,7 @@ def factorize(
         **options: those of ``factorize`` and ``fit``, e.g. ``refine=100``, ``**{"data.batch_size": 8}``.
 
     Returns:
-        The compressed net on the CPU, with ``report`` and ``save_pretrained``.
+        The compressed model on the CPU, with ``report`` and ``save_pretrained``.
 
     Raises:
         UserError: the model, the data or an option cannot be used; the message is one line.
@@ -117,8 +117,8 @@ def compress(
         method: with its settings, e.g. ``methods.LPAF(density=0.16)``; or its class or name, with the defaults.
         fine_tuned: the head of ``model`` was trained on the classes of the data, in their order: it is the teacher as
             it is. False: only if its classes have the same names.
-        run_dir: folder of the run. A run that was stopped goes on, and of one that is finished the net is loaded. None:
-            a temporary folder, which goes with the net.
+        run_dir: folder of the run. A run that was stopped goes on, and of one that is finished the model is loaded.
+            None: a temporary folder, which goes with the model.
         task: as :func:`factorize`.
         kind: as :func:`factorize`.
         text: as :func:`factorize`.
@@ -166,8 +166,8 @@ def evaluate(
     """Score a model on labelled data, with the uncertainty of the score.
 
     Args:
-        model: a compressed net, any fine-tuned net of transformers, or the folder of one, of an export or of a run.
-        tokenizer: of a net; a compressed one has its own.
+        model: a compressed model, any fine-tuned model of transformers, or the folder of one, of an export or of a run.
+        tokenizer: of a model; a compressed one has its own.
         data: a ``datasets.Dataset``, which is scored as a whole; else as :func:`factorize`. None for what a run was
             made with, or for the hub's data of ``task``.
         split: which one is scored.
@@ -233,7 +233,7 @@ def compare(
         config: of the comparison: a path, the name of a shipped one, or its content.
         out: folder to write; what is done there is not done again. None: ``runs/NAME``, or ``runs/compare``.
         model: backbone or fine-tuned model of all runs; None: that of the config.
-        tokenizer: of a net.
+        tokenizer: of a model.
         data: as :func:`factorize`; None: that of the config.
         workers: runs at one time, each in a process of its own.
         task: as :func:`factorize`; None: that of the config, if neither data nor columns are given.
@@ -293,7 +293,7 @@ class Compared(dict[str, Any]):
         self.page = page
 
 
-# ------------------------------------------------------------------------------------------ words and nets
+# ------------------------------------------------------------------------------------------ words and models
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
@@ -355,7 +355,7 @@ def _changed(name: str, value: Any, default: Any) -> dict[str, Any]:
 
 
 def _target(model: Any, tokenizer: Any, brought: Path, command: str) -> Target:
-    """Return what is evaluated; of a net in memory the configuration and the tokenizer are written to ``brought``."""
+    """Return what is evaluated; of a model in memory the configuration and the tokenizer are written to ``brought``."""
     if isinstance(model, str | Path):
         if tokenizer is not None:
             raise UserError(f"tokenizer: '{model}' has its own; leave it out, or give the loaded model, too")
@@ -372,14 +372,14 @@ def _target(model: Any, tokenizer: Any, brought: Path, command: str) -> Target:
     folder = brought / "model"
     folder.mkdir()
     config = copy.deepcopy(model.config)
-    config.__dict__.pop("quantization_config", None)  # the net is there, and no weights are read
+    config.__dict__.pop("quantization_config", None)  # the model is there, and no weights are read
     config.save_pretrained(folder)
     write_tokenizer(config, tokenizer, folder)
     return Target(what, folder, None)
 
 
 class _as_it_was:
-    """Put a net back on its device, into its mode, with its padding token and its settings of generation."""
+    """Put a model back on its device, into its mode, with its padding token and its settings of generation."""
 
     def __init__(self, net: Any) -> None:
         self.net, self.device, self.training = net, next(net.parameters()).device, net.training

@@ -40,8 +40,8 @@ class Inputs:
     """A model and data as options of the commands.
 
     Args:
-        model: a net of transformers, a folder or a name on the hub.
-        tokenizer: of a net; None for a folder or a name, which has its own.
+        model: a transformers model, a folder or a name on the hub.
+        tokenizer: of a model; None for a folder or a name, which has its own.
         data: a data set, several by split, a file or a folder; None for the data of a named task.
         columns: what the user said of the task and the columns.
         temporary: where to write; None: the cache.
@@ -166,7 +166,7 @@ def splits_of(data: Any, whole: str | None) -> dict[str, Dataset]:
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no net of transformers.
+    """Refuse what is no model of transformers.
 
     Raises:
         UserError: it is none.
