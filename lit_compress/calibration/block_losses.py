@@ -46,7 +46,7 @@ def divergences(
     net: PreTrainedModel, choices: Sequence[Kept], batches: Any, kind: TaskType,
     reduce: Callable[[Tensor], object] | None = None,
 ) -> list[float]:  # fmt: skip
-    """Return for each choice of kept blocks the mean over examples of KL(net || net of these blocks).
+    """Return for each choice of kept blocks the mean over examples of KL(model || model of these blocks).
 
     For regression and vectors, half the squared difference of the outputs. Arguments as for :func:`least_missed`.
     """

@@ -1,4 +1,4 @@
-"""Calibration of a net of which one block is in memory: the sums of kronecker.py, fisher.py and gradients.py.
+"""Calibration of a model of which one block is in memory: the sums of kronecker.py, fisher.py and gradients.py.
 
 The second moments of the inputs need forwards only. One sweep over the blocks gives them: every block reads the states
 that the one before left on disk. K-FAC, the diagonal Fisher information and gradients of weights need those of the loss
@@ -10,7 +10,7 @@ by states as well, which only the last block's output has at first. So they take
                                       by its input goes to disk in the place of that by its output
 
 Each example goes three times through a block in place of two, and the weights are read twice. Labels are drawn by an
-example's number, so both ways draw the same. With states in float32 nothing is rounded that the net in memory would
+example's number, so both ways draw the same. With states in float32 nothing is rounded that the model in memory would
 not round; in bfloat16 they take half the disk, and the moments are those of rounded states.
 
 What is finished is a file, so a killed process goes on with the block it was at; files that are missing are made anew
@@ -44,7 +44,7 @@ Finish = Callable[[int, nn.Module, Any], None]
 
 
 class Sweeps:
-    """The states of some examples between the blocks of a net, on disk.
+    """The states of some examples between the blocks of a model, on disk.
 
     Args:
         net: whose blocks run.
@@ -77,7 +77,7 @@ class Sweeps:
             return
         path, each = self.path("states", number), torch.empty(0, dtype=self.dtype).element_size()
         tokens = [shape[:-1] for shape in self.shapes]
-        width = path.stat().st_size // (each * sum(map(prod, tokens)))  # of sliced nets every block has its own
+        width = path.stat().st_size // (each * sum(map(prod, tokens)))  # of sliced models every block has its own
         yield from (copies[0] for copies in stored(path, self.dtype, [(*shape, width) for shape in tokens], order))
 
     def last(self) -> Iterator[Tensor]:
@@ -87,12 +87,12 @@ class Sweeps:
             yield states
 
     def rows(self, order: Sequence[int] | None = None) -> Iterator[Batch]:
-        """Yield the examples, where the net is; of the parts in ``order``, by default all."""
+        """Yield the examples, where the model is; of the parts in ``order``, by default all."""
         parts = self.parts if order is None else [self.parts[i] for i in order]
         return ({name: column.to(self.net.device) for name, column in rows.items()} for rows in parts)
 
     def inputs(self, rows: Batch) -> Batch:
-        """Return what the net reads of them."""
+        """Return what the model reads of them."""
         return self.task.inputs(self.net.net, rows)
 
     def reach(self, number: int, keep: bool, what: str = "forward") -> None:
@@ -121,7 +121,7 @@ class BlockStatistics:
 
     Args:
         sweeps: over the calibration examples.
-        shapes: the whole net, without values.
+        shapes: the whole model, without values.
         statistic: what is collected; per example, not per batch.
     """
 
@@ -224,7 +224,7 @@ class BlockStatistics:
 
     @contextmanager
     def _watched(self, number: int, block: nn.Module, rows: Batch, sums: Collector | None) -> Iterator[None]:
-        """Let every use of a block's sites add to ``sums``, as in the net in memory."""
+        """Let every use of a block's sites add to ``sums``, as in the model in memory."""
         if sums is None:
             yield
             return
@@ -256,7 +256,7 @@ def _back(output: Tensor, hidden: Tensor | None, gradients: Tensor) -> Tensor | 
 
 
 def calibration_parts(task: TaskType, batches: Iterable[Batch], labels: Labels | None) -> list[Batch]:
-    """Return the examples in the parts in which they go through a net in memory, on the CPU.
+    """Return the examples in the parts in which they go through a model in memory, on the CPU.
 
     Raises:
         UserError: there are none, or labels are missing.

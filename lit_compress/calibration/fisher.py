@@ -162,7 +162,7 @@ class Squares:
             # the Gram form may round a zero to something negative
             rows, columns = ((total / count).clamp_min(0).cpu() for total in (self.rows, self.columns))
         if not (rows.isfinite().all() and columns.isfinite().all()):
-            raise UserError(f"fisher: gradients at '{name}' are inf or NaN; give a net with a finite loss on this data")
+            raise UserError(f"fisher: gradients at '{name}' are inf or NaN; use a model whose loss is finite here")
         return Fisher(rows, columns, elements)
 
 

@@ -18,7 +18,7 @@ from lit_compress.utils.errors import UserError
 
 @dataclass(frozen=True)
 class MeanGradient:
-    """Of one matrix, in the net's dtype, on the CPU.
+    """Of one matrix, in the model's dtype, on the CPU.
 
     Attributes:
         mean: [out, in], mean over the examples of their gradients.
@@ -87,5 +87,5 @@ class GradientSums:
         """
         mean, *squares = ((total / count).cpu() for total in self.totals())
         if not mean.isfinite().all():
-            raise UserError(f"calibration: gradients at '{name}' are inf or NaN; give a net with a finite loss")
+            raise UserError(f"calibration: gradients at '{name}' are inf or NaN; give a model with a finite loss")
         return MeanGradient(mean, squares[0] if squares else None)

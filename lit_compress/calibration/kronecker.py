@@ -1,4 +1,4 @@
-"""Kronecker factors of the Fisher information of a net's sites: second moments of their inputs and of their gradients.
+"""Kronecker factors of the Fisher information of a model's sites: second moments of inputs and of gradients.
 
 For the matrix of a site, y = W x, over the tokens of all examples and all its uses in a forward (second-order
 compression, section 1; K-FAC, Martens & Grosse 2015, arXiv 1503.05671; the expansion over tokens is that of
@@ -8,10 +8,10 @@ Eschenhagen et al. 2023, arXiv 2311.00636):
 
 with d the gradient of one example's loss at a token's output and T the tokens (times uses) of an example, so that
 tr(G (W - X) A (W - X)^T) is 2 dL of an example, on one scale for all sites, encoder's and decoder's. The loss is the
-negative log-likelihood under labels that are drawn from the net, exact or true (numerics/sampled_labels.py).
+negative log-likelihood under labels that are drawn from the model, exact or true (numerics/sampled_labels.py).
 
 Both moments are summed batch by batch: A in the forward, G in one backward that computes no gradient of any weight.
-Only the lower triangle, in blocks, is computed and kept. A batch goes through the net in parts of at most 512 tokens:
+Only the lower triangle, in blocks, is computed and kept. A batch goes through the model in parts of at most 512 tokens:
 the graph of more takes more memory than all sums (BERT-base: 0.7 GB of sums, 0.2 GB of graph). Nothing depends on how
 examples are put into batches, on padding, or on the number of processes.
 """
@@ -130,7 +130,7 @@ class MomentSums(Collector):
     """The sums of all sites, and the number of tokens and examples.
 
     Args:
-        net: the net.
+        net: the model.
         sites: their names.
         dtype: of the sums.
         device: where they are.
@@ -200,7 +200,7 @@ class MomentSums(Collector):
         gradients, inputs = self.outer.get(name), self.grams[self.leader[name]]
         for gram, what in ((inputs, "inputs"), (gradients, "gradients")):
             if gram is not None and not gram.flat.isfinite().all():
-                raise UserError(f"calibration: {what} at '{name}' are inf or NaN; give a net with a finite loss")
+                raise UserError(f"calibration: {what} at '{name}' are inf or NaN; give a model with a finite loss")
         if gradients is not None and not gradients.flat.any():
             raise UserError(f"calibration: no gradient reaches '{name}'; leave it out, or give other examples")
         if factors.tokens < inputs.size and self.leader[name] == name != self.table:

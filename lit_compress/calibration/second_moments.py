@@ -1,4 +1,4 @@
-"""Second moments (Gram matrices) of a net's hidden states and heads on some training tokens (SP3, section 3.1).
+"""Second moments (Gram matrices) of a model's hidden states and heads on some training tokens (SP3, section 3.1).
 
 A number of tokens is drawn from all real tokens of the examples, the same for every module. Gram matrices are summed in
 float64 batch by batch, so memory does not depend on the number of tokens. The result does not depend on how examples
@@ -73,7 +73,7 @@ def collect_grams(
     reduce: Callable[[Tensor], object] | None = None,
     show: Callable[[list[Batch]], Iterable[Batch]] = iter,
 ) -> Grams:
-    """Do forwards of all examples and sum the Gram matrices at the net's sites and heads.
+    """Do forwards of all examples and sum the Gram matrices at the model's sites and heads.
 
     Args:
         net: dense, not wrapped; runs on its device, in evaluation mode and its own dtype.
@@ -81,7 +81,7 @@ def collect_grams(
         tokens: number of tokens to draw in each stack (encoder, decoder).
         seed: of the draw.
         group: sub-layers that share a basis, see :func:`~lit_compress.models.residual_stream.residual_stream`.
-        run: function that does a forward of the net on a batch, which is on its device.
+        run: function that does a forward of the model on a batch, which is on its device.
         masks: function that returns for each stack of a batch [batch, length], not 0 at real tokens.
         reduce: in-place all-reduce (SUM) of a tensor over ranks with other examples.
         show: wraps the list of batches, e.g. with a progress bar.

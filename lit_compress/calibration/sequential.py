@@ -1,6 +1,6 @@
-"""Sequential refit of a factorized net: every left factor is fitted anew to the inputs that compressed blocks give.
+"""Sequential refit of a factorized model: every left factor is fitted anew to the inputs that compressed blocks give.
 
-Behind a compressed block a matrix reads x' where the dense net's reads x. Block by block, from the first, the moments
+Behind a compressed block a matrix reads x' where the dense model's reads x. Block by block, from the first, the moments
 
     A' = E[x' x'^T],   B = E[x x'^T],   m = E[x],   m' = E[x']
 
@@ -84,7 +84,7 @@ def refit_net(
     """Refit the left factors and the biases of ``net`` in place, block by block.
 
     Args:
-        dense: the net that was factorized; both nets are on the device of the passes.
+        dense: the model that was factorized; both models are on the device of the passes.
         net: ``dense`` with some of its Linears replaced by low-rank layers.
         batches: function that returns the calibration batches anew; called once per block.
         kind: of the task; or its name, for the usual one.

@@ -1,4 +1,4 @@
-"""Principal axes of the residual stream of a net of which one block at a time is in memory (sliced_stream.py).
+"""Principal axes of the residual stream of a model of which one block at a time is in memory (sliced_stream.py).
 
 A block has two sites, what its two norms read. Each gets its axes from forwards through the block up to its norm, with
 the sites before it sliced. Then the block makes, with its slices, what the next one reads, which goes to disk.
@@ -45,7 +45,7 @@ class BlockAxes:
 
     Args:
         sweeps: over the calibration examples.
-        shapes: the whole dense net, without values; its norms stand before the sub-layers.
+        shapes: the whole dense model, without values; its norms stand before the sub-layers.
         widths: number of directions that every site keeps.
         centred: whether the norms take a mean away.
         read: function of the number of a block that is finished; it returns the axes of its sites.
@@ -107,7 +107,7 @@ class BlockAxes:
     def _gram(self, number: int, block: nn.Module, sublayer: StreamSubLayer) -> Gram:
         """Return the sum of x x^T over the tokens that reach the norms of a sub-layer's site."""
         sweeps = self.sweeps
-        ends = len(self.stream.sites[sublayer.reads].norms) > 1  # the last norm of the net reads what the block gives
+        ends = len(self.stream.sites[sublayer.reads].norms) > 1  # the last norm of the model reads what the block gives
         passes = (
             (token_places(sweeps.task.masks(rows)[0]), partial(self._step, number, rows, hidden))
             for rows, hidden in zip(sweeps.rows(), sweeps.states(number), strict=True)

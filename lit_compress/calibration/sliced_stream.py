@@ -1,7 +1,7 @@
 """Principal axes of the residual stream, site by site, each behind the slices of all sites before it (SliceGPT).
 
 With U the axes of a site, of which the first k are kept, Q = U[:, :k], whatever reads the site gets Q Q^T x in place of
-x. In these coordinates, those of the dense net, a slice is a hook, and nothing is turned before all axes are known.
+x. In these coordinates, those of the dense model, a slice is a hook, and nothing is turned before all axes are known.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def sliced_axes(
 ) -> list[Tensor]:
     """Return the axes U [d, d] of every site, by falling energy behind the slices before; float64, on the CPU.
 
-    The net runs where it is, in evaluation mode; afterwards it is as it was.
+    The model runs where it is, in evaluation mode; afterwards it is as it was.
 
     Args:
         net: dense where norms stand after the residual sum; else with the identity as its bases

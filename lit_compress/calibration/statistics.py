@@ -197,7 +197,7 @@ class Statistic(ABC):
             raise UserError(f"sites: none was named; {nearest('', there)}")
         for name in self.sites:
             if name not in there:
-                raise UserError(f"sites: '{name}' is no {self.asked} of the net; {nearest(name, there)}")
+                raise UserError(f"sites: '{name}' is no {self.asked} of the model; {nearest(name, there)}")
         return list(self.sites)
 
 

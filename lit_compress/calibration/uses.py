@@ -66,7 +66,7 @@ def real_rows(
     """
     needed = labels == "true" and task.loss != "vectors"  # vectors have no labels
     if "labels" not in batch and (needed or task.reads_labels):
-        hint = "this task's nets read them" if task.reads_labels else hint
+        hint = "this task's models read them" if task.reads_labels else hint
         raise UserError(f"labels: the data has none, only {', '.join(batch)}; {hint}")
     real = batch["index"] >= 0
     return {name: column[real].to(device) for name, column in batch.items()}
