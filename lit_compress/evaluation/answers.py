@@ -1,4 +1,4 @@
-"""What a net answers on the dev set, and what changes between the answers of two nets."""
+"""What a model answers on the dev set, and what changes between the answers of two models."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MOST_CLASSES = 12  # of a table that one can read
 
 
 def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str, Any]]:
-    """Return the first rows of the dev set: text columns, ``given`` label, and the answers of all nets in ``answers``.
+    """Return the first rows of the dev set: text columns, ``given`` label and the models' answers, ``answers``.
 
     At most 2,000 rows; 50 where texts are written; none where the rows are one text, or the answers only vectors.
 
     Args:
-        nets: each with the data as its own tokenizer reads it, which is that of another net only if both have the same
-            tokens.
+        nets: each with the data as its own tokenizer reads it, which is that of another model only if both have the
+            same tokens.
     """
     data = nets[0][1]
     task, kind, most = data.record, task_type(data.record), MOST.get(data.record.kind, USUAL)
@@ -89,7 +89,7 @@ def changes(lines: Sequence[dict[str, Any]], kind: str, labels: Sequence[str] = 
     Returns:
         ``rows``, ``changed`` (None for numbers, of which all differ a little), ``examples``, of which those that became
         wrong are first; where an answer is right or wrong, ``became_right``, ``became_wrong`` and ``p_value`` of
-        :func:`sign_test`; for classes also ``confusion``: ``labels`` and a table [given][answer] for each net.
+        :func:`sign_test`; for classes also ``confusion``: ``labels`` and a table [given][answer] for each model.
     """
     if not lines:
         return None

@@ -26,7 +26,7 @@ def student(t: float, freedom: float) -> float:
 
 
 def sign_test(wrong: int, right: int) -> float:
-    """Return how probable changes as uneven as these are, if none of the nets is better (McNemar's test, exact).
+    """Return how probable changes as uneven as these are, if none of the models is better (McNemar's test, exact).
 
     >>> sign_test(9, 1) < 0.03 < sign_test(6, 4)
     True

@@ -2,7 +2,7 @@
 
 A claim says that one value is more than ``times`` another plus ``by``. With several seeds the difference is tested over
 them (Student's t: paired, where both methods ran with the same seeds and so from the same teachers; Welch's else). With
-one seed it is tested over the rows of the dev set: of pairs, where every row is right or wrong, as both nets answered
+one seed it is tested over the rows of the dev set: of pairs, where every row is right or wrong, as both models answered
 the same rows (McNemar's exact test; with a factor or a distance the normal distribution); else it is compared with the
 standard errors that the two scores have because the dev set is a sample. Probabilities are corrected for the number of
 comparisons that chance may decide (Holm). What none decides is "within noise".

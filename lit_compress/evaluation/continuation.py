@@ -1,4 +1,4 @@
-"""One prompt, continued by several nets: a look at whether a compressed net still writes."""
+"""One prompt, continued by several models: a look at whether a compressed model still writes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
 
 PROMPT, NEW = 16, 20  # tokens
-# of a net's own settings of generation; beams, penalties and sampling are left out
+# of a model's own settings of generation; beams, penalties and sampling are left out
 _KEPT = ("bos_token_id", "eos_token_id", "decoder_start_token_id", "forced_bos_token_id", "no_repeat_ngram_size")
 
 
 def continuations(
     dense: tuple[PreTrainedModel, DataModule], compressed: tuple[PreTrainedModel, DataModule]
 ) -> dict[str, Any] | None:
-    """Return how two nets go on with the first tokens of the dev set, always with the likeliest token.
+    """Return how two models go on with the first tokens of the dev set, always with the likeliest token.
 
-    A net with an encoder reads them, and writes a text of its own.
+    A model with an encoder reads them, and writes a text of its own.
 
     Args:
-        dense: the net before, and the data as its tokenizer reads it.
-        compressed: the net afterwards, and the data as its own tokenizer reads it.
+        dense: the model before, and the data as its tokenizer reads it.
+        compressed: the model afterwards, and the data as its own tokenizer reads it.
 
     Returns:
-        The text of the ``prompt``; ``dense`` and ``compressed``, what they write; ``tokens``, how many the dense net
-        writes, and how many of these, from the first, are the ``same``. None for nets that do not write.
+        The text of the ``prompt``; ``dense`` and ``compressed``, what they write; ``tokens``, how many the dense model
+        writes, and how many of these, from the first, are the ``same``. None for models that do not write.
     """
     if not all(net.can_generate() for net, _ in (dense, compressed)):
         return None

@@ -1,4 +1,4 @@
-"""How far a compressed net's answers are from the dense net's: the loss that a second-order estimate predicts."""
+"""How far a compressed model's answers are from the dense model's: the loss that a second-order estimate predicts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ROWS = 512  # enough for two digits
 def divergence(
     net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, rows: int = ROWS, loader: DataLoader | None = None
 ) -> float:
-    """Return the mean over examples of KL(dense || net), summed over the distributions of an example (e.g. tokens).
+    """Return the mean over examples of KL(dense || model), summed over the distributions of an example (e.g. tokens).
 
     That is what ``net`` adds to the loss of labels drawn from ``dense``. For regression and vectors, half the squared
     difference of the outputs: the KL of normal distributions of variance 1 around them; for vectors 1 - cosine.
 
     Args:
-        net: the compressed net, in evaluation mode; on the CPU afterwards, like ``dense``.
-        dense: the net before the compression.
+        net: the compressed model, in evaluation mode; on the CPU afterwards, like ``dense``.
+        dense: the model before the compression.
         data: has the task, and its first validation split is read.
         rows: at most so many examples, the first ones.
         loader: of other examples, in place of the validation split.

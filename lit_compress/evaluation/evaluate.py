@@ -1,4 +1,4 @@
-"""Evaluation of a net outside training, by a loop over the batches on one device."""
+"""Evaluation of a model outside training, by a loop over the batches on one device."""
 
 from __future__ import annotations
 

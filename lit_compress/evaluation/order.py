@@ -1,4 +1,4 @@
-"""Whether two nets put texts in the same order."""
+"""Whether two models put texts in the same order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def same_order(net: nn.Module, other: nn.Module, data: DataModule, rows: int = ROWS) -> float | None:
-    """Return Spearman's correlation of the numbers that two nets give texts; None for tasks that are not of one number.
+    """Return Spearman's correlation of two models' numbers for texts; None for tasks that do not give one number.
 
     Args:
         net, other: on the CPU, in evaluation mode.

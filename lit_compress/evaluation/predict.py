@@ -1,4 +1,4 @@
-"""Writing a net's predictions as JSON lines: ids, the text columns, the label that was given, and the answer."""
+"""Writing a model's predictions as JSON lines: ids, the text columns, the label that was given, and the answer."""
 
 from __future__ import annotations
 
