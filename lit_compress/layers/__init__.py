@@ -6,7 +6,8 @@ its source is self-contained: exports carry it. A layer with ``adopt(module, ...
 the class of a module of the host model, which keeps its attributes; one that adds matrices returns them in
 ``counted_weights()``; one that needs another layer looks it up in ``link(net)``, once all are in their places.
 
-models/surgery.py and the methods put layers into nets. Begin with deployed/low_rank.py and training/low_rank_sparse.py.
+models/surgery.py and the methods put layers into models. Begin with deployed/low_rank.py and
+training/low_rank_sparse.py.
 """
 
 from typing import Any

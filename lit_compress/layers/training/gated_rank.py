@@ -14,7 +14,7 @@ class GatedRankLinear(LowRankLinear):
     """y = left diag(z) right x + bias = sum_k z_k left_k (right_k x) + bias.
 
     Attributes:
-        z: values of the ranks' gates [rank], set from outside; a buffer, for checkpoints of validated nets.
+        z: values of the ranks' gates [rank], set from outside; a buffer, for checkpoints of validated models.
     """
 
     z: torch.Tensor

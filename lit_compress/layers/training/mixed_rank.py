@@ -26,8 +26,8 @@ class _Unused(torch.autograd.Function):
 class MixedRankLinear(LowRankLinear):
     """x_out = (1 - z) left (right x) + z W x + bias, z in {0, 1} per matrix and forward.
 
-    W is frozen and not in the state dict: it is read again from the pruned net, so that checkpoints have the size
-    of the deployed net. In evaluation mode only the factors are used.
+    W is frozen and not in the state dict: it is read again from the pruned model, so that checkpoints have the size
+    of the deployed model. In evaluation mode only the factors are used.
 
     Attributes:
         weight: the frozen sparse matrix W [out, in]; None once p has reached zero.

@@ -1,4 +1,4 @@
-"""SP3's training layers for pre-norm nets: a gated norm, and a change of the residual stream's basis (section 3.5).
+"""SP3's training layers for pre-norm models: a gated norm, and a change of the residual stream's basis (section 3.5).
 
 In training the stream has its full width and every basis has gates; an export has the open directions only. The block
 that uses them is in layers/deployed/stream_block.py.
