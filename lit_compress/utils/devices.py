@@ -28,7 +28,7 @@ def use_device(name: str, option: str = "trainer.accelerator") -> None:
 
 
 def current_device() -> torch.device:
-    """Return the device that nets and batches of this process belong on: the one asked for, else the accelerator.
+    """Return the device that models and batches of this process belong on: the one asked for, else the accelerator.
 
     Raises:
         UserError: this machine has no device as :func:`use_device` was told.
@@ -88,7 +88,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def move(net: Net, place: torch.device | torch.dtype | str) -> Net:
-    """Move a net to a device, or give it a dtype, and return it: transformers hides the type of its own ``to``."""
+    """Move a model to a device, or give it a dtype, and return it: transformers hides the type of its own ``to``."""
     return net.to(place)
 
 

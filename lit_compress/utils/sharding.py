@@ -79,7 +79,7 @@ def from_first(make: Callable[[], T]) -> T:
 
 @torch.no_grad()
 def send_from_first(net: nn.Module, device: torch.device) -> None:
-    """Copy the net of rank 0 to all ranks, because factors of the same matrix may differ between machines.
+    """Copy the model of rank 0 to all ranks, because factors of the same matrix may differ between machines.
 
     Args:
         net: on the CPU, not wrapped.

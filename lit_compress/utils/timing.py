@@ -1,6 +1,6 @@
 """Timing of functions that take turns, and what the spread of their times allows to say.
 
-Every time that this package reports is measured here: on the nets of a run, on exports, on single matrices.
+Every time that this package reports is measured here: on the models of a run, on exports, on single matrices.
 """
 
 from __future__ import annotations
