@@ -103,7 +103,7 @@ def test_sizes_are_compared_before_memory_is_taken(case, tmp_path):
 
     def check(case, work):
         start = time.process_time()
-        with pytest.raises(UserError, match=r"cannot load a net from") as error:
+        with pytest.raises(UserError, match=r"cannot load a model from") as error:
             load_net(folder)
         assert time.process_time() - start < 5
         return str(error.value)

@@ -52,7 +52,7 @@ def read(folder: Path, key: str, styles: Styles, pattern: str = "*.json") -> dic
 
 
 def draw(axes: Axes, found: dict[str, list[dict[str, Any]]], styles: Styles) -> None:
-    """Draw dev accuracy over the density of the file, and the dense net's accuracy."""
+    """Draw dev accuracy over the density of the file, and the dense model's accuracy."""
     for name, cells in found.items():
         label, colour, marker = styles[name]
         points = [(100 * density(r), 100 * r["compressed"]["metric"]) for r in cells]
@@ -85,7 +85,7 @@ def main() -> None:
         axes.errorbar([x], [y], yerr=[STANDARD_ERROR], color="gray", capsize=4)
         axes.text(1.04 * x, y, "± one standard error", color="gray", fontsize=9, va="center")
     figure.suptitle(
-        "SST-2, MiniLM-L6-H384, one fine-tuned net, one seed; the epoch kept was chosen on this dev set", fontsize=11
+        "SST-2, MiniLM-L6-H384, one fine-tuned model, one seed; the epoch kept was chosen on this dev set", fontsize=11
     )
     figure.savefig(HERE / "accuracy_vs_size.png", dpi=110)
 

@@ -203,7 +203,7 @@ def test_what_is_read_as_labels_must_be_there(kind):
     net = make("bart" if kind == "summarization" else "opt", kind)
     batch = batch_of(net, kind)
     del batch["labels"]
-    with pytest.raises(UserError, match=r"labels: the data has none, .*; this task's nets read them"):
+    with pytest.raises(UserError, match=r"labels: the data has none, .*; this task's models read them"):
         collect_kronecker(net, [batch], kind)
 
 
@@ -369,7 +369,7 @@ def test_errors(capsys):
         collect_kronecker(net, [batch | {"index": torch.full((4,), -1)}], "classification")
     with pytest.raises(UserError, match=r"sites: none was named; valid: bert.encoder"):
         collect_kronecker(net, [batch], "classification", [])
-    with pytest.raises(UserError, match=rf"sites: '{names[0]}x' is no site of the net; did you mean '{names[0]}'"):
+    with pytest.raises(UserError, match=rf"sites: '{names[0]}x' is no site of the model; did you mean '{names[0]}'"):
         collect_kronecker(net, [batch], "classification", [names[0] + "x"])
     with pytest.raises(UserError, match=r"labels: unknown 'draw'"):
         collect_kronecker(net, [batch], "classification", labels="draw")

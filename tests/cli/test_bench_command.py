@@ -122,7 +122,7 @@ def test_mistakes_are_one_line(run, tmp_path, capsys):
         ([run, "--baseline", "/nowhere"], "--baseline: no folder '/nowhere'"),
         ([run, "--output", tmp_path / "file"], "is a file; give a new or empty folder"),
         ([run, "--length", "4000"], "length: 4000 is more than the net reads; the largest is 64"),
-        ([run / "retrain" / "net"], "is the net of a stage, which loads in this package only; give the run"),
+        ([run / "retrain" / "net"], "is the model of a stage, which loads in this package only; give the run"),
         ([run / "dense" / "net", "--data.pth", "x"], "unknown option 'data.pth'; did you mean 'data.path'?"),
     ]:
         assert text in fails(capsys, "bench", *words), words

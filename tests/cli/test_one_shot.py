@@ -243,7 +243,7 @@ def test_scores_of_a_pruning_stage_weigh_rows(words, run, tmp_path):
 def test_fit_refuses_before_training_what_would_fail_after_it(short_run, tmp_path, capsys):
     fit = ["fit", "--model", "FWSVD", *short_run, "--run_dir", str(tmp_path / "run")]
     importance = ["--model.retrain.weighting", "importance", "--model.retrain.axis", "out"]
-    assert "importance needs a pruning stage's net" in fails(capsys, *fit, *importance)
+    assert "importance needs a pruning stage's model" in fails(capsys, *fit, *importance)
     both = ["--model.retrain.axis", "element", "--model.allocation", "global"]
     assert "'element' has no singular values" in fails(capsys, *fit, *both)
     assert not (tmp_path / "run").exists()

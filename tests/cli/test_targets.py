@@ -167,7 +167,7 @@ def test_unwritable_places_are_refused_before_the_work(run, model, data, short_r
 def test_a_run_in_place_of_a_model_is_one_line_that_names_its_net(option, run, short_run, capsys, tmp_path):
     args = ["fit", "--model", "SVD", *short_run, "--run_dir", tmp_path / "new", f"--{option}", run]
     line = fails(capsys, *args)
-    assert line == f"error: {option}: '{run}' is a run, not a model; give its net, {run / 'dense' / 'net'}"
+    assert line == f"error: {option}: '{run}' is a run, not a model; give its model, {run / 'dense' / 'net'}"
     assert not (tmp_path / "new").exists()
 
 

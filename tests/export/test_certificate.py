@@ -87,7 +87,7 @@ def test_vectors_are_compared(tmp_path):
     net = load_net(folder, data.record).eval()
     certificate = Certificate(net, data, "train")
     other = Embedding(Pooling("cls"))
-    with torch.no_grad(), pytest.raises(UserError, match="differ from those of the net before export"):
+    with torch.no_grad(), pytest.raises(UserError, match="differ from the model's before export"):
         certificate.compare(FOLDER, net, data, lambda inputs: other.gives(net(**inputs), inputs))
 
 

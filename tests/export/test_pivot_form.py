@@ -184,6 +184,6 @@ def test_what_is_stored_dense_follows_from_the_pivot_form(monkeypatch):
 
 
 def test_a_net_without_factors_is_refused():
-    with pytest.raises(UserError, match=r"--pivot is for matrices that are stored as factors; this net has none"):
+    with pytest.raises(UserError, match=r"--pivot is for matrices that are stored as factors; this model has none"):
         check_pivot(make_net())
     check_pivot(low_rank())

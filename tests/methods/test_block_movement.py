@@ -207,7 +207,7 @@ def test_what_cannot_work_is_one_line(family, settings, words):
 
 
 def test_unlike_stacks_are_one_line():
-    with pytest.raises(UserError, match=r"model\.backbone: 2 and 4 heads in sub-layers of one net"):
+    with pytest.raises(UserError, match=r"model\.backbone: 2 and 4 heads in sub-layers of a model"):
         method_of().stages()[1].check(without_values(lambda: make_net("bart", encoder_attention_heads=2)))
 
 

@@ -135,7 +135,7 @@ def test_scope_all_is_refused_where_it_cannot_be(dense):
         method = SecondOrder(backbone="x", scope="all", retrain=KroneckerWeighted(**changes))
         with pytest.raises(UserError, match=message):
             method.stages()[-1].check(net)
-    with pytest.raises(UserError, match=r"model\.density: 0\.01 of the net .* one component of each .* make 0\.\d"):
+    with pytest.raises(UserError, match=r"model\.density: 0\.01 of the model .* one component of each .* make 0\.\d"):
         SecondOrder(backbone="x", scope="all", density=0.01).stages()[-1].check(net)
     with pytest.raises(UserError, match=r"token embeddings of 'qwen3' have other uses, too .* nearest: blocks"):
         SecondOrder(backbone="x", scope="all").rule.check(make_net("qwen3", "wikitext2"))

@@ -46,7 +46,7 @@ def test_what_is_read(text, kind, value):
         ("density=1.5", "not a share in (0, 1]"),
         ("density=x", "is no number; e.g. density=0.25"),
         ("size=0MB", "is below 1"),
-        ("speedup=0.5x", "slower than the dense net"),
+        ("speedup=0.5x", "slower than the dense model"),
         ("speedup=-3", "is no number"),
     ],
 )

@@ -79,7 +79,7 @@ def test_structure_alone_gives_the_shapes():
 def test_broken_folder_is_one_line(damage, tmp_path):
     storage.save_net(compress(make_net()), tmp_path)
     (tmp_path / damage).write_bytes(b"\x00broken")
-    with pytest.raises(UserError, match="cannot load a net from") as error:
+    with pytest.raises(UserError, match="cannot load a model from") as error:
         storage.load_net(tmp_path)
     assert "\n" not in str(error.value)
 

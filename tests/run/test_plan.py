@@ -48,7 +48,7 @@ def test_what_will_be_done():
     plan = RunPlan("LPAF", (StagePlan("dense", 3, 6315), StagePlan("prune", 6, 12630)), 1000, 1500, 0.25, False)
     assert list(plan_lines(plan)) == [
         "LPAF: dense 3 epochs = 6,315 steps, prune 6 epochs = 12,630 steps",
-        "weights of the sites 1,000 -> about 250 (density 0.25), of the net 1,500 -> about 750",
+        "weights of the sites 1,000 -> about 250 (density 0.25), of the model 1,500 -> about 750",
     ]
     assert len(list(plan_lines(RunPlan("PLATON", (), 10, 10, 0.5, True)))) == 3
 
@@ -70,7 +70,7 @@ def test_the_target_is_that_of_the_last_stage(name, options, density):
 
 def test_a_density_of_the_whole_net():
     plan = RunPlan("SecondOrder", (StagePlan("retrain", 1, 10),), 1000, 1500, 0.3, False, "net")
-    assert list(plan_lines(plan))[1] == "weights of the net 1,500 -> about 450 (density 0.3), embeddings included"
+    assert list(plan_lines(plan))[1] == "weights of the model 1,500 -> about 450 (density 0.3), embeddings included"
     other = RunPlan("SecondOrder", (StagePlan("retrain", 1, 10),), 1000, 1500, 0.3, False, "milliseconds")
     assert list(plan_lines(other))[1].startswith("the sites keep 0.3 of their milliseconds; of their 1,000 weights")
     method = methods.SecondOrder(task="sst2", density=0.4, scope="all")

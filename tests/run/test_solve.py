@@ -115,7 +115,7 @@ def test_scope_all_makes_a_small_file_possible(dense):
 
 def test_what_cannot_be(dense):
     for asked, words in (
-        ("params=1M", "more than the dense net has, 23,586"),
+        ("params=1M", "more than the dense model has, 23,586"),
         ("flops=0.05", "of the FLOPs; nearest: flops=0.141"),
     ):
         with pytest.raises(UserError, match=words):

@@ -125,7 +125,7 @@ def test_width_must_be_the_same(tmp_path, monkeypatch):
     monkeypatch.setitem(TINY, "bert", TINY["bert"] | {"hidden_size": 16})
     teacher = make_net(seed=1)
     monkeypatch.undo()
-    with pytest.raises(UserError, match=r"alpha_layers: the teacher's hidden states are 16 wide, the net's 32; give"):
+    with pytest.raises(UserError, match=r"alpha_layers: the teacher's hidden states are 16 wide, the model's 32; give"):
         make(tmp_path, teacher, alpha_layers=1.0)
     (tmp_path / "logits").mkdir()
     assert step(make(tmp_path / "logits", teacher, alpha=0.5), make_batch())[1].keys() == {"task", "distillation"}

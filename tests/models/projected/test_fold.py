@@ -113,7 +113,7 @@ def test_rounded_widths_change_nothing(family, norm, group, tmp_path):
 
 def test_what_cannot_be_rounded():
     with pytest.raises(
-        UserError, match=r"--round_to 8 is for nets with narrow hidden states \(SP3, SliceGPT\); this one"
+        UserError, match=r"--round_to 8 is for models with narrow hidden states \(SP3, SliceGPT\); this one"
     ):
         pad_widths(make_net("bert"), 8)
     with pytest.raises(UserError, match="--round_to 0 is below 1"):
