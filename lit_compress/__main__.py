@@ -108,7 +108,7 @@ def _line(error: Exception, argv: list[str]) -> str | None:
     if (reason := write_failure(error)) is None:
         return None
     again = " with --ckpt_path last" if argv[0] == "fit" else ""
-    return f"{reason}; nothing that was complete is lost: mend it, and give the same command again{again}"
+    return f"{reason}; finished work is kept. Fix this and rerun the same command{again}"
 
 
 def _grouped(recipes: dict[str, list[str]]) -> list[str]:

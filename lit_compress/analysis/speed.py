@@ -107,7 +107,7 @@ def speed_figure(result: SpeedResult) -> Figure:
         panels[0].set_yscale("log")
     panels[-1].legend(fontsize=8)
     threads, device = result["threads"], result["hardware"]["accelerator" if result["device"] != "cpu" else "cpu"]
-    hollow = "too noisy to be named" if compared else "of a busy machine"
+    hollow = "too noisy to claim a speed-up" if compared else "of a busy machine"
     figure.suptitle(f"{device}, {threads} thread{'s' * (threads > 1)}; bars: p10 - p90; hollow: {hollow}", fontsize=9)
     return figure
 

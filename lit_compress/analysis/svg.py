@@ -282,5 +282,5 @@ def grid(rows: Sequence[str], columns: Sequence[str], cells: dict[tuple[int, int
             f'{inside}</rect><text{kind} x="{x + wide / 2:.0f}" y="{y + 14}">{escape(text)}</text>'
         )
     style = f'style="max-width:{width:.0f}px"'
-    head = f'<svg class="map" viewBox="0 0 {width:.0f} {height}" {style} role="img" aria-label="what is left">'
+    head = f'<svg class="map" viewBox="0 0 {width:.0f} {height}" {style} role="img" aria-label="sizes kept">'
     return f"{head}{''.join(parts)}</svg>"

@@ -262,7 +262,7 @@ def compare(
             inputs = Inputs(model, tokenizer, data, columns, None, trained=False)
             given = {"model.backbone": inputs.model, **inputs.data}
         elif tokenizer is not None or data is not None or columns != Columns():
-            raise UserError("model: none is given, so that data and columns cannot be, either; give the model, too")
+            raise UserError("model: it is missing, and data and columns need it; give the model")
         if isinstance(config, Mapping):
             out = Path(out or "runs/compare").expanduser()
             check_folder("out", out)
@@ -358,7 +358,7 @@ def _target(model: Any, tokenizer: Any, brought: Path, command: str) -> Target:
     """Return what is evaluated; of a model in memory the configuration and the tokenizer are written to ``brought``."""
     if isinstance(model, str | Path):
         if tokenizer is not None:
-            raise UserError(f"tokenizer: '{model}' has its own; leave it out, or give the loaded model, too")
+            raise UserError(f"tokenizer: '{model}' has its own; leave it out, or give the loaded model as well")
         return find_target(str(model), command)
     check_model(model)
     what = f"model: a {type(model).__name__}"

@@ -88,7 +88,7 @@ class Inputs:
         """Return the folder or name of a model."""
         if isinstance(model, str | Path):
             if tokenizer is not None:
-                raise UserError(f"tokenizer: '{model}' has its own; leave it out, or give the loaded model, too")
+                raise UserError(f"tokenizer: '{model}' has its own; leave it out, or give the loaded model as well")
             return str(model)
         check_model(model)
         check_tokenizer(tokenizer)
@@ -113,7 +113,7 @@ class Inputs:
         """Return the options of the data."""
         if data is None and columns.task is None:
             raise UserError(
-                "data: none is given; give a Dataset, a DatasetDict, a file or a folder, or the task whose data is on "
+                "data: it is missing; give a Dataset, a DatasetDict, a file or a folder, or the task whose data is on "
                 "the hub, e.g. task='sst2'"
             )
         task = {"data.task": columns.task or CUSTOM}
@@ -174,7 +174,7 @@ def check_model(model: Any) -> None:
     from transformers import PreTrainedModel
 
     if hasattr(model, "merge_and_unload"):
-        raise UserError(f"model: a {type(model).__name__} is an adapter; {MERGE}, or what merge_and_unload() returns")
+        raise UserError(f"model: a {type(model).__name__} is an adapter; {MERGE}, or pass its result")
     if not isinstance(model, PreTrainedModel):
         raise UserError(
             f"model: a {type(model).__name__} is no PreTrainedModel of transformers; give one, its folder or its name"
@@ -191,7 +191,7 @@ def check_tokenizer(tokenizer: Any) -> None:
     from transformers import PreTrainedTokenizerBase
 
     if tokenizer is None:
-        raise UserError("tokenizer: none is given; give that of the model, AutoTokenizer.from_pretrained(NAME)")
+        raise UserError("tokenizer: it is missing; give the model's, AutoTokenizer.from_pretrained(NAME)")
     if not isinstance(tokenizer, PreTrainedTokenizerBase) or not tokenizer.is_fast:
         known = isinstance(tokenizer, Dataset | DatasetDict)
         near = "give it as data=..." if known else "give one"

@@ -146,7 +146,7 @@ def _named(models: list[str]) -> dict[str, Path]:
     for name in models:
         label = Path(name).name
         if label in (*named, "dense", "compressed"):
-            raise UserError(f"--against: '{name}': another model is called '{label}', too; rename the folder")
+            raise UserError(f"--against: '{name}': another model has the label '{label}'; rename the folder")
         named[label] = _loadable(find_target(name, "--against").folder, name)
     return named
 
@@ -169,7 +169,7 @@ def _baseline(given: str | None, target: Target, out: str) -> Path | None:
         return _loadable(find_target(given, "--baseline").folder, given)
     dense = target.folder.resolve().parent / "dense" / "net"
     if target.folder.name != "export" or not (dense / "config.json").is_file():
-        note(f"bench: '{out}' is not compared with anything; --baseline DENSE names its dense model")
+        note(f"bench: '{out}' is compared with nothing; name its dense model with --baseline DENSE")
         return None
     return dense
 
@@ -185,7 +185,7 @@ def _own_lengths(target: Target, rest: list[str]) -> tuple[tuple[str, int], ...]
         data.backbone = str(target.folder)  # the tokenizer that belongs to the model
         lengths = sorted(data.predict_dataloader().dataset.encoded["length"])
         rows = of_all(len(data.prediction_texts), data.available("predict")[0])
-        note(f"bench: the median and the longest length are those of {rows} rows of split {data.predicted}")
+        note(f"bench: the median and the longest length are from {rows} rows of split {data.predicted}")
         return ("median", int(lengths[len(lengths) // 2])), ("longest", int(lengths[-1]))
     path = target.folder / "report.json"
     report = read_json("bench", path, dict) if path.is_file() else {}
@@ -210,7 +210,7 @@ def _show(result: dict[str, Any], output: Path) -> None:
                 print(f"{entry['runtime']} of the {entry['net']} model fails in a separate process: {entry['failed']}")
     if result["shapes"]:
         console.print(times_table(result))
-        print(f"median (p10-p90) of up to {result['rounds']} forwards in turns; a speed-up is that of a round")
+        print(f"median (p10-p90) of up to {result['rounds']} forwards in turns; speed-ups are per round")
         if is_busy(result):
             print(BUSY)
     if result["shapes"] and result["metric"]:

@@ -54,7 +54,7 @@ OWN = (
     ("budgets", str, "densities, or size=20MB, params=5M, flops=0.3, speedup=3x, in place of the config's"),
     ("seeds", int, "seeds in place of the config's"),
     ("learning_rates", float, "learning rates in place of the config's"),
-    ("updates", int, "optimizer steps after the teacher in place of the config's"),
+    ("updates", int, "training steps after the teacher, overrides the config"),
     ("hold_out", int, "training rows that choose learning rates and epochs in place of the config's"),
 )
 SEVERAL = ("methods", "budgets", "seeds", "learning_rates")
@@ -118,7 +118,7 @@ def plan_of(args: list[str], doc: str | None) -> tuple[Plan, argparse.Namespace]
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="runs at one time (default 1)")
     for name, kind, meaning in OWN:
         parser.add_argument(f"--{name}", type=kind, nargs="+" if name in SEVERAL else None, metavar="X", help=meaning)
-    parser.epilog = "Further options are those of fit, for all runs, e.g. --data.path DIR, --model.backbone DIR."
+    parser.epilog = "Options of fit apply to all runs, e.g. --data.path DIR, --model.backbone DIR."
     given, rest = parser.parse_known_args(args)
     if given.workers < 1:
         raise UserError(f"workers: {given.workers} is below 1, the smallest valid value")
@@ -163,11 +163,11 @@ def options_in(words: Sequence[str]) -> dict[str, str]:
     for word in left:
         name, equals, value = word.partition("=")
         if not word.startswith("--"):
-            raise UserError(f"'{word}' stands without an option; see --help")
+            raise UserError(f"'{word}' has no option before it; see --help")
         if word in FLAGS:
             value = "true"
         elif not equals and (value := next(left, "")) == "":
-            raise UserError(f"{name[2:]}: no value is given")
+            raise UserError(f"{name[2:]}: the value is missing")
         if name[2:].partition(".")[0] not in ("data", "model", "trainer", "checkpoint_every", "trust_remote_code"):
             own = [row[0] for row in OWN]
             known = ["config", "out", "list", "index", "workers", *own, "data.path", "model.backbone"]
@@ -191,7 +191,7 @@ def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: 
         command: that makes all of it.
 
     Raises:
-        UserError: the config, the data, or the number of updates cannot be used.
+        UserError: the config, the data, or the number of steps cannot be used.
     """
     keys = own.get("methods")
     own = {name: value for name, value in own.items() if name != "methods"}
@@ -209,7 +209,7 @@ def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: 
     if not made.teacher and finetuned_on(parts.method.backbone, task):
         cli.backbone_as_teacher()
         made = replace(made, teacher=cli.config.model.init_args.teacher)
-        note(f"model.backbone: '{made.teacher}' is fine-tuned on these labels: it is the teacher of all seeds as it is")
+        note(f"model.backbone: '{made.teacher}' is fine-tuned on these labels: it teaches all seeds directly")
     methods = [_resolve(entry, task.name) for entry in made.entries()]
     parts.data.setup("fit")
     batches = parts.data.batches_per_epoch(devices if isinstance(devices, int) and devices > 0 else 1)
@@ -333,7 +333,7 @@ class _Waiting:
             self.said = True
             lock = self.place.lock(waiting[0])
             print(f"waiting for other workers: {', '.join(job.name for job in waiting[:3])} ({owner_of(lock)}); "
-                  f"if that worker is gone, remove {lock}", flush=True)  # fmt: skip
+                  f"if that worker has ended, remove {lock}", flush=True)  # fmt: skip
 
 
 class _Screen:

@@ -133,8 +133,8 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     )  # fmt: skip
     parser.add_argument(
         "--by_block", choices=("float32", "bfloat16"),
-        help="for a model larger than memory: one block at a time is in memory, the states between blocks are on disk "
-        "in this precision (in OUT.by_block); the same command goes on after a kill",
+        help="for a model larger than memory: one block at a time is in memory, states between blocks are on disk "
+        "in this precision (in OUT.by_block); the same command continues after a kill",
     )  # fmt: skip
     parser.add_argument(
         "--refine", type=int, metavar="STEPS",
@@ -284,11 +284,11 @@ def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> N
         return
     cli.backbone_as_teacher()
     if not task.labels:
-        note(f"model.backbone: '{init.backbone}' is the teacher as it is: its vectors are what the model learns")
+        note(f"model.backbone: '{init.backbone}' is the teacher: the model learns its vectors")
         return
     note(
         f"model.backbone: '{init.backbone}' is fine-tuned on these labels ({', '.join(task.labels)}): it is the "
-        "teacher as it is; --model.dense.epochs 3 would fine-tune it first"
+        "teacher; --model.dense.epochs 3 would fine-tune it first"
     )
 
 

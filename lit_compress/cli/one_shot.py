@@ -301,7 +301,7 @@ def analyze_model(
 
         if kind != "spectra":
             number = of_all(data.validation_size(), data.available()[0])
-            note(f"analyze: dev {data.record.metrics[0]} is that of {number} rows")
+            note(f"analyze: dev {data.record.metrics[0]} is measured on {number} rows")
 
         def metric(net: PreTrainedModel) -> float:
             return evaluate(net, data)[key]

@@ -22,9 +22,9 @@ def explain(text: str, method: type[Method] | None, own: Sequence[str]) -> str:
     """
     if match := re.search(r"unrecognized arguments: (\S+)", text):
         if match[1].endswith((".yaml", ".yml")):
-            return f"'{match[1]}' stands without its option; --config {match[1]}"
+            return f"'{match[1]}' has no option before it; --config {match[1]}"
         if not match[1].startswith("-"):
-            return f"'{match[1]}' stands without an option; see --help"
+            return f"'{match[1]}' has no option before it; see --help"
         return _unknown(match[1].lstrip("-").partition("=")[0], method, own)
     if match := re.search(r"Group '(\S+)' does not accept option '(\S+)'", text):
         return _unknown(f"{match[1]}.{match[2]}", method, own)

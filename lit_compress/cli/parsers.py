@@ -90,7 +90,7 @@ def parse_one_shot(parser: Parser, args: list[str], command: str) -> tuple[argpa
     task = named_task(args)
     meaning = "task of the fine-tuned model, e.g. sst2"
     parser.add_argument("--data.task", dest="task", required=task is None, help=meaning)
-    parser.epilog = "Further options are those of fit, e.g. --data.path DIR, --data.batch_size 16."
+    parser.epilog = "Further options: all of fit's, e.g. --data.path DIR, --data.batch_size 16."
     given, rest = parser.parse_known_args(args)
     typed = {option[2:] for action in parser._actions for option in action.option_strings if option[:2] == "--"}
     values = {option: getattr(given, name) for name, (option, _) in SHORT.items()}

@@ -49,7 +49,7 @@ def report_command(args: list[str], about: str | None) -> None:
 def list_command(args: list[str], about: str | None) -> None:
     """Print a table, or JSON."""
     parser = _Parser(prog="python -m lit_compress list", description=about, allow_abbrev=False)
-    parser.add_argument("what", metavar="methods|tasks|recipes|runs", help="what to list")
+    parser.add_argument("what", metavar="methods|tasks|recipes|runs", help="the list to print")
     parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, help="of runs (default runs)")
     parser.add_argument("--json", action="store_true", help="a list of objects in place of the table")
     given = parser.parse_args(args)

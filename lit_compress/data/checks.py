@@ -200,7 +200,7 @@ def _id(where: str, value: Any, seen: dict[str, int], number: int) -> str:
     """Return a row's id and add it to ``seen``; refuse an id that another row has."""
     name = _text(where, "id", value)
     if seen.setdefault(name, number) != number:
-        raise UserError(f"{where}: id '{name:.60}' is that of row {seen[name]} already; give every row its own")
+        raise UserError(f"{where}: row {seen[name]} has the id '{name:.60}' already; give every row its own")
     return name
 
 
@@ -212,7 +212,7 @@ def _text(where: str, name: str, value: Any) -> str:
     try:
         value.isascii() or value.encode()
     except UnicodeEncodeError as error:  # half of a pair, as "\\ud800" in JSON
-        raise UserError(f"{where}: '{name}' has no character at {error.start}, only half of one; mend it") from error
+        raise UserError(f"{where}: '{name}' has no character at {error.start}, only half of one; correct it") from error
     return value
 
 

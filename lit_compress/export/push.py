@@ -99,6 +99,6 @@ def push(folder: Path, name: str, private: bool = False, kept: str | None = None
         if made is not None:
             with suppress(Exception):  # the reason of the push is what is told
                 api.delete_repo(made)
-        where = kept or f"the export is in '{folder}', `hf upload` uploads it, too"
+        where = kept or f"the export is in '{folder}', `hf upload` also uploads it"
         raise UserError(f"push_to_hub: {refused_push(error, name)}; {where}") from error
     return str(address)

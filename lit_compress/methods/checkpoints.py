@@ -73,8 +73,8 @@ class Checkpointed(pl.LightningModule):
         saved = getattr(self, "_saved_steps", None)
         if saved not in (None, self.stage.total_steps):
             raise UserError(
-                f"ckpt_path: the stage was begun with {saved} optimizer steps, this config makes "
+                f"ckpt_path: the stage began with {saved} optimizer steps, this config makes "
                 f"{self.stage.total_steps}; resume with the same data, epochs and batch size"
             )
         if saved is not None and self.saved_data != self.trainer.datamodule.fingerprint():  # type: ignore[attr-defined]
-            raise UserError("data.path: the data is not what the stage was begun with; resume with the same files")
+            raise UserError("data.path: the stage began with other data; resume with the same files")

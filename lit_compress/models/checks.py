@@ -277,7 +277,7 @@ def warn_of_order(what: str, config: PreTrainedConfig, task: Task) -> None:
         return
     rank_zero_warn(
         f"{what} has its labels in another order ({', '.join(names)}) than the data ({', '.join(task.labels)}): its "
-        f"head is trained anew, from exchanged answers{_in_this_order(names, task)}"
+        f"head is trained again, from exchanged answers{_in_this_order(names, task)}"
     )
 
 
@@ -287,7 +287,7 @@ def _in_this_order(names: list[str], task: Task) -> str:
         return ""
     own = dict(zip(_plain(task.labels), task.labels, strict=True))  # as the data writes them
     ordered = json.dumps([own[name] for name in _plain(names)], ensure_ascii=False)  # in quotes, also numbers
-    return f"; --data.custom.labels {shlex.quote(ordered)} uses it as it is"
+    return f"; --data.custom.labels {shlex.quote(ordered)} uses the head unchanged"
 
 
 def _plain(names: list[str] | tuple[str, ...]) -> list[str]:

@@ -62,7 +62,7 @@ def set_pad_token(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrai
     if named in special:
         if named == last:
             note(
-                f"{name}: '{named}' pads and stands behind every text, so the head reads the token before it; if it "
+                f"{name}: '{named}' pads and ends every text, so the head reads the token before it; if it "
                 "was trained to read the end, take pad_token_id out of its config.json"
             )
         if own not in (None, named):
@@ -74,9 +74,9 @@ def set_pad_token(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrai
         return
     free = [token for token in (own, end, tokenizer.unk_token, *special) if token not in (None, last)]
     if not free:
-        raise UserError(f"{what}: its tokenizer has no padding token, and '{last}' stands behind every text; add one")
+        raise UserError(f"{what}: its tokenizer has no padding token, and '{last}' ends every text; add one")
     if last == (own or end):
-        note(f"{name}: '{free[0]}' pads, as '{last}' stands behind every text and the head reads it")
+        note(f"{name}: '{free[0]}' pads, as '{last}' ends every text and the head reads it")
     tokenizer.pad_token = free[0]
 
 

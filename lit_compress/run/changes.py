@@ -60,7 +60,7 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: b
     if other := next((known for known in versions if known != __version__), None):
         if not allowed:
             raise UserError(
-                f"ckpt_path: lit_compress {other} made what is in '{run.folder}', this is {__version__}; go on with "
+                f"ckpt_path: lit_compress {other} made '{run.folder}', this is {__version__}; continue with "
                 "that, or with --allow_changed"
             )
         changes.append({"what": "version", "was": other, "now": __version__})

@@ -1,6 +1,6 @@
 """The plan of a comparison: methods x budgets x seeds, and for each of these cells a ``fit`` per learning rate.
 
-All runs of a seed have the same teacher, the same examples in the same order and the same number of updates after the
+All runs of a seed have the same teacher, the same examples in the same order and the same number of steps after the
 teacher. Every method that is trained tries the same learning rates. Training rows that are held out choose among them.
 """
 
@@ -36,7 +36,7 @@ class Entry:
         config: recipe or config of the method.
         train: False: nothing is trained after the teacher; what a method without training leaves is measured.
         options: of ``fit``, by name.
-        split: shares of the updates that its stages get; without it all stages get the same.
+        split: its stages' shares of the training steps; without it all stages get the same.
         without: beginnings of options in ``taught`` that this method does not take.
         each: lists of values by option; every combination is a method of its own.
         budgets: of its runs, in place of the comparison's.
@@ -64,7 +64,7 @@ class Comparison:
         budgets: densities, or what ``model.budget`` takes, e.g. ``size=20MB``.
         seeds: of teachers and runs.
         learning_rates: tried for every method that is trained.
-        updates: optimizer steps after the teacher, over all stages.
+        updates: training steps after the teacher, over all stages.
         epochs: parts of them, after each of which the model is validated; without it the fewest that the data allow.
         hold_out: training rows that choose learning rates and epochs.
         options: of ``fit``, by name, for all runs, the teacher's too.
@@ -243,7 +243,7 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
 
 
 def shares(entry: Entry, stages: Sequence[str]) -> dict[str, float]:
-    """Return the share of the updates of each of a method's ``stages`` after the teacher.
+    """Return each stage's share of a method's training steps after the teacher.
 
     Raises:
         UserError: ``split`` names another stage, or shares that are no numbers.
@@ -289,7 +289,7 @@ def teachers(made: Comparison, out: Path) -> list[Job]:
 
 
 def accumulated(made: Comparison) -> int:
-    """Return how many batches make an update."""
+    """Return the number of batches per training step."""
     value = made.options.get("trainer.accumulate_grad_batches", 1)
     if not str(value).isdecimal() or int(value) < 1:
         raise UserError(f"trainer.accumulate_grad_batches: '{value}' is no whole number from 1 on")
@@ -304,7 +304,7 @@ def cells(made: Comparison, methods: Sequence[Resolved], out: Path, epochs: int,
         methods: its methods.
         out: folder of the comparison.
         epochs: over all stages after the teacher.
-        length: updates of each.
+        length: training steps of each.
     """
     made_cells = []
     budgets = {budget_name(b): b for b in (*made.budgets, *(b for method in methods for b in method.entry.budgets))}

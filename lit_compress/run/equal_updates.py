@@ -1,4 +1,4 @@
-"""The same number of updates for every method of a comparison, whatever stages it has."""
+"""The same number of training steps for every method of a comparison, however many stages it has."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from math import lcm
 
 from lit_compress.utils.errors import UserError
 
-MOST_PIECES = 1000  # epochs into which updates are divided, if the user does not say how many
+MOST_PIECES = 1000  # epochs into which the steps are divided, if the user does not set a number
 
 
 def divide(updates: int, epochs: int | None, splits: Sequence[Mapping[str, float]], batches: int) -> tuple[int, int]:
-    """Return the number of epochs over all stages after the teacher, and the updates of each.
+    """Return the number of epochs over all stages after the teacher, and the training steps of each.
 
-    Every method makes as many epochs, each of as many updates, so that a stage's share must be whole epochs.
+    Every method has the same number of epochs, all of the same length, so a stage's share must be whole epochs.
 
     Args:
-        updates: over all stages.
+        updates: training steps over all stages.
         epochs: as asked for; None: the fewest that fit.
         splits: shares of the stages of all methods that are trained.
         batches: of one epoch of the training data.
@@ -29,7 +29,7 @@ def divide(updates: int, epochs: int | None, splits: Sequence[Mapping[str, float
     if epochs is None:
         if not fits:
             raise UserError(
-                f"config: updates: {updates} cannot be divided into epochs of at most {batches} updates each, a "
+                f"config: updates: {updates} cannot be divided into epochs of at most {batches} steps each, a "
                 f"multiple of {step} in number; nearest: updates {_near(updates, step, batches)}"
             )
         return fits[0], updates // fits[0]
@@ -37,7 +37,7 @@ def divide(updates: int, epochs: int | None, splits: Sequence[Mapping[str, float
         return epochs, updates // epochs
     hint = f"nearest: epochs {min(fits, key=lambda n: abs(n - epochs))}" if fits else "change updates"
     raise UserError(
-        f"config: epochs: {epochs} with updates {updates}: epochs must divide the updates into parts of at most "
+        f"config: epochs: {epochs} with updates {updates}: epochs must divide the steps into parts of at most "
         f"{batches} (one pass over the data), and be a multiple of {step} for the stages' shares; {hint}"
     )
 

@@ -205,7 +205,7 @@ class Run:
                     "another --run_dir, or --allow_changed to go on nevertheless"
                 )
             if name in _NEVER:
-                raise UserError(f"allow_changed: {said}; what is there cannot go on so, give another --run_dir")
+                raise UserError(f"allow_changed: {said}; the run there cannot continue; give another --run_dir")
             changed.append({"what": name, "was": old.get(key), "now": new.get(key)})
         return changed
 

@@ -57,7 +57,7 @@ def fairness(config: dict[str, Any]) -> str:
     """Return the sentence on how the runs were made equal, for the screen and the page."""
     rates, rows = len(config["learning_rates"]), config["hold_out"]
     return (
-        f"Every trained method makes {config['updates']:,} updates after the teacher and tries {rates} learning "
+        f"Every trained method takes {config['updates']:,} steps after the teacher and tries {rates} learning "
         f"rate{'s' if rates != 1 else ''}; rate and epoch are chosen on {rows:,} training rows that are held out, not "
         "on the dev set. Runs of one seed share teacher, training rows and their order."
     )

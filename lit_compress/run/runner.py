@@ -297,7 +297,7 @@ def _newest(last: Path) -> tuple[Path, dict[str, Any] | None]:
             raise
         checkpoint = read_checkpoint(before)
         rank_zero_warn(
-            f"ckpt_path: '{last}' is broken; the run goes on from the one before, step {checkpoint['global_step']}"
+            f"ckpt_path: '{last}' is damaged; the run continues from the one before, step {checkpoint['global_step']}"
         )
         return before, checkpoint
 

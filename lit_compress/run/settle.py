@@ -119,7 +119,7 @@ def _from_first(run: Run, read: Callable[[], T | None], lack: str) -> T:
         if failed and now - failed > STALE:
             raise UserError(f"the first process has failed: {file.read_text().strip()}")
         if now - start > MOST:
-            raise UserError(f"{lack} from the first process after {MOST / 60:.0f} minutes; see what it says")
+            raise UserError(f"{lack} from the first process after {MOST / 60:.0f} minutes; see its messages")
     return value
 
 

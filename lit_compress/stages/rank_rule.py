@@ -211,7 +211,7 @@ class RankRule:
         least = rest + sum(price.at(self.round_to) for price in prices.values())
         if self.density * total < least:
             count = "one component" if self.round_to == 1 else f"{self.round_to} components"
-            also = " and what is not factorized" if self.scope == "all" else ""
+            also = " and the matrices that are not factorized" if self.scope == "all" else ""
             raise UserError(
                 f"model.density: {self.density} of the {self.counted} cannot be reached with allocation global; "
                 f"{count} of each matrix{also} make {least / total + 5e-4:.3f}"

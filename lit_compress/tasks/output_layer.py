@@ -60,7 +60,7 @@ def run_to_output_layer(net: PreTrainedModel, inputs: dict[str, Tensor], **optio
         _known[layer] = _same(ending, read, gave, output.logits)
         if not _known[layer]:
             note(
-                f"'{net.config.model_type}' changes its logits in a way that is not known here; they are computed for "
+                f"'{net.config.model_type}' changes its logits in an unknown way; they are computed for "
                 "whole batches, which takes memory"
             )
             return net(**inputs, **options)

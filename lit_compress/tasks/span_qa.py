@@ -209,7 +209,7 @@ def _place(where: str, text: str | None, row: dict[str, Any], context: str) -> l
     first = context.find(text)
     if first != context.rfind(text):
         raise UserError(
-            f"{where}: the answer '{text:.60}' stands {context.count(text)} times in the context; say which with a "
+            f"{where}: the answer '{text:.60}' is {context.count(text)} times in the context; choose one with a "
             "column answer_start"
         )
     return [max(first, 0)]

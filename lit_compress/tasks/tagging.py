@@ -128,7 +128,7 @@ class Tagging(TaskType):
 
     def meaning(self, task: Task) -> str:
         """Return the meaning of the classes, and the tokens at which they count."""
-        return "For every token, of which the first of a word counts:\n\n" + super().meaning(task)
+        return "For every token; a word has the label of its first token:\n\n" + super().meaning(task)
 
 
 def _first_pieces(

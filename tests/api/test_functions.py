@@ -205,7 +205,7 @@ def test_whole_numbers_as_floats_are_classes(net, tokenizer, data):
 @pytest.mark.parametrize(
     ("call", "line"),
     [
-        (lambda net, tok, data: lc.factorize(net, None, data), "tokenizer: none is given"),
+        (lambda net, tok, data: lc.factorize(net, None, data), "tokenizer: it is missing"),
         (lambda net, tok, data: lc.factorize(net, "bert", data), "tokenizer: a str is no fast tokenizer"),
         (lambda net, tok, data: lc.factorize(net, data), "tokenizer: a Dataset[A-Za-z]* is no .*; give it as data=..."),
         (
@@ -218,7 +218,7 @@ def test_whole_numbers_as_floats_are_classes(net, tokenizer, data):
         ),
         (lambda net, tok, data: lc.factorize(net, tok, data, density=1.5), r"1.5 is not in \(0, 1\]; nearest valid"),
         (lambda net, tok, data: lc.factorize(net, tok, data, densty=0.5), "unknown option 'densty'; did you mean"),
-        (lambda net, tok, data: lc.factorize(net, tok), "data: none is given; give a Dataset"),
+        (lambda net, tok, data: lc.factorize(net, tok), "data: it is missing; give a Dataset"),
         (lambda net, tok, data: lc.factorize(net, tok, [1]), "data: a list is no Dataset"),
         (lambda net, tok, data: lc.factorize(net, tok, data, text="body"), "text: the data has no column 'body'"),
         (lambda net, tok, data: lc.compress(net, tok, data, method=3), "method: int is no method"),

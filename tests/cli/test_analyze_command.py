@@ -24,7 +24,7 @@ def test_analyze_writes_table_and_figure(kind, words, tmp_path, capsys, monkeypa
     assert len(rows) == {"truncation": 40, "sweep": 8, "spectra": 4 * 12 * 32, "ranks": 12}[kind]
     said = capsys.readouterr()
     assert f"{len(rows)} rows" in said.out
-    assert ("analyze: dev accuracy is that of 40 of 40 rows" in said.err) == (kind in ("truncation", "sweep"))
+    assert ("analyze: dev accuracy is measured on 40 of 40 rows" in said.err) == (kind in ("truncation", "sweep"))
     assert ("calibration: 100 of 100 training examples are read" in said.err) == (kind != "ranks")
     if kind == "sweep":
         some = ["--data.validation_examples", "30", "--data.train_examples", "60", "--fisher_examples", "20"]

@@ -54,7 +54,7 @@ def test_lengths_are_those_of_the_task(run, tmp_path, capsys):
     assert [left["what"] for left in result["left_out"]] == ["length 128", "length 384"]  # of 64 positions
     said = capsys.readouterr()
     assert "left out: length 384: the net reads 64 tokens" in said.out
-    assert "is not compared with anything; --baseline DENSE" in said.err
+    assert "is compared with nothing; name its dense model with --baseline DENSE" in said.err
     rows = [{"sentence": " ".join(["film"] * n)} for n in (1, 2, 3, 4, 17)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     main(["bench", str(tmp_path / "export"), *FEW, "--length", "8", "--data.path", str(tmp_path / "texts.jsonl")])
@@ -87,7 +87,7 @@ def test_several_models_have_their_accuracy_in_one_table(run, tmp_path, capsys, 
         assert 0 <= by_key[net, "onnx-int8"]["metric"] <= 1
     said = capsys.readouterr().out
     assert "texts/s, 2 x 8" in said and (tmp_path / "alternatives.png").stat().st_size > 0
-    assert "another model is called 'one'" in fails(capsys, *line, "--against", tmp_path / "one", tmp_path / "one")
+    assert "another model has the label 'one'" in fails(capsys, *line, "--against", tmp_path / "one", tmp_path / "one")
 
 
 def test_ctrl_c_keeps_what_is_measured(run, tmp_path, capsys, monkeypatch):

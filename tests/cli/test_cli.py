@@ -29,7 +29,7 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
         ((*CONFIG, "--model.rank", "0"), "error: model.rank: 0 is below 1, the smallest valid value"),
         ((*CONFIG, "--model.retrain.learning_rate=-1"), "error: model.retrain.learning_rate: -1.0 is not above 0"),
         ((*CONFIG, "--model.prune.interval", "0"), "error: model.prune.interval: 0 is below 1"),
-        (("fit", "lpaf_sst2.yaml"), "'lpaf_sst2.yaml' stands without its option; --config lpaf_sst2.yaml"),
+        (("fit", "lpaf_sst2.yaml"), "'lpaf_sst2.yaml' has no option before it; --config lpaf_sst2.yaml"),
         (("fit", "--config"), "no file or shipped config is named after --config"),
         (("fit", "--model", "Lpaf"), "unknown method 'Lpaf'; did you mean 'LPAF'?"),
         (

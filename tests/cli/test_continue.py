@@ -108,7 +108,7 @@ def test_a_changed_length_is_refused(run, stopped, capsys, short_run, tmp_path, 
     lines[0] = lines[0].replace("a film", "dull film").replace('"sentence": "', '"sentence": "very ')
     (data / "train.jsonl").write_text("\n".join(lines) + "\n")  # as many rows, another text
     line = fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))
-    assert "the data is not what the stage was begun with" in line
+    assert "the stage began with other data" in line
     main([*args, "--ckpt_path", "last", "--data.path", str(data), "--allow_changed"])
     record = json.loads((stopped / "stages.json").read_text())[-1]
     assert [(change["stage"], change["what"]) for change in record["changed"]] == [("retrain", "data")]

@@ -207,7 +207,7 @@ def test_a_fine_tuned_model_is_the_teacher_as_it_is(named, short_run, tmp_path, 
     words = [word for at, word in enumerate(words) if not any("dense" in w for w in words[max(0, at - 1) : at + 1])]
     main(words)
     commit = named.model("me/trained").revisions["main"]
-    assert "it is the teacher as it is" in capsys.readouterr().err
+    assert "it is the teacher;" in capsys.readouterr().err
     init = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["model"]["init_args"]
     assert (init["teacher"], init["revision"]) == (f"me/trained@{commit}", commit)
     stages = json.loads((tmp_path / "run" / "stages.json").read_text())

@@ -251,7 +251,7 @@ def test_validate_predict_and_evaluate_a_model_of_another_order(place, tmp_path,
 def test_another_order_of_the_head_names_the_option_that_solves_it(place, tmp_path, capsys):
     line = fails(capsys, "factorize", place / "model", tmp_path / "out", *KIND, "--data.path", place / "data")
     option = json.dumps([*reversed(NAMES)])
-    assert f"--data.custom.labels '{option}' uses it as it is" in line and not (tmp_path / "out").exists()
+    assert f"--data.custom.labels '{option}' uses the head unchanged" in line and not (tmp_path / "out").exists()
     main(["factorize", str(place / "model"), str(tmp_path / "out"), *KIND, "--data.path", str(place / "data"),
           "--data.custom.labels", option, "--density", "0.5"])  # fmt: skip
     custom = json.loads((tmp_path / "out" / "report.json").read_text())["config"]["data"]["custom"]

@@ -118,7 +118,9 @@ def test_a_backbone_with_labels_in_another_order_is_named(folder):
     with pytest.warns(UserWarning, match=r"another order \(Positive, negative\) than the data \(negative, positive\)"):
         assert not finetuned_on(str(folder), SST2)
     own = replace(SST2, name="custom")  # the option has the names as the data writes them
-    with pytest.warns(UserWarning, match=r"""--data.custom.labels '\["positive", "negative"\]' uses it as it is"""):
+    with pytest.warns(
+        UserWarning, match=r"""--data.custom.labels '\["positive", "negative"\]' uses the head unchanged"""
+    ):
         assert not finetuned_on(str(folder), own)
 
 
@@ -182,7 +184,7 @@ def test_numbers_are_names_only_where_they_are_the_same_ones(folder, notes):
     assert "they are taken as 5, 7, in this order" in notes()
     with pytest.raises(UserError, match=r"in another order \(0, 1\) than custom \(1, 0\)") as refused:
         load_finetuned(str(folder), numbers["1", "0"])
-    *_, option, value = shlex.split(str(refused.value).removesuffix(" uses it as it is"))
+    *_, option, value = shlex.split(str(refused.value).removesuffix(" uses the head unchanged"))
     words = ["--model=SVD", "--data.task=custom", f"--data.path={folder}", option, value]
     assert CommandLine(words, "fit").build().data.record.labels == ("0", "1")  # the advice can be typed
 

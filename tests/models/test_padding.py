@@ -63,14 +63,14 @@ def notes(monkeypatch, capsys):
 
 # config.json's, the tokenizer's -> what pads, what a note says
 CASES = {
-    "neither": (None, None, "<unk>", "'<unk>' pads, as '</s>' stands behind every text and the head reads it"),
-    "the end in the tokenizer": (None, "</s>", "<unk>", "'<unk>' pads, as '</s>' stands behind every text"),
+    "neither": (None, None, "<unk>", "'<unk>' pads, as '</s>' ends every text and the head reads it"),
+    "the end in the tokenizer": (None, "</s>", "<unk>", "'<unk>' pads, as '</s>' ends every text"),
     "another in the tokenizer": (None, "<pad>", "<pad>", None),
     "minus one": (-1, None, "<unk>", "'<unk>' pads"),
     "only the config": (1, None, "<pad>", None),
     "both": (1, "<pad>", "<pad>", None),
     "different ones": (1, "<unk>", "<pad>", "'<pad>' pads, as its config.json says, and not '<unk>', as its tokenizer"),
-    "the end in the config": (2, "</s>", "</s>", "stands behind every text, so the head reads the token before it"),
+    "the end in the config": (2, "</s>", "</s>", "ends every text, so the head reads the token before it"),
     "the end in the config alone": (2, "<pad>", "</s>", "was trained on texts padded with '<pad>' reads another token"),
 }
 
@@ -114,7 +114,7 @@ def test_a_tokenizer_in_which_nothing_else_can_pad_is_one_line(tmp_path):
     path.write_text(json.dumps(state))
     names = {"eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
-    with pytest.raises(UserError, match="has no padding token, and '</s>' stands behind every text; add one"):
+    with pytest.raises(UserError, match="has no padding token, and '</s>' ends every text; add one"):
         load_tokenizer(folder, SST2)
 
 

@@ -122,7 +122,7 @@ def with_a_hole(content):
 @pytest.mark.parametrize("tear", [cut(0), cut(100), cut(3000), with_a_hole])
 def test_a_torn_checkpoint_gives_way_to_the_one_before(two, tear):
     two.write_bytes(tear(two.read_bytes()))
-    with pytest.warns(UserWarning, match=r"last.ckpt' is broken; the run goes on from the one before, step 1"):
+    with pytest.warns(UserWarning, match=r"last.ckpt' is damaged; the run continues from the one before, step 1"):
         path, saved = _newest(two)
     assert path.name == "previous.ckpt" and saved["global_step"] == 1
 
@@ -255,7 +255,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(short_run, tmp_path):
         process.join()
         lines = errors.read_text().splitlines()
         assert process.exitcode == 2 and "Traceback" not in errors.read_text(), lines[-30:]
-        assert "nothing that was complete is lost" in lines[-1]
+        assert "finished work is kept" in lines[-1]
         assert not [path for path in full.rglob(".*") if path.name != ".lock"]
     main(args(short_run, full, *more))
     first, second = (load_file(folder / "export" / "model.safetensors") for folder in (straight, full))
@@ -287,7 +287,7 @@ def test_a_fault_at_any_write_is_one_line_and_the_run_goes_on(short_run, tmp_pat
         said = errors.read_text()
         assert process.exitcode == 2 and "Traceback" not in said, (at, said[-3000:])
         line = said.splitlines()[-1]
-        assert line.startswith("error: ") and "nothing that was complete is lost" in line, (at, line)
+        assert line.startswith("error: ") and "finished work is kept" in line, (at, line)
         run = Run(met)
         assert not run.started or (run.config() and run.facts())
         assert len(run.finished()) == sum((met / name / "net").exists() for name in ("dense", "retrain")) or at[1] in (

@@ -116,7 +116,7 @@ def test_logits_that_are_changed_in_another_way(capfd):
     for _ in range(2):
         logits = kind.logits(kind.run(net, batch), batch)
         assert torch.equal(logits, scaled(**kind.inputs(net, batch)).logits)
-    assert "'llama' changes its logits in a way that is not known here" in capfd.readouterr().err
+    assert "'llama' changes its logits in an unknown way" in capfd.readouterr().err
 
 
 def test_a_net_without_an_output_layer(monkeypatch):
