@@ -1,4 +1,4 @@
-"""Which columns of a data set hold texts and labels, what the classes are called, and what type of task that is."""
+"""Which columns of a data set hold texts and labels, the names of its classes, and its type of task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLASSES = ("classification", "regression", "multi_label")
 
 @dataclass(frozen=True)
 class Columns:
-    """What is known of the task and its columns; None for what is not.
+    """The known options of the task and its columns; None for unknown ones.
 
     Attributes:
         task: a task of the package, which has its own columns.
@@ -66,7 +66,7 @@ def choose_columns(
     """Return ``given`` with everything that follows from the data sets and the model.
 
     Args:
-        given: what the user said.
+        given: the user's options.
         splits: data sets by split.
         config: of the model; None if it cannot be read.
         trained: its head is trained on the classes of the data.

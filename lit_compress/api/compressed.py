@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     class Compressed(PreTrainedModel):
-        """A compressed model: any transformers model, of which some layers are others.
+        """A compressed model: a transformers model with some layers replaced.
 
         Attributes:
             report: every number of it and of the dense model, as ``report.json`` of an export has them.

@@ -1,4 +1,4 @@
-"""The functions of the Python API; each calls what the command of its name calls."""
+"""The functions of the Python API; each runs the same code as its command."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def factorize(
         rank: in its place, the rank of every matrix.
         budget: in its place, what the export may have: ``size=20MB``, ``params=5M``, ``flops=0.3``, ``speedup=3x``.
         task: a task of the package, e.g. ``sst2``; None for the user's own.
-        kind: type of the user's own task, by default that of the model's head: classification, regression, tagging,
+        kind: type of the user's own task, by default the type of the model's head: classification, regression, tagging,
             span_qa, summarization, language_modelling, embedding, reranking, multi_label.
         text: name of the column of texts, or names of two; None where the names are usual, or there is one.
         label: name of the column of labels, or names of columns of 0 and 1, one for each label; None where it is
             called so.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; None for the accelerator if there is one.
-        **options: those of ``factorize`` and ``fit``, e.g. ``refine=100``, ``**{"data.batch_size": 8}``.
+        **options: of ``factorize`` and ``fit``, e.g. ``refine=100``, ``**{"data.batch_size": 8}``.
 
     Returns:
         The compressed model on the CPU, with ``report`` and ``save_pretrained``.
@@ -124,7 +124,7 @@ def compress(
         text: as :func:`factorize`.
         label: as :func:`factorize`.
         device: as :func:`factorize`.
-        **options: those of ``fit``, e.g. ``**{"data.batch_size": 8, "trainer.precision": "bf16-mixed"}``.
+        **options: of ``fit``, e.g. ``**{"data.batch_size": 8, "trainer.precision": "bf16-mixed"}``.
 
     Returns:
         As :func:`factorize`.
@@ -168,20 +168,20 @@ def evaluate(
     Args:
         model: a compressed model, any fine-tuned model of transformers, or the folder of one, of an export or of a run.
         tokenizer: of a model; a compressed one has its own.
-        data: a ``datasets.Dataset``, which is scored as a whole; else as :func:`factorize`. None for what a run was
-            made with, or for the hub's data of ``task``.
+        data: a ``datasets.Dataset``, which is scored as a whole; else as :func:`factorize`. None for the data of a run,
+            or for the hub's data of ``task``.
         split: which one is scored.
         task: as :func:`factorize`.
         kind: as :func:`factorize`.
         text: as :func:`factorize`.
         label: as :func:`factorize`.
         device: as :func:`factorize`.
-        **options: those of ``validate``, e.g. ``**{"data.eval_batch_size": 8}``.
+        **options: of ``validate``, e.g. ``**{"data.eval_batch_size": 8}``.
 
     Returns:
-        The metrics by name, e.g. ``accuracy`` in [0, 1]; ``rows``, of which they are; ``available``, of how many
-        these are, if the rows are not one text; ``accuracy_low95`` and ``accuracy_high95``, between which it is in 95
-        of 100 samples of as many rows. MNLI's second split has a prefix.
+        The metrics by name, e.g. ``accuracy`` in [0, 1]; ``rows``, the number read; ``available``, the number in the
+        split, if rows are not one text; ``accuracy_low95`` and ``accuracy_high95``, the 95 % interval for a sample of
+        this size. MNLI's second split has a prefix.
 
     Raises:
         UserError: the model, the data or an option cannot be used; the head answers another question.
@@ -231,12 +231,12 @@ def compare(
 
     Args:
         config: of the comparison: a path, the name of a shipped one, or its content.
-        out: folder to write; what is done there is not done again. None: ``runs/NAME``, or ``runs/compare``.
-        model: backbone or fine-tuned model of all runs; None: that of the config.
+        out: folder to write; finished runs in it are not repeated. None: ``runs/NAME``, or ``runs/compare``.
+        model: backbone or fine-tuned model of all runs; None: the config's.
         tokenizer: of a model.
-        data: as :func:`factorize`; None: that of the config.
+        data: as :func:`factorize`; None: the config's.
         workers: runs at one time, each in a process of its own.
-        task: as :func:`factorize`; None: that of the config, if neither data nor columns are given.
+        task: as :func:`factorize`; None: the config's, if neither data nor columns are given.
         kind: as :func:`factorize`.
         text: as :func:`factorize`.
         label: as :func:`factorize`.

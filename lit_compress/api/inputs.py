@@ -1,8 +1,8 @@
-"""Models and data that are brought: objects get a place on disk, and what they are becomes options of the commands.
+"""The user's models and data: objects are written to disk and become options of the commands.
 
 A model object is written as ``save_pretrained`` writes it, with its tokenizer; a data set as ``save_to_disk`` does.
-What is needed for one call stands in a temporary folder. What a run refers to that can be continued stands in the
-cache, under a hash of its content, so that the same objects are the same run.
+Files for one call are in a temporary folder. Files of a run that can be continued are in the cache, under a hash of
+their content, so that the same objects continue the same run.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Inputs:
         model: a transformers model, a folder or a name on the hub.
         tokenizer: of a model; None for a folder or a name, which has its own.
         data: a data set, several by split, a file or a folder; None for the data of a named task.
-        columns: what the user said of the task and the columns.
+        columns: the user's options for the task and the columns.
         temporary: where to write; None: the cache.
         whole: a single data set is this split as a whole; None: it is divided into training, dev and test rows.
-        trained: the head of the model is trained, so that its labels are those of the data.
+        trained: the head of the model is trained, so its labels must be the data's.
         settled: a stored config has the columns already.
 
     Attributes:
@@ -166,7 +166,7 @@ def splits_of(data: Any, whole: str | None) -> dict[str, Dataset]:
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no model of transformers.
+    """Refuse an object that is not a transformers model.
 
     Raises:
         UserError: it is none.
@@ -182,7 +182,7 @@ def check_model(model: Any) -> None:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Refuse what is no fast tokenizer of transformers.
+    """Refuse an object that is not a fast tokenizer of transformers.
 
     Raises:
         UserError: it is none.

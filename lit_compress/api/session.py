@@ -1,4 +1,4 @@
-"""What a call must not change in a notebook: random numbers, warnings, the levels of loggers."""
+"""Keep a notebook's random state, warning filters and log levels unchanged by a call."""
 
 from __future__ import annotations
 
