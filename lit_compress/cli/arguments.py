@@ -1,4 +1,4 @@
-"""The command line before it is parsed: configs by name, the method, and what the data implies."""
+"""The command line before it is parsed: configs by name, the method, and options that follow from the data."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def with_default_method(args: list[str]) -> list[str]:
 def resolve_configs(args: list[str]) -> list[str]:
     """Put the configs first, in their order, and then the method, so that options override them wherever they stand.
 
-    The parser would take options that stand before ``--model`` as those of any method, and keep the defaults of any
-    method when it reads which one is meant. Every name after ``--config`` is replaced by its file or config;
-    ``--data.task`` chooses the row of a recipe.
+    The parser would apply options before ``--model`` to any method, and keep that method's defaults when it reads the
+    real one. Every name after ``--config`` is replaced by its file or config; ``--data.task`` chooses the row of a
+    recipe.
     """
     configs, chosen, options, task = [], [], [], named_task(args)
     if task is not None and last_value(args, "--data.task") is None:

@@ -1,4 +1,4 @@
-"""The command bench: its options, which models it compares, and what it prints and writes."""
+"""The command bench: its options, the models it compares, and its output."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def _positive(text: str) -> int:
 
 
 def bench_command(args: list[str], about: str | None) -> None:
-    """Parse the options of bench, measure, and print and write what was found.
+    """Parse the options of bench, measure, print and write the result.
 
     Raises:
         UserError: an option or a folder cannot be used.
-        KeyboardInterrupt: Ctrl-C; what was measured before is printed and written.
+        KeyboardInterrupt: Ctrl-C; the measurements so far are printed and written.
     """
     given, rest = _parser(about).parse_known_args(args)
     for name in given.runtimes:

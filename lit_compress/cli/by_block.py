@@ -1,7 +1,7 @@
-"""``factorize --by_block``: a model larger than memory, of which one block at a time is there.
+"""``factorize --by_block``: for models larger than memory; one block at a time is loaded.
 
-The phases, each of which goes on from its files where it was stopped: the dev metric of the dense model; the moments
-and the factors of every block (calibration/by_block.py); ranks; the shards of the export; its dev metric.
+Every phase continues from its files: the dev metric of the dense model; the moments and the factors of every block
+(calibration/by_block.py); ranks; the shards of the export; its dev metric.
 """
 
 from __future__ import annotations

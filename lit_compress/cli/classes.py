@@ -24,7 +24,7 @@ def explain_class(text: str, options: Sequence[str]) -> str | None:
 
     Args:
         text: the message.
-        options: of the parser that wrote it; that of such a class knows its arguments only.
+        options: of the parser that wrote it; the parser of such a class knows only its arguments.
     """
     if match := re.search(rf'Parser key "trainer\.({"|".join(_MODULES)})(?:\.\S+)?":.*Given value: (.*)$', text):
         return _unknown_class(*match.groups())

@@ -58,7 +58,7 @@ def _print_run(run: Run, report: dict[str, Any]) -> None:
 
 
 def plan(args: list[str]) -> None:
-    """Print what fit would build, its sizes, and how long the stages would take, without training."""
+    """Print the structure, the sizes and the expected times of a fit, without training."""
     silence_libraries()
     cli = CommandLine(args, "plan")
     first = cli.ready()
@@ -83,7 +83,7 @@ def compare(args: list[str]) -> None:
 
 
 def clean(args: list[str]) -> None:
-    """Remove what nothing needs any more: checkpoints of finished stages, files that killed processes left."""
+    """Remove files that nothing needs: checkpoints of finished stages, leftovers of killed processes."""
     parser = Parser(prog="python -m lit_compress clean", description=clean.__doc__)
     parser.add_argument("run", metavar="RUN", help="folder of a run, finished or not")
     run = Run(Path(parser.parse_args(args).run).expanduser())
@@ -173,7 +173,7 @@ def factorize(args: list[str]) -> None:
 
 
 def analyze(args: list[str]) -> None:
-    """Measure what truncation or pruning does to models, without training; write a table and a figure."""
+    """Measure the effect of truncation or pruning on models, without training; write a table and a figure."""
     if args[:1] == ["allocation"]:
         return _analyze_runs(args[1:])
     parser = Parser(prog="python -m lit_compress analyze", description=analyze.__doc__, allow_abbrev=False)

@@ -62,9 +62,9 @@ SEVERAL = ("methods", "budgets", "seeds", "learning_rates")
 
 @dataclass(frozen=True)
 class Plan:
-    """A comparison that was checked: its cells, teachers and claims, and what they are of.
+    """A comparison that was checked: its cells, teachers and claims, and their data.
 
-    Only the runs of the methods ``only`` are made; what was found is gathered for all.
+    Only the runs of the methods ``only`` are made; results are gathered for all.
     """
 
     comparison: Comparison
@@ -82,7 +82,7 @@ class Plan:
         return [job for cell in self.cells if cell.label in self.only for job in cell.jobs]
 
     def gathered(self) -> dict[str, Any]:
-        """Return what was found so far; see run/gather.py."""
+        """Return the results so far; see run/gather.py."""
         return gather(self.place, self.cells, self.claims, asdict(self.comparison), self.command, self.task)
 
 
@@ -103,7 +103,7 @@ def compare_command(args: list[str], doc: str | None) -> None:
 
 
 def plan_of(args: list[str], doc: str | None) -> tuple[Plan, argparse.Namespace]:
-    """Return the plan of a comparison, and what was said of how to make it.
+    """Return the plan of a comparison, and its notes.
 
     Raises:
         UserError: an option, the config or the data cannot be used.
@@ -187,7 +187,7 @@ def make_plan(file: Path, values: Any, out: Path, own: dict[str, Any], options: 
         values: the content of that, with the row of the task.
         out: folder to write.
         own: keys of the config from the command line, which replace its own; ``methods`` says whose runs are made.
-        options: of fit, from the command line; they replace those of the config.
+        options: of fit, from the command line; they replace the config's.
         command: that makes all of it.
 
     Raises:
@@ -288,7 +288,7 @@ def _make_one(plan: Plan, index: int) -> None:
 
 
 def run_plan(plan: Plan, workers: int) -> Path:
-    """Make all runs that are missing, then write and show what was found; return the page.
+    """Make all runs that are missing, then write and print the results; return the page.
 
     Raises:
         UserError: the folder cannot be used.

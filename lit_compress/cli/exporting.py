@@ -1,4 +1,4 @@
-"""The options that `export` and `factorize` share, and what they print of them."""
+"""Options and output that `export` and `factorize` share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST_SHARE = 0.99  # of a metric without a standard error, below which it count
 
 
 def add_choices(parser: argparse.ArgumentParser, of_run: bool = True) -> None:
-    """Add the options that :func:`typed_choices` reads; ``of_run``: also those of models that a run exports."""
+    """Add the options that :func:`typed_choices` reads; ``of_run``: also the options for models that a run exports."""
     kept = "; default: as the run was made" if of_run else ""
     parser.add_argument(
         "--format", choices=("hf", "onnx", "torch", "openvino"),

@@ -1,4 +1,4 @@
-"""What ``fit`` and ``factorize`` do, without what they print at the end: the commands and the Python API call it."""
+"""``fit`` and ``factorize`` without their final output: the commands and the Python API call these functions."""
 
 from __future__ import annotations
 
@@ -198,9 +198,9 @@ def decide(cli: CommandLine, dense: PreTrainedModel, stack: ExitStack) -> tuple[
 
 
 def decide_run(cli: CommandLine, run: Run, dense: Path) -> None:
-    """Choose what a run removes, by trying it on the ``dense`` model; a run that has chosen keeps it.
+    """Choose the kind of removal of a run by trials on the ``dense`` model; a run that has chosen keeps it.
 
-    All processes take what the first one chooses.
+    All processes take the first one's choice.
 
     Raises:
         UserError: as :func:`decide`.

@@ -1,4 +1,4 @@
-"""The help of ``fit``: the options of the run, the method and the data; those of Lightning's Trainer on request."""
+"""The help of ``fit``: the options of the run, the method and the data; Lightning's Trainer options on request."""
 
 from __future__ import annotations
 

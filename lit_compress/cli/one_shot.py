@@ -109,7 +109,7 @@ def factorize_model(
         config: of the command.
         choices: as :func:`write_export`.
         recovery: how the compressed model is trained.
-        tried: the field of the report, where that decided what is removed.
+        tried: the field of the report, if trials chose the kind of removal.
         timed: as :class:`Export`.
 
     Raises:
@@ -170,7 +170,7 @@ def _refined(
 def compressed(
     method: Method, dense: PreTrainedModel, data: DataModule
 ) -> tuple[PreTrainedModel, dict[str, Any] | None]:
-    """Return a compressed copy of ``dense``, and what the report says of the calibration."""
+    """Return a compressed copy of ``dense``, and the report's entry on the calibration."""
     stage = one_shot_stage(method)
     stage.check_shapes(dense)
     stage.check_data(data.train_size())
@@ -273,7 +273,7 @@ def analyze_model(
     ratios: Sequence[float] = RATIOS,
     site: str | None = None,
 ) -> TableRows:
-    """Measure what truncation or pruning does to models, and write table and figure to ``out``.
+    """Measure the effect of truncation or pruning on models, and write table and figure to ``out``.
 
     Args:
         kind: one of :data:`ANALYSES` except ``allocation``.

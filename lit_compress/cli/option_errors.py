@@ -1,4 +1,4 @@
-"""Mistakes in options, in one line: what was typed, what is wrong with it, the nearest valid one."""
+"""Mistakes in options, in one line: the typed value, the error, the nearest valid value."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def explain(text: str, method: type[Method] | None, own: Sequence[str]) -> str:
 
 
 def no_method() -> str:
-    """Return what is said where no method is given."""
+    """Return the message for a missing method."""
     return f"model: no method given; start from a config (--config lpaf_sst2.yaml) or --model {method_names()[0]}"
 
 

@@ -35,7 +35,7 @@ def option_names(method: type[Method] | None = None) -> list[str]:
 
 
 def parameters_of(kind: type[Method]) -> dict[str, Parameter]:
-    """Return the options of a method by name: its constructor's parameters and those of its base classes.
+    """Return the options of a method by name: the parameters of its constructor and its base classes.
 
     They have the order in which a run uses them: own values after the density, own settings between the dense stage's
     and the distillation's.

@@ -223,7 +223,8 @@ class CommandLine(LightningCLI):
     def ready(self, recorded: dict[str, Any] | None = None) -> Components:
         """Resolve the names on the hub, see :mod:`lit_compress.cli.pins`, once all values are known to be valid.
 
-        Commands that make something call it before :meth:`build`, those on what is made read that, and no backbone.
+        Commands that make something call it before :meth:`build`; commands on existing runs read these, and no
+        backbone.
 
         Args:
             recorded: config of the run that is continued.
@@ -251,7 +252,7 @@ class CommandLine(LightningCLI):
             self._folders["teacher"] = self._folders["backbone"]
 
     def at_density(self, density: float | None, removes: str | None = None) -> Method:
-        """Build the method with a density and what it removes, None for those of the config.
+        """Build the method with a density and a kind of removal; None: the config's.
 
         Later calls of :meth:`build` keep them.
         """

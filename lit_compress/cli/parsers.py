@@ -1,4 +1,4 @@
-"""What the parsers of several commands share: short options, errors of one line, silent libraries."""
+"""Shared by the parsers of several commands: short options, errors of one line, silent libraries."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_one_shot(parser: Parser, args: list[str], command: str) -> tuple[argparse.Namespace, CommandLine]:
-    """Parse the arguments of ``parser``, the short options and those of fit, for a method on MODEL."""
+    """Parse the arguments of ``parser``, the short options and fit's, for a method on MODEL."""
     for name, (_, meaning) in SHORT.items():
         parser.add_argument(f"--{name}", help=meaning, metavar="")
     parser.add_argument(

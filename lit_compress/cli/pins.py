@@ -84,8 +84,8 @@ def pin(config: Namespace, recorded: Mapping[str, Any], task: Task, option: str 
         config: after :func:`recall`; ``model.revision`` and ``data.revision`` become commits, a teacher
             ``NAME@COMMIT``.
         recorded: as there.
-        task: what they are for.
-        option: what the command calls the backbone.
+        task: of the model and data.
+        option: the command's name for the backbone.
 
     Raises:
         UserError: the hub does not give one of them, a folder is not usable, or a revision of a folder is given.

@@ -6,8 +6,8 @@ A recipe is one YAML file for a method: a head, which is a config for LightningC
     tasks:
       sst2: {model.init_args.prune.epochs: 6}
 
-A row's keys are dotted paths. Their values are merged over the head, key by key, and ``data.task`` is the row's name.
-A YAML file without ``tasks`` is an ordinary config. The config of a comparison may have a table, too.
+A row's keys are dotted paths. Their values are merged over the head, key by key, and ``data.task`` is the row's name. A
+YAML file without ``tasks`` is an ordinary config. The config of a comparison may also have a table.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def shipped() -> list[str]:
 
 
 def find_config(name: str) -> tuple[Path, str | None]:
-    """Return the file for ``name``, and the task if ``name`` is that of a recipe's row.
+    """Return the file for ``name``, and the task if ``name`` names a recipe's row.
 
     Raises:
         UserError: there is no such file or shipped config; the message names the nearest.
@@ -96,7 +96,7 @@ def shipped_comparisons() -> dict[str, tuple[Path, str | None]]:
 
 
 def resolve_comparison(name: str, task: str | None = None) -> tuple[Path, dict[str, Any], str | None]:
-    """Return the config of a comparison: its file, its content with the row of a task, and what is to be said of that.
+    """Return the config of a comparison: its file, its content with the row of a task, and a note on it.
 
     Args:
         name: a path, or the name of a shipped config: ``compare_sst2.yaml`` is the row sst2 of compare.yaml.

@@ -1,4 +1,4 @@
-"""The commands that look at what is there: report, list, verify."""
+"""The commands that read runs: report, list, verify."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``validate``, ``test`` and ``predict`` evaluate: a run, an export, a model of a run, or any fine-tuned model."""
+"""Targets of ``validate``, ``test`` and ``predict``: a run, an export, a model of a run, or any fine-tuned model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Target:
     """A model to be evaluated.
 
     Attributes:
-        what: command and folder as the user typed them, the begin of error messages.
+        what: command and folder as the user typed them, the start of error messages.
         folder: of the model.
         config: of the run that made it; None for a model that no run made.
         named: it is a name on the hub, or a GGUF file, and the folder is in a cache.
@@ -113,7 +113,7 @@ def is_export(folder: Path) -> bool:
 
 
 def find_target(name: str, command: str) -> Target:
-    """Return what ``name`` is.
+    """Return the target that ``name`` is.
 
     Raises:
         UserError: it is neither a folder nor a model on the hub, a run without an export, or holds no model, or one in
@@ -157,7 +157,7 @@ _CLASSES = ("callbacks", "logger", "profiler", "plugins")  # a stored config cou
 
 
 def parse_stored(config: dict[str, Any], rest: list[str], command: str, net: Path) -> CommandLine:
-    """Parse a stored config with further options; what is linked is computed, and classes of the trainer left out.
+    """Parse a stored config with further options; linked options are computed, and classes of the trainer left out.
 
     The folder ``net``, whose files are at hand, stands in the place of the backbone that it was made from.
     """
@@ -193,7 +193,7 @@ def open_run(run: Run, command: str) -> Components:
 
 
 def open_target(target: Target, rest: list[str], command: str) -> Components:
-    """Return what evaluates a target: its task and data, read with the tokenizer that belongs to its model.
+    """Return the evaluation of a target: its task and data, read with its model's tokenizer.
 
     Raises:
         UserError: as :meth:`Target.parse`.
@@ -206,7 +206,7 @@ def open_target(target: Target, rest: list[str], command: str) -> Components:
 
 
 def load_checked(target: Target, parts: Components, command: str) -> PreTrainedModel:
-    """Load the model of ``target`` for ``command``, if its memory suffices; a note says what is expected.
+    """Load the model of ``target`` for ``command``, if its memory suffices; a note gives the expected memory.
 
     Raises:
         UserError: as :meth:`Target.load`, or the machine has too little memory.
