@@ -48,7 +48,7 @@ def shapes_shown(result: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def alternatives(result: dict[str, Any]) -> list[Alternative]:
-    """Return every model in every runtime of which accuracy and times are known, in the order of the result."""
+    """Return every model and runtime whose accuracy and times are known, in the order of the result."""
     first, last = shapes_shown(result)
     one, many = ({(e["net"], e["runtime"]): e for e in shape["times"]} for shape in (first, last))
     rows = []

@@ -25,8 +25,8 @@ def site_table(net: PreTrainedModel, before: PreTrainedModel | None = None) -> l
 
     Args:
         net: compressed.
-        before: the dense model; without it, what the configuration of ``net`` says. An ordinary model of a smaller size
-            does not know what it was.
+        before: the dense model; without it, the sizes in the configuration of ``net``; an ordinary model of a smaller
+            size does not have them.
     """
     whole = net if before is None else before
     table, dense, left = [], dense_layers(whole), {site.name for site in find_sites(net)}

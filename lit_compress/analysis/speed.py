@@ -1,4 +1,4 @@
-"""Tables and the figure of what ``bench`` measured (export/bench.py)."""
+"""Tables and the figure of ``bench``'s measurements (export/bench.py)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def times_table(result: SpeedResult) -> Table:
 
 
 def programs_table(result: SpeedResult) -> Table:
-    """Return the table of what it costs to load a model in a runtime, in a process of its own."""
+    """Return the table of the memory and time to load a model in a runtime, in a separate process."""
     at = f"{result['memory_shape']['batch']} x {result['memory_shape']['length']}"
     header = ["runtime", "net", "MB", "ready after s", "first forward s", f"peak MiB, {at}"]
     if result["device"] != "cpu":

@@ -25,7 +25,7 @@ class Point:
     Attributes:
         x, y: where it is.
         series: number of its label, which decides colour and shape; None: the dense model, a star.
-        title: what is shown when one points at it.
+        title: the text shown under the pointer.
         link: where a click leads, e.g. ``#run-3``; "" for nowhere.
         spread: half the length of its error bar; None for none.
         small: True for one run of several behind a mean.
