@@ -1,6 +1,6 @@
 """Lightning callbacks of a stage: checkpoints, steps that are left out, and the progress bar.
 
-They do not change what is computed while loss and gradients are finite.
+They do not change the computation while loss and gradients are finite.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Checkpoints(Callback):
             self._save(trainer, "best.ckpt", weights_only=True)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save what a stage of no epochs was built with."""
+        """Save the untrained model of a stage without epochs."""
         if trainer.max_epochs == 0:
             self._save(trainer, "best.ckpt", weights_only=True)
 
@@ -191,7 +191,7 @@ class EpochLines(Callback):
         self._validation.advance(1)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print what the epoch ended with; nothing for the validation before training."""
+        """Print the epoch's final values; nothing for the validation before training."""
         self._validation.__exit__()
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
@@ -208,7 +208,7 @@ _SHOWN = {"train/loss": "loss", "train/density": "density"}
 
 
 class StageBar(TQDMProgressBar):
-    """A bar that says which stage of which method is running, and which epoch; it goes when the epoch is over.
+    """A progress bar with method, stage and epoch; it disappears when the epoch is over.
 
     Args:
         title: method and stage, e.g. ``LPAF 2/3 prune``.
@@ -219,7 +219,7 @@ class StageBar(TQDMProgressBar):
         self.title = title
 
     def init_train_tqdm(self) -> Tqdm:
-        """Make a bar that does not stay: :class:`EpochLines` prints what does."""
+        """Make a bar that disappears; :class:`EpochLines` prints the lines that remain."""
         bar = super().init_train_tqdm()
         bar.leave = False
         return bar
@@ -240,7 +240,7 @@ class StageBar(TQDMProgressBar):
     def get_metrics(self, trainer: Trainer, *args: Any) -> dict[str, Any]:
         """Return the metrics for the bar, with short names, without the version number.
 
-        Those of training are read here, when the bar is drawn: the host waits for values on the device.
+        The training values are read here, when the bar is drawn: the host waits for values on the device.
         """
         metrics = {k: v for k, v in super().get_metrics(trainer, *args).items() if k not in ("v_num", "val/score")}
         known = trainer.callback_metrics

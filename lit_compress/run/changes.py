@@ -1,4 +1,4 @@
-"""What a run that goes on has and was not begun with: data, length of the stage, version of the code.
+"""Differences between a continued run and its start: data, length of the stage, version of the code.
 
 Options are compared by run/folder.py. Without ``--allow_changed`` the first difference ends the command; with it, it is
 written down in RUN/changed.json, in the record of the stage, and in the report.
@@ -27,15 +27,15 @@ class OtherData(Callback):
     """Let a stage go on from a checkpoint with other data than it was begun with."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the data for that of the checkpoint, before the method compares them."""
+        """Treat the data as the checkpoint's, before the method compares them."""
         pl_module.saved_data = trainer.datamodule.fingerprint()  # type: ignore[attr-defined]
 
 
 def go_on(run: Run, config: dict[str, Any], changed: list[ConfigChange], method: Method) -> Callable[[], None]:
-    """Return what gives the run another config and writes down in what it differs, from the next stage on.
+    """Return a function that gives the run another config and records the differences, from the next stage on.
 
     Raises:
-        UserError: the run is finished: its models would not be those of the config.
+        UserError: the run is finished: its models would not match the config.
     """
     if (run.folder / "report.json").is_file():
         raise UserError(f"allow_changed: '{run.folder}' is finished, nothing would change; give another --run_dir")
@@ -44,7 +44,7 @@ def go_on(run: Run, config: dict[str, Any], changed: list[ConfigChange], method:
 
 
 def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: bool) -> list[ConfigChange]:
-    """Return what of data and code differs from the finished stages and from the checkpoint at hand.
+    """Return the differences of data and code from the finished stages and the current checkpoint.
 
     Args:
         run: whose records of earlier versions may not say.
@@ -78,7 +78,7 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: b
 
 
 def other_length(stage: Stage, data: DataModule, trainer: dict[str, Any], mark: dict[str, Any]) -> list[ConfigChange]:
-    """Return the number of a stage's steps if it is not that of the checkpoint: then the stage begins anew."""
+    """Return the number of a stage's steps if it differs from the checkpoint's: then the stage starts again."""
     if not mark:
         return []
     steps = stage_steps(stage, data, trainer, processes(trainer))

@@ -1,4 +1,4 @@
-"""Remove from a run what nothing needs any more: checkpoints of finished stages, what killed processes left."""
+"""Remove unneeded files of a run: checkpoints of finished stages, leftovers of killed processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def remove_checkpoints(run: Run, stage: str) -> None:
 
 
 def clean(run: Run) -> dict[Path, int]:
-    """Remove from ``run`` what nothing needs any more; return {path: bytes} of what went.
+    """Remove unneeded files from ``run``; return {path: bytes} of the removed ones.
 
     A resume, ``export``, ``validate`` and the next stages read none of it. It may be called at any time, also while the
     run goes on, and may be killed: each path goes by itself.
@@ -30,7 +30,7 @@ def clean(run: Run) -> dict[Path, int]:
 
 
 def removable(run: Run) -> list[Path]:
-    """Return what :func:`clean` removes, in order."""
+    """Return the files that :func:`clean` removes, in order."""
     folders = [run.folder, *(path for path in run.folder.iterdir() if path.is_dir())]
     return sorted(
         [

@@ -34,7 +34,7 @@ class Entry:
         label: the user's name for it.
         method: class; with ``config`` it follows from that.
         config: recipe or config of the method.
-        train: False: nothing is trained after the teacher; what a method without training leaves is measured.
+        train: False: nothing is trained after the teacher; the method's untrained result is measured.
         options: of ``fit``, by name.
         split: its stages' shares of the training steps; without it all stages get the same.
         without: beginnings of options in ``taught`` that this method does not take.
@@ -57,15 +57,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison's config says.
+    """The config of a comparison.
 
     Attributes:
         methods: by label; values are :class:`Entry`'s other attributes, or None: the label is the class.
-        budgets: densities, or what ``model.budget`` takes, e.g. ``size=20MB``.
+        budgets: densities, or values of ``model.budget``, e.g. ``size=20MB``.
         seeds: of teachers and runs.
         learning_rates: tried for every method that is trained.
         updates: training steps after the teacher, over all stages.
-        epochs: parts of them, after each of which the model is validated; without it the fewest that the data allow.
+        epochs: parts of them, after each of which the model is validated; without it the smallest number that the data
+            allow.
         hold_out: training rows that choose learning rates and epochs.
         options: of ``fit``, by name, for all runs, the teacher's too.
         taught: options for all runs but the teacher's, e.g. of distillation.
@@ -86,7 +87,7 @@ class Comparison:
     claims: Any = None
 
     def entries(self) -> list[Entry]:
-        """Return the methods; one of which options are varied is several.
+        """Return the methods; an entry with varied options counts as several.
 
         Raises:
             UserError: a method has unknown keys, or names no method.
@@ -100,7 +101,7 @@ class Job:
 
     Attributes:
         name: of its folder in ``runs`` or ``teachers``.
-        folder: relative to that of the comparison.
+        folder: relative to the comparison's.
         words: of the command, after ``python -m lit_compress``.
         label: of the method; "" for a teacher.
         seed: of the run.
@@ -265,7 +266,7 @@ def shares(entry: Entry, stages: Sequence[str]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Resolved:
-    """What the command line finds out of an entry: the class of the method, its stages, the words that choose it."""
+    """An entry as the command line resolves it: the class of the method, its stages, the words that choose it."""
 
     entry: Entry
     method: str
@@ -351,7 +352,7 @@ def _job(
 
 
 def _common(made: Comparison) -> dict[str, Any]:
-    """Return the options of all runs; they stand behind those of recipes, which have other batches."""
+    """Return the options of all runs; they come after the recipes' options, which have other batches."""
     return {
         "data.batch_size": 32, "trainer.accumulate_grad_batches": 1, "trainer.enable_progress_bar": False,
         **made.options, "data.hold_out": made.hold_out,

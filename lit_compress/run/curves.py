@@ -1,4 +1,4 @@
-"""Reading what a run has logged: the curves of TensorBoard's events, or of a CSV logger's files."""
+"""Reading the logs of a run: the curves of TensorBoard's events, or of a CSV logger's files."""
 
 from __future__ import annotations
 

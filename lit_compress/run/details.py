@@ -1,6 +1,6 @@
-"""What a page shows of a run beside its report: kept when the run ends, so that a page of 200 runs takes seconds.
+"""Details of a run for its page, kept when the run ends, so that a page of 200 runs takes seconds.
 
-RUN/details.json   layers: what is left of every matrix; curves: what was logged, thinned; changes: between the answers
+RUN/details.json   layers: the kept size of every matrix; curves: logged values, thinned; changes: between the answers
 RUN/answers.jsonl  the first rows of the dev set with the answers of the dense and the compressed model
 """
 
@@ -56,7 +56,7 @@ def keep_details(run: Run, data: DataModule) -> None:
 
 
 def details_of(folder: Path, look: bool = True) -> dict[str, Any]:
-    """Return the details of a run or an export; of those that kept none, what its files say.
+    """Return the details of a run or an export; if none were kept, read them from its other files.
 
     Args:
         folder: of a run or an export.
@@ -74,7 +74,7 @@ def details_of(folder: Path, look: bool = True) -> dict[str, Any]:
 
 
 def _layers(folder: Path) -> list[dict[str, Any]]:
-    """Return what is left of every matrix of the exported model; [] where there is none that can be read."""
+    """Return the kept size of every matrix of the exported model; [] if no export can be read."""
     net = folder / "export" if (folder / "export").is_dir() else folder
     if not (net / "structure.json").is_file():
         return []

@@ -53,7 +53,7 @@ class Need:
 
     Attributes:
         phase: its name, e.g. of a stage.
-        parts: bytes by what they are for.
+        parts: bytes by purpose.
         sure: False if something is not known, e.g. what a method of another package keeps.
     """
 
@@ -227,9 +227,9 @@ def _calibration(
     Args:
         method: has the task.
         net: dense, without values.
-        moments: ``inputs``, or ``kfac`` for those of gradients, too.
+        moments: ``inputs``, or ``kfac`` for also the gradients' moments.
         length: tokens of the longest text; a batch has at most :data:`TOKENS`, but one text.
-        phase: what to call it.
+        phase: its name.
         most: bytes of sums that are there at once.
     """
     gradients = moments == "kfac"
@@ -325,7 +325,7 @@ def evaluation_need(
         nets: without values; the logits of all are compared.
         kind: of the task.
         loader: of the batches.
-        models: bytes of what is in memory.
+        models: bytes of the models in memory.
     """
     texts, length = loader.largest
     kept = forward_bytes(nets[0], texts, length, "none")

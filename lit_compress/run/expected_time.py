@@ -79,12 +79,12 @@ def factorize_flops(
     method: Method, stage: Stage, nets: Sequence[PreTrainedModel], data: DataModule, evaluations: int,
     recovery: Recovery,
 ) -> float:  # fmt: skip
-    """Return the operations of the passes of ``factorize``: over calibration texts, dev texts, and those of a recovery.
+    """Return the operations of the passes of ``factorize``: over calibration texts, dev texts and recovery texts.
 
     Args:
         method: has the task.
         stage: of it, which is done without training.
-        nets: the dense model and what is planned of it, without values.
+        nets: the dense model and the planned one, without values.
         data: gives the batches.
         evaluations: of either model; in memory the metric and the divergence have passes of their own.
         recovery: how the compressed model is trained.

@@ -2,9 +2,9 @@
 
 RUN/config.yaml            all options of the run
 RUN/data.json              what was found in the data
-RUN/budget.json            with a budget: what was asked, and the density that is to meet it
-RUN/removal.json           what SecondOrder chose to remove, and what it tried
-RUN/changed.json           with --allow_changed: what was changed, and since when
+RUN/budget.json            with a budget: the asked value, and the density that meets it
+RUN/removal.json           the kind of removal that SecondOrder chose, and its trials
+RUN/changed.json           with --allow_changed: the changes, and their stages
 RUN/stages.json            finished stages: name, metric before and after, steps, seconds
 RUN/<stage>/net/           the model after the stage (a Hugging Face folder, plus structure.json)
 RUN/<stage>/last.ckpt      where to continue; best.ckpt: the best epoch at budget; both go when the stage is finished
@@ -111,13 +111,13 @@ class Run:
         return {r["name"]: r for r in records}
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Add the record of a finished stage, with what was changed under it."""
+        """Add the record of a finished stage, with the changes made to its config."""
         if changed := [change for change in self.changes() if change["stage"] == record["name"]]:
             record = record | {"changed": changed}
         write_json(self.folder / "stages.json", [*self.finished().values(), record])
 
     def facts(self) -> dict[str, Any] | None:
-        """Return what was found in the data; None for runs of earlier versions."""
+        """Return the facts of the data; None for runs of earlier versions."""
         path = self.folder / "data.json"
         return read_json("run_dir", path, dict) if path.is_file() else None
 
@@ -130,12 +130,12 @@ class Run:
         return budget.get("density") if budget.get("asked") == asked else None
 
     def removal(self) -> dict[str, Any] | None:
-        """Return what was chosen to be removed: ``removes``, ``density`` and ``tried``; None if it has not been yet."""
+        """Return the chosen kind of removal: ``removes``, ``density`` and ``tried``; None if it has not been yet."""
         path = self.folder / "removal.json"
         return read_json("run_dir", path, dict) if path.is_file() else None
 
     def keep_removal(self, chosen: dict[str, Any]) -> None:
-        """Write what :meth:`removal` returns."""
+        """Write the chosen kind of removal, see :meth:`removal`."""
         write_json(self.folder / "removal.json", chosen)
 
     @property
@@ -172,7 +172,7 @@ class Run:
     def begin(
         self, config: dict[str, Any], facts: dict[str, Any] | None = None, budget: dict[str, Any] | None = None
     ) -> None:
-        """Create the folder with its config, what was found in the data, and the density that is to meet a budget.
+        """Create the folder with its config, the facts of the data, and the density that meets a budget.
 
         The config is first, because a folder with other files alone may be of something else.
         """
@@ -186,7 +186,7 @@ class Run:
             write_json(self.folder / "data.json", facts)
 
     def check_same(self, config: dict[str, Any], allowed: bool = False) -> list[ConfigChange]:
-        """Compare ``config`` with the one with which the run was started; return what differs and changes the result.
+        """Compare ``config`` with the config at the run's start; return the differences that change the result.
 
         Raises:
             UserError: something does, and is not ``allowed`` or never may; the message names the first.
@@ -210,17 +210,17 @@ class Run:
         return changed
 
     def changes(self) -> list[ConfigChange]:
-        """Return what was changed under the run with ``--allow_changed``, in order."""
+        """Return the run's changes with ``--allow_changed``, in order."""
         path = self.folder / CHANGED
         return read_json("run_dir", path, list) if path.is_file() else []
 
     def change(self, config: dict[str, Any], changed: list[ConfigChange], stage: str) -> None:
-        """Give the run another config, and write down in what it differs from ``stage`` on."""
+        """Give the run another config, and record the differences, from ``stage`` on."""
         self.keep_changes(changed, stage)
         write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
     def keep_changes(self, changed: list[ConfigChange], stage: str) -> None:
-        """Write down what is changed from a stage on; the same is written once."""
+        """Record the changes from a stage on; equal ones are recorded once."""
         if new := [change for change in ({"stage": stage, **f} for f in changed) if change not in self.changes()]:
             write_json(self.folder / CHANGED, [*self.changes(), *new])
 

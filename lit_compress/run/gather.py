@@ -1,4 +1,4 @@
-"""What a comparison has found so far: cells, chosen learning rates, claims; ``compare.json`` and its page."""
+"""Results of a comparison so far: cells, chosen learning rates, claims; ``compare.json`` and its page."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def fairness(config: dict[str, Any]) -> str:
 
 
 def _cell(place: Layout, cell: Cell) -> dict[str, Any]:
-    """Return the entry of a cell: what was tried, and the run that held-out rows choose."""
+    """Return the entry of a cell: the trials, and the run that held-out rows choose."""
     trained = cell.jobs[0].rate is not None
     tried = [_tried(place, job) for job in cell.jobs]
     done = [one for one in tried if one["held_out"] is not None or (not trained and one["status"] == "done")]
@@ -115,7 +115,7 @@ def _read(path: Path) -> Any:
 
 
 def scores(report: dict[str, Any], folder: Path) -> dict[str, Value]:
-    """Return the scores of a run that claims may name; ``folder`` is that of the run."""
+    """Return the scores of a run that claims may name; ``folder`` is the run's."""
     compressed, dense, ratios = report["compressed"], report["dense"], report["ratios"]
     values = {
         "metric": Value(compressed["metric"], _error(compressed), partial(_rows, report, folder, "compressed")),

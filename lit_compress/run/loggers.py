@@ -1,9 +1,9 @@
 """The loggers of a run: steps of all stages on one axis, figures of every model, the final table; also after a resume.
 
-Without an own logger a run has TensorBoard (tensorboard.py). Any logger of Lightning can stand in its place: its steps
-are shifted by those of the stages before, and its version (CSV, TensorBoard) or run (wandb, MLflow) is that of the
-first stage, which ``RUN/loggers.json`` keeps. After a resume CSV and TensorBoard drop what is logged again, and MLflow,
-which drops nothing, does not get it again; wandb does, because a killed process loses what wandb has not yet written.
+Without an own logger a run has TensorBoard (tensorboard.py). Any logger of Lightning can replace it: its steps are
+shifted by the earlier stages' steps. All stages share the first one's version (CSV, TensorBoard) or run (wandb,
+MLflow), which ``RUN/loggers.json`` keeps. After a resume CSV and TensorBoard drop repeated steps. MLflow, which drops
+nothing, does not get them again. wandb does, because a killed process loses the steps that wandb has not yet written.
 Figures and tables go to loggers that can take them; for a CSV logger they are files in its folder.
 """
 
@@ -45,7 +45,7 @@ def stage_loggers(given: Any, run: Run, stage: str, offset: int, step: int | Non
     """Return the loggers of one stage.
 
     Args:
-        given: what the user chose for the Trainer: a logger, several, True or None for TensorBoard, False for none.
+        given: the user's choice for the Trainer: a logger, several, True or None for TensorBoard, False for none.
         run: the run.
         stage: its name.
         offset: optimizer steps of the stages before.
@@ -198,7 +198,7 @@ def log_figure(logger: Logger, name: str, figure: Figure, step: int, stage: str)
 
 
 def _method(logger: Logger, name: str) -> Callable[..., Any] | None:
-    """Return a method of what a logger writes to, if it has that."""
+    """Return a method of a logger's backend, if it has that."""
     return getattr(getattr(logger, "experiment", None), name, None)
 
 
@@ -209,7 +209,7 @@ def log_report(run: Run, report: dict[str, Any], given: Any = None) -> None:
     Args:
         run: a finished run.
         report: its report.
-        given: what the user chose for the Trainer; see :func:`stage_loggers`.
+        given: the user's choice for the Trainer; see :func:`stage_loggers`.
     """
     steps = sum(record["steps"] for record in run.finished().values())
     if given in (None, True, False):

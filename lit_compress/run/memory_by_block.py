@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def expected_by_block(outside: int, block: int, statistics: int, training: int = 0) -> int:
-    """Return the bytes of what ``factorize --by_block`` has at the peak, without libraries and activations.
+    """Return the peak bytes of ``factorize --by_block``, without libraries and activations.
 
     Args:
-        outside: bytes of what is outside the blocks.
+        outside: bytes of the parts outside the blocks.
         block: bytes of the largest block.
-        statistics: bytes of what is summed for a block.
+        statistics: bytes of a block's sums.
         training: bytes that the training of a block takes.
     """
     return outside + 2 * block + max(statistics, training)

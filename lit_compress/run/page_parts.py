@@ -1,4 +1,4 @@
-"""What a page shows, as plain values and SVG: studies (one per task and metric), runs, versions. Knows no HTML page."""
+"""The content of a page, as plain values and SVG: studies (per task and metric), runs, versions. Knows no HTML page."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _charts(
 
 
 def shown_runs(runs: Sequence[RunResult], out: Path, anchors: dict[str, str]) -> list[dict[str, Any]]:
-    """Return what the page shows of every run."""
+    """Return the page's entry of every run."""
     few, some = len(runs) <= FEW, len(runs) <= SOME
     flips = max(4, min(30, 600 // max(1, len(runs))))
     return [_shown(run, out, anchors[run.name], few, some, flips) for run in runs]
@@ -174,7 +174,7 @@ def curve_charts(
 
 
 def layer_map(layers: list[dict[str, Any]], titles: bool) -> Markup | None:
-    """Return the map of what is left of every matrix: its rank, else its density; None without layers."""
+    """Return the map of the kept size of every matrix: its rank, else its density; None without layers."""
     if not layers:
         return None
     blocks = [_split(row) for row in layers]
@@ -198,7 +198,7 @@ def _split(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def shown_changes(changes: dict[str, Any] | None, flips: int) -> dict[str, Any] | None:
-    """Return what changed between two models' answers, with a few examples as short texts."""
+    """Return the changes between two models' answers, with a few examples as short texts."""
     if not changes:
         return None
     examples = [
@@ -227,7 +227,7 @@ def _text(value: Any) -> str:
 
 
 def shown_claims(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the claims with a verdict each; what is none of the four is within noise, never held."""
+    """Return the claims with a verdict each; any other verdict means within noise, never held."""
     shown = []
     for claim in claims:
         verdict = claim.get("verdict")

@@ -22,10 +22,9 @@ TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
-    """Write the page of what is in ``folder`` and return its file, ``index.html``.
+    """Write the page of the runs in ``folder`` and return its file, ``index.html``.
 
-    Nothing is trained; a model is loaded only where a run of an earlier version has not kept what is left of its
-    layers.
+    Nothing is trained; a model is loaded only if a run of an earlier version did not keep its layers' sizes.
 
     Args:
         folder: of a comparison, a run, an export, or several of them.
@@ -104,7 +103,7 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 
 def _signed(group: dict[str, Any] | None) -> str:
-    """Return mean, spread and number of runs of a group; what is not there is said."""
+    """Return mean, spread and number of runs of a group; missing runs are named."""
     if group is None:
         return "-"
     if group["mean"] is None:

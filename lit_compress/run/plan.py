@@ -1,4 +1,4 @@
-"""What a run has found and is about to do, shown before anything is trained."""
+"""The plan of a run and the facts of its data, shown before anything is trained."""
 
 from __future__ import annotations
 
@@ -34,17 +34,18 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run will do.
+    """The plan of a run.
 
     Attributes:
         method: its name.
         stages: in order.
         sites: weights of the dense model's sites.
         total: all weights of the dense model.
-        density: fraction of the weights of the sites that is asked for, or of what ``of`` says.
+        density: fraction of the weights of the sites that is asked for, or of the total that ``of`` names.
         stores_zeros: the removed weights stay in the exported file.
-        of: what the density counts: ``sites``, ``net`` (all weights), ``flops`` or ``milliseconds`` of the sites.
-        budget: what is asked of the export in place of a density, and what is expected of it; None without a budget.
+        of: the total that the density is a fraction of: ``sites``, ``net`` (all weights), ``flops`` or ``milliseconds``
+            of the sites.
+        budget: the budget of the export in place of a density, and its expected value; None without a budget.
     """
 
     method: str
@@ -72,14 +73,14 @@ class RunPlan:
 def target_density(method: Method, net: PreTrainedModel) -> float:
     """Return the fraction of the weights of the sites of ``net`` that the last stage of ``method`` is to leave.
 
-    With scope ``all`` it is that of all weights, with a price that of the price.
+    With scope ``all`` it counts all weights, with a price it counts the price.
     """
     density = method.stages()[-1].density_of(net)
     return method.density if density is None else density
 
 
 def plan_lines(plan: RunPlan) -> Iterator[str]:
-    """Yield the lines that say what will be done."""
+    """Yield the lines of the plan."""
     stages = ", ".join(f"{s.name} {s.epochs} epochs = {s.steps:,} steps" for s in plan.stages)
     yield f"{plan.method}: {stages}"
     if plan.of == "net":
@@ -104,7 +105,7 @@ def plan_lines(plan: RunPlan) -> Iterator[str]:
 
 
 def budget_plan(budget: Budget, density: float, outline: Outline) -> str:
-    """Return the line on a budget: the density that is to meet it, and what the export will have."""
+    """Return the line on a budget: the density that meets it, and the expected value of the export."""
     if budget.kind == "density":
         return f"budget {budget.asked}"
     if budget.kind == "speedup":
@@ -171,7 +172,7 @@ def matrix_shape(layer: Any) -> str:
 
 
 def layer_notes(outline: Outline) -> Iterator[str]:
-    """Yield what the table of layers does not show: embeddings, and what is known only later."""
+    """Yield lines on parts outside the table of layers: embeddings, and sizes that are known only later."""
     layers = list(outline.net.modules())
     if any(getattr(layer, "rank", 0) for layer in layers):
         more = "; +n: n of its rows beside them" if any(getattr(layer, "rows", 0) for layer in layers) else ""
@@ -207,7 +208,7 @@ def facts_table(task: str, facts: DataFacts) -> Table:
 
 
 def facts_lines(facts: DataFacts) -> Iterator[str]:
-    """Yield the classes of every split with their counts, and what the columns of the table mean."""
+    """Yield the classes of every split with their counts, and the meaning of the table's columns."""
     for split in facts.splits:
         if split.classes:
             ordered = sorted(split.classes, key=lambda c: -c["count"])
@@ -219,7 +220,7 @@ def facts_lines(facts: DataFacts) -> Iterator[str]:
 
 
 def show_plan(task: str, facts: DataFacts, plan: RunPlan) -> None:
-    """Show what was found and what will be done."""
+    """Print the facts of the data and the plan."""
     from rich.console import Console
 
     Console().print(facts_table(task, facts))

@@ -33,7 +33,7 @@ class Pace:
 
     Attributes:
         step: forward, backward and AdamW.
-        forward: a forward without gradients, as the teacher's and those of validation.
+        forward: a forward without gradients, as in the teacher and in validation.
     """
 
     step: float
@@ -79,7 +79,7 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
 def stage_seconds(parts: Components, plan: RunPlan, pace: Pace) -> Iterator[float]:
     """Yield about how many seconds each stage of ``plan`` will take: steps, the teacher's forwards, validation.
 
-    All steps are taken to be as long as those of the dense model; factorizations and calibrations do not count.
+    All steps are assumed to be as long as the dense model's; factorizations and calibrations do not count.
     """
     method, data = parts.method, parts.data
     share = data.eval_rows / data.batch_size

@@ -30,8 +30,8 @@ class RunResult:
 
     Attributes:
         name: of the run, different for every one.
-        label: what it is called in tables, e.g. its method.
-        budget: what it may have, e.g. ``density=0.25``.
+        label: its name in tables, e.g. its method.
+        budget: its budget, e.g. ``density=0.25``.
         seed: of the run; None where it is not known.
         status: ``done``, ``failed``, ``missing`` or ``running``.
         folder: of the run or export; None where there is none.
@@ -39,8 +39,8 @@ class RunResult:
         stages: records of its finished stages.
         error: why it failed, one line.
         learning_rate: that was chosen; None where none was.
-        tried: learning rates that were tried, with what they have on held-out training data.
-        cell: what a comparison recorded of it; {} outside of one.
+        tried: learning rates that were tried, with their metric on held-out training data.
+        cell: a comparison's record of it; {} outside of one.
     """
 
     name: str
@@ -74,7 +74,7 @@ class RunResult:
 
     @property
     def peak_mib(self) -> float | None:
-        """The largest memory of its stages, that of the GPU where there is one; None in runs of earlier versions."""
+        """The largest memory of its stages, the GPU's if there is one; None in runs of earlier versions."""
         by_stage = [s.get("gpu_peak_mib") or s["peak_mib"] for s in self.stages if s.get("peak_mib")]
         return max(by_stage) if by_stage else self.cell.get("memory_mib")
 
@@ -211,7 +211,7 @@ def _name_labels(runs: Sequence[RunResult]) -> None:
 
 
 def _telling(options: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
-    """Return those of ``names`` that tell the same options apart as all of them, as few as a greedy search finds."""
+    """Return a small subset of ``names``, by greedy search, that distinguishes the options as well as all of them."""
 
     def kinds(some: Sequence[str]) -> int:
         return len({tuple(str(given.get(name)) for name in some) for given in options})

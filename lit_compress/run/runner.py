@@ -67,7 +67,7 @@ class Components:
 
 
 def _check_rounding(method: Method) -> None:
-    """Refuse to round what a method does not choose, and a number that cannot be."""
+    """Refuse ``round_to`` for methods that choose no sizes, and invalid numbers."""
     if method.round_to is None:
         return
     if method.round_to < 1:
@@ -91,7 +91,7 @@ def check_stages(parts: Components) -> RunPlan:
     """Check data, architecture, ranks and schedules of all stages before the first one starts.
 
     Returns:
-        What will be done.
+        The plan.
 
     Raises:
         UserError: the first setting that cannot work.
@@ -374,7 +374,7 @@ def _adopt_teacher(parts: Components, run: Run) -> None:
 
 
 def _check_teacher(parts: Components, run: Run) -> None:
-    """Compare the teacher's dev metric with that of the best constant answer; warn if it is not better.
+    """Compare the teacher's dev metric with the best constant answer's; warn if it is not better.
 
     Raises:
         UserError: a given teacher is worse than a constant answer; its labels may be in another order.

@@ -1,4 +1,4 @@
-"""What is found before a run starts: the tokens that its export keeps, and the density that meets its budget.
+"""Choices before a run starts: the tokens that its export keeps, and the density that meets its budget.
 
 Milliseconds differ between processes, and a branch on the hub may move between their requests. So the first process of
 a run finds the density that meets a speed-up, and the commits of names, and the others read them from the run folder.
@@ -91,7 +91,7 @@ def density_of_first(run: Run, asked: str) -> float:
 
 
 def removal_of_first(run: Run) -> dict[str, Any]:
-    """Return what the first process chose to remove, and its density; wait for it.
+    """Return the first process's kind of removal and density; wait for it.
 
     Raises:
         UserError: as :func:`density_of_first`.
@@ -110,7 +110,7 @@ def config_of_first(run: Run) -> dict[str, Any]:
 
 
 def _from_first(run: Run, read: Callable[[], T | None], lack: str) -> T:
-    """Return what ``read`` returns once it is not None; ``lack`` is the begin of an error."""
+    """Return the result of ``read`` once it is not None; ``lack`` is the start of an error."""
     start, failed = time.monotonic(), 0.0
     while (value := read()) is None:
         time.sleep(0.2)

@@ -1,8 +1,8 @@
 """The density that meets a budget, found before training over the shapes of the model that would be exported.
 
-Every method has one knob, its density. :func:`solve` searches it by bisection: at each density the stages say what they
-would leave (``Stage.outline``), and the accounting counts it. A speed-up is measured: :func:`solve_speed` writes and
-times a program of what would be left at a few densities.
+Every method has one knob, its density. :func:`solve` searches it by bisection: at each density the stages give the
+shapes that would remain (``Stage.outline``), and the accounting counts them. A speed-up is measured:
+:func:`solve_speed` writes and times programs of the remaining shapes at a few densities.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Outline:
         length: tokens of a text, for FLOPs and milliseconds.
         about: whether data decide on shapes, which are then spread evenly here.
         kept: share of the sites that stays, where the stages do not say which shapes they leave; else None.
-        choices: for the export; a program of integers is what the size counts.
+        choices: for the export; if it writes a program of integers, the size counts that.
     """
 
     net: PreTrainedModel
@@ -78,7 +78,7 @@ class Outline:
 
     @cached_property
     def flops(self) -> int:
-        """Of one forward; where the outline cannot be run, that of the dense model less what its sites save."""
+        """Of one forward; if the outline cannot be run, the dense model's less the savings of its sites."""
         if self.kept is None:
             try:
                 return flops(self.net, self.length)
@@ -92,7 +92,7 @@ class Outline:
         """Of one forward on one thread, by prices of its matrices.
 
         A price is of one product again and again, whose matrix lies in a cache; in a forward it comes from memory. So
-        prices are scaled to what the matrices take in a forward of the dense model.
+        prices are scaled to the matrices' time in a forward of the dense model.
         """
         (whole, rest), sites = dense_milliseconds(self.dense, self.length), forward_price(self.dense, self.length)
         left = forward_price(self.net, self.length) if self.kept is None else self.kept * sites
@@ -118,7 +118,7 @@ def dense_milliseconds(dense: PreTrainedModel, length: int) -> tuple[float, floa
 
 @dataclass(frozen=True)
 class Storage:
-    """What makes the file of an export smaller beside the method.
+    """Options that make the file of an export smaller, besides the method.
 
     Attributes:
         choices: for the export.
@@ -129,14 +129,14 @@ class Storage:
     tokens: int | None = None
 
     def tell(self, method: Method) -> None:
-        """Let ``method``, and its rule for ranks if it has one, count what is stored of factors and of the table."""
+        """Let ``method``, and its rule for ranks if it has one, count the stored bytes of factors and of the table."""
         method.pivot = self.choices.pivot
         if method.rule is not None:
             method.rule = replace(method.rule, pivot=self.choices.pivot, tokens_left=self.tokens)
 
 
 def check_choices(choices: Choices, method: Method, net: PreTrainedModel) -> None:
-    """Refuse an export that cannot be made of what ``method`` leaves of ``net``; only shapes are read.
+    """Refuse an export that the compressed ``net`` of ``method`` cannot have; only shapes are read.
 
     Raises:
         UserError: a choice is not valid, does not go with another or with the method.
@@ -178,7 +178,7 @@ _OURS = __name__.partition(".")[0]  # methods of other packages need not say whi
 
 
 def cost(budget: Budget, outline: Outline) -> float:
-    """Return what ``outline`` has of what ``budget`` counts, which is no speed-up."""
+    """Return the value of ``outline`` in the unit of ``budget``, which is no speed-up."""
     if budget.kind == "params":
         return outline.params.total
     return outline.bytes if budget.kind == "size" else outline.flops
@@ -190,7 +190,7 @@ def solve(
     """Return the largest density at which the export is expected to be within ``budget``.
 
     Args:
-        budget: what is asked for, but for a speed-up.
+        budget: any kind except a speed-up.
         build: function of a density that returns the method.
         dense: the backbone, without values.
         length: tokens of a text.
@@ -273,7 +273,7 @@ def search_speed(
 
     Args:
         budget: of a speed-up.
-        shape: function of a density that returns what a method leaves, without values; raises UserError below the
+        shape: function of a density that returns the compressed shapes, without values; raises UserError below the
             smallest density.
         timed: times programs.
         storage: how the model will be exported.
@@ -307,7 +307,7 @@ def solve_speed(
         budget: of a speed-up.
         build: function of a density that returns the method.
         dense: the backbone, without values.
-        timed: times programs in the budget's runtime, in turns with that of ``dense``.
+        timed: times programs in the budget's runtime, in turns with the program of ``dense``.
         storage: how the model will be exported.
 
     Raises:
@@ -346,10 +346,10 @@ def too_fast(budget: Budget, name: str, gains: Mapping[float, Gains]) -> UserErr
 
 
 def _impossible(budget: Budget, method: Method, kept: PreTrainedModel, least: float, choices: Choices) -> UserError:
-    """Return the line for a budget that no density meets: how far the method gets, and what would help.
+    """Return the line for a budget that no density meets: the smallest reachable value, and a way to reach the budget.
 
     Args:
-        budget: what is asked for.
+        budget: the request.
         method: at a density that it can have.
         kept: the dense model, as it would be exported.
         least: that the method gets to, in the units of the budget.

@@ -67,5 +67,5 @@ class OtherAccelerator(Accelerator):
         return {}
 
     def teardown(self) -> None:
-        """Free what PyTorch keeps for later tensors."""
+        """Free the memory that PyTorch caches for later tensors."""
         torch.accelerator.empty_cache()

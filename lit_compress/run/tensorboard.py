@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RunLogger(TensorBoardLogger):
-    """The TensorBoard logger of one stage, in a folder of its own; its steps follow those of the stages before.
+    """The TensorBoard logger of one stage, in a folder of its own; its steps continue the earlier stages' steps.
 
     Args:
         folder: the run folder.
@@ -46,11 +46,11 @@ class RunLogger(TensorBoardLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write what is logged so far; the pictures of the finished stage follow into the same file."""
+        """Write the values logged so far; the pictures of the finished stage follow into the same file."""
         self.experiment.flush()
 
     def save(self) -> None:
-        """Write no file of hyperparameters beside the events: they are those of the run's config.yaml."""
+        """Write no file of hyperparameters: the run's config.yaml has them."""
 
     @rank_zero_only
     def close(self) -> None:

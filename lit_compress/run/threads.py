@@ -11,7 +11,7 @@ _GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def choose_threads(weights: int, cores: int, recorded: int | None = None) -> int:
-    """Return the number of threads: that of the checkpoint, else one for a small model, else all cores.
+    """Return the number of threads: the checkpoint's, else one for a small model, else all cores.
 
     Args:
         weights: of the matrices of the transformer blocks.
@@ -25,7 +25,7 @@ def choose_threads(weights: int, cores: int, recorded: int | None = None) -> int
 
 
 def use_threads(weights: int, recorded: int | None = None) -> int:
-    """Set the threads of this process and return their number; what the environment asks for is left alone.
+    """Set the threads of this process and return their number; a number set in the environment is kept.
 
     Sums are rounded in another order with another number of threads, so a continued run keeps its own.
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer from the user's arguments: what cannot work is refused before anything is trained."""
+"""Lightning's Trainer from the user's arguments: invalid arguments are refused before anything is trained."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def make_trainer(**arguments: Any) -> Trainer:
 
 
 def _on_accelerator(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what puts the Trainer on one device of several, or on an accelerator that Lightning does not know.
+    """Return the arguments for one device of several, or for an accelerator that Lightning does not know.
 
     Nothing for CPU, CUDA and MPS without a number.
 
@@ -108,7 +108,7 @@ def _on_accelerator(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def forget(trainer: Trainer, method: Method) -> None:
-    """Give up what a finished fit needs no more: gradients, moments, the model and its teacher."""
+    """Free the memory that a finished fit no longer needs: gradients, moments, the model and its teacher."""
     for optimizer in trainer.optimizers:
         optimizer.state.clear()
         optimizer.param_groups.clear()

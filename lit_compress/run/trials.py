@@ -1,4 +1,4 @@
-"""What SecondOrder removes where that is to be chosen: heads and neurons, components, or both, by trying them.
+"""Choosing the kind of removal for SecondOrder by trials: heads and neurons, components, or both.
 
 The estimate of the loss does not compare the kinds of removal: it is a fifth of the loss for heads and neurons, and a
 seventh to a twenty-fourth for components. So each is done to the dense model, in memory and without training, at the
@@ -43,7 +43,7 @@ class Trial:
     Attributes:
         removes: the kind.
         density: at which it was done: the fastest that was timed, if none is fast enough; None: it was not done.
-        divergence: of the answers on held-out training rows from those of the dense model, as
+        divergence: of the answers on held-out training rows from the dense model's, as
             :func:`~lit_compress.evaluation.divergence.divergence`.
         speed: of the program at that density, as :meth:`Programs.gains`; None without a speed-up.
         round_to: numbers of neurons and ranks are multiples of it.
@@ -64,11 +64,11 @@ def choose_removal(
     dense: PreTrainedModel, build: Build, data: DataModule, storage: Storage, timed: Programs | None = None,
     first: float | None = None,
 ) -> list[Trial]:  # fmt: skip
-    """Try what a method may remove, and return the trials; one is chosen.
+    """Try the kinds of removal of a method, and return the trials; one is chosen.
 
     Args:
         dense: fine-tuned, on the CPU, as it is afterwards.
-        build: function of a density, None for that of the config, and of a kind that returns the method.
+        build: function of a density (None: the config's) and of a kind, returns the method.
         data: calibration examples and held-out rows are training rows; dev rows are not read.
         storage: how the model will be exported.
         timed: times programs, where the budget is a speed-up.
@@ -155,7 +155,7 @@ def _first(compression: Callable[[float | None], Compression | None]) -> Compres
 
 
 def trial_line(trial: Mapping[str, Any]) -> str:
-    """Return what is said of a trial, as a report stores it.
+    """Return a trial as a report stores it.
 
     >>> trial_line({"removes": "both", "density": 0.25, "divergence": 0.03, "speed": None, "why": None,
     ...             "chosen": True})

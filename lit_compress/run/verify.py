@@ -34,8 +34,8 @@ class Finding:
     """One thing that was repeated.
 
     Attributes:
-        verdict: ``same``, ``differs``, or ``note`` for what may explain a difference and is none.
-        text: what it is, with both values where they differ.
+        verdict: ``same``, ``differs``, or ``note`` for a possible reason of a difference.
+        text: the compared thing, with both values if they differ.
     """
 
     verdict: Literal["same", "differs", "note"]
@@ -43,7 +43,7 @@ class Finding:
 
 
 def verify_run(run: Run, method: Method, data: DataModule) -> Iterator[Finding]:
-    """Yield what is found when the export and the metrics of a finished run are made again in a temporary folder.
+    """Repeat the export and the metrics of a finished run in a temporary folder and yield the comparisons.
 
     Args:
         run: finished; nothing in it is changed.
@@ -81,7 +81,7 @@ def _number(what: str, was: float, now: float, close: float) -> Finding:
 
 
 def _surroundings(old: dict[str, Any]) -> Iterator[Finding]:
-    """Yield the versions and the parts of the machine that are others than those of the run."""
+    """Yield the versions and the parts of the machine that differ from the run's."""
     pairs = [(old.get("versions") or {}, versions()), (old.get("hardware") or {}, hardware())]
     names = (pairs[0][1], _MACHINE)
     for (was, now), wanted in zip(pairs, names, strict=True):
@@ -93,7 +93,7 @@ def _surroundings(old: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _data(run: Run, data: DataModule) -> Finding:
-    """Compare what is found in the data with what the run found: rows, classes, lengths."""
+    """Compare the facts of the data with the run's record: rows, classes, lengths."""
     was, now = run.facts(), json.loads(json.dumps(data.facts().as_dict()))
     if was is None:
         return Finding("note", "the run did not record what was in its data")
@@ -108,7 +108,7 @@ def _data(run: Run, data: DataModule) -> Finding:
 
 
 def _files(was: Path, now: Path) -> Iterator[Finding]:
-    """Compare the tensors, what replaces what, and the other files of two exports, but not their reports and cards."""
+    """Compare tensors, structure and other files of two exports, except their reports and cards."""
     hashes = [_hash(folder / "model.safetensors") for folder in (was, now)]
     if hashes[0] == hashes[1]:
         yield Finding("same", f"tensors, sha256 {hashes[0][:12]}")

@@ -1,8 +1,8 @@
-"""Making the runs of a comparison: a process per run, several workers in one folder, what fails does not stop the rest.
+"""Making the runs of a comparison: a process per run, several workers in one folder, a failure does not stop the rest.
 
 OUT/runs/<run>/       an ordinary run folder; OUT/teachers/<seed>/ the same of a dense model
 OUT/state/<run>.json  the words of its command; how it ended: ``status``, ``error``, ``seconds``, ``memory_mib``
-OUT/logs/<run>.log    what it said
+OUT/logs/<run>.log    its output
 OUT/locks/<run>       who is making it (utils/locks.py)
 """
 
@@ -50,7 +50,7 @@ def stopped_by_sigterm() -> Iterator[None]:
 
 
 class Layout:
-    """The folder of a comparison: what is known of each of its jobs."""
+    """The folder of a comparison: the state of each of its jobs."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -88,7 +88,7 @@ class Layout:
         return self.out / "locks" / job.name
 
     def log(self, job: Job) -> Path:
-        """Return the file of what a job says."""
+        """Return the log file of a job."""
         return self.out / "logs" / f"{job.name}.log"
 
     def same(self, job: Job) -> bool:
@@ -138,7 +138,7 @@ class Worker:
 
     Args:
         place: the folder.
-        jobs: what to make, in this order.
+        jobs: to make, in this order.
         teachers: made when a job needs one.
         at_once: how many processes.
         ended: is called after every job that ended here, with its error or None.
@@ -177,7 +177,7 @@ class Worker:
         return state.get("status") == "failed" and state.get("ended", 0) >= self.began
 
     def _start(self, left: Sequence[Job]) -> list[Job]:
-        """Start what can be started now; return the jobs that other workers have."""
+        """Start the jobs that can start now; return the jobs that other workers have."""
         busy = []
         for job in left:
             if len(self.active) >= self.at_once:
@@ -288,7 +288,7 @@ def last_line(log: Path, code: int) -> str:
 def seconds_left(place: Layout, jobs: Sequence[Job], at_once: int = 1, gone: float = 0.0) -> float | None:
     """Return how long the jobs that are not done will take; None before any is finished.
 
-    A job is expected to take as long as those of its method took, else as all that were made.
+    A job is expected to take as long as its method's finished jobs, else as all finished jobs.
 
     Args:
         place: the folder.
