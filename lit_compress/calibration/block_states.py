@@ -1,7 +1,7 @@
 """Hidden states and their gradients on disk, between the blocks of a model that goes block by block.
 
 A file holds one tensor for every part of the examples, one after the other. It is written and read with ordinary calls,
-in order, and not mapped: what is mapped and written counts as the process's memory.
+in order, and not mapped: mapped and written pages count as the process's memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Calibration of a model of which one block is in memory: the sums of kronecker.py, fisher.py and gradients.py.
+"""Calibration with one block of a model in memory: the sums of kronecker.py, fisher.py and gradients.py.
 
 The second moments of the inputs need forwards only. One sweep over the blocks gives them: every block reads the states
-that the one before left on disk. K-FAC, the diagonal Fisher information and gradients of weights need those of the loss
-by states as well, which only the last block's output has at first. So they take two sweeps:
+that the one before left on disk. K-FAC, the diagonal Fisher information and gradients of weights also need the loss
+gradients by states, which only the last block's output has at first. So they take two sweeps:
 
     forward, from the first block:    the states that every block reads go to disk, all of them
     head:                             the loss, and its gradient by the last block's output
@@ -11,10 +11,10 @@ by states as well, which only the last block's output has at first. So they take
 
 Each example goes three times through a block in place of two, and the weights are read twice. Labels are drawn by an
 example's number, so both ways draw the same. With states in float32 nothing is rounded that the model in memory would
-not round; in bfloat16 they take half the disk, and the moments are those of rounded states.
+not round; in bfloat16 they take half the disk, and the moments are computed from rounded states.
 
-What is finished is a file, so a killed process goes on with the block it was at; files that are missing are made anew
-from the nearest ones there.
+Every finished part is a file, so a killed process continues with its block; missing files are made again from the
+nearest ones.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Sweeps:
         return sum(map(prod, self.shapes))
 
     def states(self, number: int, order: Sequence[int] | None = None) -> Iterator[Tensor | None]:
-        """Yield what block ``number`` reads, part by part; None for the first, whose input the embeddings give.
+        """Yield the input of block ``number``, part by part; None for the first, whose input the embeddings give.
 
         ``order`` has the numbers of the parts; None: all, from the first.
         """
@@ -81,7 +81,7 @@ class Sweeps:
         yield from (copies[0] for copies in stored(path, self.dtype, [(*shape, width) for shape in tokens], order))
 
     def last(self) -> Iterator[Tensor]:
-        """Yield what the last block gave, part by part."""
+        """Yield the last block's output, part by part."""
         for states in self.states(len(self.net)):
             assert states is not None
             yield states
@@ -92,11 +92,11 @@ class Sweeps:
         return ({name: column.to(self.net.device) for name, column in rows.items()} for rows in parts)
 
     def inputs(self, rows: Batch) -> Batch:
-        """Return what the model reads of them."""
+        """Return the model's inputs of them."""
         return self.task.inputs(self.net.net, rows)
 
     def reach(self, number: int, keep: bool, what: str = "forward") -> None:
-        """Make the file of what block ``number`` reads, from the nearest one before; ``keep`` those between."""
+        """Make the file of block ``number``'s input, from the nearest one before; ``keep`` the files between."""
         first = max((i for i in range(1, number + 1) if self.path("states", i).is_file()), default=0)
         several = number - first > 1
         for i in track(range(first, number), f"{what} by blocks", number - first) if several else range(first, number):
@@ -106,7 +106,7 @@ class Sweeps:
                 self.drop("states", i)
 
     def forward(self, number: int, step: Callable[[Batch, Tensor | None], Tensor]) -> None:
-        """Write what block ``number`` makes of every part by ``step``."""
+        """Write the output of block ``number`` for every part by ``step``."""
         with written(self.path("states", number + 1), self.dtype) as add:
             for rows, hidden in zip(self.rows(), self.states(number), strict=True):
                 add(step(rows, hidden))
@@ -122,7 +122,7 @@ class BlockStatistics:
     Args:
         sweeps: over the calibration examples.
         shapes: the whole model, without values.
-        statistic: what is collected; per example, not per batch.
+        statistic: the collected sums; per example, not per batch.
     """
 
     def __init__(self, sweeps: Sweeps, shapes: Any, statistic: Statistic) -> None:
@@ -142,7 +142,7 @@ class BlockStatistics:
 
         Args:
             done: says of a block's number that nothing is to be done for it.
-            finish: is called with the number of a block, the block and what was found of its sites.
+            finish: is called with the number of a block, the block and the result at its sites.
         """
         count = len(self.sweeps.net)
         todo = [i for i in range(count) if self.sites[i] and not done(i)]
@@ -193,7 +193,7 @@ class BlockStatistics:
             sweeps.drop(what, number + 1)
 
     def _reach_gradients(self, number: int) -> None:
-        """Make the file of the gradients by what block ``number`` reads, from the nearest one behind, or the head."""
+        """Make the file of the gradients by block ``number``'s input, from the nearest later one, or the head."""
         sweeps, count = self.sweeps, len(self.sweeps.net)
         if sweeps.path("gradients", number).is_file():
             return
@@ -205,7 +205,7 @@ class BlockStatistics:
             self._both(i, None)
 
     def _head(self) -> None:
-        """Write the gradients of the loss by what the last block gives."""
+        """Write the gradients of the loss by the last block's output."""
         sweeps, task = self.sweeps, self.sweeps.task
         with written(sweeps.path("gradients", len(sweeps.net)), sweeps.dtype) as add, torch.enable_grad():
             for rows, states in zip(sweeps.rows(), sweeps.last(), strict=True):

@@ -115,7 +115,7 @@ class Squares:
     Args:
         part: zeros, where they are kept: by rows and columns [out + in], with ``elements`` [out * in].
         shape: of the matrix.
-        elements: whether those of every element are kept.
+        elements: whether the moments of every element are kept.
     """
 
     def __init__(self, part: Tensor, shape: torch.Size, elements: bool) -> None:

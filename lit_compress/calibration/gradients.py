@@ -34,7 +34,7 @@ class Gradients(Statistic):
     """The mean gradients, which take as much memory as the matrices; one backward for each example.
 
     Attributes:
-        squares: whether the means of the squares of every example's are wanted, too; they take as much again.
+        squares: whether to also return the means of every example's squares, which double the memory.
     """
 
     squares: bool = False

@@ -12,7 +12,7 @@ BLOCK = 512  # rows of a block of the lower triangle; smaller ones save more pro
 
 
 class Gram:
-    """The sum of v v^T over vectors v [n], of which the block-wise lower triangle is kept.
+    """The sum of v v^T over vectors v [n]; the block-wise lower triangle is kept.
 
     Args:
         size: n.

@@ -1,8 +1,8 @@
 """Kronecker factors of the Fisher information of a model's sites: second moments of inputs and of gradients.
 
 For the matrix of a site, y = W x, over the tokens of all examples and all its uses in a forward (second-order
-compression, section 1; K-FAC, Martens & Grosse 2015, arXiv 1503.05671; the expansion over tokens is that of
-Eschenhagen et al. 2023, arXiv 2311.00636):
+compression, section 1; K-FAC, Martens & Grosse 2015, arXiv 1503.05671; the expansion over tokens is from Eschenhagen et
+al. 2023, arXiv 2311.00636):
 
     A = E_token[x x^T] [in, in],    m = E_token[x] [in],    G = T E_token[d d^T] [out, out]
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KroneckerFactors:
-    """The moments of one site, or of a table. Those of sites that read the same input share the sum of A.
+    """The moments of one site, or of a table. Sites that read the same input share the sum of A.
 
     Attributes:
         mean: m [in], float64, on the CPU; empty for a table.
@@ -66,7 +66,7 @@ class KroneckerFactors:
         return replace(self, _inputs=None, _gradients=None)
 
     def stored_inputs(self) -> dict[str, Tensor]:
-        """Return what :meth:`of_stored_inputs` makes the moments of the inputs of a site from, to be kept in a file."""
+        """Return the sums for a file, from which :meth:`of_stored_inputs` makes the moments of a site's inputs."""
         assert isinstance(self._inputs, Gram), "released, or of a table"
         return {"mean": self.mean, "tokens": torch.tensor(self.tokens), "inputs": self._inputs.flat}
 
@@ -90,16 +90,16 @@ class KroneckerFactors:
 
 @dataclass(frozen=True)
 class Moments(Statistic):
-    """The Kronecker factors of sites, at which stand Linears or what has replaced them.
+    """The Kronecker factors of sites, which hold Linears or their replacements.
 
     A site with fewer tokens than inputs has a singular A, which a note says; a decomposition damps it.
 
     Attributes:
         labels: ``drawn`` from the model, one for every distribution; ``exact``, the expectation over the classes, for
-            one distribution per example, in classes - 1 backward passes; ``true``, those of the data, which only these
-            need. None: no gradients, only the second moments of the inputs, in forwards only.
+            one distribution per example, in classes - 1 backward passes; ``true``, the data's labels, needed only here.
+            None: no gradients, only the second moments of the inputs, in forwards only.
         dtype: of the sums; None for the model's.
-        table: name of the table of token embeddings, to collect its factors as those of a matrix [width, tokens].
+        table: name of the table of token embeddings, to collect its factors as for a matrix [width, tokens].
     """
 
     dtype: torch.dtype | None = None
@@ -134,7 +134,7 @@ class MomentSums(Collector):
         sites: their names.
         dtype: of the sums.
         device: where they are.
-        gradients: whether those are summed, too.
+        gradients: whether to also sum the gradients.
         table: name of a table of embeddings, or None.
     """
 
@@ -213,7 +213,7 @@ class MomentSums(Collector):
 def sums_bytes(net: Any, gradients: bool = True, names: Collection[str] | None = None) -> int:
     """Return how many bytes the sums of the sites ``names`` of ``net`` take in its dtype, all without names.
 
-    ``gradients``: count those of gradients, too.
+    ``gradients``: also count the gradients' sums.
     """
     groups = shared_inputs(net)
     return sum(group_bytes(net, [n for n in group if names is None or n in names], gradients) for group in groups)
@@ -229,7 +229,7 @@ def group_bytes(net: Any, group: Sequence[str], gradients: bool = True) -> int:
 def parts_within(net: PreTrainedModel, statistic: Moments, limit: float) -> list[list[str]]:
     """Return the sites that are asked in parts whose sums take at most ``limit`` bytes each, in forward order.
 
-    Sites that read the same input stay together. The table, if it is collected, too, is in the first part.
+    Sites that read the same input stay together. The table, if it is collected, is in the first part.
     """
     table, asked = statistic.table, statistic.names(net)
     parts: list[list[str]] = [[table] if table else []]

@@ -49,7 +49,7 @@ def draw_tokens(lengths: Tensor, tokens: int, seed: int) -> list[Tensor]:
 
     Args:
         lengths: int [examples], numbers of real tokens.
-        tokens: number of tokens to draw without replacement from those of all examples; all if there are fewer.
+        tokens: number of tokens to draw without replacement from all examples; all if there are fewer.
         seed: of the draw.
     """
     total = int(lengths.sum())

@@ -4,9 +4,9 @@ Behind a compressed block a matrix reads x' where the dense model's reads x. Blo
 
     A' = E[x' x'^T],   B = E[x x'^T],   m = E[x],   m' = E[x']
 
-are taken over the tokens of all examples, and the left factors and biases become those of equation (R) of
-numerics/refit.py (second-order compression, section 6). Right factors and matrices that are not factorized stay. Within
-a block the moments are those before its own refit.
+are taken over the tokens of all examples, and the left factors and biases follow equation (R) of numerics/refit.py
+(second-order compression, section 6). Right factors and matrices that are not factorized stay. Within a block the
+moments are those before its own refit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Principal axes of the residual stream of a model of which one block at a time is in memory (sliced_stream.py).
+"""Principal axes of the residual stream with one block of a model in memory at a time (sliced_stream.py).
 
-A block has two sites, what its two norms read. Each gets its axes from forwards through the block up to its norm, with
-the sites before it sliced. Then the block makes, with its slices, what the next one reads, which goes to disk.
+A block has two sites, the inputs of its two norms. Each gets its axes from forwards through the block up to its norm,
+with the sites before it sliced. Then the sliced block computes the next one's input, which is written to disk.
 
-What is finished is a file, so a killed process goes on with the block it was at.
+Every finished part is a file, so a killed process continues with its block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Axes = dict[int, Tensor]  # by number of the site
 
 
 class _Slice(nn.Module):
-    """Has no parameters; keeps the directions of ``projector`` [d, d] of what it reads."""
+    """Has no parameters; keeps the directions of ``projector`` [d, d] of its input."""
 
     def __init__(self, projector: Tensor) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Principal axes of the residual stream, site by site, each behind the slices of all sites before it (SliceGPT).
 
-With U the axes of a site, of which the first k are kept, Q = U[:, :k], whatever reads the site gets Q Q^T x in place of
-x. In these coordinates, those of the dense model, a slice is a hook, and nothing is turned before all axes are known.
+With U the axes of a site, and its first k kept, Q = U[:, :k], every reader of the site gets Q Q^T x in place of x. In
+these coordinates, the dense model's, a slice is a hook, and nothing is turned before all axes are known.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def sliced_axes(
         widths: k of every site.
         batches: function that returns the calibration batches anew; called once per site.
         kind: of the task; or its name, for the usual one.
-        centred: whether the norms take a mean away: then the axes are those of states without it.
+        centred: whether the norms subtract a mean: then the axes are computed without it.
         reduce: in-place all-reduce (SUM) over ranks with other examples.
-        agree: function that returns on every rank what its argument returns on the first.
+        agree: function that returns on every rank its argument's result on the first.
 
     Raises:
         UserError: there are no examples, or a hidden state is inf or NaN.
@@ -89,7 +89,7 @@ def stream_gram(
         size: of a hidden state.
         device: of the forwards.
         passes: places of the tokens that count, int64, and a function that does a forward.
-        stop: whether a forward stops at the last norm; else what it returns is read, too.
+        stop: whether a forward stops at the last norm; else its output is also read.
         reduce: in-place all-reduce (SUM) over ranks with other examples.
 
     Raises:

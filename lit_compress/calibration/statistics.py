@@ -1,7 +1,7 @@
-"""What the blocks' matrices can be asked on some examples: a statistic, the sums it makes, and a walk that makes them.
+"""Statistics of the blocks' matrices on some examples: their sums, and the walk that collects them.
 
-A statistic says which losses it takes the gradients of, and makes a collector. A collector sums what it sees at the
-uses of sites. Two walks show it the uses, so every statistic goes both ways:
+A statistic says which losses it takes the gradients of, and makes a collector. A collector sums over the uses of sites.
+Two walks show it the uses, so every statistic goes both ways:
 
     whole (this file)              one forward and backward of the model in memory
     BlockStatistics (by_block.py)  one block in memory at a time, the states between blocks on disk
@@ -59,7 +59,7 @@ class Collector(ABC):
         Args:
             name: of the site.
             x: its inputs [b, length, in] or [b * length, in].
-            output: what it gives.
+            output: its output.
             where: :attr:`by_token`: places of the tokens that count, int64, None for all; else their mask [b, length].
             groups: number of examples, or 1 for all of them as one.
         """
@@ -74,7 +74,7 @@ class Collector(ABC):
 
     @abstractmethod
     def result(self) -> dict[str, Any]:
-        """Return what was found by site; only it has the sums afterwards.
+        """Return the result by site; only it has the sums afterwards.
 
         Raises:
             UserError: something is inf or NaN.
@@ -91,7 +91,7 @@ class Collector(ABC):
 
 
 class ExampleGradients(Collector):
-    """Adds the gradients of every example to the sums of each matrix, once those of all its uses in a pass are known.
+    """Adds the gradients of every example to the sums of each matrix, once all its uses in a pass are known.
 
     That frees their memory early.
 
@@ -123,7 +123,7 @@ class ExampleGradients(Collector):
         output.requires_grad_().register_hook(on_gradient)
 
     def end(self) -> set[str]:
-        """Add what waits in vain for another use, which had no influence on the loss."""
+        """Add gradients that still wait for another use, which had no influence on the loss."""
         for name in self.sums:
             self._add(name)
         mixed, self.mixed = self.mixed, set()
@@ -147,7 +147,7 @@ class ExampleGradients(Collector):
 
 @dataclass(frozen=True)
 class Statistic(ABC):
-    """What is summed over the examples at the sites of a model.
+    """Sums over the examples at the sites of a model.
 
     Attributes:
         labels: of the losses whose gradients are taken; None for no gradients, in forwards only.
@@ -164,7 +164,7 @@ class Statistic(ABC):
 
     @abstractmethod
     def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> Collector:
-        """Return a collector for some sites of ``net``, of which only shapes are read; its sums are on ``device``."""
+        """Return a collector for some sites of ``net``; only shapes are read, its sums are on ``device``."""
 
     @abstractmethod
     def losses(self, task: TaskType, logits: Any, rows: Batch, groups: int) -> list[Tensor]:
@@ -183,7 +183,7 @@ class Statistic(ABC):
         return sum(total.numel() * total.element_size() for total in self.collector(net, names, "meta").totals())
 
     def names(self, net: Any) -> list[str]:
-        """Return the names of what is asked.
+        """Return the names of the requested sites.
 
         Raises:
             UserError: some are not of ``net``, or none is named.
@@ -217,7 +217,7 @@ def whole(
 
     Args:
         net: with its task's head.
-        statistic: what is collected.
+        statistic: to collect.
         batches: as :class:`lit_compress.data.datamodule.PaddedBatches` makes them, ``index`` included; rows whose index
             is -1 are left out. Ranks may have different numbers of batches; an example should be on one rank only.
         kind: of the task; or its name, for the usual one.

@@ -1,4 +1,4 @@
-"""Watch the modules of a model in a forward: hooks, the tokens that count, and what a forward leaves as it was."""
+"""Watch the modules of a model in a forward: hooks, the tokens that count, and state that a forward must not change."""
 
 from __future__ import annotations
 
