@@ -55,7 +55,7 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
         task: has the names of the columns.
         source: of the rows.
         labelled: True if the rows must have labels; else labels are not checked, and kept with the ids in ``KEPT``.
-        optional: True if they may also have none at all, for what reads only the texts.
+        optional: True if they may also have none at all, for readers of texts only.
 
     Raises:
         UserError: a row is not usable, or labels are missing although ``labelled`` and not ``optional``.

@@ -67,15 +67,15 @@ class DataModule(Splits):
         custom: type, columns and labels of task custom.
         encoding: of text files, e.g. cp1252 or utf-16; without it UTF-8.
         stride: number of tokens that neighbouring windows of a context share (span_qa); without it 128.
-        null_threshold: by how much the score of "no answer" must exceed that of the best span to be given (span_qa);
+        null_threshold: by how much the score of "no answer" must exceed the best span's score to be given (span_qa);
             without it the task's; for custom every question has an answer.
         target_length: longest generated text, in tokens (summarization); without it 128.
         num_beams: number of beams in beam search (summarization); without it 8.
         length_penalty: the log-likelihood of a generated text is divided by its length to this power (summarization);
             without it 1.
         pooling: how a text's vector is made of the states of its tokens (embedding): mean, cls (the first one),
-            lasttoken, max, weightedmean or mean_sqrt_len_tokens, or several joined by +; without it what the teacher's
-            or the backbone's folder of sentence-transformers says, else mean.
+            lasttoken, max, weightedmean or mean_sqrt_len_tokens, or several joined by +; without it the pooling of the
+            teacher's or the backbone's folder of sentence-transformers, else mean.
         normalize: whether predictions and exports divide vectors by their length (embedding); without it the same.
         teacher: folder or name of the model whose vectors are learned (embedding); follows model.teacher.
     """
@@ -258,7 +258,7 @@ class DataModule(Splits):
         Args:
             examples: number of examples to draw; None for all.
             seed: of the draw; None for the data's own seed.
-            option: what to call ``examples`` in messages.
+            option: name of ``examples`` in messages.
 
         Raises:
             UserError: more are asked for than there are.
@@ -336,7 +336,7 @@ class DataModule(Splits):
         return [split.rows for split in self._validation()]
 
     def _validation(self) -> list[Split]:
-        """Return what a validation reads: the dev splits; inside a Trainer, which chooses an epoch, held-out rows."""
+        """Return the splits of a validation: the dev splits; in a Trainer, which chooses an epoch, held-out rows."""
         chooses = self.hold_out is not None and self.trainer is not None
         self.setup("fit" if chooses else "validate")
         splits = [self._splits[name, True] for name in ((HELD_OUT,) if chooses else self.record.validation)]
@@ -355,7 +355,7 @@ class DataModule(Splits):
         return self._split(self.predicted, labelled=False).rows
 
     def facts(self) -> DataFacts:
-        """Return what is known of the data of fit: rows, classes, lengths, repeated rows."""
+        """Return the facts of the data of fit: rows, classes, lengths, repeated rows."""
         self.setup("fit")
         splits = {name: self._splits[name, True] for name in self._of_fit()}
         encoded = {

@@ -113,7 +113,7 @@ def encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Task, max
 
 @contextmanager
 def _as_it_was(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """Give a tokenizer back the truncation and padding it had: it keeps those of its last call, also in its file.
+    """Give a tokenizer back the truncation and padding it had: it keeps its last call's settings, also in its file.
 
     Exports would differ by whether the tokens came from the cache.
     """

@@ -1,4 +1,4 @@
-"""What a user should know of the data before it is used: rows, classes, lengths, what is cut, empty, or there twice."""
+"""Facts of the data that a user should know before use: rows, classes, lengths, cut, empty and repeated texts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class SplitFacts:
         split: its name.
         rows: how many are used.
         available: how many there are.
-        inputs: what the model reads; more than rows where one is read in parts, else as many.
+        inputs: of the model; more than rows where one is read in parts, else as many.
         longest: tokens of the longest input, after it was cut.
         cut: inputs that were longer than the model reads.
         empty: rows with a text that is empty.
         repeated: rows whose texts were in an earlier row of the split; 0 where the rows are one text.
-        in_train: rows whose texts are in the training rows, too; 0 for these, and where the rows are one text.
+        in_train: rows whose texts are also in the training rows; 0 for these, and where the rows are one text.
         classes: ``name`` and ``count`` of every class, over the rows or, where words have classes, over the words.
     """
 
@@ -64,7 +64,7 @@ def data_facts(task: Task, splits: Mapping[str, tuple[Dataset, Dataset, int]], m
     Args:
         task: names the columns.
         splits: by name: checked rows, the same as token ids (``length``, ``truncated``), how many rows there are in
-            all; the first is what is trained on.
+            all; the first is the training split.
         max_length: tokens of the longest input.
     """
     known: set[int] = set()

@@ -18,7 +18,7 @@ def json_rows(task: Task, where: str, lines: Iterator[str]) -> Iterator[Row]:
     """Yield the rows of a JSON file; one object per line is read line by line, everything else as a whole.
 
     Raises:
-        UserError: the JSON is malformed, or what it holds is no row.
+        UserError: the JSON is malformed, or its content is no row.
     """
     full = filter(str.strip, lines)
     first = next(full, "")
@@ -75,7 +75,7 @@ def _as_a_whole(task: Task, where: str, text: str) -> Iterator[Row]:
 
 
 def rows_of(task: Task, where: str, value: Any) -> list[Any]:
-    """Return what a JSON file's only value holds: rows in a list, in the list of an object, by column, or one row.
+    """Return the content of a JSON file's only value: rows in a list, in the list of an object, by column, or one row.
 
     Raises:
         UserError: several lists could be meant, or columns are of different lengths.

@@ -1,4 +1,4 @@
-"""Bytes of a text file -> its lines; for what is in another encoding the error names the likely one."""
+"""Bytes of a text file -> its lines; for another encoding the error names the likely one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LIKELY = (
 
 
 def check_encoding(name: str) -> None:
-    """Refuse what is no name of a text encoding.
+    """Refuse an unknown name of a text encoding.
 
     Raises:
         UserError: Python knows none of this name.
@@ -85,7 +85,7 @@ def text_lines(where: str, file: Path, encoding: str = UTF8, any_end: bool = Fal
         any_end: a line also ends at a lone carriage return.
 
     Raises:
-        UserError: the file is empty, no text, or in another encoding, of which the likely one is named.
+        UserError: the file is empty, no text, or in another encoding; the likely one is named.
     """
     try:
         with _open(file) as stream:
@@ -149,7 +149,7 @@ def _decoded(where: str, file: Path, encoding: str, sample: bytes) -> Iterator[s
 
 
 def _advice(raw: bytes) -> str:
-    """Return what to do with a file that cannot be read as it was meant to be."""
+    """Return the advice for a file that cannot be read in the expected encoding."""
     likely = likely_encoding(raw)
     if likely == UTF8:
         return (

@@ -156,7 +156,7 @@ _JSON = "JSON"
 
 
 def _looks_like(line: str, task: Task) -> str | None:
-    """Return what a file is by its first line: ``JSON``, the delimiter of a header with a column of ``task``, None."""
+    """Return a file's format by its first line: ``JSON``, a header's delimiter if it has ``task``'s columns, None."""
     line = line.strip()
     if line in ("{", "["):
         return _JSON
@@ -197,7 +197,7 @@ def _read_separated(usual: str) -> Reader:
 
 
 def _delimiter(task: Task, where: str, first: str, usual: str) -> str:
-    """Return what separates the fields: the usual sign, or the one by which the first line has the task's columns."""
+    """Return the delimiter of the fields: the usual sign, or the one by which the first line has the task's columns."""
     for sign in (usual, *_DELIMITERS):
         if set(task.text) <= set(_fields(first.strip(), sign)):
             if sign != usual:

@@ -66,7 +66,7 @@ def read_repository(task: Task, folder: Path, where: str, encoding: str | None =
     Args:
         task: names the configuration.
         folder: of the repository.
-        where: the begin of error messages.
+        where: the start of error messages.
         encoding: of text files; None: UTF-8.
 
     Raises:
@@ -124,7 +124,7 @@ def file_source(task: Task, files: Sequence[Path], encoding: str | None) -> Sour
 
 
 def refuse_pointer(file: Path) -> None:
-    """Refuse what Git LFS leaves in the place of a file that was not fetched.
+    """Refuse the pointer that Git LFS leaves for a file that was not fetched.
 
     Raises:
         UserError: it is that.

@@ -114,7 +114,7 @@ def load_split_files(
         task: names the columns, the labels and the splits.
         path: a folder with ``train`` and ``validation`` (or ``dev``) and ``test`` files, as .parquet, .jsonl, .json,
             .csv, .tsv or .txt (one text a line, without labels); a downloaded repository; or a single file.
-        splits: what to read; None: ``train`` and all of ``task.validation``.
+        splits: to read; None: ``train`` and all of ``task.validation``.
         labelled: the splits must have labels; else a split without them has no label column.
         seed: decides the splits if all rows are in one file.
         encoding: of text files; None: UTF-8.
@@ -123,7 +123,7 @@ def load_split_files(
         revision: of the task's data set on the hub; None: the newest.
 
     Returns:
-        The splits by name; those of ``task.validation`` after the first only if they exist.
+        The splits by name; ``task.validation`` after the first only if they exist.
 
     Raises:
         UserError: the folder, a file, a column or a row is not usable; the message names it.

@@ -79,7 +79,7 @@ class Splits(LightningDataModule):
         raise NotImplementedError
 
     def _read(self, names: list[str], labelled: bool) -> None:
-        """Load and encode those of the splits ``names`` that have not been read yet."""
+        """Load and encode the splits ``names`` that have not been read yet."""
         names = [name for name in names if (name, labelled) not in self._splits]
         if not names:
             return

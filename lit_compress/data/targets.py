@@ -1,6 +1,6 @@
 """The labels of texts that have none, for kind embedding: the vectors that a teacher gives them, kept in the cache.
 
-So they are computed once for all epochs, stages and processes, and the dev metric is that of any labels.
+So they are computed once for all epochs, stages and processes, and the dev metric is computed as for any labels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMAT = 1  # to be raised when the vectors are computed in another way, so that
 
 
 def pooling_of(backbone: str, teacher: str | None = None) -> Pooling:
-    """Return how the vectors of a run are made: as those of its teacher, the model that is compressed.
+    """Return the pooling of a run: its teacher's, the model that is compressed.
 
     Args:
         backbone: folder of the backbone, or its name.
@@ -88,7 +88,7 @@ def add_targets(
 
 
 def with_vectors(encoded: Dataset, vectors: torch.Tensor, key: str) -> Dataset:
-    """Return texts as token ids with ``vectors`` [rows, width] as ``labels``, in memory; ``key`` is that of both."""
+    """Return texts as token ids with ``vectors`` [rows, width] as ``labels``, in memory; ``key`` identifies both."""
     return encoded.map(
         lambda _, numbers: {"labels": vectors[numbers].tolist()},
         batched=True, with_indices=True, keep_in_memory=True, new_fingerprint=key, desc="Vectors",

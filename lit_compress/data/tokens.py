@@ -32,7 +32,7 @@ def token_counts(data: DataModule, size: int, written: bool = False) -> Tensor:
     Args:
         data: of the task.
         size: number of tokens.
-        written: the labels are tokens, too, and are counted: the model writes text.
+        written: the labels are also tokens and are counted: the model writes text.
     """
     counts = np.zeros(size, dtype=np.int64)
     encoded = data.train_tokens()
@@ -54,7 +54,7 @@ def changed_inputs(data: DataModule, other: DataModule, old: Sequence[int]) -> i
 
 
 def _texts(encoded: Dataset) -> list[str]:
-    """Return the columns of token ids, of which a row with several texts has several."""
+    """Return the columns of token ids; a row with several texts has several."""
     return [name for name in encoded.column_names if name.startswith("input_ids")]
 
 
