@@ -1,4 +1,4 @@
-"""What a model answers on the dev set, and what changes between the answers of two models."""
+"""A model's answers on the dev set, and the changes between the answers of two models."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str
     At most 2,000 rows; 50 where texts are written; none where the rows are one text, or the answers only vectors.
 
     Args:
-        nets: each with the data as its own tokenizer reads it, which is that of another model only if both have the
-            same tokens.
+        nets: each with the data as its own tokenizer reads it; models share it only if they have the same tokens.
     """
     data = nets[0][1]
     task, kind, most = data.record, task_type(data.record), MOST.get(data.record.kind, USUAL)
@@ -84,12 +83,12 @@ def _inputs(whole: PaddedBatches, rows: int) -> tuple[PaddedBatches, list[int]]:
 
 
 def changes(lines: Sequence[dict[str, Any]], kind: str, labels: Sequence[str] = ()) -> dict[str, Any] | None:
-    """Return what changed between the first and the last answers of :func:`answers`; None without rows.
+    """Return the changes between the first and the last answers of :func:`answers`; None without rows.
 
     Returns:
-        ``rows``, ``changed`` (None for numbers, of which all differ a little), ``examples``, of which those that became
-        wrong are first; where an answer is right or wrong, ``became_right``, ``became_wrong`` and ``p_value`` of
-        :func:`sign_test`; for classes also ``confusion``: ``labels`` and a table [given][answer] for each model.
+        ``rows``, ``changed`` (None for numbers, which all differ a little), ``examples``, with newly wrong ones first;
+        if an answer is right or wrong, ``became_right``, ``became_wrong`` and ``p_value`` of :func:`sign_test`; for
+        classes also ``confusion``: ``labels`` and a table [given][answer] for each model.
     """
     if not lines:
         return None

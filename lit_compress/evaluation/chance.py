@@ -38,8 +38,8 @@ def sign_test(wrong: int, right: int) -> float:
 def holm(chances: Sequence[float]) -> list[float]:
     """Return the probabilities of several tests corrected for their number, each at most 1.
 
-    At most 5 % of such families have a corrected value below 0.05 by chance, whatever depends on what (Holm 1979,
-    https://www.jstor.org/stable/4615733).
+    At most 5 % of such families have a corrected value below 0.05 by chance, however they depend on each other (Holm
+    1979, https://www.jstor.org/stable/4615733).
 
     >>> [round(p, 2) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]

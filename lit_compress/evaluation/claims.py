@@ -5,7 +5,7 @@ them (Student's t: paired, where both methods ran with the same seeds and so fro
 one seed it is tested over the rows of the dev set: of pairs, where every row is right or wrong, as both models answered
 the same rows (McNemar's exact test; with a factor or a distance the normal distribution); else it is compared with the
 standard errors that the two scores have because the dev set is a sample. Probabilities are corrected for the number of
-comparisons that chance may decide (Holm). What none decides is "within noise".
+comparisons that chance may decide (Holm). A comparison that none decides is "within noise".
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Value:
     Attributes:
         value: a metric, a ratio, ...
         error: its standard error; None: unknown.
-        rows: function that returns what every row of the dev set adds to it, 1 where it is right and 0 where not; None,
-            or a function that returns None, where it is no fraction of rows, or they are not there.
+        rows: function that returns every dev row's share, 1 if it is right, else 0; None, or a function that returns
+            None, where it is no fraction of rows, or they are not there.
     """
 
     value: float
@@ -45,7 +45,7 @@ class Value:
 
 @dataclass(frozen=True)
 class ClaimedResult:
-    """What one cell of a comparison has.
+    """The results of one cell of a comparison.
 
     Attributes:
         label: of the method with its options.
@@ -70,11 +70,11 @@ class Claim:
         below: label of the other method, ``dense`` for the teacher; None: the order among ``above``.
         budgets: at which the claim is meant; it holds if it does at each of them.
         tasks: for which it is meant; () for any.
-        times: by what the other value is multiplied.
+        times: factor of the other value.
         by: by how much more the first value is to be, in the unit of the metric.
         value: name of the score that is compared.
         below_value: name of the other's score, if it is another one.
-        paper: what the paper has.
+        paper: the paper's value.
     """
 
     text: str
@@ -163,7 +163,7 @@ def evaluate_claims(
     """Return ``text``, ``verdict``, ``test``, ``detail`` and ``paper`` of every claim.
 
     Args:
-        claims: what is said; they are corrected together for the number of their comparisons.
+        claims: to judge; they are corrected together for the number of their comparisons.
         results: the cells that are finished.
         task: that all results are of.
         less_is_better: for the score ``metric``, e.g. perplexity: "more" then means less.
@@ -178,7 +178,7 @@ def evaluate_claims(
 
 
 def _entry(claim: Claim, comparisons: list[_Comparison], task: str, corrected: Mapping[int, float]) -> dict[str, str]:
-    """Return what is said of a claim; ``corrected`` has the probabilities of all comparisons that chance may decide."""
+    """Return the verdict on a claim; ``corrected`` has the probabilities of all comparisons that chance may decide."""
     own = {"text": claim.text, "paper": claim.paper}
     if not comparisons:
         return own | {

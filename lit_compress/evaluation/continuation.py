@@ -29,8 +29,8 @@ def continuations(
         compressed: the model afterwards, and the data as its own tokenizer reads it.
 
     Returns:
-        The text of the ``prompt``; ``dense`` and ``compressed``, what they write; ``tokens``, how many the dense model
-        writes, and how many of these, from the first, are the ``same``. None for models that do not write.
+        The text of the ``prompt``; ``dense`` and ``compressed``, their texts; ``tokens``, the number that the dense
+        model writes, and how many of these, from the first, are the ``same``. None for models that do not write.
     """
     if not all(net.can_generate() for net, _ in (dense, compressed)):
         return None

@@ -25,7 +25,7 @@ def divergence(
 ) -> float:
     """Return the mean over examples of KL(dense || model), summed over the distributions of an example (e.g. tokens).
 
-    That is what ``net`` adds to the loss of labels drawn from ``dense``. For regression and vectors, half the squared
+    That is the loss that ``net`` adds for labels drawn from ``dense``. For regression and vectors, half the squared
     difference of the outputs: the KL of normal distributions of variance 1 around them; for vectors 1 - cosine.
 
     Args:

@@ -54,7 +54,7 @@ def _draws(rows: int) -> int:
 
 
 def _middle(scores: Tensor) -> Interval:
-    """Return between what the middle 95 % of ``scores`` are."""
+    """Return the bounds of the middle 95 % of ``scores``."""
     low, high = torch.quantile(scores.double(), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return low, high
 
@@ -84,11 +84,11 @@ def bootstrap_confusion(name: str, table: Tensor) -> Interval:
 def intervals(metrics: MetricCollection, values: Mapping[str, float], rows: int) -> dict[str, Interval]:
     """Return the intervals of the scores ``values`` that have one, by name.
 
-    F1 of answers and of entities, accuracy of words and perplexity have none: the rows are not what is counted there.
+    F1 of answers and of entities, accuracy of words and perplexity have none: these do not count rows.
 
     Args:
         metrics: that have seen all rows.
-        values: what they compute.
+        values: of the metrics.
         rows: their number.
     """
     bounds: dict[str, Interval] = {}

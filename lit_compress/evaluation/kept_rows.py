@@ -1,4 +1,4 @@
-"""The base of metrics that keep what they need of every row, and compute from all rows of all ranks."""
+"""The base of metrics that keep values of every row, and compute from all rows of all ranks."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class LabelScores(KeptRows):
 
 
 def label_scores(predicted: Tensor, true: Tensor) -> dict[str, Tensor]:
-    """Return the scores of decisions and labels, bool [rows, labels]; what is not defined is 0."""
+    """Return the scores of decisions and labels, bool [rows, labels]; undefined scores are 0."""
     right = (predicted & true).sum(0).double()
     seen = predicted.sum(0) + true.sum(0)
     f1 = torch.where(seen > 0, 2 * right / seen, torch.nan)

@@ -24,7 +24,7 @@ def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int
     """Predict every row of the ``test`` split (``validation`` if there is none), in the order of the file.
 
     A line holds the row's ``id`` and ``idx``, its text columns, ``given``, the label that stands in the file, each if
-    there is one, and what the type of the task answers: ``label`` and ``probability``, ``score``, ...
+    there is one, and the answer of the task's type: ``label`` and ``probability``, ``score``, ...
 
     Returns:
         The number of lines written to ``path``, which appears only when complete.
