@@ -1,4 +1,4 @@
-"""Export of a model of which one block at a time is in memory: its files shard by shard, its metric block by block."""
+"""Export of a model with one block at a time in memory: its files shard by shard, its metric block by block."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Change = Callable[["PreTrainedModel", int, bool], None]
 
 
 def check_choices_by_block(choices: Choices) -> None:
-    """Refuse what an export by blocks cannot have.
+    """Refuse choices that an export by blocks cannot have.
 
     Raises:
         UserError: names the first.
@@ -178,7 +178,7 @@ def _write(tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, path: Path
 def entry(
     shapes: PreTrainedModel, task: Task, scores: dict[str, float], size: int, dense: PreTrainedModel | None = None
 ) -> dict[str, Any]:
-    """Return what the report says of a model of which only shapes are known here.
+    """Return the report's entry of a model; only its shapes are known here.
 
     Args:
         shapes: the model, without values.
@@ -204,7 +204,8 @@ def write_report(
 ) -> dict[str, Any]:  # fmt: skip
     """Write tokenizer, ``report.json`` and the card of an export whose tensors are there; return the report.
 
-    What needs a whole model in memory is null: latencies, and the comparison after loading in another process.
+    Numbers that need the whole model in memory are null: latencies, and the comparison after loading in another
+    process.
 
     Args:
         out: folder of the export.

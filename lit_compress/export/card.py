@@ -29,7 +29,7 @@ TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
 def _is_repository_name(name: str) -> bool:
-    """Say whether a name could be that of a repository: the hub refuses a card whose ``base_model`` could not."""
+    """Say whether a name is a valid name of a repository: the hub refuses a card whose ``base_model`` could not."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -38,7 +38,7 @@ def _is_repository_name(name: str) -> bool:
 
 
 def model_name(backbone: str) -> str:
-    """Return how others know a backbone: its name on the hub, else that of its folder or of the run that made it."""
+    """Return how others know a backbone: its name on the hub, else the name of its folder or run."""
     folder = Path(backbone).expanduser()
     if not folder.is_dir():
         return backbone.partition("@")[0]
@@ -73,7 +73,7 @@ def for_repository(text: str, name: str) -> str:
 
 
 def _metadata(report: dict[str, Any], task: Task, name: str, licence: str) -> ModelCardData:
-    """Return what the hub reads: origin, licence, data and the dev metric with its number of rows."""
+    """Return the card's fields for the hub: origin, licence, data and the dev metric with its number of rows."""
     kind, hub = task_type(task), task.hub or (task.name, None)
     result = EvalResult(
         task_type=kind.pipeline, dataset_type=hub[0], dataset_name=task.name, dataset_config=hub[1],

@@ -32,7 +32,7 @@ Entry = dict[str, Any]
 
 
 class Certificate:
-    """What a model answers before it is exported, to be compared with what its export answers.
+    """A model's answers before its export, to compare with the export's answers.
 
     Args:
         net: the model before export; it is in evaluation mode afterwards.
@@ -53,18 +53,19 @@ class Certificate:
     def compare(
         self, form: Entry, net: PreTrainedModel, data: DataModule, run: Callable[[Inputs], Inputs], same: bool = True
     ) -> Entry:
-        """Compare one form of the export with the model before it; return the record, which is in ``entries``, too.
+        """Compare one form of the export with the model before it; return the record, which is also in ``entries``.
 
         Args:
             form: its ``file`` and ``format``.
             net: the exported model.
             data: as the export's tokenizer reads it.
             run: from inputs to results of this form.
-            same: whether the results must be the same; else what was asked for changes them, and is only measured.
+            same: whether the results must be the same; else the choices change them, and the difference is only
+                measured.
 
         Returns:
             ``file``; ``format``; ``shapes`` [texts, tokens] of the batches; ``difference`` of the results, the largest,
-            relative above 1; what is ``allowed``, None for any; the ``verdict``.
+            relative above 1; the ``allowed`` one, None for any; the ``verdict``.
 
         Raises:
             UserError: the results differ by more than ``TOLERANCE``.
@@ -93,7 +94,7 @@ class Certificate:
         return self.entries[-1]
 
     def inputs(self, net: PreTrainedModel, data: DataModule) -> list[Inputs]:
-        """Return what ``net`` reads of the rows."""
+        """Return the inputs of ``net`` from the rows."""
         takes, source, batches = inspect.signature(net.forward).parameters, _batches(data, self._split), []
         for rows in self._rows:
             inputs = self._kind.inputs(net, source[rows])
@@ -103,7 +104,7 @@ class Certificate:
         return batches
 
     def answers(self, net: PreTrainedModel, inputs: Inputs) -> Inputs:
-        """Return by name what a program of ``net`` gives."""
+        """Return the outputs of a program of ``net`` by name."""
         with torch.inference_mode():
             return {name: value.float() for name, value in self._kind.gives(net(**inputs), inputs).items()}
 

@@ -40,7 +40,7 @@ with torch.inference_mode():
 
 
 def check_export(net: PreTrainedModel, folder: Path) -> float:
-    """Load ``folder`` in another process and return the largest difference between its logits and those of ``net``.
+    """Load ``folder`` in another process and return the largest difference of its logits from the logits of ``net``.
 
     Both get a random batch with padding.
 

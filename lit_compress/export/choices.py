@@ -1,4 +1,4 @@
-"""What users choose for an export, beside the model: programs, widths, vocabulary, embeddings, number formats."""
+"""Choices for an export, besides the model: programs, widths, vocabulary, embeddings, number formats."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Choices:
         dtype: of the weights in the file; ``int8``: of the weights and activations of the program, ``int4``: of its
             weights (quantize.py).
         pivot: low-rank matrices are stored in pivot form (pivot.py).
-        merge: which factors and rows are stored as dense matrices (fuse.py): ``large``: rows and factors of a matrix of
-            which more than 70 % is left; ``slower``: all that are slower so on this machine; ``never``: none.
+        merge: which factors and rows are stored as dense matrices (fuse.py): ``large``: rows and factors of a matrix if
+            more than 70 % is left; ``slower``: all that are slower so on this machine; ``never``: none.
         max_drop: points of the first dev metric that the export may lose (report.py); None for any number.
         vocabulary: ``data`` keeps the pieces that the training data and unknown words need (vocabulary.py).
     """
@@ -91,7 +91,7 @@ class Choices:
             note(f"export: in float32; the model is stored in {name}, and --dtype {name} keeps that")
 
     def check(self) -> None:
-        """Refuse, before the work, what cannot be done.
+        """Refuse invalid choices before the work.
 
         Raises:
             UserError: a value is not valid; packages are missing; two choices exclude each other.
@@ -147,7 +147,7 @@ class Choices:
             )
 
     def check_net(self, net: PreTrainedModel) -> None:
-        """Refuse what cannot be done with ``net``, before the work on it.
+        """Refuse choices that ``net`` cannot have, before the work on it.
 
         Raises:
             UserError: its table cannot be made smaller; it writes summaries, and the program is to be of 8 bits; it

@@ -21,7 +21,7 @@ def table_bytes(net: PreTrainedModel) -> int:
 
 
 def shrink_embeddings(net: PreTrainedModel, data: DataModule, form: str, rank: int | None) -> dict[str, Any]:
-    """Make the table of ``net`` smaller, in place, and return what the report says of it.
+    """Make the table of ``net`` smaller, in place, and return the report's entry on it.
 
     Factors are weighted by how often the tokens occur in the training data, if there are any.
 
@@ -29,7 +29,7 @@ def shrink_embeddings(net: PreTrainedModel, data: DataModule, form: str, rank: i
         net: as it is exported.
         data: as the tokenizer of the export reads it.
         form: ``rank=64`` or ``int8``, as the user typed it.
-        rank: what it says; None for int8.
+        rank: of the factors; None for int8.
 
     Returns:
         The ``form``; whether it is ``weighted``; the ``error`` of the table, as a share of its norm; its ``bytes``, and

@@ -64,7 +64,7 @@ def read_task(data: DataModule) -> Task:
 
 @dataclass
 class Export:
-    """What is exported, and what its report says beside the measurements.
+    """The exported model and data, and the fields of its report besides the measurements.
 
     Attributes:
         net: the model to export.
@@ -96,7 +96,7 @@ class Export:
 
 @dataclass
 class _Fused:
-    """What is known of a model in the layers of its export."""
+    """The known figures of a model in the layers of its export."""
 
     data: DataModule  # read with the export's tokenizer
     kept: float  # density that the method kept
@@ -110,10 +110,10 @@ def write_export(out: Path, source: Export, choices: Choices = AS_IS) -> dict[st
     Args:
         out: folder to write; an earlier export there is replaced.
         source: has the model.
-        choices: what the user asked for.
+        choices: the user's.
 
     Raises:
-        UserError: ``out`` has other files; a check fails; what was asked for cannot be done with the model.
+        UserError: ``out`` has other files; a check fails; the model cannot have the choices.
     """
     choices.check()
     choices.check_net(source.net)
@@ -174,7 +174,7 @@ def _fuse(source: Export, choices: Choices, length: int) -> tuple[PreTrainedMode
 
 
 def _store(net: PreTrainedModel, data: DataModule, folder: Path, choices: Choices) -> float:
-    """Write model and tokenizer; return by how much the logits of what another process loads differ at most."""
+    """Write model and tokenizer; return the largest difference of the logits after loading in another process."""
     stored = net if choices.round_to is None else pad_widths(with_same_parameters(net), choices.round_to)
     if choices.half:
         cast(stored, choices.dtype)
@@ -257,9 +257,9 @@ def write_programs(
 
 
 def write_tokenizer(data: DataModule, folder: Path, config: PreTrainedConfig) -> None:
-    """Write the tokenizer, and for a model that gives vectors, of this ``config``, what sentence-transformers reads.
+    """Write the tokenizer, and for a model of this ``config`` that gives vectors, the files of sentence-transformers.
 
-    Programs that read the tokenizer's file alone end longer texts where the data ends them, if the end is what goes.
+    Programs that read the tokenizer's file alone cut longer texts as the data does, if the end is cut.
     """
     tokenizer = copy.deepcopy(data.tokenizer)
     tokenizer.model_max_length = data.limit  # some say nothing, and truncation=True would cut nothing

@@ -23,7 +23,7 @@ MERGE = 0.7
 
 
 def compact(net: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of ``net`` that stores only what the method kept, with the same outputs in evaluation mode.
+    """Return a copy of ``net`` that stores only the kept values, with the same outputs in evaluation mode.
 
     Heads and neurons with constant outputs are removed, then every layer is replaced by the smallest with the same
     outputs. The others keep their parameters, which ``net`` and the copy share.
@@ -73,7 +73,7 @@ def fuse(net: PreTrainedModel, names: Iterable[str] | None = None) -> PreTrained
 
     Args:
         net: in any form.
-        names: of these layers; None for those of :func:`merged`.
+        names: of these layers; None for the layers of :func:`merged`.
     """
     fused = compact(net)
     names = list(merged(fused) if names is None else names)

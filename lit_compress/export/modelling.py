@@ -94,7 +94,7 @@ def write_model(net: PreTrainedModel, folder: Path) -> None:
 
 
 def write_form(net: PreTrainedModel, folder: Path, save: Callable[[PreTrainedModel, Path], None]) -> None:
-    """Write config with ``auto_map``, structure and the modelling file; ``save`` writes what else is to be written."""
+    """Write config with ``auto_map``, structure and the modelling file; ``save`` writes the other files."""
     base = type(net).__name__
     net.config.structure = describe(net)
     net.config.architectures = [f"Compressed{base}"]
@@ -110,7 +110,7 @@ def write_form(net: PreTrainedModel, folder: Path, save: Callable[[PreTrainedMod
 
 
 def _auto_map(net: PreTrainedModel, own: Mapping[str, str]) -> dict[str, str]:
-    """Return the classes of an export; ``own``: those of the model."""
+    """Return the classes of an export; ``own``: the model's."""
     kept = {name: ref for name, ref in own.items() if name == "AutoConfig"}
     return kept | {task_type_of_net(net.config).auto_class: f"{MODULE}.Compressed{type(net).__name__}"}
 
@@ -134,7 +134,7 @@ def code_of(base: str, kinds: Iterable[str], file: str | None = None) -> str:
 
 
 def is_own_code(net: PreTrainedModel, folder: Path) -> bool:
-    """Say whether the code that ``folder`` brings, if any, is what :func:`write_model` writes for its ``net``."""
+    """Say whether the code in ``folder``, if any, equals the code that :func:`write_model` writes for ``net``."""
     auto_map, code = json.loads((folder / "config.json").read_text()).get("auto_map"), folder / f"{MODULE}.py"
     if auto_map is None:
         return True
@@ -152,8 +152,8 @@ def _with_bases(layers: Sequence[type[nn.Module]]) -> list[type[nn.Module]]:
 def _refuse_other_classes(config: PreTrainedConfig, path: Path) -> None:
     """Write :data:`REFUSAL` in the place of the activation functions in the file ``path`` of ``config``.
 
-    What it replaces, and what the configuration would conclude from it when it is read, stands under
-    :data:`ACTIVATIONS` (T5 takes three settings from one).
+    The replaced names, and settings that the configuration derives from them (T5 takes three from one), are under
+    :data:`ACTIVATIONS`.
     """
     from transformers.activations import ACT2FN
 

@@ -1,4 +1,4 @@
-"""Number formats of an export: the dtype of its file, and what a program of small integers scores."""
+"""Number formats of an export: the dtype of its file, and the metric of a program of small integers."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def quantize_program(
 
     Args:
         folder: of the export.
-        made: what :func:`~lit_compress.export.program.write_program` returned.
+        made: the result of :func:`~lit_compress.export.program.write_program`.
         net: which the program was made from.
         data: of its task.
         dtype: of the integers.
 
     Returns:
-        Its ``dtype`` and ``bytes``; its ``metric`` and the ``interval`` of that, or None; the number of ``examples``;
-        ``order``, Spearman's correlation of its numbers with those of ``net``, or None for tasks without one number.
+        Its ``dtype`` and ``bytes``; its ``metric`` with ``interval``, or None; the number of ``examples``; ``order``,
+        Spearman's correlation of its numbers with the numbers of ``net``, or None for tasks without one number.
 
     Raises:
         UserError: there are no training texts; the library cannot quantize it.

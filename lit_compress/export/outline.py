@@ -1,4 +1,4 @@
-"""What the choices for an export leave of a model without values, for what is known of the file before training."""
+"""Apply the choices for an export to a model without values, to know the file's size before training."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def outline_export(
 
     Args:
         net: as a method leaves it, without values.
-        choices: what the user asked for.
+        choices: the user's.
         tokens_left: rows that ``vocabulary data`` keeps; None: all.
         merge: matrices are stored dense that are faster so.
 
     Raises:
-        UserError: what was asked for cannot be done with ``net``.
+        UserError: ``net`` cannot have these choices.
     """
     small = compact(net)
     if choices.pivot:

@@ -7,7 +7,7 @@ back and compared with the model on batches of other shapes, one of a single tex
 
 OpenVINO's file is made by ``transformers.exporters``, whose repairs of the graph its converter needs. For the other two
 these exporters call the same functions of PyTorch as this file, and write the same model: logits and times of a BERT in
-ONNX are equal, and BART and T5 that classify fail in ``torch.export`` there, too. But the axes of their files have no
+ONNX are equal, and BART and T5 classifiers also fail there in ``torch.export``. But the axes of their files have no
 names, the files hold paths of the machine, weights stand in a second file, PyTorch 2.11 is needed, and lines are
 printed that cannot be turned off. To repair that would take more than the two calls.
 """
@@ -67,7 +67,7 @@ def write_program(
         tokenizer: says whether texts have token types.
         folder: to write into.
         form: of the program.
-        kind: type of the task, which says what the program gives; None: the usual one of the model's class.
+        kind: type of the task, which sets the program's outputs; None: the usual one of the model's class.
 
     Raises:
         UserError: PyTorch or the runtime cannot follow this model; the program's logits differ from the model's by more
@@ -160,7 +160,7 @@ def difference(kind: TaskType, name: str, answered: Tensor, expected: Tensor, in
 
 
 def program_bytes(path: Path) -> int:
-    """Return the bytes of a program, of OpenVINO's weights, too, which are a file of their own."""
+    """Return the bytes of a program, including OpenVINO's separate file of weights."""
     return sum(file.stat().st_size for file in (path, path.with_suffix(".bin")) if file.is_file())
 
 

@@ -16,7 +16,7 @@ from lit_compress.utils.hub_errors import refused_push
 
 
 def check_repository(name: str) -> None:
-    """Refuse what cannot be the name of a repository.
+    """Refuse an invalid name of a repository.
 
     Raises:
         UserError: it cannot.
@@ -68,14 +68,14 @@ def check_push(name: str, private: bool = False) -> bool:
 def push(folder: Path, name: str, private: bool = False, kept: str | None = None) -> str:
     """Upload all files of an export, and return the address of the repository, which is made where it is missing.
 
-    It is one commit, which also deletes what the folder does not have. A repository that was made for a push that
+    It is one commit, which also deletes files that the folder does not have. A repository that was made for a push that
     fails is removed.
 
     Args:
         folder: of the export.
         name: ``USER/NAME``; without USER the user of the token.
         private: whether a new repository is private.
-        kept: what an error says of where the export is; None: in ``folder``.
+        kept: an error's words for the place of the export; None: ``folder``.
 
     Raises:
         UserError: as :func:`check_push`; or the hub refuses the files; the folder stays.

@@ -4,9 +4,9 @@ ONNX Runtime's static quantization and NNCF read the range of every activation o
 answers alone, in a batch and with padding. Ranges that are read anew in every batch would change them. Weights take
 7 of 8 bits: a processor without VNNI adds two products in 16 bits, which two of 8 bits overflow.
 
-Integers of PyTorch are left out. torchao 0.18 was tried on exports: it quantizes ``nn.Linear``, which two of the 26
-layers of a factorized BERT are; what it saves loads only where torchao is installed; and a dense BERT with weights and
-activations of 8 bits took 20 times as long as in float32 in PyTorch on a CPU, as nothing is fused without a compiler.
+Integers of PyTorch are left out. torchao 0.18 was tried on exports: it quantizes ``nn.Linear``, only two of the 26
+layers of a factorized BERT; its files load only where torchao is installed; a dense BERT with weights and activations
+of 8 bits took 20 times as long as in float32 in PyTorch on a CPU, as nothing is fused without a compiler.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def training_feeds(data: DataModule, option: str) -> list[Feed]:
 
     Args:
         data: of the task, as the program's tokenizer reads it.
-        option: what the user typed; the begin of an error message.
+        option: as the user typed it; the start of an error message.
 
     Raises:
         UserError: there are no training texts.
@@ -60,7 +60,7 @@ def quantize(path: Path, out: Path, feeds: Sequence[Feed], dtype: Integers = "in
     Args:
         path: ``.onnx`` or ``.xml``, in float32.
         out: the file to write, and for ``.xml`` the weights beside it.
-        feeds: batches that the program can read, with other arrays, too.
+        feeds: batches that the program can read, also with other arrays.
         dtype: ``int4`` is of weights alone, in OpenVINO.
 
     Raises:
@@ -85,7 +85,7 @@ def quantize(path: Path, out: Path, feeds: Sequence[Feed], dtype: Integers = "in
 def _quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed]) -> None:
     """Quantize matrices and their inputs by ONNX Runtime, and tables of embeddings by :func:`integer_tables`.
 
-    What a matrix returns stays in float. With ranges for it, too, MiniLM-L6 was off by twice as much, as the last
+    The output of a matrix stays in float. With ranges for it, too, MiniLM-L6 was off by twice as much, as the last
     matrix of a feed-forward network returns a few very large values, and it took longer.
     """
     import onnx

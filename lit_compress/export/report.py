@@ -74,7 +74,7 @@ class Measured:
         folder: folder of its tensors.
         metric: dev metric.
         initial: dev metric before the first step of its stage, e.g. right after a factorization; None without training.
-        kept: density that the method kept, if the file may store more (export/fuse.py); None: that of the file.
+        kept: density that the method kept, if the file may store more (export/fuse.py); None: the file's density.
         merged: True if the file has merged matrices; then all stored weights count in its density, zeros too.
         interval: of the dev metric, in which 95 of 100 samples have it; None where it is not known.
     """
@@ -115,8 +115,8 @@ def add_latency(entries: list[dict[str, Any]], nets: list[PreTrainedModel], task
     """Time the models in turns, with one thread, batch 1 and the task's length; add the times to their entries.
 
     Returns:
-        What the times carry: ``rounds``, ``spread`` (the largest p90 / p10), ``steady`` (whether that is small enough
-        for them to be trusted), and ``speedup`` of the last model over the first with its ``verdict``.
+        The evidence of the times: ``rounds``, ``spread`` (the largest p90 / p10), ``steady`` (whether that is small
+        enough for them to be trusted), and ``speedup`` of the last model over the first with its ``verdict``.
     """
     length = reading_length(nets[0], task)
     times = forward_times(nets, length)
@@ -169,7 +169,7 @@ def add_intervals(report: dict[str, Any], intervals: Mapping[str, Interval | Non
 
     Args:
         report: with the number of rows of the metric.
-        intervals: by stage, ``compressed`` for the export; that of a fraction of rows follows from the fraction.
+        intervals: by stage, ``compressed`` for the export; for a fraction of rows it follows from the fraction.
     """
     of_rows = intervals.get("compressed") is not None and report["metric"]["name"] in FRACTIONS
     for name, entry in report["stages"].items():
@@ -205,7 +205,7 @@ def score_line(report: dict[str, Any]) -> str:
 
 
 def final_metric(report: dict[str, Any]) -> float:
-    """Return the dev metric of what the export is for: of its program of integers, if it has one."""
+    """Return the dev metric that counts for the export: of its program of integers, if it has one."""
     return float((report.get("program") or {}).get("metric", report["compressed"]["metric"]))
 
 
@@ -219,7 +219,7 @@ def points_lost(report: dict[str, Any]) -> float:
 
 
 def pivot_line(report: dict[str, Any]) -> str:
-    """Return what the pivot form has saved, for the screen."""
+    """Return the savings of the pivot form, for the screen."""
     saved = report["pivot"]
     return f"pivot form: {len(saved)} products of factors have {sum(saved.values()):,} parameters fewer"
 
@@ -245,7 +245,7 @@ _Show = Callable[[dict[str, Any]], str]
 
 
 def _number(*path: str) -> Callable[[dict[str, Any]], float]:
-    """Return what reads the number at ``path`` of a model's entry."""
+    """Return a function that reads the number at ``path`` of a model's entry."""
 
     def read(entry: dict[str, Any]) -> float:
         for key in path:
@@ -307,7 +307,7 @@ def speedup_of(report: dict[str, Any]) -> Speedup | None:
 
 
 def speed_lines(report: dict[str, Any]) -> list[str]:
-    """Return what may be said of the latency, for the screen and the card: the speed-up, or that nothing may be."""
+    """Return the line on the latency, for the screen and the card: the speed-up, or "too noisy"."""
     if not (gain := speedup_of(report)):
         return []
     timing = report["timing"]
@@ -339,7 +339,7 @@ WIDEST = 100  # characters of a text on the screen
 def generation_lines(report: dict[str, Any]) -> list[str]:
     """Return how both models go on with a prompt, for the screen; [] for models that do not write.
 
-    What a terminal would obey, as control characters, is shown as a question mark.
+    Control characters, which a terminal would obey, become question marks.
     """
     if not (generation := report.get("generation")):
         return []

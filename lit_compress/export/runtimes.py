@@ -2,7 +2,7 @@
 
 A runtime loads a folder or a program and returns a function from arrays to results, as a user's own code would do it.
 So this file imports nothing of the package: bench.py imports it to time models in turns, and also starts it as a
-script, in a process of its own whose load time and memory are those of a program that uses the runtime.
+script, in a separate process, whose load time and memory are the same as in a program that uses the runtime.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Runtime:
 
     Attributes:
         name: as users type it.
-        packages: what must be installed.
-        load: from what is read to a function; raises LookupError where the runtime does not run on the device.
+        packages: that must be installed.
+        load: makes a function of the loaded files; raises LookupError where the runtime does not run on the device.
         reads: the file that is loaded, of those that bench.py can write; None for the folder.
         dtype: of the products.
         tolerance: by how much its results may differ from PyTorch's, relative above 1.
@@ -142,7 +142,7 @@ NEEDED = {"onnx": ("onnxruntime",), "onnx-int8": ("onnxruntime",), "openvino": (
 
 
 def peak_mib() -> float:
-    """Return this process's peak resident size; not ru_maxrss, which begins with that of the process it came from."""
+    """Return this process's peak resident size; not ru_maxrss, which starts at its parent's value."""
     status = Path("/proc/self/status")
     if status.is_file():
         return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")) / 1024
@@ -153,7 +153,7 @@ def peak_mib() -> float:
 
 @dataclass(frozen=True)
 class Fresh:
-    """What a process of its own says.
+    """The result of a separate process.
 
     Attributes:
         import_seconds: of the runtime's packages.

@@ -23,7 +23,7 @@ def write_sentences(folder: Path, config: PreTrainedConfig, data: DataModule) ->
 
 
 def write_sentence_files(folder: Path, width: int, max_length: int, pooling: Pooling) -> None:
-    """Write ``modules.json`` and what it names, so that ``SentenceTransformer(folder)`` gives the same vectors.
+    """Write ``modules.json`` and the folders it names, so that ``SentenceTransformer(folder)`` gives the same vectors.
 
     Args:
         folder: of the export.

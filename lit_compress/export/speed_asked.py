@@ -1,8 +1,8 @@
 """The speed that a budget asks for: in which runtime and for which batches, and programs timed there in turns.
 
-What is timed is the program that an export writes (program.py, quantize.py), of one thread, by processor time: another
-process on the machine makes a forward longer, not its work. Values do not change the time. So a model without values
-gets random ones, and integers random texts to read their ranges from.
+It times the program that an export writes (program.py, quantize.py), of one thread, by processor time: another process
+on the machine makes a forward longer, not its work. Values do not change the time. So a model without values gets
+random ones, and integers random texts to read their ranges from.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def find_place(budget: Budget, choices: Choices, net: PreTrainedModel, length: i
         texts: whether there are training texts, which integers need.
 
     Raises:
-        UserError: the runtime is unknown or not installed, does not run what the choices say or cannot have this model;
-            there are no texts for it; the model reads fewer tokens.
+        UserError: the runtime is unknown or not installed, does not run the chosen number formats or this model; there
+            are no texts for it; the model reads fewer tokens.
     """
     batches = BATCHES[:1] if task_type_of_net(net.config).over_vocabulary else BATCHES  # logits of 32 texts take GB
     shapes = budget.shapes or tuple((batch, length) for batch in batches)

@@ -31,14 +31,14 @@ def _used(net: PreTrainedModel, data: DataModule) -> set[int]:
 
 
 def cut_vocabulary(net: PreTrainedModel, data: DataModule) -> tuple[PreTrainedModel, DataModule, dict[str, Any]]:
-    """Return ``net`` and ``data`` with a smaller tokenizer, and what the report says of it.
+    """Return ``net`` and ``data`` with a smaller tokenizer, and the report's entry on it.
 
     Pieces of the training examples stay, as far as the model reads them; all special tokens, characters and bytes; and
-    for BPE what their merges need (models/pieces.py).
+    for BPE the pieces of their merges (models/pieces.py).
 
     Returns:
         The model; the data as the small tokenizer reads it; ``rows`` kept ``of`` so many, the number of training
-        ``inputs``, and how many of them have ``changed`` (none, but for words that the big tokenizer did not know).
+        ``inputs``, and how many of them have ``changed`` (none, except for words that the big tokenizer did not know).
 
     Raises:
         UserError: the tokenizer or the model cannot be cut.

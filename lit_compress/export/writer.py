@@ -7,7 +7,7 @@ It needs NumPy, and ONNX Runtime or PyTorch, and nothing else::
     ids = Writer(".").write(input_ids, attention_mask)  # arrays [texts, tokens] of a tokenizer
 
 ``writing.json`` says which programs there are, and which tokens begin and end a text. A model with an encoder returns
-what it writes. Another returns the inputs and what follows; the padding of its inputs stands at the left.
+the new tokens. Other models return inputs and new tokens; their inputs are padded on the left.
 """
 
 import json
@@ -32,7 +32,7 @@ class Writer:
         self.run = {name: _load(Path(folder) / file) for name, file in self.facts["programs"].items()}
 
     def write(self, input_ids: Any, attention_mask: Any, longest: int | None = None) -> np.ndarray:
-        """Return ids [texts, tokens], int64; of ``longest`` new ones at most, by default what ``writing.json`` says."""
+        """Return ids [texts, tokens], int64; at most ``longest`` new ones, default: as in ``writing.json``."""
         ids, mask = np.asarray(input_ids, np.int64), np.asarray(attention_mask, np.int64)
         texts, given = len(ids), {}
         if "encode" in self.run:

@@ -33,7 +33,7 @@ NEW, BEGIN = 8, 16  # tokens that are written to compare, and those of the text 
 def write_writing(
     net: PreTrainedModel, folder: Path, form: Literal["onnx", "torch"], texts: list[Inputs]
 ) -> dict[str, Any] | None:
-    """Write the programs, ``writing.json`` and ``write.py`` into ``folder``, and compare what they write with ``net``.
+    """Write the programs, ``writing.json`` and ``write.py`` into ``folder``, and compare their texts with ``net``'s.
 
     Where that cannot be done, a warning says it, in one line.
 
@@ -131,9 +131,9 @@ class _Decode(nn.Module):
 
         Args:
             input_ids: new tokens.
-            attention_mask: of the text that is read; without an encoder, of all tokens, those of ``past`` first.
+            attention_mask: of the text that is read; without an encoder, of all tokens, ``past`` first.
             past: keys, values, keys, ... of the tokens before the new ones.
-            read: those of the text that is read; None without an encoder.
+            read: mask of the text that is read; None without an encoder.
         """
         from transformers import EncoderDecoderCache
         from transformers.modeling_outputs import BaseModelOutput
@@ -200,7 +200,7 @@ def _save(module: nn.Module, inputs: dict[str, Any], outputs: list[str], path: P
 
 
 def _facts(net: PreTrainedModel, past: list[Tensor], programs: dict[str, str]) -> dict[str, Any]:
-    """Return what ``write.py`` must know."""
+    """Return the settings of ``write.py``."""
     chosen = net.generation_config
     ends = chosen.eos_token_id
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
