@@ -45,7 +45,7 @@ def weights(module: nn.Module) -> list[torch.Tensor]:
 def counted_weights(net: PreTrainedModel) -> list[torch.Tensor]:
     """Return the stored weights of the sites, and of matrices that layers have added, each once.
 
-    Layers return added matrices in their ``counted_weights()``: those of residual paths, and tables of relative
+    Layers return added matrices in their ``counted_weights()``: matrices of residual paths, and tables of relative
     positions in attentions.
     """
     counted = [w for site in find_sites(net) for w in weights(net.get_submodule(site.name))]

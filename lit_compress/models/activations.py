@@ -58,8 +58,8 @@ def forward_bytes(net: PreTrainedModel, texts: int, length: int, graph: Graph, h
         net: in any form, without values (device ``meta``) or with them.
         texts: of the batch.
         length: tokens of every text. An encoder-decoder writes a quarter as many.
-        graph: ``parameters``: it is a forward of training, with dropout, that keeps what their gradients need;
-            ``sites``: it keeps what gradients by the outputs of the sites need; ``none``: it keeps nothing.
+        graph: ``parameters``: it is a forward of training, with dropout, that keeps activations for all gradients;
+            ``sites``: it keeps activations for gradients by the sites' outputs; ``none``: it keeps nothing.
         half: under autocast to 16 bits.
 
     Returns:

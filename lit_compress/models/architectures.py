@@ -1,10 +1,9 @@
-"""One record per Hugging Face architecture: where its Linears, norms and embeddings are, and what can be removed.
+"""One record per Hugging Face architecture: where its Linears, norms and embeddings are, and which can be removed.
 
-A new architecture is one entry of ``ARCHITECTURES``; record.py says what its fields mean. Every other file reads the
-record through the functions of sites.py, residual_stream.py and slicing.py. A field at its default, None or False, says
-that something is not possible.
-Poolers, task heads and embeddings are never sites: LPAF 4.1 and FWSVD 3 compress "the linear layers in the transformer
-blocks", and only with these sites do their published parameter percentages come out.
+A new architecture is one entry of ``ARCHITECTURES``; record.py explains its fields. Every other file reads the record
+through the functions of sites.py, residual_stream.py and slicing.py. A field at its default, None or False, says that
+something is not possible. Poolers, task heads and embeddings are never sites: LPAF 4.1 and FWSVD 3 compress "the linear
+layers in the transformer blocks", and only with these sites do their published parameter percentages come out.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def _feed_forward(path: str) -> dict[str, Role]:
 
 
 def _bert(suffix: str = "", also: tuple[str, ...] = ()) -> tuple[SubLayerSpec, SubLayerSpec]:
-    """Return the sub-layers of BERT and similar architectures; ``suffix`` is that of the names of q, k, v."""
+    """Return the sub-layers of BERT and similar architectures; ``suffix`` ends the names of q, k, v."""
     attention, output = "attention.self", "attention.output.dense"
     linears = _under(attention, {f"query{suffix}": "q", f"key{suffix}": "k", f"value{suffix}": "v"})
     return (

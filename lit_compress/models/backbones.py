@@ -43,9 +43,9 @@ DEFAULT = "google-bert/bert-base-uncased"  # on the hub
 
 
 def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
-    """Return the folder to load: a name's snapshot of the hub, or what a GGUF file is read to; ``embedded`` is built.
+    """Return the folder to load: a name's snapshot of the hub, or a GGUF file's conversion; ``embedded`` is built.
 
-    ``option`` is what the user named it by; messages begin with it.
+    ``option`` is the name of the user's option; messages begin with it.
 
     Raises:
         UserError: the path is not a folder with a ``config.json``, and the hub does not give a model of this name; for
@@ -73,7 +73,7 @@ def resolve(backbone: str, task: Task, option: str = "model.backbone") -> str:
 
 @contextmanager
 def _one_line(what: str, name: str, option: str = "model.backbone") -> Iterator[None]:
-    """Turn the loaders' many errors into one line that says what to do."""
+    """Turn the loaders' many errors into one line with advice."""
     try:
         yield
     except UserError:
@@ -173,8 +173,8 @@ def load_net(backbone: str, task: Task, sites: str | None = None) -> PreTrainedM
     A head that the checkpoint lacks, or that has another size, is drawn anew, and named.
 
     Raises:
-        UserError: as :func:`load_tokenizer`; or ``backbone`` is compressed already, or its tensors are not those of
-            its configuration.
+        UserError: as :func:`load_tokenizer`; or ``backbone`` is compressed already, or its tensors do not match its
+            configuration.
     """
     import torch
 
@@ -194,7 +194,7 @@ def load_net(backbone: str, task: Task, sites: str | None = None) -> PreTrainedM
 
 
 def _clear_unused(net: PreTrainedModel, info: dict[str, Any], task: Task) -> None:
-    """Set what the file lacks and the task does not use to 0 in place of random numbers, and take it off the list."""
+    """Set unused tensors that the file lacks to 0, not random numbers, and take them off the list."""
     for name in [name for name in info["missing_keys"] if task_type(task).unused(name)]:
         net.get_parameter(name).data.zero_()
         info["missing_keys"].remove(name)
@@ -220,8 +220,8 @@ def load_finetuned(name: str, task: Task, option: str = "model.teacher", sites: 
 
     Args:
         name: folder or hub name.
-        task: what it was fine-tuned on.
-        option: which option named it; the begin of an error message.
+        task: that it was fine-tuned on.
+        option: which option named it; the start of an error message.
         sites: a pattern that names the sites of a model without a record.
 
     Raises:
@@ -299,7 +299,7 @@ def empty_net(config: PreTrainedConfig) -> PreTrainedModel:
     """Build the model of ``config`` with random float32 weights, to be filled from a checkpoint.
 
     Raises:
-        UserError: it has code of its own, whose forward does not name what it reads.
+        UserError: it has code of its own, whose forward does not name its inputs.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""A model of which one block at a time is in memory, so that it can be larger than that.
+"""A model with one block at a time in memory, so that it can be larger than memory.
 
 Everything outside the blocks (embeddings, last norm, head) stays in memory. In the place of every block is a stand-in.
-The model's own forward makes masks and positions, and calls every stand-in as it would call the block; that of the
-block in question runs it, on hidden states that are given, and ends the forward there. So no code of a family is
+The model's own forward makes masks and positions, and calls every stand-in as it would call the block; the stand-in of
+the block in question runs it, on hidden states that are given, and ends the forward there. So no code of a family is
 needed here, and none is copied.
 """
 
@@ -39,7 +39,7 @@ class _BlockReached(Exception):
 
 
 class StandIn(nn.Module):
-    """Has no weights; asks ``run`` for what the block gives, whose attributes it has.
+    """Has no weights; asks ``run`` for the output of the block, whose attributes it has.
 
     Args:
         block: which it stands for.
@@ -53,7 +53,7 @@ class StandIn(nn.Module):
         self._held = (block, run, number)  # in a tuple, so that the block is no submodule
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what ``run`` returns for these arguments."""
+        """Return the result of ``run`` for these arguments."""
         block, run, number = self._held
 
         def again(hidden: Tensor, other: nn.Module | None = None) -> Any:
@@ -71,7 +71,7 @@ class StandIn(nn.Module):
 
 
 def check_by_block(net: PreTrainedModel, option: str = "--by_block") -> None:
-    """Refuse a model whose blocks cannot run one by one on what the one before gave; only its record is read.
+    """Refuse a model whose blocks cannot run one by one on the previous block's output; only its record is read.
 
     Args:
         net: dense or compressed.
@@ -147,11 +147,11 @@ class Blocks:
 
     @contextmanager
     def only_block(self) -> Iterator[None]:
-        """Give up what is outside the blocks, if it can be read again."""
+        """Unload the parts outside the blocks, if they can be read again."""
         yield
 
     def step(self, number: int, inputs: BatchTensors, hidden: Tensor | None, other: nn.Module | None = None) -> Tensor:
-        """Return what block ``number``, which has its values, makes of ``hidden``; None: of what the embeddings give.
+        """Return what block ``number``, which has its values, for ``hidden``; None: for the embeddings' output.
 
         Args:
             number: of the block.
@@ -173,7 +173,7 @@ class Blocks:
         return outputs[0]
 
     def finish(self, inputs: BatchTensors, hidden: Tensor) -> Any:
-        """Return the model's output where ``hidden`` [b, length, width] is what the last block gives."""
+        """Return the model's output if ``hidden`` [b, length, width] is the last block's output."""
         last = len(self) - 1
 
         def run(at: int, states: Tensor, again: Callable[..., Any]) -> Any:
@@ -211,7 +211,7 @@ class Blocks:
 def one_by_one(net: PreTrainedModel, device: torch.device | str) -> Iterator[Blocks]:
     """Yield the :class:`Blocks` of a model in memory, which is whole again afterwards, on the CPU.
 
-    What is outside the blocks is on ``device``, and a block while it is asked for.
+    The parts outside the blocks are on ``device``; a block is there only while it is needed.
     """
     cache = getattr(net.config, "use_cache", None)
     walked = Blocks(net, device)
@@ -270,7 +270,7 @@ class BlockNet(Blocks):
 
     @contextmanager
     def only_block(self) -> Iterator[None]:
-        """Give up what is outside the blocks, and read it again at the end."""
+        """Unload the parts outside the blocks, and reload them at the end."""
         empty(self.net)
         yield
         self._fill_outside()
@@ -331,7 +331,7 @@ class Ending:
 
     Args:
         net: whose last part runs.
-        states: function that returns an iterator over what the last block gave for every batch.
+        states: function that returns an iterator over the last block's output for every batch.
     """
 
     def __init__(self, net: Blocks, states: Callable[[], Iterator[Tensor]]) -> None:

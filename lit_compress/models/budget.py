@@ -27,13 +27,13 @@ _EXAMPLES = {"density": "0.25", "params": "5M", "flops": "0.3", "size": "20MB", 
 
 @dataclass(frozen=True)
 class Budget:
-    """What an exported model may have.
+    """The limit on an exported model.
 
     Attributes:
-        kind: what is counted.
+        kind: the unit.
         value: share, number of parameters, bytes, or dense / compressed latency.
         asked: as the user typed it.
-        of_net: a density is that of all weights of the model, embeddings included, in place of the matrices'.
+        of_net: a density counts all weights of the model, embeddings included, not only the matrices.
         runtime: of a speed-up; None: the fastest one that is installed.
         shapes: of a speed-up: texts in a batch, and their length in tokens; it is reached in all. (): one text and 32
             texts of the task's length.
@@ -52,7 +52,7 @@ class Budget:
         return self.kind == "speedup"
 
     def reached(self, report: Mapping[str, Any]) -> float:
-        """Return what the exported model of a report has, in the units of ``value``."""
+        """Return the exported model's value in a report, in the units of ``value``."""
         compressed, ratios = report["compressed"], report["ratios"]
         if self.kind == "density":
             return ratios["params"]["total"] if self.of_net else compressed["density"]
@@ -66,10 +66,10 @@ class Budget:
         return program["bytes"] if "dtype" in program else compressed["bytes"]
 
     def check(self, report: Mapping[str, Any], density: float) -> dict[str, Any]:
-        """Return the field ``budget`` of a report: what was asked, what is there, and whether it is within the limit.
+        """Return the field ``budget`` of a report: the asked value, the actual one, and whether it is within the limit.
 
-        ``off`` is what is there / what was asked - 1. ``met`` is None if the timing is too noisy to say whether a
-        speed-up is reached at every shape.
+        ``off`` is actual / asked - 1. ``met`` is None if the timing is too noisy to say whether a speed-up is reached
+        at every shape.
 
         Args:
             report: all but this field.
@@ -181,7 +181,7 @@ def verdict(met: bool | None) -> str:
 
 
 def budget_line(checked: Mapping[str, Any]) -> str:
-    """Return what is said of the field ``budget`` of a report on the screen."""
+    """Return the line of the field ``budget`` of a report for the screen."""
     reached, by = shown(checked["kind"], checked["reached"]), f"{abs(checked['off']):.1%}"
     side = "above" if checked["off"] > 0 else "below"
     text = f"budget {checked['asked']}: {verdict(checked['met'])}, the export has {reached}"

@@ -1,7 +1,7 @@
-"""The check of every model that is loaded: its tensors are those of the file, its tokenizer and its labels fit.
+"""The check of every model that is loaded: its tensors match the file, its tokenizer and its labels fit.
 
 Libraries warn and go on: a tensor that a file lacks is drawn at random, a tokenizer without files knows five words, a
-head answers for labels that it was not trained on. Here each of them is one line that says what is wrong.
+head answers for labels that it was not trained on. Here each of them is one line that names the mistake.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ MOST_COUNTED, MOST_SIZED = 4096, 2**24
 
 
 def check_counts(what: str, folder: Path) -> None:
-    """Refuse a configuration whose numbers alone would fill the memory, before a library builds what they say.
+    """Refuse a configuration whose numbers alone would fill the memory, before a library builds the model.
 
     Args:
-        what: option and value, the begin of the message.
+        what: option and value, the start of the message.
         folder: with a ``config.json``; of one that is not there or unreadable others say so.
 
     Raises:
@@ -82,7 +82,7 @@ def check_size(what: str, folder: Path, build: Callable[[], PreTrainedModel]) ->
     """Refuse a folder whose weights are integers, or a much smaller model than it describes, before memory is taken.
 
     Args:
-        what: option and value, the begin of the message.
+        what: option and value, the start of the message.
         folder: of the model; a hub name is no folder.
         build: function that builds the model of the configuration.
 
@@ -112,7 +112,7 @@ def refuse_compressed(what: str, folder: Path) -> None:
     """Refuse a folder whose tensors do not fit the class that the library would load them into.
 
     Args:
-        what: option and value, the begin of the message.
+        what: option and value, the start of the message.
         folder: of the model; a hub name is no folder.
 
     Raises:
@@ -123,10 +123,10 @@ def refuse_compressed(what: str, folder: Path) -> None:
 
 
 def check_tensors(what: str, net: PreTrainedModel, info: dict[str, Any], new_head: bool) -> None:
-    """Refuse a model some of whose tensors are not those of its file; name a head that is new.
+    """Refuse a model if some tensors are not from its file; name a new head.
 
     Args:
-        what: option and value, the begin of the message.
+        what: option and value, the start of the message.
         net: as loaded.
         info: ``output_loading_info`` of ``from_pretrained``: the keys that were missing, unexpected or reshaped.
         new_head: a head that the file lacks, or has in another size, is drawn anew; else it is an error.
@@ -204,7 +204,7 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
     number counts, and a note says in which order they are taken.
 
     Args:
-        what: option and value, the begin of the message.
+        what: option and value, the start of the message.
         config: of the model.
         task: what the head is to be used for.
 
@@ -248,7 +248,7 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
 def is_finetuned(config: PreTrainedConfig, task: Task) -> bool:
     """Say whether a model's head was trained on the classes of ``task``: same type, same names, in the same order.
 
-    Heads whose labels have no names, and those of tasks without classes, could be anybody's: they do not count.
+    Heads whose labels have no names, or whose tasks have no classes, could be anybody's: they do not count.
     """
     names = _classes(config, task)
     return bool(names) and _plain(names) == _plain(task.labels)
@@ -268,7 +268,7 @@ def warn_of_order(what: str, config: PreTrainedConfig, task: Task) -> None:
     """Warn of a head that was trained on the classes of ``task`` in another order: its answers would be exchanged.
 
     Args:
-        what: option and value, the begin of the message.
+        what: option and value, the start of the message.
         config: of the model.
         task: what the head is to be used for.
     """

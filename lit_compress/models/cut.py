@@ -1,8 +1,8 @@
-"""Remove what gates have closed: fold their values into the weights, slice matrices, remove sub-layers.
+"""Remove closed parts: fold their values into the weights, slice matrices, remove sub-layers.
 
 The values of open gates go into the rows of v (heads), the columns of the second feed-forward matrix (neurons), the
-rows and biases of the last matrices (sub-layers, hidden), the embeddings' columns and every LayerNorm's weight and
-bias (hidden). So the smaller model computes what the gated one did, biases and residual stream included; folding the
+rows and biases of the last matrices (sub-layers, hidden), the embeddings' columns and every LayerNorm's weight and bias
+(hidden). So the smaller model computes the same as the gated one, biases and residual stream included; folding the
 stream's gates into the next matrices' columns, as CoFi's program does, would miss the residual sum and the biases.
 """
 
@@ -61,13 +61,13 @@ def close_empty_sublayers(z: dict[str, Tensor]) -> dict[str, Tensor]:
 def cut_closed(
     net: PreTrainedModel, z: dict[str, Tensor], constant: bool = False, parts: list[SubLayer] | None = None
 ) -> None:
-    """Remove what the gates closed from ``net``, in place; its outputs are those of the gated model in evaluation mode.
+    """Remove the closed parts from ``net``, in place; its outputs equal the gated model's in evaluation mode.
 
     Args:
         net: with or without the layers of :func:`~lit_compress.methods.cofi.gates.gate_net`.
         z: name of a gate -> deterministic values [groups, size].
         constant: a closed sub-layer is one without units, which still adds its last bias, with the norm after it;
-            False: it adds nothing, and its norm goes, too. Not with gates of the residual stream.
+            False: it adds nothing, and its norm is also removed. Not with gates of the residual stream.
         parts: the sub-layers that the gates are of, in forward order; None for all. Others stay as they are.
     """
     assert not ((constant or parts is not None) and "hidden" in z)

@@ -24,7 +24,7 @@ def check_table(net: PreTrainedModel, rank: int | None, option: str) -> str:
     Args:
         net: dense or compressed; only shapes are read.
         rank: of its factors; None: it is to be stored as integers.
-        option: what the user typed; the begin of an error message.
+        option: as the user typed it; the start of an error message.
 
     Raises:
         UserError: its tensor has other uses, or it is compressed already; ``rank`` makes it no smaller.
@@ -43,7 +43,7 @@ def check_table(net: PreTrainedModel, rank: int | None, option: str) -> str:
 
 
 def shrink_shapes(net: PreTrainedModel, rank: int | None, option: str = "--embeddings") -> None:
-    """Do what :func:`shrink_table` does to a ``net`` without values, in place."""
+    """Apply the shapes of :func:`shrink_table` to a ``net`` without values, in place."""
     name = check_table(net, rank, option)
     with torch.device("meta"):
         if rank is None:
@@ -64,7 +64,7 @@ def shrink_table(
         net: changed in place.
         rank: of the factors; None: integers.
         counts: c [tokens]; None: all rows weigh the same.
-        option: what the user typed; the begin of an error message.
+        option: as the user typed it; the start of an error message.
 
     Returns:
         The error of the table, as a share of its norm.

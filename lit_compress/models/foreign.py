@@ -1,7 +1,7 @@
 """Models in forms that cannot be compressed: adapters, quantized weights, and pointers in place of files.
 
-Libraries load some of them without a word and leave out what they do not know, or ask for a package that does not help.
-Here each of them is one line that says what to do. Only names, sizes, first bytes and ``config.json`` are read.
+Libraries load some of them without a word and leave out unknown tensors, or ask for a package that does not help. Here
+each of them is one line with advice. Only names, sizes, first bytes and ``config.json`` are read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def check_form(what: str, path: Path) -> None:
     """Refuse a model whose form cannot be read, before a library reads it.
 
     Args:
-        what: option and value, the begin of the message.
-        path: the folder of a model, of which some files may be missing, or what was given in its place.
+        what: option and value, the start of the message.
+        path: the folder of a model, where some files may be missing, or the value given in its place.
 
     Raises:
         UserError: it is a file; or the folder has an adapter, quantized weights, only weights of another program, or
@@ -77,7 +77,7 @@ def check_floats(what: str, file: Path) -> None:
     """Refuse matrices of integers, which a library would take for the weights themselves.
 
     Args:
-        what: option and value, the begin of the message.
+        what: option and value, the start of the message.
         file: of safetensors, or a pickle of tensors; of another pickle who loads it says so.
 
     Raises:
@@ -99,7 +99,7 @@ def check_floats(what: str, file: Path) -> None:
 
 
 def quantization_method(settings: Any) -> str:
-    """Return what a configuration calls the method by which weights are quantized.
+    """Return the name in a configuration of the method that quantized the weights.
 
     >>> quantization_method({"quant_method": "gptq", "bits": 4}), quantization_method({"load_in_4bit": True})
     ('gptq', 'bitsandbytes')
@@ -152,7 +152,7 @@ def check_weights(what: str, folder: Path) -> None:
     """Refuse a model whose weights are missing, or not whole, before anything is made of it.
 
     Args:
-        what: option and value, the begin of the message.
+        what: option and value, the start of the message.
         folder: of the model.
 
     Raises:

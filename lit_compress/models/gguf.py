@@ -45,8 +45,8 @@ def as_folder(what: str, path: Path) -> Path:
     """Return the folder that a GGUF file is read to, or ``path`` if that is something else.
 
     Args:
-        what: option and value, the begin of messages.
-        path: what was given as a model.
+        what: option and value, the start of messages.
+        path: given as a model.
 
     Raises:
         UserError: the file is split, broken, or of a family without a record; a package to read it is missing.

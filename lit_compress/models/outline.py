@@ -1,4 +1,4 @@
-"""Models without values in the form that a method will leave, for what is known of them before training.
+"""Models without values in the form after a method, to know their sizes before training.
 
 Where data decide on widths and rows, these are spread evenly over the model, so that the number of weights is right and
 their places are not.
@@ -114,7 +114,7 @@ def spread_evenly(
 
 
 def _spread(share: float, counts: list[int]) -> list[int]:
-    """Return a whole number for each of ``counts``, near ``share`` of it; their sum is near that of the shares."""
+    """Return a whole number for each of ``counts``, near ``share`` of it; their sum is near the sum of the shares."""
     kept, before, total = [], 0, 0.0
     for count in counts:
         total += share * count

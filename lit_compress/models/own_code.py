@@ -1,8 +1,7 @@
 """Code that a model brings in its own folder: transformers runs it, with all rights of the user, only if it is trusted.
 
 Nothing here asks: the option ``--trust_remote_code`` decides for the whole process. The code of a trusted model goes
-wherever the model goes, into the folders of a run and into the export, because no other class computes what it
-computes.
+wherever the model goes, into the folders of a run and into the export, because no other class computes the same.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def check_code(what: str, folder: Path) -> None:
     tokenizer is read from ``tokenizer.json`` without its code. Notes say both.
 
     Args:
-        what: option and value, the begin of the message.
+        what: option and value, the start of the message.
         folder: of the model.
 
     Raises:
@@ -98,7 +97,7 @@ def own_class(what: str, config: PreTrainedConfig, auto_class: str) -> str | Non
     A configuration that is not trusted forgets its code, so that no file names code that is not beside it.
 
     Args:
-        what: option and value, the begin of the message.
+        what: option and value, the start of the message.
         config: of the model.
         auto_class: the class of transformers that loads the model, e.g. ``AutoModelForSequenceClassification``.
 

@@ -43,7 +43,7 @@ def set_pad_token(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrai
     then the end token, unless it stands behind every text: then another special token does.
 
     Args:
-        what: option and value, the begin of the message.
+        what: option and value, the start of the message.
         tokenizer: of the model.
         config: of the model, as it is stored.
         task: of the model.

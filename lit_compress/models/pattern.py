@@ -1,8 +1,7 @@
 """Sites by a pattern over the names of modules, for models whose architecture has no record.
 
 The pattern stands in the configuration of the model, so it is wherever the model is: in the folders of a run, in
-exports and in the dense model that sizes are compared with. Only what is true of every Linear can be done with such
-sites.
+exports and in the dense model that sizes are compared with. Only methods that fit every Linear work with such sites.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _NUMBER = re.compile(r"\.(\d+)\.")
 
 
 class Named(NamedTuple):
-    """What a name says of a Linear: the path inside its block, the number of the block, its stack."""
+    """The parts of a Linear's name: the path inside its block, the number of the block, its stack."""
 
     name: str
     path: str
@@ -54,7 +53,7 @@ def set_pattern(config: PreTrainedConfig, pattern: str | None) -> None:
 def named_linears(net: PreTrainedModel) -> list[Named]:
     """Return the Linears inside blocks whose names end as the pattern says, also where they were replaced.
 
-    Blocks are what is numbered in the base model: no pooler, no head and no embedding is in one.
+    Blocks are the numbered modules of the base model: no pooler, no head and no embedding is in one.
 
     Raises:
         UserError: there are none.

@@ -7,8 +7,8 @@ tokens in front keep their ids. On the given texts the small tokenizer returns t
 - BPE applies the best merge that it finds; with each kept piece stay the merges that make it.
 - Unigram takes the path with the best score; it stays, and all that is removed are other paths.
 
-What else it reads it spells with single characters or bytes, all of which are kept; a piece is kept whole if it has a
-character that is no piece of its own.
+It spells other words with single characters or bytes, which are all kept; a piece is kept whole if it has a character
+that is no piece of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def cut_tokenizer(
     Args:
         tokenizer: a fast one; it is not changed.
         used: ids of pieces that must stay.
-        option: what the user named it by; the begin of an error message.
+        option: the user's option; the start of an error message.
 
     Raises:
         UserError: the kind of tokenizer cannot be cut.

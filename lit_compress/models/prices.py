@@ -1,4 +1,4 @@
-"""What matrices cost at every rank, and heads and neurons: parameters, FLOPs, or milliseconds measured on this machine.
+"""Costs of matrices at every rank, of heads and neurons: parameters, FLOPs, or milliseconds measured on this machine.
 
 Times of a shape are measured once and kept in the cache, unless the machine was too busy for them to be trusted.
 """
@@ -41,8 +41,7 @@ def prices_of(
     Args:
         shapes: by name.
         tokens: how many tokens each reads in a forward.
-        unit: what is counted. ``flops``: 2 per multiply-add. ``milliseconds``: those of one thread, measured, of
-            factors.
+        unit: what is counted. ``flops``: 2 per multiply-add. ``milliseconds``: measured on one thread, of factors.
         pivot: factors are stored in pivot form.
     """
     if unit == "milliseconds":
@@ -98,7 +97,7 @@ def timed(variants: Sequence[Callable[[], object]], key: tuple[object, ...] | No
 
     Args:
         variants: the functions.
-        key: what they are; with it, the times come from the cache where they were measured before on this machine.
+        key: of the times in the cache; with it, times measured before on this machine are reused.
     """
     folder = cache_folder() / f"times-{short_hash(processor(), torch.__version__, REPEATS, key)}"
     if key is not None and folder.is_dir():
@@ -113,7 +112,7 @@ def timed(variants: Sequence[Callable[[], object]], key: tuple[object, ...] | No
 
 @dataclass(frozen=True)
 class UnitPrice:
-    """The heads of an attention or the neurons of a feed-forward network, and what one of them costs.
+    """The heads of an attention or the neurons of a feed-forward network, and the cost of one of them.
 
     With grouped queries a unit is a head of keys and values with its queries.
 
@@ -127,7 +126,7 @@ class UnitPrice:
 
     @property
     def whole(self) -> int:
-        """Weights of all units: those of the sub-layer."""
+        """Weights of all units of the sub-layer."""
         return sum(out * inner for out, inner in self.sizes.values())
 
     @property
@@ -136,7 +135,7 @@ class UnitPrice:
         return self.whole // self.count
 
     def at(self, unit: Unit, tokens: Mapping[str, int]) -> float:
-        """Return what one unit costs.
+        """Return the cost of one unit.
 
         In milliseconds it is the difference of the matrices with all and with half of their units, per unit; the
         products of an attention's scores and values do not count.
@@ -178,7 +177,7 @@ def _measured_unit(sizes: tuple[tuple[int, int, int], ...], units: int) -> float
 
 @dataclass(frozen=True)
 class FactorPrice:
-    """A matrix that is stored as factors, or several on one right factor, and what they cost in milliseconds.
+    """A matrix that is stored as factors, or several on one right factor, and their cost in milliseconds.
 
     Attributes:
         names: of the sites.

@@ -1,4 +1,4 @@
-"""What the record of an architecture says: the classes of which architectures.py has one entry per family."""
+"""The record of an architecture: classes whose instances, one per family, are in architectures.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parts_of(role: str) -> tuple[str, ...]:
 
 
 def join_parts(role: str, parts: Sequence[Tensor], width: int) -> Tensor:
-    """Return a value [out] for every output of a Linear from those of its matrices: one after the other, or by head.
+    """Return a value [out] for every output of a Linear from its matrices' values: one after the other, or by head.
 
     Args:
         role: of the Linear.
@@ -77,13 +77,13 @@ class SubLayerSpec:
 
     Attributes:
         kind: attention, cross (a decoder's attention over the encoder's states) or ffn.
-        linears: path of a Linear -> what it does, in forward order; a block has some of them. ``qkv`` and ``gate_up``
-            are one Linear for several matrices, which stand in it in this order; in ``qkv_by_head`` every head has its
-            own three together.
+        linears: path of a Linear -> its role, in forward order; a block has some of them. ``qkv`` and ``gate_up`` are
+            one Linear for several matrices, which stand in it in this order; in ``qkv_by_head`` every head has its own
+            three together.
         norm: path of its norm, which stands after the residual sum or, in a pre-norm architecture, before the
             sub-layer. None where the directions of the residual stream cannot be projected.
-        when_removed: path of a module -> what its placeholder returns when the sub-layer is removed; None where it
-            cannot be removed. Its norm is removed too, and not named again.
+        when_removed: path of a module -> the output of its placeholder when the sub-layer is removed; None if it cannot
+            be removed. Its norm is removed too, and not named again.
         module: path of the attention, whose attributes may have to be set to the number of heads left.
         also: paths of further Linears whose outputs are divided into heads.
     """
@@ -104,28 +104,28 @@ class Architecture:
         stacks: ``encoder``, ``decoder`` -> their paths. A stack that a model does not have (the decoder of T5's encoder
             alone) is left out.
         sublayers: sub-layers of a block, in forward order; those that a block lacks are left out.
-        embeddings: paths of modules, relative to the base model, whose parameters count as embeddings, besides those
-            of the stacks.
+        embeddings: paths of modules, relative to the base model, whose parameters count as embeddings, besides the
+            stacks' embeddings.
         pre_norm: the norms stand before the sub-layers.
         rms: the norms take no mean away.
         rotary: positions turn queries and keys, so that no projection may come before.
         head_norms: the queries and keys of every head are normalised, with the epsilon of all norms and one weight for
             all heads: heads may go, but no projection may come before.
-        repeated: a block runs more than once, first on what no norm of a block has written.
+        repeated: a block runs more than once, first on an input that no block's norm has written.
         passes_on: a block hands more than hidden states on to the next one, so that none can be taken out.
         bare_start: the first attention has no norm before it, in a pre-norm architecture.
         keeps_basis: another reason why hidden states must keep their basis, for an error. Empty: there is none.
         narrows: a model whose hidden states have all lost the same directions is an ordinary one, as the configuration
             has the width of heads, ``rms_norm_eps`` and the other widths apart.
-        activation: what the configuration calls the activation of the neurons. None: constant neurons are not cut.
+        activation: the configuration's name of the neurons' activation. None: constant neurons are not cut.
         removes_heads: the attention finds its number of heads from the width of the projections, so that constant
             heads can be cut.
         head_attributes: head width, heads left -> attributes of the attention module to set. None: there are none.
         cuts_stream: the width of the residual stream can be cut.
         cached: the attentions number themselves for a key-value cache.
-        neurons_field: what the configuration calls the number of neurons, one for all blocks of a stack; ``{stack}``
+        neurons_field: the configuration's name of the number of neurons, one for all blocks of a stack; ``{stack}``
             stands for its name. None: it has none.
-        heads_fields: what it calls the numbers of heads of queries and of keys, where it has the width of a head
+        heads_fields: its names of the numbers of heads of queries and of keys, if it has the width of a head
             (``head_dim``) apart from the others. Empty: heads are as many as the width of hidden states says.
     """
 

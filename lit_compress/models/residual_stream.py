@@ -26,7 +26,7 @@ class StreamSite:
     """A site of the residual stream, with its own directions.
 
     Attributes:
-        norms: names of the norms that read it: one in a post-norm model, those of a group in a pre-norm model.
+        norms: names of the norms that read it: one in a post-norm model, a group's in a pre-norm model.
         tables: names of the embeddings that write to it.
         stack: ``encoder`` or ``decoder``.
     """

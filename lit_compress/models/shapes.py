@@ -1,4 +1,4 @@
-"""Models without values, for what only needs names and shapes."""
+"""Models without values, for code that only needs names and shapes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def without_values(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
 def empty_parameters() -> Iterator[None]:
     """Give the modules that are built in this context parameters that have shapes, but neither values nor memory.
 
-    Buffers and everything else of a module is what it always is, unlike under the device ``meta``: once parameters are
-    loaded, the module is whole. The sizes of a file can so be compared before they are allocated.
+    Buffers and everything else of a module are as usual, unlike under the device ``meta``: once parameters are loaded,
+    the module is whole. The sizes of a file can so be compared before they are allocated.
     """
     from transformers.initialization import no_init_weights
 
@@ -59,7 +59,7 @@ def stored_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def with_zeros(net: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of a model without values, on the CPU: its parameters are 0, its buffers those of a new model."""
+    """Return a copy of a model without values, on the CPU: its parameters are 0, its buffers a new model's."""
     from transformers.initialization import no_init_weights
 
     whole = copy.deepcopy(net).to_empty(device="cpu")

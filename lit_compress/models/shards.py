@@ -1,6 +1,6 @@
 """Tensors in several safetensors files: reading them one by one, and writing them as they are made.
 
-The files are those of transformers: ``model.safetensors``, or ``model-00001-of-00017.safetensors`` and so on with
+The files are named as in transformers: ``model.safetensors``, or ``model-00001-of-00017.safetensors`` and so on with
 ``model.safetensors.index.json``, which names the file of every tensor.
 """
 
@@ -60,7 +60,7 @@ class LazyTensors:
 
     Args:
         folder: with safetensors files.
-        what: option and value, the begin of messages.
+        what: option and value, the start of messages.
 
     Raises:
         UserError: there are none.

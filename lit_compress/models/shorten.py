@@ -1,6 +1,6 @@
 """Models of fewer blocks: which families can have them, how many are kept, and removing the others.
 
-The result is an ordinary model: its configuration has the number of blocks, and cut lists of what each block is.
+The result is an ordinary model: its configuration has the number of blocks, and cut lists of the blocks' kinds.
 """
 
 from __future__ import annotations

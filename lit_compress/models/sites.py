@@ -59,8 +59,9 @@ class SubLayer:
         sites: role -> name of the Linear.
         also, module: names, as in :class:`~lit_compress.models.record.SubLayerSpec`.
         norm: name of the norm after the residual sum, which is removed with the sub-layer; None in pre-norm models.
-        stubs: name of a module -> what its placeholder returns when the sub-layer is removed.
-        heads: number of heads in the dense model (1 for a feed-forward network); with grouped queries those of keys.
+        stubs: name of a module -> the output of its placeholder when the sub-layer is removed.
+        heads: number of heads in the dense model (1 for a feed-forward network); with grouped queries the heads of
+            keys.
         cached: True if the attention is numbered for the cache of a decoder's keys and values.
     """
 

@@ -49,7 +49,7 @@ def _load_tensors(net: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _check_shapes(net: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Refuse a file whose tensors are not those of the model, before memory is taken for either.
+    """Refuse a file whose tensors do not match the model, before memory is taken for either.
 
     Raises:
         UserError: names the first tensor that is missing, of another shape or unknown.
@@ -77,7 +77,7 @@ def save_net(net: PreTrainedModel, folder: Path) -> None:
 
 
 def save_form(net: PreTrainedModel, folder: Path) -> None:
-    """Write what :func:`save_net` writes, but no values."""
+    """Write the files of :func:`save_net` without values."""
     if not any(name.endswith(type(net).__name__) for name in net.config.architectures or ()):
         net.config.architectures = [type(net).__name__]  # names the task head
     save_code(net, folder)

@@ -86,8 +86,8 @@ def factorize(
             for zeros, where a checkpoint will be loaded, or for shapes only.
         layer: class of the layer that replaces a Linear.
         mean: function of name that returns the mean [in] of the inputs, whose outputs the biases keep; None: they stay.
-        stacks: first site -> names of all sites that get one right factor; for the two functions the first name is
-            that of the stack, the weight has the rows of all its matrices.
+        stacks: first site -> names of all sites that get one right factor; for the two functions the first name names
+            the stack, the weight has the rows of all its matrices.
     """
     stacks = stacks or {}
     for name, rank in track(ranks.items(), "factorize", len(ranks)):
@@ -156,7 +156,7 @@ LARGEST = 2**16  # size in a structure that a model may have without a tensor th
 
 
 def check_structure(structure: Any, net: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a structure that is not one of ``net``, or whose sizes are beyond those of the tensors in its file.
+    """Refuse a structure that does not fit ``net``, or whose sizes exceed the tensors in its file.
 
     Args:
         structure: as read from JSON.

@@ -33,7 +33,7 @@ class UniformGroup:
 
     Attributes:
         parts: the sub-layers.
-        units: number of heads (with grouped queries those of keys) or neurons of each in the dense model.
+        units: number of heads (with grouped queries the heads of keys) or neurons of each in the dense model.
         counts: which numbers may be kept, rising.
         price: weights that one unit has in all of the parts.
     """

@@ -41,8 +41,8 @@ def keep_tokens(net: PreTrainedModel, kept: Sequence[int], option: str = "--voca
 
     Args:
         net: with any layers of exports.
-        kept: old ids, with those of :func:`special_ids`.
-        option: what the user named it by; the begin of an error message.
+        kept: old ids, including :func:`special_ids`.
+        option: the user's option; the start of an error message.
 
     Raises:
         UserError: the copy does not compute the same logits (some architectures number positions by a token's id).
@@ -107,7 +107,7 @@ def _named(config: Any) -> dict[str, int | list[int]]:
 
 
 def _renumbered(value: int | list[int], new: dict[int, int]) -> int | list[int]:
-    """Return new ids for old ones; what never was a row (-1: none) stays, tokens of a list that are gone are left out.
+    """Return new ids for old ones; ids that never were rows (-1: none) stay, removed tokens of a list are left out.
 
     >>> _renumbered(7, {7: 2}), _renumbered([7, 9], {7: 2}), _renumbered(-1, {})
     (2, [2], -1)

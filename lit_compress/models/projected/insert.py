@@ -12,10 +12,10 @@ weights around it: with U of the site a norm reads, R the removal of the mean wh
 
 The gates multiply the input of each reader, so closed directions of the stream need not be zero. That form has no
 projections to train, so its matrices are trained. Before rotary embeddings and norms of heads queries and keys cannot
-be projected, nor heads of shared keys taken out: Llama and Qwen3 have gates of hidden states and neurons.
-ModernBERT's first attention reads the embeddings without a norm: it has gates of neurons alone. ALBERT's blocks read
-the embeddings first, then what they wrote: there, and where embeddings have another width, hidden states keep their
-basis and have no gates.
+be projected, nor heads of shared keys taken out: Llama and Qwen3 have gates of hidden states and neurons. ModernBERT's
+first attention reads the embeddings without a norm: it has gates of neurons alone. ALBERT's blocks read the embeddings
+first, then their output: there, and where embeddings have another width, hidden states keep their basis and have no
+gates.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Slices of the residual stream: every site keeps the first directions of a basis of its own (SliceGPT).
 
-A model of which one block at a time is in memory is sliced block by block, each in a small model of its own.
+A model with one block at a time in memory is sliced block by block, each in a small model of its own.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _alone(net: BlockNet, shapes: PreTrainedModel, number: int, last: bool) -> P
 
 
 def _multiply(module: nn.Module, dense: nn.Module) -> None:
-    """Multiply the weight of ``dense`` by that of ``module``, the matrix behind a table or Linear; add up biases."""
+    """Multiply the weight of ``dense`` by ``module``'s, the matrix after a table or Linear; add up biases."""
     weight = dense.get_parameter("weight").detach().cpu()
     right, moved = module.get_parameter("weight").detach().double(), getattr(module, "bias", None)
     if moved is not None:
