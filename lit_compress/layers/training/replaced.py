@@ -33,7 +33,7 @@ class ReplacedBlock(nn.Module):
         self.__class__ = type(self).__mro__[2]
 
     def own_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the block without those of its predecessors."""
+        """Return the parameters of the block, without its predecessors' parameters."""
         return [p for name, p in self.named_parameters() if not name.startswith("predecessors.")]
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
