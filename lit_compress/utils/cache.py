@@ -69,7 +69,7 @@ def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def _remove_left_behind(folder: Path) -> None:
-    """Remove what a killed process left of an entry a day ago; a younger one may be one that is being made."""
+    """Remove a killed process's leftovers of an entry after a day; younger ones may still be in the making."""
     for path in folder.parent.glob(f".{folder.name}-*"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > DAY:

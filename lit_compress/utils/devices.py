@@ -71,7 +71,7 @@ def has_float64(device: torch.device) -> bool:
 
 
 def place_of_sums(device: torch.device | str) -> torch.device:
-    """Return where float64 sums of what ``device`` computes are kept: there, or on the CPU if it has no float64."""
+    """Return the place of float64 sums of ``device``'s results: there, or on the CPU if it has no float64."""
     device = torch.device(device)
     return device if has_float64(device) else torch.device("cpu")
 
@@ -134,7 +134,7 @@ def place_within(device: torch.device, size: int, what: str) -> torch.device:
 
 
 def _ask(question: str, device: torch.device) -> Any:
-    """Return what ``torch.accelerator`` answers about ``device``; None for the CPU or if it has no answer."""
+    """Return the answer of ``torch.accelerator`` about ``device``; None for the CPU or if it has no answer."""
     ask = getattr(torch.accelerator, question, None)  # the youngest came with PyTorch 2.10
     if ask is None or device.type == "cpu":
         return None

@@ -25,7 +25,7 @@ def check_folder(option: str, path: Path) -> None:
     """Refuse a folder that cannot be written, before the work whose result it is for.
 
     Args:
-        option: what the user named it by; the message begins with it.
+        option: the user's option; the message begins with it.
         path: need not exist.
 
     Raises:
@@ -68,8 +68,8 @@ def _said(option: str, path: Path) -> Iterator[None]:
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder beside ``folder``, and rename it to ``folder`` when the context ends without error.
 
-    If the write is interrupted, an existing ``folder`` stays unchanged. Where the system can exchange two names at
-    once (Linux), one of both stands there at every moment. What killed processes left beside it is removed.
+    If the write is interrupted, an existing ``folder`` stays unchanged. Where the system can exchange two names at once
+    (Linux), one of both stands there at every moment. Leftovers of killed processes next to it are removed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_left_behind(folder.parent, folder.name)
@@ -112,7 +112,7 @@ def left_behind(parent: Path) -> Iterator[Path]:
 
 
 def remove_left_behind(parent: Path, name: str) -> None:
-    """Remove what killed processes left of ``parent/name``; a replaced one without a successor gets its name back."""
+    """Remove killed processes' leftovers of ``parent/name``; a replaced one without a successor gets its name back."""
     for path in [*parent.glob(f".{glob.escape(name)}.*.old")]:
         match = _LEFT_BEHIND.fullmatch(path.name)
         if match and match["name"] == name and not _runs(int(match["pid"])) and not (parent / name).exists():
@@ -162,7 +162,7 @@ def _as_umask(folder: Path) -> None:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary file beside ``path``, and rename it to ``path`` when the context ends without error.
 
-    What killed processes left of it is removed.
+    Leftovers of killed processes are removed.
     """
     remove_left_behind(path.parent, path.name)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -195,12 +195,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(option: str, path: Path, kind: type[T]) -> T:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
     Args:
-        option: what the user named the file or its folder by; the message begins with it.
+        option: the user's option for the file or its folder; the message begins with it.
         path: of the file.
-        kind: ``dict`` or ``list``, what the file must hold.
+        kind: ``dict`` or ``list``, the expected type.
 
     Raises:
         UserError: it cannot be read, is not JSON, or holds something else.
@@ -222,7 +222,7 @@ _NO_ROOM = re.compile(r"No space left on device|Read-only file system|Disk quota
 
 
 def write_failure(error: BaseException | None) -> str | None:
-    """Return why a file could not be written or read, if that is what ``error`` or its cause says; None otherwise.
+    """Return why a file could not be written or read, if ``error`` or its cause says so; None otherwise.
 
     torch and safetensors raise errors of their own for a full disk, with the system's words in their text.
     """

@@ -1,4 +1,4 @@
-"""What an object was made with: the arguments of its constructors, read while they run."""
+"""How an object was made: the arguments of its constructors, read while they run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 def given_to(made: object) -> dict[str, Any]:
     """Return the arguments of the constructors of ``made`` that are running, called by the innermost of them.
 
-    What the outer one was given stands, where it hands another value on. A constructor must not give its argument
-    another value before it calls that of its base.
+    The outer one's value counts if it passes another one on. A constructor must not change its argument before it calls
+    its base's constructor.
 
     >>> class Base:
     ...     def __init__(self, size=1):

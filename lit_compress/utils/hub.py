@@ -42,7 +42,7 @@ class Snapshot:
 
     @property
     def pinned(self) -> str:
-        """``NAME@COMMIT``, which stays what it is."""
+        """``NAME@COMMIT``, which never changes."""
         return f"{self.name}@{self.commit}"
 
 
@@ -55,7 +55,7 @@ def is_name(text: str) -> bool:
 
 
 def is_commit(revision: str) -> bool:
-    """Say whether a revision is a whole commit, which stays what it is."""
+    """Say whether a revision is a whole commit, which never changes."""
     return _COMMIT.fullmatch(revision) is not None
 
 
@@ -63,7 +63,7 @@ def split_name(option: str, text: str, revision: str | None = None) -> tuple[str
     """Return name and revision of ``NAME[@REVISION]``.
 
     Raises:
-        UserError: ``revision`` is given, too, and is another one.
+        UserError: ``revision`` is also given, and differs.
     """
     name, _, own = text.partition("@")
     if own and revision and own != revision:
@@ -75,7 +75,7 @@ def model_snapshot(option: str, text: str, revision: str | None = None) -> Snaps
     """Return a model of the hub as a folder: configuration, tokenizer, card and weights, or all files of an export.
 
     Args:
-        option: which option names it; the begin of an error message.
+        option: which option names it; the start of an error message.
         text: ``NAME`` or ``NAME@REVISION``.
         revision: a branch, a tag or a commit; None: the newest commit of ``main``.
 
@@ -120,7 +120,7 @@ def dataset_snapshot(option: str, text: str, revision: str | None = None, config
     No script is run: if a repository has one in place of files, the hub's parquet files of it are taken.
 
     Args:
-        option: which option names it; the begin of an error message.
+        option: which option names it; the start of an error message.
         text: ``NAME`` or ``NAME@REVISION``.
         revision: a branch, a tag or a commit; None: the newest commit of ``main``.
         configuration: its name; None if there is only one.
@@ -162,7 +162,7 @@ def choose_configuration(where: str, known: Collection[str], wanted: str | None)
     """Return the configuration that is read: the one that is wanted, else the only one, else ``default``.
 
     Args:
-        where: the begin of an error message.
+        where: the start of an error message.
         known: names of all; if there are none, ``wanted`` is taken.
         wanted: a configuration, or None.
 
@@ -316,7 +316,7 @@ class _Repository:
 
 
 def _patiently(ask: Callable[[], Any]) -> Any:
-    """Return what ``ask`` returns; a hub that does not answer is asked again, and a note says so."""
+    """Return the result of ``ask``; a hub that does not answer is asked again, and a note says so."""
     for wait in WAITS:
         try:
             return ask()

@@ -1,4 +1,4 @@
-"""Why the Hugging Face hub did not do what it was asked, and what to do: one line for dozens of classes of errors."""
+"""Reason of a failed request to the Hugging Face hub, and advice: one line for dozens of classes of errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TOO_MANY = 429
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Say whether the hub gave no answer of its own: no connection, too many requests, or a failure of the server."""
+    """Say whether the hub itself did not answer: no connection, rate limit, or a failure of the server."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):

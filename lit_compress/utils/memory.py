@@ -1,4 +1,4 @@
-"""Memory of the process, and what the machine has left."""
+"""Memory of the process, and free memory of the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MMAP_THRESHOLD, _BYTES = -3, 1 << 20  # number of the option in glibc's mallopt
 def return_freed_memory() -> None:
     """Let the memory of a freed tensor go back to the system at once, from now on; without glibc nothing changes.
 
-    glibc takes large tensors from its heap once one as large was freed (up to 32 MiB), and keeps what is freed between
+    glibc takes large tensors from its heap once one as large was freed (up to 32 MiB), and keeps freed memory between
     others. A process that makes and frees matrices of many sizes so grows: `factorize --by_block` did with every block.
     """
     if sys.platform.startswith("linux"):
@@ -22,9 +22,9 @@ def return_freed_memory() -> None:
 
 
 def trim() -> None:
-    """Give what was freed so far back to the system, once; without glibc nothing happens.
+    """Return freed memory to the system, once; without glibc nothing happens.
 
-    Between two large phases: what lies free between small things that live on is not used by the next phase, either.
+    Call it between two large phases: the next phase cannot use gaps between small objects that live on.
     """
     if sys.platform.startswith("linux"):
         libc = ctypes.CDLL(None)
@@ -53,7 +53,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
 
 
 def _left_in_cgroups(root: Path) -> list[int]:
-    """Return what every limit above this process leaves; files that can be given back do not count as used."""
+    """Return the free memory under every limit above this process; files that can be dropped do not count as used."""
     left = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -104,7 +104,7 @@ class Bar:
         self._bar.close()
 
     def say(self, description: str) -> None:
-        """Show what is being done."""
+        """Show the current work."""
         self._bar.set_description(description)
 
     def advance(self, amount: float) -> None:

@@ -26,7 +26,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 class Shards:
-    """The ranks over which a tensor is sharded: none, or those of FSDP2's mesh.
+    """The ranks over which a tensor is sharded: none, or FSDP2's mesh.
 
     Attributes:
         group: process group of these ranks; None if the tensor is not sharded.
@@ -58,7 +58,7 @@ def is_first() -> bool:
 
 
 def from_first(make: Callable[[], T]) -> T:
-    """Return on every rank what ``make`` returns on rank 0, where alone it is called.
+    """Return on every rank the result of ``make``, which is called on rank 0 only.
 
     Raises:
         UserError: on every rank, if ``make`` raises it.

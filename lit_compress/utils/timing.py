@@ -1,4 +1,4 @@
-"""Timing of functions that take turns, and what the spread of their times allows to say.
+"""Timing of functions that take turns, and the claims that the spread of their times allows.
 
 Every time that this package reports is measured here: on the models of a run, on exports, on single matrices.
 """
@@ -120,7 +120,7 @@ class Speedup:
 
     @property
     def verdict(self) -> TimingVerdict:
-        """What may be said: nothing where the rounds disagree which is faster, or by how much (:data:`STEADY`)."""
+        """The allowed claim: none if the rounds disagree which is faster, or by how much (:data:`STEADY`)."""
         if self.low <= 1 <= self.high:
             return "noise"
         if self.high > STEADY * self.low:
