@@ -1,7 +1,7 @@
 """Smaller, faster transformer language models: one LightningModule per compression method.
 
 From Python, five functions: ``factorize``, ``compress``, ``evaluate``, ``load`` and ``compare``; ``methods`` has the
-methods. What they need is imported when one is used first.
+methods. Their imports happen when one is first used.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
 
     Args:
         folder: of the model, as sentence-transformers wrote it, or any other.
-        option: that named the folder, the begin of messages.
+        option: that named the folder, the start of messages.
 
     Raises:
         UserError: its files are broken, or name something that :class:`Pooling` cannot represent.
