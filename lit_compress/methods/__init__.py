@@ -1,6 +1,6 @@
 """The compression methods: one paper, one file or one folder, each with a LightningModule.
 
-What several papers share is in stages/, code on models and layers in models/ and layers/; a paper never imports
+Code that several papers share is in stages/, code on models and layers in models/ and layers/; a paper never imports
 another. Begin with base.py, then lpaf.py. A config names a class, ``class_path: lit_compress.methods.LPAF``: this
 package offers every subclass of ``Method`` that a file of this folder defines.
 """

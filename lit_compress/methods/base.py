@@ -71,11 +71,11 @@ class Method(Checkpointed):
         distillation: weights of the loss terms that compare the model with its teacher in the later stages.
         recompute: blocks compute their activations again in the backward, in stages that allow it: less memory, a third
             more time. Without it they do if a batch has more than 4 GiB of them (a language model: 0.5 GiB; on an
-            accelerator: half of what is free).
+            accelerator: half of the free memory).
 
     Attributes:
-        stores_zeros: True if the exported file keeps removed weights as zeros: the density says what was removed, but
-            bytes, stored parameters and FLOPs are those of the dense model.
+        stores_zeros: True if the exported file keeps removed weights as zeros: the density counts the removed weights,
+            but bytes, stored parameters and FLOPs are the dense model's.
         rule: for the ranks of the last stage; None: the method has no rule for ranks.
         pivot: factors are exported in pivot form, and the density counts them so.
         usual_density: density where neither it nor a rank nor a budget is given; None: the method has another rule.
@@ -241,7 +241,7 @@ class Method(Checkpointed):
     def objective(
         self, logits: Logits, batch: dict[str, Tensor], distil: bool, copies: int = 1, consistency: float = 0.0
     ) -> dict[str, Tensor]:
-        """Return the loss terms by name: the task's and, with a teacher, those of distillation.
+        """Return the loss terms by name: the task's and, with a teacher, the distillation's.
 
         Args:
             logits: [copies * b, ..., classes], one copy of the batch after the other, made by :meth:`logits`.
@@ -308,7 +308,7 @@ class Method(Checkpointed):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip all gradients by one norm, except those of parameter groups with ``clip`` False."""
+        """Clip all gradients by one norm, except in parameter groups with ``clip`` False."""
         if gradient_clip_val:
             for stage in self.stage.together:
                 stage.before_clipping(self.net)

@@ -1,7 +1,7 @@
 """Block movement pruning: blocks of the attentions and neurons are masked by scores that are trained with the weights.
 
 François Lagunas, Ella Charlaix, Victor Sanh, Alexander M. Rush, "Block Pruning For Faster Transformers", EMNLP 2021,
-https://arxiv.org/abs/2109.04838; what it leaves open is as in https://github.com/huggingface/nn_pruning.
+https://arxiv.org/abs/2109.04838; open points follow https://github.com/huggingface/nn_pruning.
 
     hybrid   one score S_B per block of b x b weights in the matrices of the attentions, and one per neuron, for its row
              of the first matrix of the feed-forward network and its column of the second
@@ -23,13 +23,13 @@ Deviations:
       attentions to a whole number of heads, the neurons get the rest, and that many heads are filled: those with the
       most blocks. The blocks of the others are dropped, which the paper does not do. After soft every head that is not
       empty is filled, as in the paper, and the density may be missed.
-    - Blocks to be filled begin at zero: the filled model computes what the pruned one did, but for dropped heads. We
+    - Blocks to be filled begin at zero: the filled model computes the same as the pruned one, except dropped heads. We
     did
       not find where the authors let them begin.
-    - Biases are not masked (nn_pruning's ``bias_mask`` does it): those of neurons and heads go with them, and the
-      constant of a head without values goes into the next bias (exact in evaluation mode).
+    - Biases are not masked (nn_pruning's ``bias_mask`` does it): biases of neurons and heads are removed with them, and
+      the constant of a head without values goes into the next bias (exact in evaluation mode).
     - nn_pruning evaluates with the final threshold, we with the present one.
-    - Where an attention has lost all heads, or a feed-forward network all neurons, it is taken out, but for its bias.
+    - Where an attention has lost all heads, or a feed-forward network all neurons, it is removed, except its bias.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _ROUNDS = 5  # of giving the place of useless blocks to others, which may leave 
 
 @dataclass(frozen=True)
 class BlockMovementSettings(MovementTraining):
-    """How blocks and neurons are masked, and what becomes of the heads that are left.
+    """How blocks and neurons are masked, and the treatment of the remaining heads.
 
     Args:
         block: height and width of the blocks in the matrices of the attentions; divides their sizes.
@@ -233,7 +233,7 @@ class BlockPruning(MovementStage):
         return torch.zeros_like(kept, dtype=torch.int32).index_add_(0, blocks, open_[heads].int()) == 0
 
     def deploy(self, net: PreTrainedModel) -> None:
-        """Replace the masked layers by Linears with zeros; where nothing is filled later, cut what is empty."""
+        """Replace the masked layers by Linears with zeros; if nothing is filled later, cut empty parts."""
         for name, module in list(net.named_modules()):
             if isinstance(module, BlockMaskedLinear):
                 replace(net, name, module.zeroed())
@@ -248,7 +248,7 @@ def _pairs(ids: Tensor, row: Tensor, head: Tensor) -> Tensor:
 
 
 class Filling(Stage):
-    """Cut away what is empty, make the heads that stay dense, and train on.
+    """Cut empty parts, make the heads that stay dense, and train on.
 
     Args:
         settings: of the training.
@@ -263,7 +263,7 @@ class Filling(Stage):
         self.density, self.exact = density, exact
 
     def build(self, method: StageContext, previous: Path | None, structure: Structure | None) -> PreTrainedModel:
-        """Load the pruned model and cut it; what is left in its matrices, zeros too, is trained."""
+        """Load the pruned model and cut it; all remaining values in its matrices are trained, including zeros."""
         net = super().build(method, previous, structure)
         cut_empty(net, keep_count(self.density, dense_site_params(net)) if self.exact else None)
         return net

@@ -1,4 +1,4 @@
-"""What a checkpoint says of the method and stage that wrote it, and what is checked when a stage goes on from one."""
+"""The method and stage in a checkpoint, and the checks before a stage continues from one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Checkpointed(pl.LightningModule):
         """Refuse to resume with other data or another number of steps, which would silently move the schedules.
 
         Raises:
-            UserError: the data or the number of optimizer steps is not that of the checkpoint.
+            UserError: the data or the number of optimizer steps differs from the checkpoint's.
         """
         saved = getattr(self, "_saved_steps", None)
         if saved not in (None, self.stage.total_steps):

@@ -2,8 +2,8 @@
 
     S_ij = sum_t |g_ij(t) W_ij(t)|     or - sum_t g_ij(t) W_ij(t)       (Ren & Zhu 2023, Eq. 4)
 
-    Sanh et al. 2020, "Movement Pruning", https://arxiv.org/abs/2005.07683, without a learned mask: gradients are those
-    of the sparse model, and a zeroed weight's score is frozen.
+    Sanh et al. 2020, "Movement Pruning", https://arxiv.org/abs/2005.07683, without a learned mask: gradients come from
+    the sparse model, and a zeroed weight's score is frozen.
 
 Equations, schedule and deviations: stages/unstructured.py. Zeros are stored: density falls, bytes and FLOPs do not.
 """

@@ -1,7 +1,7 @@
 """FLOP: factorized low-rank pruning, with a learned gate on every rank.
 
 Ziheng Wang, Jeremy Wohlwend, Tao Lei, "Structured Pruning of Large Language Models", EMNLP 2020,
-https://arxiv.org/abs/1910.04732; what it leaves open is as in https://github.com/asappresearch/flop. Notation: their P
+https://arxiv.org/abs/1910.04732; open points follow https://github.com/asappresearch/flop. Notation: their P
 and Q are left [out, r] and right [r, in] here.
 
     factors     W = P G Q = sum_k z_k p_k q_k^T,   G = diag(z)                  layers/training/gated_rank.py
@@ -11,7 +11,7 @@ and Q are left [out, r] and right [r, in] here.
     target      t falls linearly in the first m steps, then it stays
 
 In evaluation a matrix keeps as many ranks as its gates expect to be open, those with the largest. Gates, multipliers,
-target and budget are those of CoFi, which took them from here. What is left are ordinary low-rank layers.
+target and budget are the same as in CoFi, which took them from here. The result has ordinary low-rank layers.
 
 Deviations and choices where the paper is silent:
     - It trains its language models with factors from the beginning, so that P Q has as many parameters as W. A
@@ -73,7 +73,7 @@ class FLOPPruning(GatedTraining):
 
 
 def grouped(shapes: dict[str, Shape]) -> dict[str, list[str]]:
-    """Return name of a gate -> its sites, those of one full rank: a gate has groups of one size."""
+    """Return name of a gate -> its sites, sites of one full rank: a gate has groups of one size."""
     gates: dict[str, list[str]] = {}
     for name, shape in shapes.items():
         gates.setdefault(f"ranks_{min(shape)}", []).append(name)
@@ -152,7 +152,7 @@ class RankPruning(GatedStage):
                 net.get_submodule(name).z = values
 
     def fit(self, log_alphas: dict[str, Tensor], budget: int | None = None) -> dict[str, Tensor]:
-        """Return the ranks to keep; what matrices that are stored whole leave of the budget goes to the others."""
+        """Return the ranks to keep; budget that whole matrices do not use goes to the others."""
         goal = budget = keep_count(self.density, self.size.total)
         kept, most, low, high = {}, -1, 0, 2 * self.size.total
         for _ in range(16):

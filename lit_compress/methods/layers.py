@@ -1,8 +1,8 @@
-"""Layers: keep some of the transformer blocks, then distil; what most people do to make a model smaller.
+"""Layers: keep some of the transformer blocks, then distil; the most common way to make a model smaller.
 
 Evenly spaced blocks of the fine-tuned model are the student of DistilBERT (Sanh, Debut, Chaumond, Wolf 2019,
 https://arxiv.org/abs/1910.01108) and of the layer reduction in sentence-transformers; blocks removed one after the
-other by a measured loss are those of ShortGPT's kind of pruning (Men et al. 2024, https://arxiv.org/abs/2403.03853).
+other by a measured loss are ShortGPT's kind of pruning (Men et al. 2024, https://arxiv.org/abs/2403.03853).
 
     even        of n blocks, numbers floor((j + 1/2) n / k), j = 0 .. k - 1             numerics/fewer_blocks.py
     measured    remove the block without which KL(model || model without it) on training rows is smallest, until k are
@@ -15,7 +15,8 @@ The stages are dense -> prune. The export is an ordinary model: its configuratio
 Deviations:
     - ShortGPT ranks blocks once, by the cosine of their inputs and outputs. Here the loss of the whole model decides,
       again after every removal.
-    - The first block stays if it alone has what the others need: T5's table of positions, ModernBERT's missing norm.
+    - The first block stays if it alone has something that the others need: T5's table of positions, ModernBERT's
+      missing norm.
     - An encoder and a decoder keep the same share of their blocks.
 """
 

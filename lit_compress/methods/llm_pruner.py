@@ -20,12 +20,12 @@ Deviations, and where paper and program differ:
     - A head's elements in one matrix are summed before the reduction over the matrices; the program reduces row by row,
       then sums over the head. For ``sum`` that is the same.
     - Heads are whole numbers: each block keeps the nearest to the share, at least one, and neurons make up for it, so
-      that a density is met up to one neuron. The paper's ratio is that of the pruned blocks, 25 % for 20 % of LLaMA-7B.
+      that a density is met up to one neuron. The paper's ratio counts the pruned blocks, 25 % for 20 % of LLaMA-7B.
     - ``shape uniform`` (not in the program) keeps the same numbers in all blocks, within the density.
     - Only heads and neurons go ("block-wise"); the paper's channels of the residual stream stay. With grouped queries
       the queries of a key go with it, which the paper's LLaMA does not have.
-    - The paper prunes decoders; here every family, of which T5, MPNet and ALBERT keep their heads, whose numbers are
-      fixed in their code.
+    - The paper prunes decoders; here every family; T5, MPNet and ALBERT keep their heads, whose numbers are fixed in
+      their code.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class CoupledPruning(Retraining):
 
     Args:
         importance: ``element1``, ``element2`` or ``vector``, as in the paper.
-        reduction: over the matrices that lose a head or a neuron: ``sum``, ``prod``, ``max``; ``last``: that of the
-            last matrix alone.
+        reduction: over the matrices that lose a head or a neuron: ``sum``, ``prod``, ``max``; ``last``: the score of
+            the last matrix alone.
         keep_first: number of blocks, from the first, that stay whole.
         keep_last: number of blocks, from the last, that stay whole.
         examples: number of training examples whose gradients decide.
@@ -179,7 +179,7 @@ def best_units(
 
 
 class CoupledStage(CompressedStage):
-    """The stage ``prune``: score and remove heads and neurons, then train what is left.
+    """The stage ``prune``: score and remove heads and neurons, then train the rest.
 
     Args:
         settings: scores and training.

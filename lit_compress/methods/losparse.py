@@ -46,8 +46,8 @@ class LowRankPlusSparse(RowPruning):
             density - low_rank as the authors do, although their ranks are rounded up (5.1 % for 5 % of BERT-base).
         weighting: ``none`` = the factors of the plain SVD, as the paper has them; ``kfac`` = the best ones under the
             Kronecker-factored Fisher information (second-order compression), with ``init finetuned``.
-        rows: what ranks the rows: their ``sensitivity`` while they are trained, as the paper has it; or, with weighting
-            ``kfac``, their cost under the same Fisher information before they are trained.
+        rows: the score of the rows: their ``sensitivity`` while they are trained, as the paper has it; or, with
+            weighting ``kfac``, their cost under the same Fisher information before they are trained.
     """
 
     low_rank: float = 0.05

@@ -56,11 +56,11 @@ class MixedRank(Retraining):
     """How the sparse model is factorized and retrained.
 
     Args:
-        weighting: what a row's reconstruction error is weighted by (step 2), a sum over the row: ``scores`` = positive
-            scores of kept weights, ``scores_all`` = positive scores of all, ``scores_abs`` = absolute scores,
-            ``scores_raw`` = scores, ``scores_shifted`` = scores of kept weights, less the last threshold if that is
-            negative, ``mask`` = number of kept weights, ``none`` = plain SVD; or ``kfac`` = the Kronecker-factored
-            Fisher information of the sparse model, on 1,024 examples (second-order compression).
+        weighting: the weight of a row's reconstruction error (step 2), a sum over the row: ``scores`` = positive scores
+            of kept weights, ``scores_all`` = positive scores of all, ``scores_abs`` = absolute scores, ``scores_raw`` =
+            scores, ``scores_shifted`` = scores of kept weights, less the last threshold if that is negative, ``mask`` =
+            number of kept weights, ``none`` = plain SVD; or ``kfac`` = the Kronecker-factored Fisher information of the
+            sparse model, on 1,024 examples (second-order compression).
         power: exponent on the row importance; 0.5 solves Eq. 7, 1.0 is the literal Eq. 9.
         p_init: first probability that a forward uses the sparse matrix; 0 turns mixing off. None: 0.1, 0.3 or 0.7 for
             density 0.5, 0.25 or 0.16; a rank counts as the density that it leaves.
@@ -177,7 +177,7 @@ class MixedRankRetraining(LowRankRetraining):
     def compression(self, previous: Path | None) -> Compression:
         """Return the factorization by the sparsity-aware SVD (Eqs. 7-11), or that under K-FAC.
 
-        Without a folder only shapes are wanted, without the sparse matrices. Biases stay: those have them, too.
+        Without a folder only shapes are wanted, without the sparse matrices. Biases stay: the factors also have them.
         """
         if previous is None:
             return Factors(self.rule, None)

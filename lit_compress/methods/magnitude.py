@@ -4,8 +4,8 @@
 
     Zhu & Gupta 2017, "To prune, or not to prune", https://arxiv.org/abs/1710.01878: gradual, cubic in the step.
 
-The schedule, the ranking and the zeroing are those of stages/unstructured.py. A zeroed weight is moved by the next step
-and may return if that alone puts it above the threshold. Zeros are stored: density falls, bytes and FLOPs do not.
+The schedule, the ranking and the zeroing are in stages/unstructured.py. A zeroed weight is moved by the next step and
+may return if that alone puts it above the threshold. Zeros are stored: density falls, bytes and FLOPs do not.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class ConfidenceSettings(Unstructured):
 
     Args:
         beta1: weight of the old value in the moving average of the sensitivity, in [0, 1).
-        beta2: weight of the old value in that of the uncertainty, in [0, 1]; 1 leaves the uncertainty out.
+        beta2: weight of the old value in the uncertainty's average, in [0, 1]; 1 leaves the uncertainty out.
     """
 
     beta1: float = 0.85

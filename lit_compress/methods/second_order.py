@@ -1,12 +1,12 @@
 """Second-order compression: all matrices factorized under the Kronecker-factored Fisher information, then retrained.
 
-No single paper: its parts are those of
+No single paper: its parts come from
 
     K-FAC     James Martens, Roger Grosse, "Optimizing Neural Networks with Kronecker-factored Approximate Curvature",
               ICML 2015, https://arxiv.org/abs/1503.05671: the Fisher information of a matrix as a product of two
     GFWSVD    https://arxiv.org/abs/2505.17974: the SVD of a matrix under both moments
     DRONE     Patrick Chen et al., NeurIPS 2021, and SVD-LLM, https://arxiv.org/abs/2403.07378: under inputs alone
-    FWSVD     https://arxiv.org/abs/2207.00112: what both become if only sums of diagonals are kept
+    FWSVD     https://arxiv.org/abs/2207.00112: both with only sums of diagonals kept
 
 With W [out, in], x the input of a token and d the gradient of an example's loss at y = W x + b,
 
@@ -78,12 +78,12 @@ class SecondOrder(Method):
         rank_ratio: the same fraction of its ranks for every matrix, floor(ratio * min(out, in)).
         allocation: ``global``: the number of parameters of that rule, spent where the estimated loss per parameter is
             largest (R); ``uniform`` applies the rule to every matrix.
-        scope: ``blocks``: the density is that of the transformer blocks' matrices. ``all``: it is that of all weights
-            of the model, and the table of token embeddings is factorized with the matrices, by the same rule (R).
-        price: what the budget counts: ``parameters``; ``flops`` of a forward; or ``milliseconds``, measured on this
+        scope: ``blocks``: the density counts the transformer blocks' matrices. ``all``: it counts all weights of the
+            model, and the table of token embeddings is factorized with the matrices, by the same rule (R).
+        price: the unit of the budget: ``parameters``; ``flops`` of a forward; or ``milliseconds``, measured on this
             machine with one thread and a text of the task's length. The density is then the share of these that stays.
         through: densities on the way to the last, falling, e.g. [0.5, 0.25]. The model is factorized and trained at
-            each, from the one before; all share ``retrain.epochs``, what cannot be divided goes to the last.
+            each, from the one before; all share ``retrain.epochs``, the last gets the remainder.
         retrain: the weighting, and training of the factors.
         distillation: weights of the loss terms with the dense model as teacher.
     """
@@ -120,7 +120,7 @@ class SecondOrder(Method):
             self._check_through()
 
     def _with_removal(self, retrain: KroneckerWeighted, staged: bool) -> KroneckerWeighted:
-        """Return settings that remove what is best at a speed-up, if that is asked for and nothing else is."""
+        """Return settings with the best kind of removal for a speed-up, if only a speed-up is asked for."""
         free = not staged and not retrain.refit and retrain.weighting in KRONECKER and self.rule.scope == "blocks"
         return replace(retrain, removes="auto") if self._fast and free and retrain.removes is None else retrain
 
@@ -151,7 +151,7 @@ class SecondOrder(Method):
 
     @property
     def undecided(self) -> bool:
-        """Whether the dense model and data decide what is removed, or the density that has a speed-up."""
+        """Whether the dense model and data decide the kind of removal, or the density of a speed-up."""
         return self.retrain.removes == "auto" or (
             self._fast and not self.through and self.retrain.weighting in KRONECKER
         )

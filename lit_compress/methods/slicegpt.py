@@ -4,22 +4,22 @@ Saleh Ashkboos, Maximilian L. Croci, Marcelo Gennari do Nascimento, Torsten Hoef
 Large Language Models by Deleting Rows and Columns", ICLR 2024, https://arxiv.org/abs/2401.15024; program:
 https://github.com/microsoft/TransformerCompression.
 
-    invariance    rms(Q^T x) = Q^T rms(x) for every orthogonal Q, so the stream may have any basis: what writes to it
-                  is multiplied by Q^T, what reads it by Q; LayerNorm first becomes R, gamma and beta in the weights
+    invariance    rms(Q^T x) = Q^T rms(x) for every orthogonal Q, so the stream may have any basis: its writers are
+                  multiplied by Q^T, its readers by Q; LayerNorm first becomes R, gamma and beta in the weights
                   around it and an rms norm (section 3.1, 3.2)                          models/projected/insert.py
-    axes          C_l = sum over tokens of x x^T = Q_l diag(e) Q_l^T, e falling, x what reaches norm l behind the
+    axes          C_l = sum over tokens of x x^T = Q_l diag(e) Q_l^T, e falling, x the input of norm l after the
                   slices before it; float64, without padding (section 3.3)            calibration/sliced_stream.py
     slices        the first k columns of every Q_l; on the residual path Q_l[:, :k]^T Q_l+1[:, :k], a k x k matrix;
                   the norm divides by the original width (section 3.4)                    models/projected/fold.py
 
-The stages are dense -> prune; ``prune.epochs`` 0, the default, is the paper's. More train what is left, as its recovery
+The stages are dense -> prune; ``prune.epochs`` 0, the default, is the paper's. More train the rest, as its recovery
 fine-tuning does.
 
 Deviations, and where paper and program differ:
     - The paper takes the second moments of the norms' outputs, the program of their inputs. Here: inputs.
     - The program adds 1 % of the mean of C's diagonal to it. That raises all e alike and turns no axis; it is left out.
-    - The last feed-forward network writes to the basis that it reads, which is also that of the last norm: its axes are
-      of both norms' inputs, and the output layer is sliced with it. The program leaves the output layer whole.
+    - The last feed-forward network writes to the basis that it reads, which is also the last norm's: its axes are of
+      both norms' inputs, and the output layer is sliced with it. The program leaves the output layer whole.
     - ``density`` decides on k: it counts the matrices on the residual path, which the paper's "slicing" does not. Where
       it is given, the first sites keep one direction more, as far as it allows. ``slicing`` is the paper's number.
     - BERT, RoBERTa, ELECTRA, DistilBERT, DeBERTa and BART are not in the paper. Their norms stand after the residual
@@ -120,7 +120,7 @@ class SlicingStage(CompressedStage):
             )
 
     def density_of(self, net: PreTrainedModel) -> float:
-        """Return the density, where a slice is given that of the widths."""
+        """Return the density, with ``slice`` the widths'."""
         if self.slicing is None:
             return self.density
         size = gated_size(net, SLICED)
@@ -232,7 +232,7 @@ class Slices(Compression):
         return {}, 0.0
 
     def apply(self, net: PreTrainedModel, chosen: dict[str, Any], measured: Measured | None) -> None:
-        """Slice a model; without axes along those of the dense model, and without values only its shapes."""
+        """Slice a model; without axes along the dense model's, and without values only its shapes."""
         widths, size = self.widths(net), net.config.hidden_size
         if net.device.type == "meta":
             outline_projected(net, SLICED, {"hidden": torch.tensor(widths)})

@@ -1,7 +1,7 @@
 """BERT-of-Theseus: modules of several blocks are replaced by one block each, at random and more and more often.
 
 Canwen Xu, Wangchunshu Zhou, Tao Ge, Furu Wei, Ming Zhou, "BERT-of-Theseus: Compressing BERT by Progressive Module
-Replacing", EMNLP 2020, https://arxiv.org/abs/2002.02925; what it leaves open is as in
+Replacing", EMNLP 2020, https://arxiv.org/abs/2002.02925; open points follow
 https://github.com/JetRunner/BERT-of-Theseus. Predecessor prd_i: k blocks of the fine-tuned model; successor scc_i: one.
 
     replacing    r_i ~ Bernoulli(p) per module and forward;  y_i+1 = r_i scc_i(y_i) + (1 - r_i) prd_i(y_i)
@@ -9,13 +9,13 @@ https://github.com/JetRunner/BERT-of-Theseus. Predecessor prd_i: k blocks of the
     curriculum   p_t = min(1, k t + b), linear in the steps; from p = 1 on the successors are fine-tuned together
     start        the successors are copies of the first blocks of the fine-tuned model
 
-What is left is an ordinary model of fewer blocks, with embeddings and head of the fine-tuned one.
+The result is an ordinary model of fewer blocks, with embeddings and head of the fine-tuned one.
 
 Deviations and choices where the paper is silent:
     - The slope is given as the steps in which p rises to 1 (``replace.rise``): k = (1 - b) / rise.
     - A successor that has no part in a step gets a zero gradient, which AdamW's averages count, on one device as on
       several. Micro-batches have coins of their own.
-    - The model that is evaluated is that of the successors, at every p, as in their program; each epoch may be the
+    - The evaluated model has the successors, at every p, as in their program; each epoch may be the
     best.
     - Any family whose blocks are alike; a decoder that reads an encoder is divided as the encoder is.
 """
@@ -169,7 +169,7 @@ class Theseus(Method):
     """Replace modules of several blocks by one block each, at random; the export is an ordinary model of fewer blocks.
 
     Args:
-        density: fraction of the blocks that is left: their number must divide that of all; default 0.5.
+        density: fraction of the blocks that is left: their number must divide the number of all; default 0.5.
         replace: the schedule of the replacing, and the training of the successors.
         distillation: weights of the loss terms with the dense model as teacher; off (alpha 0) by default.
     """

@@ -1,7 +1,7 @@
 """CoFi: coarse- and fine-grained pruning of layers, heads, neurons and hidden dimensions, with distillation.
 
 Mengzhou Xia, Zexuan Zhong, Danqi Chen, "Structured Pruning Learns Compact and Accurate Models", ACL 2022,
-https://arxiv.org/abs/2204.00408; what it leaves open is as in https://github.com/princeton-nlp/CoFiPruning.
+https://arxiv.org/abs/2204.00408; open points follow https://github.com/princeton-nlp/CoFiPruning.
 
     section 3.1   gates z_MHA, z_FFN, z_head, z_int, z_hidden; a weight stays iff all of its gates are open
                   expected size, hard-concrete gates; max over lambda, min over z and weights:
@@ -165,7 +165,7 @@ class MatchedStage(Stage):
 
 
 class GatedPruning(MatchedStage, GatedStage):
-    """The stage ``prune``: train weights and gates together, then remove what the gates closed.
+    """The stage ``prune``: train weights and gates together, then remove the closed parts.
 
     Args:
         settings: which gates, and how they are trained.
@@ -210,7 +210,7 @@ class GatedPruning(MatchedStage, GatedStage):
             )
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
-        """Return ``net`` with fewer heads and neurons; what goes in their place, layers too, is decided by training."""
+        """Return ``net`` with fewer heads and neurons; training decides which ones, and layers, are removed instead."""
         units = [name for name in ("heads", "neurons") if name in self.names(net)]
         return cut_evenly(net, self.density, units) if units else net
 
@@ -236,7 +236,7 @@ class GatedPruning(MatchedStage, GatedStage):
             self.matching.exists = open_layers(net, z)
 
     def deploy(self, net: PreTrainedModel) -> None:
-        """Remove what the gates closed, also from the inputs of the projection."""
+        """Remove the closed parts, also from the inputs of the projection."""
         z = close_empty_sublayers(self.deterministic(net, self.total_steps))
         cut_closed(net, z)
         if self.matching is not None and "hidden" in z:

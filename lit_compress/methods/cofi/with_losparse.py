@@ -6,8 +6,8 @@ matrices into low-rank and sparse matrices. Then, we follow the same training ap
 
     ratio = ratio_CoFi * ratio_LoSparse                              (App. F: 0.10 = 0.20 * 0.50)
 
-``density`` is that product, measured on the stored weights; ``prune.share`` is ratio_LoSparse. The gates are those of
-attentions, feed-forward networks and heads (cofi.py); rows are pruned as in stages/rows.py.
+``density`` is that product, measured on the stored weights; ``prune.share`` is ratio_LoSparse. Attentions, feed-forward
+networks and heads have gates (cofi.py); rows are pruned as in stages/rows.py.
 
 Choices where the paper is silent:
     - Only rows of open heads and sub-layers are ranked: rows of closed ones have no gradient, would be pruned first,
@@ -56,8 +56,8 @@ class RowsInGates(CoFiPruning):
 
     Args:
         gates: some of ``attention_layer``, ``ffn_layer``, ``heads``.
-        share: density of LoSparse within what the gates leave; the gates leave model.density / share. None: 0.5, as in
-            the paper, or the square root of a model.density above 0.25.
+        share: density of LoSparse within the parts with open gates; the gates keep model.density / share. None: 0.5, as
+            in the paper, or the square root of a model.density above 0.25.
         low_rank: share of the matrices' parameters that the factors get.
         start: t_i, steps before rows are pruned; below 1 a fraction of all optimizer steps, else their number.
         end: t_f, last steps, at the final share; a fraction or a number likewise.
@@ -96,7 +96,7 @@ class RowsInGates(CoFiPruning):
 
 @dataclass(frozen=True)
 class _Read:
-    """What the host knows of the open rows and columns.
+    """The open rows and columns, on the host.
 
     Attributes:
         columns: open inputs of each site.
@@ -215,7 +215,7 @@ class OpenRows(RowSparsePruning):
         keep_rows_(self._weights, [self._mine(rows) for rows in (keep | ~open_).split(sizes)])
 
     def _known(self, open_: list[Tensor], columns: list[int]) -> _Read:
-        """Return what follows from the open rows and columns of every site, on the CPU."""
+        """Return the sizes that follow from the open rows and columns of every site, on the CPU."""
         dense = factors = least = 0
         added = []
         for name, rows, cost in zip(self._sites, open_, columns, strict=True):
@@ -267,7 +267,7 @@ class RowsAndGates(GatedPruning):
         return super().rounded(round_to, pivot)
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
-        """Return ``net`` with fewer heads, and with factors and some rows of what is left."""
+        """Return ``net`` with fewer heads, and with factors and some rows of the remaining matrices."""
         budget = self.rows.budget_of(net)
         total = keep_count(self.rows.whole, budget.total)
         return keep_rows_evenly(super().outline(net), budget.ranks, total, self.pivot)

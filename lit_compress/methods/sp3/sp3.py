@@ -12,7 +12,7 @@ PCA Projection", Findings of ACL 2024, https://arxiv.org/abs/2308.16475; program
     section 3.5 pre-norm: groups of sub-layers share a basis of the residual stream   models/residual_stream.py
     phases      teacher only; then gates of dimensions, target falls; then of heads and layers  stage.py
 
-The loss is that of the authors' program: 0.3 KL(T = 2) + 0.7 sum_i MSE(A h_i, teacher_m(i)), without labels.
+The loss is from the authors' program: 0.3 KL(T = 2) + 0.7 sum_i MSE(A h_i, teacher_m(i)), without labels.
 
 Deviations, and where the paper is silent (`official` gives the program's way where there are two):
     - Printing errors of the paper: see numerics/pca.py and models/projected/ (norm, V_Z, P_O, superscripts, W_R's
@@ -33,9 +33,9 @@ Deviations, and where the paper is silent (`official` gives the program's way wh
     - OPT, Llama and Qwen3 have no public program. There the bases are in the matrices, which are trained; hidden states
       are compared before the last norm, without their mean where norms take it away. A density counts the blocks'
       matrices and those between bases, not the embeddings.
-    - DeBERTa is not in the paper. Its relative positions go through queries and keys: every attention stores what its
-      own make of them, which counts.
-    - ALBERT is not in the paper. Its blocks read the embeddings first, then what they wrote: hidden states keep their
+    - DeBERTa is not in the paper. Its relative positions go through queries and keys: every attention stores its own
+      projection of them, which counts.
+    - ALBERT is not in the paper. Its blocks read the embeddings first, then their own output: hidden states keep their
       basis, without gates; heads are calibrated over all uses of a block, whose gates and weights are one and count
       once. So it is where embeddings have another width (ELECTRA-small, OPT-350m), a convolution reads the stream, or
       the first attention has no norm (ModernBERT).

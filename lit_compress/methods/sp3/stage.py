@@ -1,6 +1,6 @@
 """SP3's training stage: projections from calibration, gates on their directions, the Lagrangian, distillation.
 
-Equations and deviations are in sp3.py; what CoFi and SP3 share, gates and multipliers, in stages/gated.py.
+Equations and deviations are in sp3.py; gates and multipliers, which CoFi shares, in stages/gated.py.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ProjectedPruning(GatedTraining):
         calibration_seed: seed of the choice of examples and tokens.
         ridge: share of the mean eigenvalue that is added to a head's second moments.
         group: number of sub-layers (attentions and feed-forward networks) that share a basis, in pre-norm models.
-        norm: norm in the projected space: ``rms`` is exact; ``padded_layernorm`` is that of the authors' program.
+        norm: norm in the projected space: ``rms`` is exact; ``padded_layernorm`` is from the authors' program.
         skip_sites: number of bases of hidden states, from the first, that are the identity and have no gate.
         head_projections: ``dense`` trains one matrix for all heads, as the authors' program; ``block`` one per head.
         train_originals: also train the weights between the projections, and the embeddings.
@@ -166,11 +166,11 @@ class ProjectedStage(GatedStage):
 
     @property
     def keeps_all(self) -> bool:
-        """Whether nothing is to be removed; a number of weights is not compared with that of the model."""
+        """Whether nothing is to be removed; a number of weights is not compared with the model's."""
         return self.params is None and self.density == 1
 
     def density_of(self, net: PreTrainedModel) -> float:
-        """Return the density, where a number of weights is given that of this number."""
+        """Return the density; with a number of weights, of this number."""
         return self.density if self.params is None else self.params / gated_size(net, self.form).total
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
