@@ -56,7 +56,7 @@ def chunk_size(vocabularies: Sequence[int]) -> int:
 
 
 def joined(first: Logits, second: Logits) -> Logits:
-    """Return the logits of two batches of one model as those of one batch."""
+    """Return the logits of two batches of one model as the logits of one batch."""
     if isinstance(first, ChunkedLogits) and isinstance(second, ChunkedLogits):
         return replace(first, states=torch.cat([first.states, second.states]))
     assert isinstance(first, Tensor) and isinstance(second, Tensor)

@@ -197,8 +197,8 @@ def decompose(
         axis: whether the importance belongs to rows (outputs), columns (inputs), both, or single elements.
         power: exponent of the importance.
         sigma_side: the factor that gets the singular values in the plain SVD: ``out`` = left (LPAF), ``in`` = right
-            (FWSVD), ``balanced`` = their square roots on both; default: that of ``axis``, for ``both`` and
-            ``element`` in. With an importance of rows or of columns they are always on that side.
+            (FWSVD), ``balanced`` = their square roots on both; default: as ``axis``, for ``both`` and ``element`` in.
+            With an importance of rows or of columns they are always on that side.
         name: name of the matrix in messages.
 
     Returns:
@@ -232,9 +232,9 @@ def decompose_elementwise(
 ) -> tuple[Tensor, Tensor]:
     """Return factors that minimise sum_ij importance_ij (W - left @ right)_ij^2: FWSVD Eq. 5, LPAF Eq. 7 unsimplified.
 
-    Weighted low-rank approximation (Srebro & Jaakkola 2003) by alternating least squares. It starts at the best
-    of the closed forms for the importance's row sums, its column sums and both, and never raises the error. The
-    result is a local minimum, and that of rank k is not part of that of rank k + 1.
+    Weighted low-rank approximation (Srebro & Jaakkola 2003) by alternating least squares. It starts at the best of the
+    closed forms for the importance's row sums, its column sums and both, and never raises the error. The result is a
+    local minimum, and the minimum of rank k is not part of the one of rank k + 1.
 
     Args:
         weight: [out, in], any float dtype.

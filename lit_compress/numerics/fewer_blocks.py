@@ -28,7 +28,7 @@ def drop_greedily(
     losses: Callable[[Sequence[Kept]], Sequence[float]],
     first: bool = False,
 ) -> tuple[Kept, float]:
-    """Remove one block after the other, each time the one without which the loss is smallest; return what is kept.
+    """Remove one block after the other, each time the one without which the loss is smallest; return the kept ones.
 
     Args:
         totals: name of each list of blocks -> number of its blocks.

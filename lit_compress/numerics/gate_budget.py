@@ -114,13 +114,13 @@ def fit_budget(
     of coarse gates first: otherwise two equal layers would both be removed where one is enough.
 
     Args:
-        log_alphas: name of a gate -> [groups, size], on the CPU; units of inf are kept, those of -inf removed, whatever
+        log_alphas: name of a gate -> [groups, size], on the CPU; units of inf are kept, units of -inf removed, whatever
             the budget.
         size: the number of weights as a function of units, on the CPU.
         budget: number of weights to keep.
         least: name of a gate -> number of units that every group always keeps; 0 for gates not named.
         finest: gate of the units with the fewest weights, which gets the rest last; None leaves the rest unused.
-        steps: name of a gate -> number of which every group keeps a multiple, or fewer, or all; 1 for gates not named.
+        steps: name of a gate -> number whose multiple every group keeps, or fewer, or all; 1 for gates not named.
 
     Returns:
         Name of a gate -> bool [groups, size], True = keep.

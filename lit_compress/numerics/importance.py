@@ -39,9 +39,9 @@ def accumulate_first_order_(
     ``signed`` is Eq. 4 as printed, S -= g * W: positive where a step moves W away from zero. ``absolute`` is
     the definition in the paper's LaTeX source, S += |g * W|, and trains more stably.
 
-    If any gradient is inf or NaN (a step that a loss scaler skips), no score changes at all. The decision is
-    taken on the device, without waiting for it. Weights must be those of the forward pass, gradients
-    accumulated, reduced, unscaled, not clipped.
+    If any gradient is inf or NaN (a step that a loss scaler skips), no score changes at all. The decision is taken on
+    the device, without waiting for it. Weights must be the forward pass's, gradients accumulated, reduced, unscaled,
+    not clipped.
 
     Args:
         scores: float32, the shapes of ``weights``; changed in place.
@@ -317,10 +317,10 @@ def unit_importance(
 
 
 def reduce_group(scores: Sequence[Tensor], reduction: GroupReduction = "sum") -> Tensor:
-    """Return the importance of units from that of their parts in each of the matrices they go with (LLM-Pruner).
+    """Return the importance of units from their parts' in each of their matrices (LLM-Pruner).
 
     Args:
-        scores: [units] per matrix, not negative; last that of the matrix that reads the units.
+        scores: [units] per matrix, not negative; last the matrix that reads the units.
         reduction: ``sum``, ``prod`` or ``max`` over the matrices, or ``last``.
     """
     stacked = torch.stack(list(scores))

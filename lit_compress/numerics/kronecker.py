@@ -1,16 +1,17 @@
 """Low-rank approximation under the Kronecker-factored Fisher information: the mathematics of one matrix, or of a stack.
 
-The second-order estimate of what replacing W [out, in] by X costs one example of T tokens is, with x the input of a
-token and d the gradient of the example's loss at that token's output y = W x (second-order compression, equation (M)),
+The second-order estimate of the loss that replacing W [out, in] by X adds to one example of T tokens is, with x the
+input of a token and d the gradient of the example's loss at that token's output y = W x (second-order compression,
+equation (M)),
 
     2 dL / T = tr(G (W - X) A (W - X)^T),    A = E[x x^T] [in, in],    G = E[d d^T] [out, out]                  (M)
 
-The factorization F ~ T (G kron A) of the Fisher information is that of K-FAC (Martens & Grosse 2015, arXiv 1503.05671).
-It ignores that x and d of the same token depend on each other, terms between two tokens, and terms between two
-matrices. The first and the last make the estimate too small; those between tokens hardly change it.
-Every moment is whole [n, n], its diagonal [n], or None for the identity. G = I and A diagonal is FWSVD (arXiv
-2207.00112), G = I and A whole is DRONE (Chen et al., NeurIPS 2021) and SVD-LLM (arXiv 2403.07378), both whole is GFWSVD
-(arXiv 2505.17974). With the Cholesky factors A = L L^T, G = K K^T and K^T W L = U S V^T, the best X of rank k is
+The factorization F ~ T (G kron A) of the Fisher information is from K-FAC (Martens & Grosse 2015, arXiv 1503.05671). It
+ignores that x and d of the same token depend on each other, terms between two tokens, and terms between two matrices.
+The first and the last make the estimate too small; those between tokens hardly change it. Every moment is whole [n, n],
+its diagonal [n], or None for the identity. G = I and A diagonal is FWSVD (arXiv 2207.00112), G = I and A whole is DRONE
+(Chen et al., NeurIPS 2021) and SVD-LLM (arXiv 2403.07378), both whole is GFWSVD (arXiv 2505.17974). With the Cholesky
+factors A = L L^T, G = K K^T and K^T W L = U S V^T, the best X of rank k is
 
     left = W L V_k  [out, k],    right = V_k^T L^-1  [k, in]
 
@@ -40,7 +41,7 @@ class Root:
 
     Attributes:
         factor: [n, n] lower triangular; [n], the diagonal of a diagonal one; None for the identity.
-        added: what was added to the diagonal.
+        added: to the diagonal.
     """
 
     factor: Tensor | None
@@ -76,7 +77,7 @@ def damped_root(
     Args:
         moment: second moment, [n, n] symmetric, [n], or None for the identity, which is not damped.
         damping: share of the mean of the diagonal that is added to it, not negative.
-        name: what to call the matrix in messages.
+        name: of the matrix, for messages.
         what: the moment is of these: ``inputs`` or ``gradients``.
         overwrite: a whole float64 moment on the CPU may become its factor, which then takes no memory of its own.
 
@@ -128,7 +129,7 @@ def centred(moment: Moment, mean: Tensor | None, overwrite: bool = False) -> Mom
 
 @torch.no_grad()
 def row_costs(matrix: Tensor, inputs: Tensor, gradients: Tensor, mean: Tensor | None = None) -> Tensor:
-    """Return what (M) grows by if a row s_i of a matrix is set to zero alone, G_ii s_i A s_i^T, float64 [out].
+    """Return the growth of (M) if only row s_i of a matrix is set to zero, G_ii s_i A s_i^T, float64 [out].
 
     Args:
         matrix: S [out, in].
@@ -146,7 +147,7 @@ def row_costs(matrix: Tensor, inputs: Tensor, gradients: Tensor, mean: Tensor | 
 class KroneckerSVD:
     """The best approximations of all ranks of a matrix, or of stacked matrices, under (M); :func:`kronecker_svd`.
 
-    Its methods are those of :class:`lit_compress.numerics.decompose.WeightedSVD`.
+    Its methods are as in :class:`lit_compress.numerics.decompose.WeightedSVD`.
 
     Attributes:
         sigma: float64 [min(out, in)], falling; leaving out component j adds sigma_j^2 to (M) under the damped moments.
@@ -154,9 +155,9 @@ class KroneckerSVD:
         right: float64 [components, in].
         weight: [out, in], the stacked rows, on the CPU.
         sizes: rows of each matrix of the stack; their sum is ``out``.
-        added: what was added to the diagonals of A and of every G.
+        added: to the diagonals of A and of every G.
         device: where results go.
-        name: what to call the matrix in messages.
+        name: of the matrix, for messages.
     """
 
     sigma: Tensor
@@ -169,7 +170,7 @@ class KroneckerSVD:
     name: str
 
     def factors(self, rank: int) -> tuple[Tensor, Tensor]:
-        """Return left [out, rank] and right [rank, in]; ``left.split(sizes)`` are those of the stacked matrices.
+        """Return left [out, rank] and right [rank, in]; ``left.split(sizes)`` belong to the stacked matrices.
 
         Contiguous, in the weight's dtype, on its device.
 
@@ -222,7 +223,7 @@ def kronecker_svd(
         damping: of A (or C) and G, shares of the means of their diagonals.
         sigma_side: ``balanced``: column j of left is as long as row j of right; ``out``: the rows of right have length
             1; ``in``: the columns of left have.
-        name: what to call this matrix in messages.
+        name: of the matrix, for messages.
         components: how many are kept; default: all.
         overwrite: the memory of the moments may be used; they hold something else afterwards.
 
@@ -255,7 +256,7 @@ def _gram_basis(
     stack: Tensor, inner: Root, gradients: Iterable[Moment], sizes: Sequence[int], damping: float, name: str,
     components: int | None, overwrite: bool,
 ) -> tuple[Tensor, Tensor, list[float]]:  # fmt: skip
-    """Return the right singular vectors of K^T W L as columns, its singular values, and what was added to every G.
+    """Return the right singular vectors of K^T W L as columns, its singular values, and the addition to every G.
 
     Every tensor as large as a wide stack counts. Of a tall one only the Gram matrix is summed, part by part.
     """
@@ -298,7 +299,7 @@ def change_of_bias(weight: Tensor, approx: Tensor, mean: Tensor) -> Tensor:
 def corrected_bias(
     bias: Tensor, weight: Tensor, approx: Tensor, mean: Tensor, new_mean: Tensor | None = None
 ) -> Tensor:
-    """Return the bias b' = b + W m - X m' with which the mean of the outputs is what it was.
+    """Return the bias b' = b + W m - X m' that keeps the mean of the outputs.
 
     Args:
         bias: b [out].

@@ -28,7 +28,7 @@ def task_loss(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
             width], of length 1, for vectors.
         labels: int [...] (-100 = ignored), or float [batch], of relevances from 0 to 1; for vectors as
             :func:`vectors_loss` has them.
-        kind: what the task head predicts.
+        kind: type of the head's output.
 
     Returns:
         0-dim, float32 (float64 for float64 logits).
@@ -50,7 +50,7 @@ def example_losses(logits: Logits, labels: Tensor, kind: LossKind) -> Tensor:
     Args:
         logits: [batch, ..., classes] for classification, [batch] or [batch, 1] for regression and relevance.
         labels: int [batch, ...] (-100 = ignored), or float [batch].
-        kind: what the head predicts.
+        kind: type of the head's output.
 
     Returns:
         [batch], float32 (float64 for float64 logits).
@@ -108,11 +108,11 @@ def logits_losses(
     Args:
         logits: [copies * b, ..., classes], one copy of the batch after the other.
         labels: of the b examples.
-        kind: what the head predicts.
+        kind: type of the head's output.
         teacher: the teacher's logits [b, ..., classes].
         temperature: of both distributions of the distillation.
         counted: bool [b, ...], which distributions are samples; None for all. Of chunked logits those with a label are.
-        copies: number of forwards; the losses are means over them, the consistency is that of two.
+        copies: number of forwards; the losses are means over them, the consistency is between two.
         consistency: whether to return it.
     """
     if not isinstance(logits, ChunkedLogits):
@@ -177,7 +177,7 @@ def distillation_loss(
     Args:
         student: [..., classes]; for regression, any shape; for vectors [..., width], of length 1.
         teacher: same shape.
-        kind: what the head predicts.
+        kind: type of the head's output.
         temperature: temperature of both distributions, above 0; only for classification.
         counted: bool [...], which distributions are samples; None for all.
 
@@ -219,8 +219,8 @@ def layer_distillation_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]
 def relative_layer_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
     """Return :func:`layer_distillation_loss` with every term divided by the variance of the teacher's state.
 
-    The variance is that of all components at the positions compared, so the loss does not change when teacher and
-    student are scaled alike.
+    The variance is over all components at the compared positions, so the loss does not change when teacher and student
+    are scaled alike.
 
     Args:
         student: L + 1 tensors [batch, length, width], or fewer layers as in layer_distillation_loss.
@@ -308,7 +308,7 @@ def consistency_loss(first: Tensor, second: Tensor, kind: LossKind, counted: Ten
     Args:
         first: [..., classes] or, for regression, any shape.
         second: same shape.
-        kind: what the head predicts.
+        kind: type of the head's output.
         counted: bool [...], which distributions are samples; None for all.
 
     Returns:

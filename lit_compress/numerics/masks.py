@@ -168,7 +168,7 @@ def _share_ties(
 
 
 def _ties_after(score: Tensor, threshold: Tensor, number: int) -> Tensor:
-    """Return which elements equal the threshold but for the first ``number`` in index order; bool, of its shape."""
+    """Return which elements equal the threshold except the first ``number`` in index order; bool, of its shape."""
     ties = score == threshold
     return ties & (ties.flatten().cumsum(0).view_as(ties) > number)
 
@@ -273,7 +273,7 @@ def select_units(scores: Tensor, sizes: Sequence[int], added: Tensor, budget: in
 def keep_rows_(weights: Sequence[Tensor], keep: Sequence[Tensor]) -> None:
     """Zero the rows of ``weights`` [rows, columns] that are not in ``keep``, bool [rows] each; in place.
 
-    Bits are multiplied, as integers, so that an inf or a NaN becomes 0, too.
+    Bits are multiplied, as integers, so that an inf or a NaN also becomes 0.
     """
     here = [local(weight) for weight in weights]
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[here[0].element_size()]

@@ -49,7 +49,7 @@ def pivot_form(left: Tensor, right: Tensor, name: str = "weight") -> PivotForm:
     Args:
         left: [out, k], k <= out, of rank k.
         right: [k, in].
-        name: what to call this matrix in messages.
+        name: of the matrix, for messages.
 
     Raises:
         UserError: left has fewer than k independent rows, or holds inf or NaN.

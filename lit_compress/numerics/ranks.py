@@ -68,7 +68,7 @@ def stored(out: int, inner: int, rank: int, pivot: bool = False, rows: int = 0) 
 def pivot_rank(density: float, out: int, inner: int) -> int:
     """Return the largest rank whose pivot form has at most ``density`` of the parameters; at least 1.
 
-    The factors are smaller than the matrix, too, so that nothing is larger before the pivot form is made.
+    The factors are also smaller than the matrix, so that nothing is larger before the pivot form is made.
     """
 
     def fits(rank: int) -> bool:
@@ -88,7 +88,7 @@ def rounded(number: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class Price:
-    """What a factorized matrix costs at a rank, and what it costs dense: parameters, FLOPs or milliseconds.
+    """The cost of a factorized matrix at a rank, and of the dense one: parameters, FLOPs or milliseconds.
 
     Attributes:
         component: of one more rank, above 0.
@@ -107,7 +107,7 @@ class Price:
         return self.fixed + rank * (self.component - rank * self.pivot) if self.saves(rank) else self.dense
 
     def each(self, ranks: int) -> Tensor:
-        """Return what every component adds to the price, from the first on, float64 [ranks]."""
+        """Return the price of every component, from the first on, float64 [ranks]."""
         more = self.component - self.pivot * (2 * torch.arange(ranks, dtype=torch.float64) + 1)
         return more.clamp_min(self.component / 4) if self.pivot else more  # never free, at ranks that save nothing
 
@@ -120,9 +120,9 @@ def allocate(sigma: Mapping[str, Tensor], prices: Mapping[str, Price], budget: f
     """Spend a budget on the components of all matrices that are worth most for their price.
 
     One threshold on sigma_j ** 2 / price holds for all matrices; sigma falls, so each keeps a prefix. Every matrix
-    keeps at least one component. In pivot form later components are cheaper; each is worth at most what the one before
-    it is. With the singular values of a Fisher-weighted matrix the sum of what is dropped is the
-    second-order estimate of the loss it costs (second-order compression, section 3).
+    keeps at least one component. In pivot form later components are cheaper; each is worth at most as much as the one
+    before it. With the singular values of a Fisher-weighted matrix the sum over dropped components is the second-order
+    estimate of the loss it costs (second-order compression, section 3).
 
     Args:
         sigma: singular values by matrix, falling; matrices that are stacked on one right factor count as one.
@@ -165,7 +165,7 @@ def allocate_in_steps(
         sigma: as there.
         prices: as there.
         budget: not exceeded, unless one step each is more.
-        step: ranks are multiples of it, but for a matrix that has not so many components.
+        step: ranks are multiples of it, except if a matrix has fewer components.
     """
     if step == 1:
         return allocate(sigma, prices, budget)

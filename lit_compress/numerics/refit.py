@@ -7,7 +7,7 @@ that minimises E ||G^1/2 (W x - X x')||^2 among all X = left R of a given right 
     left' = W B R^T (R A' R^T)^-1                                                                               (R)
 
 Damping draws it to the left factor it starts from, not to zero: left' = left + (W B R^T - left P) (P + added I)^-1 with
-P = R A' R^T. With centred moments, A' - m' m'^T and B - m m'^T, the bias is that of ``kronecker.corrected_bias``.
+P = R A' R^T. With centred moments, A' - m' m'^T and B - m m'^T, the bias is ``kronecker.corrected_bias``.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def refit_left(
 
     Args:
         weight: W [out, in].
-        left: [out, k], what damping draws to.
+        left: [out, k], the target of the damping.
         right: R [k, in].
         moment: A' = E[x' x'^T] [in, in].
         cross: B = E[x x'^T] [in, in], x of the dense model.
         damping: share of the mean of the diagonal of R A' R^T.
-        name: what to call this matrix in messages.
+        name: of the matrix, for messages.
 
     Raises:
         UserError: the moments are not finite, or singular after the damping.

@@ -9,12 +9,12 @@ own distribution; with true labels it is the empirical one, which vanishes where
 over the classes - 1 columns r_j of a root of diag(p) - p p^T: two classes take one backward pass.
 
 A model that gives vectors f, of length 1, has no distribution of its own. It gets the one that a regression has, a
-normal distribution around what it says, y ~ N(f, I). With y = f + e, e ~ N(0, I),
+normal distribution around its output, y ~ N(f, I). With y = f + e, e ~ N(0, I),
 
     -log p(y) = |y - f|^2 / 2 + const,   g = -J^T e,   E[g g^T] = J^T J,   J = d f / d parameters                   (N)
 
-which is the Hessian of |f - f'|^2 / 2 = 1 - cos(f, f'), the cosine distance to this model: the K-FAC estimate of
-the loss added is that of the distance from its own vectors, and needs no label.
+which is the Hessian of |f - f'|^2 / 2 = 1 - cos(f, f'), the cosine distance to this model: the K-FAC estimate of the
+added loss estimates the distance from its own vectors, and needs no label.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def fisher_losses(
 
     The loss of an example is its negative log-likelihood, the sum over all labels it has; the gradient of an example
     does not depend on the others. A regression is a normal distribution of variance 1: the gradient of the output
-    itself, but with true labels times the error. The logit of a relevance is taken for one, too, unless labels are
-    true: as a probability, documents that are surely relevant, or surely not, would hardly count.
+    itself, but with true labels times the error. The logit of a relevance also counts as one, unless labels are true:
+    as a probability, documents that are surely relevant, or surely not, would hardly count.
 
     Args:
         logits: [b, ..., classes], or [b] or [b, 1] for a regression or relevance; with a graph. Those over a vocabulary
             [b, tokens, vocabulary] may be chunked.
-        kind: what the head predicts.
+        kind: type of the head's output.
         choice: ``true``: the labels of the data; ``drawn``: one draw per distribution; ``exact``: the expectation, for
             one distribution per example.
         labels: int [b, ...], or float [b]; for ``true``.

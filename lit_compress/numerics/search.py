@@ -50,7 +50,7 @@ def within_limit(
     Args:
         cost: of a number; None: it is too small.
         limit: the largest cost.
-        known: costs by number, with that of 1.0, above the limit; gets those that are found out.
+        known: costs by number, including 1.0's, above the limit; new ones are added.
         first: number to begin with; None: as if costs went through 0.
         tries: so many costs are asked for at most.
         close: share of the limit below it at which the search ends.

@@ -1,6 +1,6 @@
 """Removal of inputs of a matrix (neurons of the second feed-forward matrix, heads of the attention's output).
 
-What stays of W [out, in] is updated so that (M) of ``kronecker.py`` is least. With H the damped second moment of the
+The rest of W [out, in] is updated so that (M) of ``kronecker.py`` is least. With H the damped second moment of the
 inputs (or their covariance) and S the inputs that go (second-order compression, section 5; the update is the optimal
 brain surgeon's in blocks, as in ZipLM, Kurtic et al. 2023, arXiv 2302.04089):
 
@@ -33,12 +33,12 @@ _ROWS = 256  # that are moved at a time
 def inverse_moment(
     inputs: Tensor, damping: float = INPUT_DAMPING, name: str = "weight", overwrite: bool = False
 ) -> tuple[Tensor, float]:
-    """Return H^-1 [in, in] of the damped second moment, and what was added to its diagonal.
+    """Return H^-1 [in, in] of the damped second moment, and the addition to its diagonal.
 
     Args:
         inputs: A or C [in, in], or the diagonal [in].
         damping: share of the mean of the diagonal.
-        name: what to call the matrix in messages.
+        name: of the matrix, for messages.
         overwrite: a whole float64 moment on the CPU may become its inverse, which then takes no memory of its own.
 
     Raises:
@@ -53,7 +53,7 @@ def inverse_moment(
 
 @torch.no_grad()
 def removal_costs(weight: Tensor, inverse: Tensor, groups: Tensor, gradients: Root | None = None) -> Tensor:
-    """Return what the removal of each group alone would cost after the update of the rest, equation (C).
+    """Return the cost of removing each group alone, after the update of the rest, equation (C).
 
     Args:
         weight: W [out, in], float64.
@@ -101,7 +101,7 @@ class RemovalPath:
 
     Attributes:
         steps: the groups that go together at each step, int [n] each.
-        costs: float64 [steps], what each step adds to (M).
+        costs: float64 [steps], each step's addition to (M).
     """
 
     steps: tuple[Tensor, ...]
@@ -134,7 +134,7 @@ def removal_path(
     """Remove groups of inputs one after the other, cheapest first, with the costs anew after every step.
 
     The costs do not depend on other matrices, so that the paths of many matrices can be compared afterwards
-    (:func:`cheapest_first`) and what goes is then removed at once (:func:`without_inputs`).
+    (:func:`cheapest_first`) and the chosen ones are then removed at once (:func:`without_inputs`).
 
     Args:
         weight: W [out, in].
@@ -146,7 +146,7 @@ def removal_path(
         keep: how many groups stay.
         multiple: a multiple of it is left after every step.
         damping: of the inputs and of the gradients.
-        name: what to call this matrix in messages.
+        name: of the matrix, for messages.
         overwrite: whole float64 moments on the CPU may be overwritten. All that is done with the inputs' then takes
             no memory but its own, in float64 eight bytes times the square of their number.
 
@@ -200,13 +200,13 @@ def cheapest_first(
 ) -> dict[str, int]:
     """Return how many steps every path goes, so that at least ``saving`` is saved: least cost per price first.
 
-    Paths may be those of neurons, of heads, or of the components of a matrix from its last to its first (costs
-    sigma_j^2), all on the scale of (M).
+    Paths may be of neurons, of heads, or of the components of a matrix from its last to its first (costs sigma_j^2),
+    all on the scale of (M).
 
     Args:
-        costs: by path, what each step adds to the loss, in the order in which the steps must be taken.
-        prices: by path, what each step saves: parameters, FLOPs or milliseconds, above 0.
-        saving: what has to be saved in all.
+        costs: by path, each step's addition to the loss, in the order of the steps.
+        prices: by path, each step's saving: parameters, FLOPs or milliseconds, above 0.
+        saving: to reach in all.
 
     Raises:
         UserError: all steps together save less.
@@ -254,8 +254,8 @@ def convex_path(costs: Tensor, prices: Tensor) -> ConvexPath:
     the next one that does.
 
     Args:
-        costs: float64 [steps], what each step adds to the loss, not negative.
-        prices: float64 [steps], what each saves, not negative.
+        costs: float64 [steps], each step's addition to the loss, not negative.
+        prices: float64 [steps], each step's saving, not negative.
     """
     cost, price = [0.0, *costs.cumsum(0).tolist()], [0.0, *prices.cumsum(0).tolist()]
     corners = [0]

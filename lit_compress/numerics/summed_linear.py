@@ -33,7 +33,7 @@ def _add_bias(outputs: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """The weight for all uses. Its backward runs after those of all uses, and returns what they have summed."""
+    """The weight for all uses. Its backward runs after all uses' backwards, and returns their sum."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, total: list[Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """The numbers of units that all layers of a model keep alike: as many heads in each, as many neurons in each.
 
-Every group of layers (attentions, feed-forward networks) has one number. Which numbers a group may have, what each
-costs and what it saves are given; of all combinations that save enough, the one of the least cost is taken.
+Every group of layers (attentions, feed-forward networks) has one number. Which numbers a group may have, and each one's
+cost and saving, are given; of all combinations that save enough, the one of the least cost is taken.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def uniform_options(losses: Sequence[Tensor], savings: Sequence[Tensor], saving:
     """Return an option for every group, so that together they save ``saving`` at the least loss; None if none do.
 
     Args:
-        losses: per group float64 [options], what each adds to the loss.
-        savings: per group float64 [options], what each saves.
-        saving: what has to be saved in all.
+        losses: per group float64 [options], each one's addition to the loss.
+        savings: per group float64 [options], each one's saving.
+        saving: to reach in all.
     """
     widest = max(range(len(losses)), key=lambda group: len(losses[group]))
     others = [group for group in range(len(losses)) if group != widest]
@@ -44,7 +44,7 @@ def uniform_options(losses: Sequence[Tensor], savings: Sequence[Tensor], saving:
 
 
 def loss_of_removal(path: RemovalPath, removed: Tensor) -> Tensor:
-    """Return what the removal of the first so many groups of ``path`` adds to (M), float64; inside a step by its share.
+    """Return the addition to (M) of removing the first so many groups of ``path``, float64; inside a step by its share.
 
     Args:
         path: of one matrix.

@@ -1,4 +1,4 @@
-"""Losses of vectors of texts, of which only the directions count. All vectors here have length 1.
+"""Losses of vectors of texts; only their directions count. All vectors here have length 1.
 
     match   1/n sum_i (1 - cos(s_i, t_i)) + 1/n^2 sum_ij (cos(s_i, s_j) - cos(t_i, t_j))^2   to a teacher's (V)
     scored  log(1 + sum over score_i > score_j of exp((cos_j - cos_i) / 0.05))                 CoSENT         (P)
@@ -20,14 +20,14 @@ SHARPNESS = 20.0  # 1 / 0.05, that of sentence-transformers
 
 
 def match_loss(vectors: Tensor, target: Tensor) -> Tensor:
-    """Return the distance (V) of ``vectors`` [..., width] from those of a teacher, which get no gradient."""
+    """Return the distance (V) of ``vectors`` [..., width] from a teacher's, which get no gradient."""
     ours, theirs = vectors.flatten(0, -2), target.detach().flatten(0, -2)
     relations = (ours @ ours.T - theirs @ theirs.T).square().mean()
     return (1 - (ours * theirs).sum(-1)).mean() + relations
 
 
 def vectors_loss(vectors: Tensor, labels: Tensor) -> Tensor:
-    """Return the loss of vectors [rows, texts, width] under labels, whose form says what they are.
+    """Return the loss of vectors [rows, texts, width] under labels, whose form tells their kind.
 
     Args:
         vectors: of the texts of every row.
