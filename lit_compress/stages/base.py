@@ -81,7 +81,7 @@ class StageContext(Protocol):
     def objective(
         self, logits: Logits, batch: dict[str, Tensor], distil: bool, copies: int = 1, consistency: float = 0.0
     ) -> dict[str, Tensor]:
-        """Return the loss terms by name: the task's and, with a teacher, those of distillation."""
+        """Return the loss terms by name: the task's and, with a teacher, the distillation's."""
 
 
 class Stage(nn.Module):
@@ -105,7 +105,7 @@ class Stage(nn.Module):
         rule: for the ranks; None: the stage has none.
         round_to: ranks and numbers of units are multiples of it; None: the stage chooses none.
         uniform: True if the stage can leave all layers the same numbers of heads and of neurons.
-        notes: what :meth:`build` found out, as JSON, for the record of the stage; checkpoints have it.
+        notes: facts found by :meth:`build`, as JSON, for the record of the stage; checkpoints have it.
     """
 
     from_backbone = False
@@ -142,7 +142,7 @@ class Stage(nn.Module):
         return None
 
     def own_bytes(self, net: PreTrainedModel) -> int:
-        """Return the bytes of what the stage keeps for the weights of ``net`` while it trains, if that is much."""
+        """Return the bytes that the stage keeps for the weights of ``net`` while it trains, if they are many."""
         return 0
 
     def plain(self) -> Stage:
@@ -175,13 +175,13 @@ class Stage(nn.Module):
         ``net`` as it is.
 
         Args:
-            net: that of the stage before, without values (device ``meta``); may be changed in place. The dense one
-                has been checked.
+            net: of the stage before, without values (device ``meta``); may be changed in place. The dense one has been
+                checked.
         """
         return net
 
     def density_of(self, net: PreTrainedModel) -> float | None:
-        """Return the density that the stage is to leave: of the sites' weights, or of what its rule counts.
+        """Return the density that the stage is to leave: of the sites' weights, or in the unit of its rule.
 
         Args:
             net: dense; only shapes are read.
@@ -214,13 +214,13 @@ class Stage(nn.Module):
         return self.resume(net, method, structure)
 
     def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:
-        """Return ``net``, that of the stage before, in the form in which it trains; it may be changed in place.
+        """Return ``net``, from the stage before, in its form for training; it may be changed in place.
 
         Args:
             net: with values.
             method: as for :meth:`build`.
             previous: as there.
-            values: False: a checkpoint has those of what is put in.
+            values: False: a checkpoint has the values of new parts.
         """
         return net
 
@@ -240,7 +240,7 @@ class Stage(nn.Module):
         return []
 
     def set_total_steps(self, total_steps: int) -> None:
-        """Set the number of optimizer steps of the stage, and what follows from it.
+        """Set the number of optimizer steps of the stage, and everything that follows from it.
 
         Raises:
             UserError: a schedule needs more steps.
@@ -278,7 +278,7 @@ class Stage(nn.Module):
         return True
 
     def deploy(self, net: PreTrainedModel) -> None:
-        """Replace what the stage put into the trained ``net``, in place, by layers that have ``fuse()``.
+        """Replace the stage's own layers in the trained ``net``, in place, by layers that have ``fuse()``.
 
         The outputs in evaluation mode stay those that were validated.
         """

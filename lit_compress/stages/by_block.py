@@ -1,4 +1,4 @@
-"""What a compression measures of a model of which one block at a time is in memory, in files."""
+"""Measurements of a compression with one block of a model in memory at a time, in files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MeasuredBlocks(Mapping[str, Tensor]):
 
     Args:
         folder: of the folders.
-        compression: what is measured.
+        compression: that measures.
         shapes: the whole dense model, without values.
         blocks: names of the blocks.
         sites: names of the matrices that are measured.
@@ -47,7 +47,7 @@ class MeasuredBlocks(Mapping[str, Tensor]):
         Args:
             number: of the block.
             block: with its values, which are given up if matrices are measured.
-            statistics: by site; {} for none. The dict is given up, too.
+            statistics: by site; {} for none. The dict is also dropped.
         """
         from safetensors.torch import save_file
 
@@ -71,7 +71,7 @@ class MeasuredBlocks(Mapping[str, Tensor]):
         return {int(key): whole_axes(self[key]) for key in self._of(number)}
 
     def chosen(self, number: int, chosen: Chosen) -> Chosen:
-        """Return what was chosen of a block."""
+        """Return the choices of a block."""
         return {name: value for name, value in chosen.items() if name.startswith(f"{self.blocks[number]}.")}
 
     def __getitem__(self, name: str) -> Tensor:

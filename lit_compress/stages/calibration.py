@@ -98,7 +98,7 @@ class Calibration:
     """A statistic, and the examples over which it is summed.
 
     Attributes:
-        statistic: what is summed.
+        statistic: to sum.
         batches: of the examples, in the same order whenever they are iterated.
     """
 
@@ -118,7 +118,7 @@ def collected(
 
     Args:
         net: with its task's head, on the CPU, as it is between the passes; it must not change before the last.
-        calibration: what is summed; None: only the names are yielded.
+        calibration: the sums; None: only the names are yielded.
         task: the task whose loss is differentiated.
         device: of the passes.
         shared: True if every process of the default group has batches of its own; then there is one pass.

@@ -1,9 +1,10 @@
-"""Compression of a dense model in one shot, in memory or block by block: statistics, what they say, a choice, a change.
+"""Compression of a dense model in one shot, in memory or block by block: statistics, measurements, a choice, a change.
 
-What a method does is a :class:`Compression`. :func:`compress` applies it to a model in memory, for the stage of a fit
-and for ``factorize``; ``cli/by_block.py`` to one of which a block at a time is in memory. Ranks, or heads and neurons,
+A method's one-shot step is a :class:`Compression`. :func:`compress` applies it to a model in memory, for the stage of a
+fit and for ``factorize``; ``cli/by_block.py`` to one with a block at a time in memory. Ranks, or heads and neurons,
 under one budget need all matrices, and the statistics of a matrix are gone before the last one is known. So of every
-matrix only what the choice and the change need is kept (:meth:`Compression.measure`), together no more than the model.
+matrix only the input of the choice and the change is kept (:meth:`Compression.measure`), together no more than the
+model.
 """
 
 from __future__ import annotations
@@ -41,24 +42,24 @@ Chosen = dict[str, Any]  # by site
 
 
 class Compression(ABC):
-    """What a method does to a dense model in one shot."""
+    """The one-shot step of a method on a dense model."""
 
     name: ClassVar[str]  # of what it keeps of a block
     by_itself: ClassVar[bool] = True  # whether a block is changed without the others; else :meth:`part` does
 
     def check_by_block(self, net: PreTrainedModel) -> None:  # noqa: B027
-        """Refuse what cannot be done block by block.
+        """Refuse settings that cannot work block by block.
 
         Args:
             net: dense; only shapes are read.
 
         Raises:
-            UserError: says what needs the whole model.
+            UserError: names the setting that needs the whole model.
         """
 
     @abstractmethod
     def calibration(self, net: PreTrainedModel, data: Any) -> Calibration | None:
-        """Return what is summed over which examples; None where weights are enough.
+        """Return the statistic and the number of its examples; None where weights are enough.
 
         Args:
             net: dense; only shapes are read.
@@ -67,13 +68,13 @@ class Compression(ABC):
 
     @abstractmethod
     def bytes(self, net: PreTrainedModel) -> int:
-        """Return how many bytes what is measured takes at most; only shapes of the dense ``net`` are read."""
+        """Return the maximum bytes of the measurements; only shapes of the dense ``net`` are read."""
 
     @abstractmethod
     def measure(
         self, net: PreTrainedModel, names: Collection[str], statistics: dict[Any, Any]
     ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
-        """Yield what is kept of some matrices, one after the other.
+        """Yield the measurements of some matrices, one after the other.
 
         Args:
             net: dense; the matrices ``names`` have values, on the CPU.
@@ -86,11 +87,11 @@ class Compression(ABC):
 
     @abstractmethod
     def plan(self, net: PreTrainedModel) -> Chosen:
-        """Return what would be chosen if all parts of ``net`` mattered alike; only its shapes are read."""
+        """Return the choice if all parts of ``net`` mattered alike; only its shapes are read."""
 
     @abstractmethod
     def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[Chosen, float]:
-        """Return by site what goes or stays, and the estimate of what that adds to an example's loss.
+        """Return by site the removed or kept parts, and the estimated addition to an example's loss.
 
         Args:
             net: dense; only shapes are read.
@@ -110,7 +111,7 @@ class Compression(ABC):
     def part(
         self, shapes: PreTrainedModel, measured: Measured, net: BlockNet, number: int
     ) -> tuple[dict[str, Tensor], Structure]:
-        """Return the tensors of a changed block and of what else changes with it, and the specs of their modules.
+        """Return the tensors of a changed block and of other changed modules, and the specs of their modules.
 
         Only of a compression whose blocks cannot be changed without each other.
 
@@ -123,12 +124,12 @@ class Compression(ABC):
         raise NotImplementedError
 
     def then(self, net: PreTrainedModel) -> Compression | None:
-        """Return what is to be done to the changed ``net`` afterwards; None for nothing."""
+        """Return a function that finishes the changed ``net`` afterwards; None for nothing."""
         return None
 
     @abstractmethod
     def told(self, net: PreTrainedModel, chosen: Chosen) -> dict[str, Any]:
-        """Return the field of the report that says what was chosen; of the dense ``net`` only shapes are read."""
+        """Return the report's field on the choice; only shapes of the dense ``net`` are read."""
 
 
 def compress(
@@ -142,7 +143,7 @@ def compress(
     keep: bool = False,
     measured: Measured | None = None,
 ) -> tuple[PreTrainedModel, float]:
-    """Compress ``net`` in memory; return it, and the estimate of what that adds to an example's loss.
+    """Compress ``net`` in memory; return it, and the estimated addition to an example's loss.
 
     Args:
         net: dense, on the CPU, as it is afterwards.
@@ -153,7 +154,7 @@ def compress(
         shared: True if every process of the default group has batches of its own. Only the model of the first has the
             right values afterwards.
         keep: leave ``net`` as it is, and compress a copy, which is made when the statistics are gone.
-        measured: what :func:`measure` has returned for ``compression``; None: it is measured here.
+        measured: the result of :func:`measure` for ``compression``; None: it is measured here.
     """
     total = 0.0
     while compression is not None:
@@ -173,7 +174,7 @@ def measure(
     net: PreTrainedModel, compression: Compression, task: Task, data: DataModule | None, device: torch.device,
     shared: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Return what is kept of all matrices of ``net`` for a compression; the arguments are those of :func:`compress`."""
+    """Return the measurements of all matrices of ``net`` for a compression; arguments as :func:`compress`."""
     measured: dict[str, Tensor] = {}
     for names, statistics in collected(net, compression.calibration(net, data), task, device, shared):
         from_first(partial(_keep, compression, net, names, statistics, measured))
@@ -188,7 +189,7 @@ def shape(net: PreTrainedModel, compression: Compression | None, measured: Measu
     Args:
         net: as before the compression.
         compression: what is done; None for nothing.
-        measured: of all matrices; None: they matter alike. So they do in what follows on the compression.
+        measured: of all matrices; None: they matter alike. The same holds for the steps after the compression.
     """
     while compression is not None:
         chosen = compression.plan(net) if measured is None else compression.choose(net, measured)[0]
@@ -221,7 +222,7 @@ class CompressedStage(Stage):
         return True
 
     def compression(self, previous: Path | None) -> Compression | None:
-        """Return what is done to the model of the folder ``previous``; None: nothing.
+        """Return the compression of the model of the folder ``previous``; None: none.
 
         Args:
             previous: None for the backbone, or if only shapes are wanted.
@@ -233,15 +234,15 @@ class CompressedStage(Stage):
         return True
 
     def record(self, data: Any, loss: float) -> dict[str, Any] | None:
-        """Return what the report says of the calibration, with the estimated ``loss``; None for nothing."""
+        """Return the report's entry on the calibration, with the estimated ``loss``; None for nothing."""
         return None
 
     def prepared(self, net: PreTrainedModel) -> PreTrainedModel:
-        """Return the model that is compressed, in place of that of the stage before."""
+        """Return the model that is compressed, in place of the previous stage's."""
         return net
 
     def check_shapes(self, net: PreTrainedModel) -> None:
-        """Refuse what cannot be done to ``net`` in one shot; only shapes are read."""
+        """Refuse settings that cannot work on ``net`` in one shot; only shapes are read."""
         self.check(net)
 
     def texts(self, data: DataModule) -> Iterable[dict[str, Tensor]]:
@@ -262,7 +263,7 @@ class CompressedStage(Stage):
         self, net: PreTrainedModel, previous: Path | None, task: Task, data: DataModule | None = None,
         device: torch.device = CPU, shared: bool = False, keep: bool = False,
     ) -> tuple[PreTrainedModel, dict[str, Any] | None]:  # fmt: skip
-        """Return ``net`` compressed, and what the report says of the calibration.
+        """Return ``net`` compressed, and the report's entry on the calibration.
 
         Args:
             net: of the folder ``previous``, on the CPU, as it is afterwards.
@@ -284,7 +285,7 @@ class CompressedStage(Stage):
         return net, self.record(data, loss)
 
     def outline(self, net: PreTrainedModel) -> PreTrainedModel:
-        """Return ``net`` after what is planned without statistics."""
+        """Return ``net`` after the steps that need no statistics."""
         return shape(self.prepared(net), self.compression(None))
 
     def begin(self, net: PreTrainedModel, method: StageContext, previous: Path | None, values: bool) -> PreTrainedModel:

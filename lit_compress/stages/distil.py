@@ -1,12 +1,12 @@
-"""Distillation of a compressed model without labels, and what ``factorize`` is asked to train after a compression.
+"""Distillation of a compressed model without labels, and ``factorize``'s training after a compression.
 
-All parameters of the compressed model learn the dense model's logits and hidden states on texts. The loss is that of a
-stage of ``fit`` whose weight of the labels is 0,
+All parameters of the compressed model learn the dense model's logits and hidden states on texts. The loss is the same
+as in a stage of ``fit`` with weight 0 of the labels,
 
     L = L_logits + 10 sum over l of MSE(H^l, H_dense^l) / Var(H_dense^l)
 
 with the same ratio of both terms as the stages of SecondOrder; hidden states are left out if they differ in width.
-AdamW, its groups, its schedule and the clipping of gradients are those of ``fit``, too. Nothing is dropped out.
+AdamW, its groups, its schedule and the clipping of gradients are also as in ``fit``. Nothing is dropped out.
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ def distil(
     dense: PreTrainedModel, net: PreTrainedModel, kind: TaskType, texts: DataLoader, steps: int, device: torch.device,
     layer_loss: LayerLoss,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train all parameters of ``net``, in place, to give the outputs of ``dense``; return what the report says.
+    """Train all parameters of ``net``, in place, to give the outputs of ``dense``; return the report's entry.
 
     Args:
         dense: the model that was compressed; both are on the CPU, before and afterwards.
         net: the compressed one.
         kind: of the task.
-        texts: batches, in a new order whenever they are iterated; labels in them are not read. Those of a language
+        texts: batches, in a new order whenever they are iterated; labels in them are not read. Texts of a language
             model go through it in parts of 512 tokens.
         steps: of AdamW.
         device: of the passes.

@@ -99,7 +99,7 @@ def distillation_terms(
 
     Args:
         settings: the weights of the terms.
-        kind: what the task head predicts.
+        kind: type of the head's output.
         losses: ``task`` and, with a weight for the teacher's logits, ``distillation``, as
             :func:`~lit_compress.numerics.losses.logits_losses` returns them.
         passes: the model's hidden states [b, length, width], per copy, stack (encoder, decoder) and layer; None to

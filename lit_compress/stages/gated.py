@@ -136,7 +136,7 @@ class GatedStage(Stage):
     def set_gates(self, net: PreTrainedModel, z: dict[str, Tensor], deterministic: bool = False) -> None:
         """Give ``net`` the gates' values z, by name, [groups, size] each, for its next forwards.
 
-        ``deterministic`` says that they are those of the exported model, not samples.
+        ``deterministic`` means the exported model's values, not samples.
         """
         raise NotImplementedError
 
@@ -200,7 +200,7 @@ class GatedStage(Stage):
 
         Args:
             log_alphas: by name of the gate, on the CPU.
-            budget: number of weights; None for that of the final density.
+            budget: number of weights; None for the final density's.
         """
         budget = keep_count(self.density, self.size.total) if budget is None else budget
         least = {name: gate.least for name, gate in self.gates.items()}

@@ -37,11 +37,11 @@ class KroneckerDecomposer:
 
     Attributes:
         moments: Kronecker factors by site.
-        gradients: True to weight by the moments of inputs and gradients (K-FAC), False by those of the inputs only.
+        gradients: True to weight by the moments of inputs and gradients (K-FAC), False by the inputs' only.
         centred: sites whose bias takes over the mean of the inputs.
         damping: of both moments, as shares of the means of their diagonals.
         stacks: first site -> names of all sites that get one right factor. A weight that comes with the first name is
-            then that of the stack: the rows of all its matrices.
+            then the stack's: the rows of all its matrices.
         release: every matrix is decomposed once; the sums of its moments are given up then.
     """
 
@@ -86,7 +86,7 @@ class KroneckerDecomposer:
         return self.svd(name, weight, 1).sigma
 
     def row_costs(self, name: str, matrix: Tensor) -> Tensor:
-        """Return what it costs to leave out each row of ``matrix``, a part of that of site ``name``; float64 [out]."""
+        """Return the cost of leaving out each row of ``matrix``, a part of site ``name``'s; float64 [out]."""
         moment = self.moments[name]
         return row_costs(matrix, moment.inputs(), moment.gradients(), self.mean(name))
 

@@ -9,8 +9,7 @@ W has neither gradient nor moments; A and B have. When the stage is finished, W 
 
 Deviations:
 - A compressed model has factors where PEFT expects Linears, so the updates are here: each factor has one of its own,
-and
-  the ranks of the model stay what the compression chose.
+and the model keeps the compression's ranks.
 - A matrix that is not larger than its update is trained itself.
 - No dropout of its own.
 - A head that is new (classes, numbers, spans) is trained, as PEFT's ``modules_to_save`` does. Norms, biases, embeddings
@@ -68,8 +67,8 @@ class Retraining(Training):
     """How a compressed model is trained again.
 
     Args:
-        parameters: what is trained: ``all`` parameters of the model; or ``lora``, low-rank updates of its matrices,
-            which are merged at the end: gradients and moments need a fraction of the memory.
+        parameters: trained ones: ``all`` of the model; or ``lora``, low-rank updates of its matrices, which are merged
+            at the end: gradients and moments need a fraction of the memory.
         lora: the updates.
     """
 

@@ -126,7 +126,7 @@ class Factors(Compression):
         self.rule, self.layer, self._decomposer = rule, layer, decomposer
 
     def decomposer(self, net: PreTrainedModel, statistics: dict[Any, Any]) -> Decomposer:
-        """Return what decomposes the matrices of ``net`` with ``statistics``, which it gives up."""
+        """Return a decomposer of the matrices of ``net`` with ``statistics``, which it consumes."""
         assert self._decomposer is not None
         return self._decomposer
 
@@ -182,7 +182,7 @@ class Factors(Compression):
         return self.rule.even(net)
 
     def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, int], float]:
-        """Return {site: rank}, and the estimate of what factors of these ranks add to an example's loss."""
+        """Return {site: rank}, and the estimated addition of these factors to an example's loss."""
         ranks = self.rule.allocate(net, lambda name, _: measured[f"{name}.sigma"])
         known = {name: measured[f"{name}.sigma"] for name in ranks if f"{name}.sigma" in measured}
         return ranks, sum(float(sigma[ranks[name] :].square().sum()) for name, sigma in known.items()) / 2

@@ -1,4 +1,4 @@
-"""What a checkpoint says of the program, the method and the stage that wrote it."""
+"""The program, the method and the stage that wrote a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lit_compress.utils.errors import UserError
 
 
 def check_mark(checkpoint: dict[str, Any], method: str, stage: str) -> dict[str, Any]:
-    """Return what ``Method.on_save_checkpoint`` added to a checkpoint.
+    """Return the mark that ``Method.on_save_checkpoint`` added to a checkpoint.
 
     Raises:
         UserError: another program, method or stage wrote the checkpoint.

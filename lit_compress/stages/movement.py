@@ -67,7 +67,7 @@ class MaskedUnits:
     Attributes:
         layers: masked layers, which all have the same scores and masks: two or three matrices share their neurons.
         cost: weights of one unit, in all layers.
-        feed_forward: whether the layers are those of a feed-forward network.
+        feed_forward: whether the layers belong to a feed-forward network.
     """
 
     layers: tuple[MaskedLinear | BlockMaskedLinear, ...]
@@ -83,8 +83,8 @@ class MaskedUnits:
 class MovementStage(CubicStage):
     """Train weights and scores; mask units by their scores.
 
-    A subclass puts masked layers into the model in ``build``, says in :meth:`find_units` what their units are, and
-    replaces the layers in ``deploy``.
+    A subclass puts masked layers into the model in ``build``, names their units in :meth:`find_units`, and replaces the
+    layers in ``deploy``.
 
     Args:
         settings: schedule, masks and training.

@@ -48,18 +48,18 @@ class RankRule:
         allocation: ``uniform`` as above; ``global`` gives the same number of parameters in all to the components
             with the most energy (squared singular value) per parameter, wherever they are.
         stacked: matrices that read the same input count as one, the rows of all, with one rank.
-        scope: ``blocks``: the density is that of the matrices of the transformer blocks. ``all``: it is that of all
-            weights of the model, and the table of token embeddings is factorized with the matrices.
-        price: what the budget of ``global`` counts: ``parameters``, ``flops`` of a forward, or ``milliseconds``,
-            measured on this machine with one thread. The density is then that of the price.
+        scope: ``blocks``: the density counts the matrices of the transformer blocks. ``all``: it counts all weights of
+            the model, and the table of token embeddings is factorized with the matrices.
+        price: the unit of the budget of ``global``: ``parameters``, ``flops`` of a forward, or ``milliseconds``,
+            measured on this machine with one thread. The density is then in this unit.
         tokens: of a text, for FLOPs and milliseconds.
         fill: with ``uniform``: the parameters that rounding ranks down leaves of the density go to the first matrices,
             one more rank each. A budget is met so.
         pivot: factors are exported in pivot form, and counted so (not in milliseconds).
         tokens_left: rows that the export keeps of the table of token embeddings, by which scope ``all`` counts it;
             None: all.
-        round_to: ranks are multiples of it, within the same density: rounded down, and what that leaves is spent in
-            such steps, on the first matrices (``uniform``) or by worth (``global``). A rank below it stays.
+        round_to: ranks are multiples of it, within the same density: rounded down, and the rest is spent in such steps,
+            on the first matrices (``uniform``) or by worth (``global``). A rank below it stays.
         uniform: where heads and neurons go in place of ranks, every layer keeps as many.
     """
 
@@ -110,7 +110,7 @@ class RankRule:
 
     @property
     def counted(self) -> str:
-        """What the density is of: weights of the ``sites`` or of the ``net``, or the price."""
+        """The total of the density: weights of the ``sites`` or of the ``net``, or the price."""
         return self.price if self.price != "parameters" else "net" if self.scope == "all" else "sites"
 
     @property
@@ -200,7 +200,7 @@ class RankRule:
         return self.allocate(net, sigma)
 
     def _budget(self, net: PreTrainedModel, prices: Mapping[str, Price]) -> float:
-        """Return what the matrices, and with scope ``all`` the table, may cost together.
+        """Return the budget of the matrices, and with scope ``all`` of the table, together.
 
         Raises:
             UserError: that is less than one component of each.
@@ -230,7 +230,7 @@ class RankRule:
         return {name: sigma(name, stacked_weight(net, names)) for name, names in self.members(net).items()}
 
     def prices(self, net: PreTrainedModel) -> dict[str, Price]:
-        """Return what every matrix or stack costs, in the units of ``price``."""
+        """Return the cost of every matrix or stack, in the units of ``price``."""
         members = self.members(net)
         sizes = {site: size_at(net, site) for names in members.values() for site in names}
         shapes = {name: (tuple(sizes[site][0] for site in names), sizes[name][1]) for name, names in members.items()}
@@ -242,17 +242,17 @@ class RankRule:
         return prices | {table: Price(width + rows, width * rows)}  # it has no pivot form
 
     def unit_price(self, net: PreTrainedModel, part: SubLayer) -> float:
-        """Return what one head or neuron of a sub-layer costs, in the units of ``price``."""
+        """Return the cost of one head or neuron of a sub-layer, in the units of ``price``."""
         return unit_price(net, part).at(self.price, tokens_read(net, self.tokens))
 
     def total(self, net: PreTrainedModel) -> float:
-        """Return what all matrices of ``net`` cost dense, in the units of ``price``."""
+        """Return the cost of all dense matrices of ``net``, in the units of ``price``."""
         return sum(price.dense for price in self.prices(net).values())
 
     def density_of(self, net: PreTrainedModel) -> float:
         """Return the density that these ranks leave; ``density`` itself where the ranks follow from it.
 
-        It is that of the scope: of the blocks' matrices, or of all weights.
+        It counts the scope: the blocks' matrices, or all weights.
 
         Args:
             net: dense or factorized; only shapes are read.

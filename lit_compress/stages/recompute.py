@@ -1,8 +1,8 @@
 """Recomputation: blocks forget their activations and compute them again in the backward, if a batch has too many.
 
-Chen, Xu, Zhang, Guestrin 2016, "Training Deep Models with Sublinear Memory Cost", https://arxiv.org/abs/1604.06174.
-What stays is one hidden state per block, and the activations of one block at a time. A step takes about a third more
-time, and its gradients are the same. Random numbers are drawn again as they were.
+Chen, Xu, Zhang, Guestrin 2016, "Training Deep Models with Sublinear Memory Cost", https://arxiv.org/abs/1604.06174. One
+hidden state per block stays, and the activations of one block at a time. A step takes about a third more time, and its
+gradients are the same. Random numbers are drawn again as they were.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def surely_few(net: PreTrainedModel, shape: tuple[int, int], most: float) -> boo
 
 
 def recompute(net: PreTrainedModel) -> None:
-    """Let the blocks of ``net`` recompute their activations in training; what is freed goes back to the system."""
+    """Let the blocks of ``net`` recompute their activations in training; freed memory goes back to the system."""
     return_freed_memory()
     enable: Any = getattr(net, "activation_checkpointing_enable", None)
     if enable is None:  # its former name

@@ -5,12 +5,12 @@ the parameters of f' are trained so that
 
     E(f') = sum over tokens t of |f'(x')_t - f(x)_t|^2 / |f(x)_t|^2     ->  min
 
-over all tokens of some texts, without padding. So a block also repairs what the blocks before it lost. That is the idea
-of AA-SVD (https://arxiv.org/abs/2604.02119), which trains compressed blocks against dense outputs. The rest is chosen
-here:
+over all tokens of some texts, without padding. So a block also repairs the losses of the blocks before it. That is the
+idea of AA-SVD (https://arxiv.org/abs/2604.02119), which trains compressed blocks against dense outputs. The rest is
+chosen here:
 
-    - A token's error is divided by the length of its own target. The norm that reads a hidden state divides by that
-      length, too; without it the few tokens with huge states, which decoders have, would be all that is learned.
+    - A token's error is divided by the length of its own target. The norm that reads a hidden state also divides by
+      that length; without it a decoder's few tokens with huge states would dominate the loss.
     - AdamW without weight decay. A parameter's rate is :data:`RATE` times the root mean square of its values: factors
       of one matrix can differ in scale by orders of magnitude, and one rate for all is too large for some of them.
       0.003, 0.01, 0.03 and 0.1 were tried (MiniLM on SST-2, K-FAC components at 0.10, 100 steps): the divergence from
@@ -93,7 +93,7 @@ class Refinement:
         self.dense, self.own, self.steps = dense, own, steps
 
     def __call__(self, number: int, block: nn.Module) -> None:
-        """Train a compressed block, on the CPU before and afterwards, and write what the next one reads."""
+        """Train a compressed block, on the CPU before and afterwards, and write the next one's input."""
         own, device, start = self.own, self.own.net.device, time.perf_counter()
         own.drop("states", number - 1)
         self.dense.reach(number + 1, keep=False)
@@ -112,7 +112,7 @@ class Refinement:
         block.to("cpu")
 
     def told(self) -> dict[str, Any]:
-        """Return what the report says: steps, texts, tokens, seconds, and every block's error, in forward order."""
+        """Return the report's entry: steps, texts, tokens, seconds, and every block's error, in forward order."""
         errors = [self.errors(i) for i in range(len(self.own.net))]
         tokens = sum(int((self._mask(rows) != 0).sum()) for rows in self.own.parts)
         return {
@@ -210,7 +210,7 @@ def refine_net(
     dense: PreTrainedModel, net: PreTrainedModel, kind: TaskType, parts: Sequence[Batch], steps: int, folder: Path,
     device: torch.device,
 ) -> dict[str, Any]:  # fmt: skip
-    """Refine the compressed ``net`` in place, and return what the report says.
+    """Refine the compressed ``net`` in place, and return the report's entry.
 
     Args:
         dense: the model that was compressed; both are on the CPU, before and afterwards.

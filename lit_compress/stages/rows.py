@@ -6,7 +6,7 @@ Li, Yu, Zhang, Liang, He, Chen, Zhao 2023, "LoSparse", sections 2.2 and 3.2; W =
     Eq. 9      after the step: a row stays if its Gamma is among the top p_t, else it is zeroed   numerics/masks.py
     schedule   p_t = 1 until t_i, then cubic down to p_T at T - t_f, p_T from there          numerics/schedules.py
 
-Deviations, and what the paper leaves open (the published numbers come from the authors' code):
+Deviations, and open points of the paper (the published numbers come from the authors' code):
     - The printed schedule exceeds 1 after t_i and jumps at T - t_f; the code's continuous cubic is meant.
     - ``score_point``: the code multiplies the gradient with the weight after the step, the paper with the one before.
       Either way the gradient is that before clipping (neither clips).
@@ -102,7 +102,7 @@ def balanced(name: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class RowBudget:
-    """What the density leaves for factors and rows of a model.
+    """The budget of factors and rows of a model at a density.
 
     Attributes:
         ranks: of the factors, by site.
@@ -127,9 +127,8 @@ class RowSparsePruning(Stage):
         ratio: ``exact``: factors and kept rows together have ``density``; ``nominal``: the rows have
             density - low_rank, although ranks are rounded up.
         kfac: True to take the factors that are best under the Kronecker-factored Fisher information of the model, on
-            1,024 examples, in place of those of the plain SVD.
-        kfac_rows: True to rank the rows, too, by their cost under that information, which stays as it is before the
-            training.
+            1,024 examples, in place of the plain SVD's.
+        kfac_rows: True to also rank the rows by their cost under that information, measured before the training.
     """
 
     settings: RowPruning
@@ -175,7 +174,7 @@ class RowSparsePruning(Stage):
         return keep_rows_evenly(net, budget.ranks, total, self.pivot)
 
     def budget_of(self, net: PreTrainedModel) -> RowBudget:
-        """Return what there is for factors and rows of the dense ``net``; only shapes are read."""
+        """Return the budget of factors and rows of the dense ``net``; only shapes are read."""
         shapes = {site.name: size_at(net, site.name) for site in find_sites(net)}
         total = sum(out * inner for out, inner in shapes.values())
         budget = keep_count(self.density, total)

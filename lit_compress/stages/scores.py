@@ -77,7 +77,7 @@ class UpperConfidenceScore(Score):
 
     Args:
         beta1: weight of the old value in the moving average of the sensitivity.
-        beta2: weight of the old value in that of the uncertainty; 1 leaves it out.
+        beta2: weight of the old value in the uncertainty's average; 1 leaves it out.
         window: optimizer steps whose sensitivity is averaged before it enters the moving average.
     """
 

@@ -1,7 +1,8 @@
 """Removal of heads and neurons as a compression (units.py).
 
-What goes is chosen in one queue over all blocks, so of every sub-layer the order and the costs of its units are kept.
-The update of what stays (U) depends on which units go, so the second moment of the last matrix' inputs is kept, too.
+The removed units are chosen in one queue over all blocks, so of every sub-layer the order and the costs of its units
+are kept. The update of the rest (U) depends on the removed units, so the second moment of the last matrix' inputs is
+also kept.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class UnitRemoval(Compression):
-    """Heads, neurons and sub-layers go; then, where the settings remove both, components of what is left.
+    """Removes heads, neurons and sub-layers; then, if the settings remove both, components of the remaining matrices.
 
     Args:
         settings: the weighting.
@@ -59,7 +60,7 @@ class UnitRemoval(Compression):
             )
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
-        """Return the moments of the last matrices of the sub-layers, or of all where components count, too."""
+        """Return the moments of the last matrices of the sub-layers, or of all if components also count."""
         last = [part.last for part in sublayers(net, removable=False)]
         return calibration_for([self.settings], data, None if self.both else last)
 
@@ -89,7 +90,7 @@ class UnitRemoval(Compression):
             yield (name,), {f"{name}.{key}": value for key, value in kept.items()}
 
     def plan(self, net: PreTrainedModel) -> dict[str, Tensor]:
-        """Return the units that go by last matrix: the same share everywhere; none where components go, too."""
+        """Return the removed units by last matrix: the same share everywhere; none if components are also removed."""
         self._whole, density = self.rule.total(net), self.rule.density
         if self.both:
             return {}
@@ -101,7 +102,7 @@ class UnitRemoval(Compression):
         return {name: torch.arange(kept, prices[name].count) for name, kept in left.items()}
 
     def choose(self, net: PreTrainedModel, measured: Measured) -> tuple[dict[str, Tensor], float]:
-        """Return the units that go by last matrix, and the estimate of what that adds to an example's loss."""
+        """Return the removed units by last matrix, and the estimated addition to an example's loss."""
         units, rule = {}, self.rule
         for part in sublayers(net, removable=False):
             if f"{part.last}.costs" in measured:
@@ -128,7 +129,7 @@ class UnitRemoval(Compression):
         cut_removed(net, chosen, self.rule.uniform)
 
     def then(self, net: PreTrainedModel) -> Compression | None:
-        """Return the factorization of what is left, where the settings remove both."""
+        """Return the factorization of the remaining matrices, if the settings remove both."""
         if not self.both:
             return None
         rule, whole = self.rule, self._whole

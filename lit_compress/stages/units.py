@@ -1,10 +1,10 @@
 """Removal of heads and neurons at once, without gates, by their cost under the Kronecker-factored Fisher information.
 
-The equations are in numerics/structures.py: what a unit's removal costs after the best update of what stays (C), and
-this update (U). Costs are on the scale of the squared singular values of a K-FAC decomposition, so that units and
-components of matrices stand in one queue: what costs least per parameter that it saves goes first (second-order
-compression, section 5). What is left are ordinary, narrower Linears. A sub-layer that loses all of its units goes as a
-whole: it adds the mean of its outputs, which the last bias carries, and its matrices are gone.
+The equations are in numerics/structures.py: the cost of removing a unit after the best update of the rest (C), and this
+update (U). Costs are on the scale of the squared singular values of a K-FAC decomposition, so that units and components
+of matrices are in one queue, in order of the cost per saved parameter (second-order compression, section 5). The result
+has ordinary, narrower Linears. A sub-layer that loses all of its units goes as a whole: it adds the mean of its
+outputs, which the last bias carries, and its matrices are gone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Units:
     Attributes:
         part: the sub-layer.
         path: the steps, with their costs.
-        price: what disappears with one unit, in all matrices of the sub-layer: weights, FLOPs or milliseconds.
+        price: the saving of one unit, in all matrices of the sub-layer: weights, FLOPs or milliseconds.
         count: number of units.
     """
 
@@ -90,10 +90,10 @@ def find_units(
 
     Args:
         net: dense.
-        moments: Kronecker factors by site; those of a block's sites for the sub-layers of this block alone.
+        moments: Kronecker factors by site; with one block's sites, for the sub-layers of this block alone.
         biased: sites whose bias takes over the mean of the inputs.
         damping: of the moments, as shares of the means of their diagonals.
-        price: function of a sub-layer that returns what one of its units costs.
+        price: function of a sub-layer that returns the cost of one of its units.
         gradients: False to weigh all outputs alike.
         round_to: neurons go so that a multiple of it is left.
         uniform: of the sub-layers that can lose as many units each (models/uniform_shape.py), of all but one unit.
@@ -193,7 +193,7 @@ def choose_uniform(
 
 
 def component_path(sigma: Tensor, price: Price) -> tuple[Tensor, Tensor]:
-    """Return what it costs and what it saves to drop components of one matrix, from the last to the second.
+    """Return costs and savings of dropping components of one matrix, from the last to the second.
 
     The first steps save nothing: two factors of many ranks are larger than the matrix.
 
@@ -213,7 +213,7 @@ def update_rest(
     biased: frozenset[str],
     damping: float,
 ) -> None:
-    """Update what stays of the last matrices of the dense ``net``, in place, equation (U).
+    """Update the rest of the last matrices of the dense ``net``, in place, equation (U).
 
     Args:
         net: dense.
@@ -255,7 +255,7 @@ def cut_removed(net: PreTrainedModel, removed: Mapping[str, Tensor], uniform: bo
 def _update(
     layer: Any, moment: KroneckerFactors, inputs: Tensor, mean: Tensor | None, damping: float, name: str
 ) -> None:
-    """Set the columns ``inputs`` of the weight of ``layer`` to zero, the others and the bias to what is best then."""
+    """Set the columns ``inputs`` of the weight of ``layer`` to zero, the others and the bias to the best values."""
     inverse, _ = inverse_moment(centred(moment.inputs(), mean, overwrite=True), damping, name, overwrite=True)  # type: ignore[arg-type]
     before = layer.weight.detach().clone()
     weight = without_inputs(before.cpu().double(), inverse, inputs)

@@ -1,4 +1,4 @@
-"""The stage that calibrates, removes heads, neurons and sub-layers, factorizes, and trains what is left."""
+"""The stage that calibrates, removes heads, neurons and sub-layers, factorizes, and trains the rest."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def check_removal(settings: Weighted, rule: RankRule, net: PreTrainedModel) -> N
 
 
 def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[str, Any] | None:
-    """Return what the report says of the calibration for ``inputs`` and ``kfac``; None for other weightings.
+    """Return the report's entry on the calibration for ``inputs`` and ``kfac``; None for other weightings.
 
-    ``estimated_loss`` is the estimate of what the compression adds to an example's loss; None for ``inputs``, which
-    measures no loss.
+    ``estimated_loss`` estimates the compression's addition to an example's loss; None for ``inputs``, which measures no
+    loss.
     """
     if settings.weighting not in KRONECKER:
         return None
@@ -97,7 +97,7 @@ def calibration_of(settings: Weighted, data: DataModule, loss: float) -> dict[st
 
 
 class WeightedRetraining(LowRankRetraining):
-    """Estimate what the weighting needs, factorize, fine-tune again."""
+    """Estimate the weighting, factorize, fine-tune again."""
 
     settings: Weighted
     uniform = True
@@ -114,7 +114,7 @@ class WeightedRetraining(LowRankRetraining):
         self.check_shapes(net)
 
     def check_shapes(self, net: PreTrainedModel) -> None:
-        """Refuse what :func:`check_removal` refuses."""
+        """Check as :func:`check_removal`."""
         check_removal(self.settings, self.rule, net)
 
     @property
@@ -139,7 +139,7 @@ class WeightedRetraining(LowRankRetraining):
         return self.settings.reads_labels(kind)
 
     def record(self, data: DataModule, loss: float) -> dict[str, Any] | None:
-        """Return what :func:`calibration_of` says."""
+        """Return the entry of :func:`calibration_of`."""
         return calibration_of(self.settings, data, loss)
 
     def check_data(self, examples: int) -> None:

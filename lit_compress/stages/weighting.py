@@ -1,4 +1,4 @@
-"""What the error of a factorization is weighted by: the settings, and the stage that factorizes and retrains.
+"""The weighting of a factorization's error: the settings, and the stage that factorizes and retrains.
 
 Weightings are ``none`` (plain SVD), ``fisher`` (diagonal Fisher information, FWSVD), ``importance`` (scores of a
 pruning stage), ``inputs`` (second moments of the inputs: DRONE, SVD-LLM) and ``kfac`` (Kronecker-factored Fisher
@@ -52,14 +52,13 @@ class Weighted(Retraining):
         weighting: ``fisher`` = Fisher information; ``none`` = plain SVD; ``importance`` = the scores that a pruning
             stage wrote beside its model; ``inputs`` = second moments of the inputs; ``kfac`` = Kronecker-factored
             Fisher information, moments of inputs and of gradients.
-        axis: which weights share one importance: ``in`` = those of an input (the paper), ``out`` = those of an output,
+        axis: which weights share one importance: ``in`` = all of an input (the paper), ``out`` = all of an output,
             ``both`` = product of the two, ``element`` = none, every weight has its own.
         power: exponent of the importance; 0.5 solves Eq. 6.
-        estimator: ``per_example`` squares every example's gradient (Eq. 3), ``batch`` that of every batch.
+        estimator: ``per_example`` squares every example's gradient (Eq. 3), ``batch`` of every batch.
         fisher_examples: number of training examples for the Fisher information; None = all.
         labels: whose gradients ``kfac`` takes: ``drawn`` from the model's distribution, ``exact`` = the expectation
-            over few classes, ``true`` = those of the data; None = exact for two classes, where it costs no more, else
-            drawn.
+            over few classes, ``true`` = the data's; None = exact for two classes, where it costs no more, else drawn.
         centred: ``inputs`` and ``kfac``: the bias takes over the mean of the inputs, which then needs no rank.
         input_damping: ``inputs`` and ``kfac``: share of the mean of a diagonal added to the inputs' second moments.
         gradient_damping: ``kfac``: the same for the gradients.
@@ -69,9 +68,9 @@ class Weighted(Retraining):
         stacked: ``inputs`` and ``kfac``: matrices that read the same input (query, key and value; gate and up) get
             one right factor.
         removes: ``inputs`` and ``kfac``: ``components`` of matrices (low rank); ``structures``, heads, neurons and
-            sub-layers without any, which leaves ordinary narrower matrices; ``both``, what costs least per weight
-            first; or ``auto``, that of the three after which the answers on held-out training rows differ least from
-            the dense model's. None = auto for SecondOrder with a budget of a speed-up, else components.
+            sub-layers without any, which leaves ordinary narrower matrices; ``both``, cheapest per weight first; or
+            ``auto``, the one of the three after which the answers on held-out training rows differ least from the dense
+            model's. None = auto for SecondOrder with a budget of a speed-up, else components.
         refit: ``inputs`` and ``kfac``: fit the left factors and biases, block by block, to the inputs that the
             compressed blocks below give; two forwards of the examples per block.
     """
@@ -114,12 +113,12 @@ class Weighted(Retraining):
 
     @property
     def removal(self) -> Removes:
-        """What is removed; ``structures`` as long as ``auto`` is not decided: in most runtimes they are the fastest."""
+        """The kind of removal; ``structures``, in most runtimes the fastest, as long as ``auto`` is not decided."""
         return "structures" if self.removes == "auto" else self.removes or "components"
 
     @property
     def kinds(self) -> tuple[Removes, ...]:
-        """What may be removed."""
+        """The kinds of removal to try."""
         return KINDS if self.removes == "auto" else (self.removal,)
 
     def check_labels(self, kind: TaskType) -> None:
@@ -176,13 +175,13 @@ def seed_of(settings: Weighted, data: DataModule) -> int:
 def calibration_for(
     settings: Sequence[Weighted], data: DataModule, sites: Sequence[str] | None = None, table: str | None = None
 ) -> Calibration | None:
-    """Return what weightings of one kind need, of which all have the same examples; None where weights are enough.
+    """Return the statistic of weightings of one kind, which all have the same examples; None if weights are enough.
 
     Args:
         settings: with the same calibration, or, of Fisher information, estimator.
         data: gives the examples.
         sites: names; None for all.
-        table: name of a table of embeddings whose moments are collected, too.
+        table: name of a table of embeddings, to also collect its moments.
 
     Raises:
         UserError: there are too few examples.
@@ -274,7 +273,7 @@ class WeightedFactors(Factors):
         self.settings, self.folder = settings, folder
 
     def calibration(self, net: PreTrainedModel, data: DataModule) -> Calibration | None:
-        """Return what the weighting needs."""
+        """Return the weighting's statistic."""
         return calibration_for([self.settings], data, table=self.rule.table(net))
 
     def decomposer(self, net: PreTrainedModel, statistics: dict[str, Any]) -> Decomposer:
