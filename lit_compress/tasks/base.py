@@ -39,7 +39,7 @@ def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class TaskType:
-    """One type of task. This base class has what most types share: text in, one answer per row, the model's ``logits``.
+    """One type of task. This base class has the common case: text in, one answer per row, the model's ``logits``.
 
     Attributes:
         name: the ``kind`` in records of tasks.
@@ -94,7 +94,7 @@ class TaskType:
     max_length = 128
 
     def of(self, task: Task) -> TaskType:
-        """Return the type with what ``task`` settles about the model's output, e.g. how vectors are made."""
+        """Return the type with the settings of ``task`` for the model's output, e.g. how vectors are made."""
         return self
 
     # ------------------------------------------------------------------------------ rows and token ids
@@ -128,7 +128,7 @@ class TaskType:
         raise NotImplementedError
 
     def metrics_of(self, task: Task) -> tuple[str, ...]:
-        """Return the metrics of a user's own task, whose record is finished but for them.
+        """Return the metrics of a user's own task, whose record lacks only them.
 
         Raises:
             UserError: its columns do not go together.
@@ -142,7 +142,7 @@ class TaskType:
     def encode(
         self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
     ) -> Columns:
-        """Tokenise some rows of a split; pairs become one sequence, of which the longer text is truncated.
+        """Tokenise some rows of a split; pairs become one sequence, whose longer text is truncated.
 
         Args:
             batch: columns of checked rows.
@@ -190,10 +190,10 @@ class TaskType:
                 parameter.requires_grad_(False)
 
     def adopt(self, config: PreTrainedConfig, folder: Path, option: str) -> None:
-        """Write into ``config`` what other files of the model's folder say about it; messages begin with ``option``."""
+        """Write settings from other files of the model's folder into ``config``; messages begin with ``option``."""
 
     def configure(self, net: PreTrainedModel, task: Task) -> None:
-        """Set what else depends on the task in a model that was just loaded, e.g. how it generates text."""
+        """Set everything else that depends on the task in a model that was just loaded, e.g. how it generates text."""
 
     def inputs(self, net: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the inputs with which ``net`` computes the logits for ``batch``.

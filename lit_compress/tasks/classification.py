@@ -70,7 +70,7 @@ def class_name(task: Task, label: Any) -> Any:
 
 
 def fraction_line(where: str, label: object) -> str:
-    """Return what is said of a number with a fraction in a column of classes."""
+    """Return the message on a number with a fraction in a column of classes."""
     return (
         f"{where}: label {label!r:.60} is a number with a fraction, neither text nor a whole number; kind regression "
         "predicts numbers, data.custom.labels gives numbers that are names of classes"
@@ -106,7 +106,7 @@ class Classification(TaskType):
         return class_number(task, where, row[task.label])
 
     def given(self, task: Task, label: Any) -> Any:
-        """Return the name of the class; what is none stays as it is."""
+        """Return the name of the class; other values stay."""
         return class_name(task, label)
 
     def is_unlabelled(self, label: Any) -> bool:

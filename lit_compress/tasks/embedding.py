@@ -68,7 +68,7 @@ class Embedding(TaskType):
 
     @cached_property
     def make(self) -> VectorMaker:
-        """What makes the vectors."""
+        """The pooling of the vectors."""
         with torch.inference_mode(False):  # its weights also serve where gradients are needed
             return VectorMaker(self.pooling)
 
@@ -125,7 +125,7 @@ class Embedding(TaskType):
         return {}
 
     def fits(self, config: PreTrainedConfig) -> bool:
-        """Say whether the model's last states are those of the texts that it reads."""
+        """Say whether the model's last states belong to the texts that it reads."""
         return not config.is_encoder_decoder
 
     def unused(self, name: str) -> bool:

@@ -2,8 +2,8 @@
 
 The model gives one logit z per label, whose probability is sigmoid(z). A sigmoid is a softmax over the two logits 0 and
 z, so each label is handled as a classification of two classes, off and on: losses, distillation, drawn labels and
-divergences are those of classification over [b, labels, 2]. The cross-entropy is the mean of binary cross-entropies
-that transformers uses for ``problem_type: multi_label_classification``.
+divergences are as for classification over [b, labels, 2]. The cross-entropy is the mean of binary cross-entropies that
+transformers uses for ``problem_type: multi_label_classification``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class MultiLabel(Classification):
         return labels
 
     def given(self, task: Task, label: Any) -> Any:
-        """Return the names of the labels; what is none stays as it is."""
+        """Return the names of the labels; other values stay."""
         try:
             return [task.labels[number] for number in self.label_of(task, "", {task.label: label})]
         except UserError:

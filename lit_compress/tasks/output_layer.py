@@ -70,7 +70,7 @@ def run_to_output_layer(net: PreTrainedModel, inputs: dict[str, Tensor], **optio
 
 
 def _ending(net: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """Return what the forward of ``net`` does to the output of its output layer."""
+    """Return the function that the forward of ``net`` applies to its output layer's output."""
     cap = getattr(net.config, "final_logit_softcapping", None)
     bias = getattr(net, "final_logits_bias", None)
 
@@ -86,7 +86,7 @@ def _ending(net: PreTrainedModel) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def _same(ending: Callable[[Tensor], Tensor], read: list[Tensor], gave: list[Tensor], logits: Tensor) -> bool:
-    """Say whether ``ending`` makes the model's own ``logits`` of what its output layer gave."""
+    """Say whether ``ending`` makes the model's own ``logits`` of its output layer's output."""
     if len(read) != 1 or read[0].ndim != 3:
         return False
     expected = ending(gave[0]).to(logits.dtype)

@@ -26,7 +26,7 @@ class Spans:
         stride: number of tokens that neighbouring windows of a context share.
         n_best: number of best spans kept, per window and per question.
         max_answer: largest number of tokens of an answer.
-        null_threshold: by how much the score of "no answer" must exceed that of the best span to be given; None if
+        null_threshold: by how much the score of "no answer" must exceed the best span's score to be given; None if
             every question has an answer.
     """
 
@@ -38,7 +38,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Writing:
-    """How texts are generated; other settings are those of the backbone's ``generation_config``.
+    """How texts are generated; other settings come from the backbone's ``generation_config``.
 
     Attributes:
         target_length: longest text in tokens; longer reference texts are truncated in training.
@@ -64,7 +64,7 @@ class Custom:
             question and context, document, query and document.
         label: name of the label column; without it, by kind, label, or labels, tags, answers, summary, or none for
             embedding. For multi_label also names of several in brackets: one 0 or 1 for each label, named like it.
-        labels: names of the classes in order of their numbers; without it those of the training rows.
+        labels: names of the classes in order of their numbers; without it the training rows' labels.
         numbered: whether 0, 1, ... in a file are the classes in that order, if these have other names; without it,
             where labels or a table of the library datasets gives the order.
         configuration: which part of a data set of the hub is read, if its card names several, e.g. sst2 of
@@ -99,8 +99,8 @@ class Task:
         spans: how answer spans are found (span_qa).
         writing: how texts are generated (summarization).
         pooling: how vectors are made (embedding); neither this nor the next is in ``repr``.
-        numbered: whether labels in files may be numbers of classes. ``repr`` is what fingerprints of data that stand in
-            checkpoints are made of.
+        numbered: whether labels in files may be numbers of classes. Fingerprints of data in checkpoints are made from
+            ``repr``.
     """
 
     name: str
@@ -140,7 +140,7 @@ def _glue(
 
 
 def _summaries(name: str, text: str, label: str, metric: str, hub: tuple[str, str | None]) -> Task:
-    """Length, beams and 128 tokens are those of LoSparse (section 4.3) and its program."""
+    """Length, beams and 128 tokens are from LoSparse (section 4.3) and its program."""
     return Task(name, "summarization", (text,), (), (metric,), hub, length=256, max_length=256, label=label)
 
 

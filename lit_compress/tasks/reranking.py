@@ -2,10 +2,10 @@
 
 A row is a query, a document and how relevant the document is, from 0 to 1. The model gives one number, the logit of the
 relevance, by which the documents of a query are put in order. Labels are learned by their cross-entropy; everything
-that compares two models compares logits, as their order is what counts: a probability near 0 or 1 hardly tells
-documents apart (numerics/losses.py, kind ``relevance``).
+that compares two models compares logits, as only their order counts: a probability near 0 or 1 hardly tells documents
+apart (numerics/losses.py, kind ``relevance``).
 
-The dev metric is that of the order of every query's documents. Rows with the same query, word by word, belong together.
+The dev metric judges the order of every query's documents. Rows with the same query, word by word, belong together.
 """
 
 from __future__ import annotations

@@ -168,8 +168,8 @@ def n_best(logits: Tensor, begin: Tensor, end: Tensor, number: int, longest: int
         longest: largest number of tokens of a span.
 
     Returns:
-        Begin and end, int [b, number, 2]; scores, float [b, 1 + number], first that of "no answer" (at the first
-        token), -inf where there is no span.
+        Begin and end, int [b, number, 2]; scores, float [b, 1 + number], first for "no answer" (at the first token),
+        -inf where there is no span.
     """
     first, last, score = best_spans(logits, end > 0, number, longest)
     places = torch.stack([begin.gather(1, first), end.gather(1, last)], dim=-1)

@@ -69,8 +69,8 @@ def best_threshold(scores: Iterable[tuple[float, float, float]]) -> tuple[float,
     """Return the highest mean metric over all thresholds below which an answer is given, and that threshold.
 
     Args:
-        scores: per question: score of "no answer" minus that of the best span; the metric of that span; the metric of
-            giving no answer.
+        scores: per question: score of "no answer" minus the best span's; the metric of that span; the metric of giving
+            no answer.
     """
     ordered = sorted(scores)
     total = best = sum(none for *_, none in ordered)

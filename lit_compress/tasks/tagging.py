@@ -88,7 +88,7 @@ class Tagging(TaskType):
         return labels
 
     def given(self, task: Task, label: Any) -> Any:
-        """Return the names of the classes; what is none stays as it is."""
+        """Return the names of the classes; other values stay."""
         try:
             return [class_name(task, name) for name in self.classes_in("", label)]
         except UserError:
