@@ -82,7 +82,7 @@ SIZES = {
     "vocabulary": ("config.json", ("vocab_size",), 10**7, "word_embeddings.weight' has the shape"),
     "rank": ("structure.json", ("*", "rank"), 10**5, "is 100000, beyond the tensors of the file"),
     "sizes of a layer": ("structure.json", ("*", "out_features"), 60_000, "has the shape"),
-    "no number": ("structure.json", ("*", "rank"), "x", "cannot load a net"),
+    "no number": ("structure.json", ("*", "rank"), "x", "cannot load a model"),
     "no object": ("structure.json", (), 3, "structure.json holds no JSON object"),
     "no configuration": ("config.json", (), 0, "its config.json is no JSON object"),
 }  # fmt: skip

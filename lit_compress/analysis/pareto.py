@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# name of the cost, where it stands in a model's entry of the report, label of the axis
+# name of the cost, where it is in a model's entry of the report, label of the axis
 COSTS: dict[str, tuple[tuple[str, ...], str]] = {
     "parameters": (("params", "non_embedding"), "stored parameters without embeddings"),
     "flops": (("flops",), "FLOPs of one text"),

@@ -51,7 +51,7 @@ def calibrated_sensitivity(
 
 
 def stored_sensitivity(folder: Path) -> dict[str, Tensor]:
-    """Return {site: scores Gamma of its rows}, which a LoSparse or ITP stage wrote beside its model; {} if none did."""
+    """Return {site: scores Gamma of its rows}, which a LoSparse or ITP stage wrote; {} if none did."""
     from safetensors.torch import load_file
 
     path = folder / "importance.safetensors"

@@ -18,7 +18,7 @@ BUSY = f"?: the machine was busy, p90 is over {STEADY} times p10; such times are
 
 
 def gain_of(entry: dict[str, Any], name: str) -> Speedup | None:
-    """Return the speed-up ``name`` of a model in a runtime; None where there is nothing to compare with."""
+    """Return the speed-up ``name`` of a model in a runtime; None if there is nothing to compare with."""
     gain = entry.get(name)
     return Speedup(gain["median"], gain["low"], gain["high"]) if gain else None
 
@@ -49,7 +49,7 @@ def _times(entry: dict[str, Any] | None) -> str:
 
 
 def is_busy(result: SpeedResult) -> bool:
-    """Say whether some times are not to be trusted."""
+    """Return whether some times are not to be trusted."""
     return not all(entry["steady"] for shape in result["shapes"] for entry in shape["times"])
 
 
@@ -115,7 +115,7 @@ def speed_figure(result: SpeedResult) -> Figure:
 def _draw(
     axes: Axes, points: list[tuple[int, dict[str, Any]]], compared: bool, label: str, number: int, count: int
 ) -> None:
-    """Draw one runtime; points of one batch stand a little beside each other."""
+    """Draw one runtime; points of one batch are a little next to each other."""
     colour, beside = f"C{number}", 1.06 ** (number - (count - 1) / 2)
     measured = []
     for batch, entry in points:

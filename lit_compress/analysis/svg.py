@@ -29,7 +29,7 @@ class Point:
         link: where a click leads, e.g. ``#run-3``; "" for nowhere.
         spread: half the length of its error bar; None for none.
         small: True for one run of several behind a mean.
-        note: text beside it, e.g. the value of a point that stands at the edge.
+        note: text next to it, e.g. the value of a point that is at the edge.
     """
 
     x: float
@@ -159,7 +159,7 @@ class _Axes:
 
 
 def lines_of(places: Sequence[float], width: float) -> list[int]:
-    """Return the line, from 0, on which each label stands so that none of this width covers another.
+    """Return the line, from 0, on which each label is so that none of this width covers another.
 
     Args:
         places: where labels begin, horizontally.
@@ -231,7 +231,7 @@ def _drawn(point: Point, axes: _Axes, line: int) -> str:
 def curves(
     lines: dict[str, list[tuple[float, float]]], labels: tuple[str, str], stages: Sequence[tuple[str, float]] = ()
 ) -> str:
-    """Return curves, one colour each; a name stands at the last point where there are several.
+    """Return curves, one colour each; a name is at the last point where there are several.
 
     Args:
         lines: name -> points (step, value), at least one line of at least one point.

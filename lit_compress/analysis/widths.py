@@ -28,7 +28,7 @@ _PANELS = (
 
 
 def is_narrow(net: PreTrainedModel) -> bool:
-    """Say whether ``net`` has the deployed layers of SP3."""
+    """Return whether ``net`` has the deployed layers of SP3."""
     return any(isinstance(module, NarrowLinear) for module in net.modules())
 
 

@@ -106,7 +106,7 @@ def with_export(folder: Path, temporary: tempfile.TemporaryDirectory[str] | None
 
     Args:
         folder: of the export.
-        temporary: that holds it and is to go with the model; None where the folder stays.
+        temporary: that holds it and is to go with the model; None if the folder stays.
     """
     net: Any = load_net(folder, as_stored=True)
     path = folder / "report.json"
@@ -144,7 +144,7 @@ def _save(net: Compressed, save_directory: str | Path) -> None:
 
 
 def _is_as_exported(net: Compressed) -> bool:
-    """Say whether the tensors of ``net`` are those of its export."""
+    """Return whether the tensors of ``net`` are those of its export."""
     aliases = tied(net)
     tensors = {name: value for name, value in net.state_dict().items() if name not in aliases}
     if set(net_shapes(net.folder)) != set(tensors):

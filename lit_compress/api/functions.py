@@ -65,8 +65,8 @@ def factorize(
         task: a task of the package, e.g. ``sst2``; None for the user's own.
         kind: type of the user's own task, by default the type of the model's head: classification, regression, tagging,
             span_qa, summarization, language_modelling, embedding, reranking, multi_label.
-        text: name of the column of texts, or names of two; None where the names are usual, or there is one.
-        label: name of the column of labels, or names of columns of 0 and 1, one for each label; None where it is
+        text: name of the column of texts, or names of two; None if the names are usual, or there is one.
+        label: name of the column of labels, or names of columns of 0 and 1, one for each label; None if it is
             called so.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, ...; None for the accelerator if there is one.
         **options: of ``factorize`` and ``fit``, e.g. ``refine=100``, ``**{"data.batch_size": 8}``.
@@ -117,7 +117,7 @@ def compress(
         method: with its settings, e.g. ``methods.LPAF(density=0.16)``; or its class or name, with the defaults.
         fine_tuned: the head of ``model`` was trained on the classes of the data, in their order: it is the teacher as
             it is. False: only if its classes have the same names.
-        run_dir: folder of the run. A run that was stopped goes on, and of one that is finished the model is loaded.
+        run_dir: folder of the run. A run that was stopped continues, and of one that is finished the model is loaded.
             None: a temporary folder, which goes with the model.
         task: as :func:`factorize`.
         kind: as :func:`factorize`.

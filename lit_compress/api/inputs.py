@@ -199,7 +199,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def write_tokenizer(config: PreTrainedConfig, tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer beside a configuration, which keeps the name on the hub that the model came from."""
+    """Write a tokenizer next to a configuration, which keeps the name on the hub that the model came from."""
     tokenizer.save_pretrained(folder)
     name, path = str(getattr(config, "_name_or_path", "") or ""), folder / "config.json"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists():
@@ -223,7 +223,7 @@ def model_key(model: PreTrainedModel, tokenizer: Any) -> str:
 
 
 def read_config(model: str) -> PreTrainedConfig | None:
-    """Return the configuration of a folder or name; None where it cannot be read: whoever loads it says why."""
+    """Return the configuration of a folder or name; None if it cannot be read: whoever loads it says why."""
     from transformers import AutoConfig
 
     try:

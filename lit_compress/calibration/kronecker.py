@@ -78,12 +78,12 @@ class KroneckerFactors:
         return KroneckerFactors(tensors["mean"], int(tensors["tokens"]), 0, gram, None)
 
     def inputs(self) -> Tensor:
-        """Return A = E_token[x x^T], float64 [in, in], for a table its diagonal [in]; made anew at every call."""
+        """Return A = E_token[x x^T], float64 [in, in], for a table its diagonal [in]; made again at every call."""
         assert self._inputs is not None, "released"
         return self._inputs.whole(1 / self.tokens)
 
     def gradients(self) -> Tensor:
-        """Return G = T E_token[d d^T], the sum over the tokens of an example, float64 [out, out], made anew."""
+        """Return G = T E_token[d d^T], the sum over the tokens of an example, float64 [out, out], made again."""
         assert self._gradients is not None, "released, or Moments(labels=None) has no gradients"
         return self._gradients.whole(1 / self.examples)
 

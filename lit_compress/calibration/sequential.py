@@ -1,4 +1,4 @@
-"""Sequential refit of a factorized model: every left factor is fitted anew to the inputs that compressed blocks give.
+"""Sequential refit of a factorized model: every left factor is fitted again to the inputs that compressed blocks give.
 
 Behind a compressed block a matrix reads x' where the dense model's reads x. Block by block, from the first, the moments
 
@@ -86,7 +86,7 @@ def refit_net(
     Args:
         dense: the model that was factorized; both models are on the device of the passes.
         net: ``dense`` with some of its Linears replaced by low-rank layers.
-        batches: function that returns the calibration batches anew; called once per block.
+        batches: function that returns the calibration batches again; called once per block.
         kind: of the task; or its name, for the usual one.
         centred: sites whose bias takes over the means of the inputs.
         damping: share of the mean of the diagonal of R A' R^T, which draws to the factor as it is.

@@ -45,7 +45,7 @@ class BlockAxes:
 
     Args:
         sweeps: over the calibration examples.
-        shapes: the whole dense model, without values; its norms stand before the sub-layers.
+        shapes: the whole dense model, without values; its norms are before the sub-layers.
         widths: number of directions that every site keeps.
         centred: whether the norms take a mean away.
         read: function of the number of a block that is finished; it returns the axes of its sites.

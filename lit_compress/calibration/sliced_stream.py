@@ -43,11 +43,11 @@ def sliced_axes(
     The model runs where it is, in evaluation mode; afterwards it is as it was.
 
     Args:
-        net: dense where norms stand after the residual sum; else with the identity as its bases
+        net: dense where norms are after the residual sum; else with the identity as its bases
             (models/projected/insert.py), because the residual path needs modules that can be hooked.
         stream: of ``net``, whose sub-layers have a basis each.
         widths: k of every site.
-        batches: function that returns the calibration batches anew; called once per site.
+        batches: function that returns the calibration batches again; called once per site.
         kind: of the task; or its name, for the usual one.
         centred: whether the norms subtract a mean: then the axes are computed without it.
         reduce: in-place all-reduce (SUM) over ranks with other examples.

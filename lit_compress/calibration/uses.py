@@ -99,7 +99,7 @@ def mask_of(site: Site, masks: Sequence[Tensor]) -> Tensor:
 
 
 def belongs_to_rows(x: Tensor, mask: Tensor) -> bool:
-    """Say whether the first axis of ``x`` is the one of ``mask`` [b, length], or both axes flattened (OPT)."""
+    """Return whether the first axis of ``x`` is the one of ``mask`` [b, length], or both axes flattened (OPT)."""
     return x.shape[0] == len(mask) or (x.ndim == 2 and len(x) == mask.numel())
 
 

@@ -33,7 +33,7 @@ def with_default_method(args: list[str]) -> list[str]:
 
 
 def resolve_configs(args: list[str]) -> list[str]:
-    """Put the configs first, in their order, and then the method, so that options override them wherever they stand.
+    """Put the configs first, in their order, and then the method, so that options override them wherever they are.
 
     The parser would apply options before ``--model`` to any method, and keep that method's defaults when it reads the
     real one. Every name after ``--config`` is replaced by its file or config; ``--data.task`` chooses the row of a
@@ -80,7 +80,7 @@ def after_configs(args: list[str], words: list[str]) -> list[str]:
 
 
 def _names_task(config: str) -> bool:
-    """Say whether a config, given by its path or its text, names a task."""
+    """Return whether a config, given by its path or its text, names a task."""
     data = content_of(config).get("data")
     return isinstance(data, dict) and bool(data.get("task"))
 

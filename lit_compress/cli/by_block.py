@@ -109,7 +109,7 @@ def factorize_by_block(
     """Factorize the method's backbone with one block in memory, export it to ``out`` and return the report.
 
     Args:
-        out: folder to write; ``out``.by_block beside it has the files of the work until it is finished.
+        out: folder to write; ``out``.by_block next to it has the files of the work until it is finished.
         method: as :func:`~lit_compress.cli.one_shot.factorize_model`.
         data: training data for a weighting that needs them, validation data for the report.
         config: of the command.
@@ -243,7 +243,7 @@ class _Walks:
                 self.measured.write(i, block, {})
 
     def export(self, form: PreTrainedModel, chosen: Chosen, dtype: str, out: Path) -> PreTrainedModel:
-        """Write the compressed model to ``out`` and return ``form`` in its shapes; the dense model is given up."""
+        """Write the compressed model to ``out`` and return ``form`` in its shapes; the dense model is released."""
         files, compression, measured = (dtype, self.folder, out), self.compression, self.measured
 
         def change(form: PreTrainedModel, number: int, values: bool) -> None:

@@ -151,7 +151,7 @@ def verify(args: list[str]) -> None:
 
 
 def bench(args: list[str]) -> None:
-    """Time an export, or any fine-tuned model, beside a dense one, in the runtimes that are installed."""
+    """Time an export, or any fine-tuned model, and a dense one, in the runtimes that are installed."""
     silence_libraries()
     bench_command(args, bench.__doc__)
 
@@ -280,7 +280,7 @@ def _target(args: list[str], command: str) -> tuple[str, Path | None, list[str]]
 
 
 def _output(args: list[str]) -> tuple[Path | None, list[str]]:
-    """Take --output out of the arguments, wherever it stands."""
+    """Take --output out of the arguments, wherever it is."""
     parser = Parser(allow_abbrev=False, add_help=False)
     parser.add_argument("--output", type=Path)
     given, rest = parser.parse_known_args(args)

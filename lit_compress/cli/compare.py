@@ -243,12 +243,12 @@ def _resolve(entry: Entry, task: str) -> Resolved:
     own = parameters_of(kind)
     stages = tuple(name for name, p in own.items() if isinstance(p.default, Training) and name != "dense")
     if "params" in own:
-        words.append("--model.params=null")  # a density or a budget stands in its place
+        words.append("--model.params=null")  # a density or a budget is in its place
     return Resolved(entry, kind.__name__, stages, tuple(words))
 
 
 def _claims(made: Comparison, file: Path) -> list[Claim]:
-    """Return the claims of a comparison; a file is looked for beside its config, then among the shipped ones."""
+    """Return the claims of a comparison; a file is looked for next to its config, then among the shipped ones."""
     if made.claims is None:
         return []
     if not isinstance(made.claims, str):

@@ -67,7 +67,7 @@ def typed_choices(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_choices(report: dict[str, Any]) -> None:
-    """Print one line for everything that was chosen beside the folder itself."""
+    """Print one line for everything that was chosen besides the folder itself."""
     for trial in report.get("tried") or ():
         print(trial_line(trial))
     if report["pivot"] is not None:

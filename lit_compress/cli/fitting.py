@@ -172,7 +172,7 @@ def decide(cli: CommandLine, dense: PreTrainedModel, stack: ExitStack) -> tuple[
 
     Args:
         cli: whose method is undecided.
-        dense: on the CPU, as it is afterwards.
+        dense: on the CPU, before and afterwards.
         stack: ends the programs.
 
     Returns:

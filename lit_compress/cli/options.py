@@ -36,7 +36,7 @@ from lit_compress.tasks.records import task_name
 from lit_compress.utils.devices import use_device
 from lit_compress.utils.errors import UserError, nearest
 
-_SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget stands
+_SIZES = ("density", "rank", "rank_ratio", "params")  # options in whose place a budget is
 
 
 class _Parser(LightningArgumentParser):
@@ -80,7 +80,7 @@ class _Parser(LightningArgumentParser):
 
 
 class CommandLine(LightningCLI):
-    """The options of every command that needs a method and data; builds both anew for each stage.
+    """The options of every command that needs a method and data; builds both for each stage.
 
     Args:
         args: without the command.
@@ -93,7 +93,7 @@ class CommandLine(LightningCLI):
         self.density: float | None = None  # that meets the budget, once it is known
         self.removes: str | None = None  # that is best, once it is known
         self.tokens: int | None = None  # that the export's vocabulary has, once it is known
-        self.origin: str | None = None  # the backbone of a stored config, in whose place its model stands
+        self.origin: str | None = None  # the backbone of a stored config, in whose place its model is
         self._folders: dict[str, str] = {}  # of the models that are names on the hub, by option, once they are known
         _Parser.own = tuple(own)
         super().__init__(
@@ -183,7 +183,7 @@ class CommandLine(LightningCLI):
         use_device(accelerator if isinstance(accelerator, str) else "auto")
 
     def _check_budget(self) -> None:
-        """Refuse a budget beside a density, a rank or a number of parameters."""
+        """Refuse a budget together with a density, a rank or a number of parameters."""
         init, own = self.config.model.init_args, parameters_of(_Parser.method) if _Parser.method else {}
         beside = [n for n in _SIZES if init.get(n) is not None and (n not in own or init[n] != own[n].default)]
         if init.get("budget") is not None and beside:
@@ -193,7 +193,7 @@ class CommandLine(LightningCLI):
             )
 
     def instantiate_classes(self) -> None:
-        """Build nothing: :meth:`build` does, anew for every stage."""
+        """Build nothing: :meth:`build` does, for every stage."""
 
     def build(self) -> Components:
         """Build method, data and the Trainer's arguments from the config."""
@@ -289,7 +289,7 @@ def _place_of_logger(args: list[str]) -> list[str]:
 
 
 def _check_groups(config: dict[str, Any]) -> None:
-    """Refuse a value where a config has a group of options, and what stands beside the class of a method.
+    """Refuse a value where a config has a group of options, and other keys next to the class of a method.
 
     The parser takes the one, and blames the class for the other.
     """

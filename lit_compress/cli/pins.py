@@ -27,7 +27,7 @@ def recall(config: Namespace, recorded: Mapping[str, Any]) -> None:
 
     Args:
         config: of a command.
-        recorded: config of the run that is continued, whose commits stand whatever ``main`` is by now; {}: of none.
+        recorded: config of the run that is continued, whose commits stay, whatever ``main`` is now; {}: of none.
 
     Raises:
         UserError: two revisions of one name are given.
@@ -48,7 +48,7 @@ def recall(config: Namespace, recorded: Mapping[str, Any]) -> None:
 
 
 def follows_branches(config: Namespace) -> bool:
-    """Say whether a name in a config has no commit, so that it may be another one at the next request."""
+    """Return whether a name in a config has no commit, so that it may be another one at the next request."""
     init, data = config.model.init_args, config.data
     names = {init.backbone: init.get("revision"), init.get("teacher") or EMBEDDED: None}
     hub = TASKS[data.task].hub if data.task in TASKS else None

@@ -108,7 +108,7 @@ class Target:
 
 
 def is_export(folder: Path) -> bool:
-    """Say whether a folder is an export, of ``fit``, ``export`` or ``factorize``."""
+    """Return whether a folder is an export, of ``fit``, ``export`` or ``factorize``."""
     return (folder / "report.json").is_file() and (folder / "structure.json").is_file()
 
 
@@ -159,7 +159,7 @@ _CLASSES = ("callbacks", "logger", "profiler", "plugins")  # a stored config cou
 def parse_stored(config: dict[str, Any], rest: list[str], command: str, net: Path) -> CommandLine:
     """Parse a stored config with further options; linked options are computed, and classes of the trainer left out.
 
-    The folder ``net``, whose files are at hand, stands in the place of the backbone that it was made from.
+    The folder ``net``, whose files are at hand, is in the place of the backbone that it was made from.
     """
     init, data = dict(config["model"]["init_args"]), dict(config["data"])
     origin = init["backbone"] if init.get("revision") is None else f"{init['backbone']}@{init['revision']}"
@@ -178,7 +178,7 @@ def parse_stored(config: dict[str, Any], rest: list[str], command: str, net: Pat
         values.pop(name, None)
     model = {**config["model"], "init_args": init}
     if command == "predict":
-        data.pop("validation_examples", None)  # it limited what fit and validate take; here it is given anew
+        data.pop("validation_examples", None)  # it limited what fit and validate take; here it is given again
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump({**config, "model": model, "data": data, "trainer": trainer}, file)
         file.flush()
@@ -225,7 +225,7 @@ def load_checked(target: Target, parts: Components, command: str) -> PreTrainedM
 
 
 def _is_another_table(known: str | None, given: str | None) -> bool:
-    """Say whether ``given`` is one table, and not the content of the one that the model was trained on."""
+    """Return whether ``given`` is one table, and not the content of the one that the model was trained on."""
     if given is None or not is_one_table(place := Path(given).expanduser()):
         return False
     trained = Path(known or "").expanduser()

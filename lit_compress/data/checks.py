@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FEWEST_TO_SPLIT = 10
 IDS = ("id", "idx")  # columns that predictions keep
-KEPT = "__kept__"  # in rows for predictions: ids and given labels as they stand in the file, as JSON
+KEPT = "__kept__"  # in rows for predictions: ids and given labels as they are in the file, as JSON
 FORMAT = 2  # to be raised when the checks or the columns written here change, so that old caches are not read
 
 
@@ -88,7 +88,7 @@ def checked(task: Task, source: Source, labelled: bool, optional: bool = False) 
 
 
 def lists_in(task: Task, rows: Dataset) -> list[str] | None:
-    """Return for every row which list it belongs to; None where rows are no lists, or not there but as token ids."""
+    """Return for every row which list it belongs to; None if rows are no lists, or not there but as token ids."""
     name = task.text[0]
     return list(rows[name]) if task_type(task).lists and name in rows.column_names else None
 
@@ -192,7 +192,7 @@ def _kept(task: Task, row: Row) -> str:
 
 
 def _is_secret(task: Task, label: Any) -> bool:
-    """Say whether the hub marks a label as secret; in the user's own files -1 is an ordinary label."""
+    """Return whether the hub marks a label as secret; in the user's own files -1 is an ordinary label."""
     return task.hub is not None and task_type(task).is_unlabelled(label)
 
 

@@ -55,7 +55,7 @@ def encoding_key(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, task: Tas
         max_length,
         task.spans.stride,
         task.writing.target_length,
-        # also how vectors are made, as this key is all that a run that goes on compares
+        # also how vectors are made, as this key is all that a run that continues compares
         *([task.pooling.tokens] if task.kind == "embedding" else []),
         *filter(None, (task.pooling.prompt, task.pooling.dim, len(task.pooling.dense))),
     )

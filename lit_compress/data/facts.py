@@ -29,7 +29,7 @@ class SplitFacts:
         longest: tokens of the longest input, after it was cut.
         cut: inputs that were longer than the model reads.
         empty: rows with a text that is empty.
-        repeated: rows whose texts were in an earlier row of the split; 0 where the rows are one text.
+        repeated: rows whose texts were in an earlier row of the split; 0 if the rows are one text.
         in_train: rows whose texts are also in the training rows; 0 for these, and where the rows are one text.
         classes: ``name`` and ``count`` of every class, over the rows or, where words have classes, over the words.
     """

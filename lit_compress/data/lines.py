@@ -67,7 +67,7 @@ def likely_encoding(raw: bytes) -> str | None:
 
 
 def _is_utf8(raw: bytes) -> bool:
-    """Say whether the bytes are UTF-8; the last character may be cut."""
+    """Return whether the bytes are UTF-8; the last character may be cut."""
     try:
         raw.decode(UTF8)
     except UnicodeDecodeError as error:
@@ -107,7 +107,7 @@ def _open(file: Path) -> IO[bytes]:
 
 
 def _is_same(first: str, second: str) -> bool:
-    """Say whether two names mean the same encoding."""
+    """Return whether two names mean the same encoding."""
     import codecs
 
     return codecs.lookup(first).name == codecs.lookup(second).name

@@ -207,7 +207,7 @@ def _delimiter(task: Task, where: str, first: str, usual: str) -> str:
 
 
 def _check_header(where: str, header: list[str]) -> None:
-    """Refuse names that stand twice.
+    """Refuse repeated names.
 
     Raises:
         UserError: two columns have one name, or none.
@@ -237,7 +237,7 @@ def _table_rows(where: str, header: list[str], reader: Iterator[list[str]]) -> I
 
 
 def _has_quoted_fields(where: str, file: Path, encoding: str) -> bool:
-    """Say whether a file with tabs can only be read with quotes: a field in quotes holds a tab or a line end.
+    """Return whether a file with tabs can only be read with quotes: a field in quotes holds a tab or a line end.
 
     In most, GLUE's among them, quotes are ordinary characters, and rows have as many fields as the header so.
     """

@@ -53,7 +53,7 @@ def located(task: str, path: str | None, revision: str | None, configuration: st
 
 
 def is_repository(folder: Path) -> bool:
-    """Say whether a folder is a downloaded repository whose files are not simply called by their splits."""
+    """Return whether a folder is a downloaded repository whose files are not simply called by their splits."""
     if any((folder / f"train{suffix}").is_file() for suffix in READERS):
         return False
     known = card_configurations(folder)

@@ -70,7 +70,7 @@ def find_split(task: Task, path: str, split: str) -> Path | None:
 
 
 def has_split(task: Task, path: str | None, split: str, revision: str | None = None) -> bool:
-    """Say whether ``split`` exists; the rest as :func:`load_split_files`.
+    """Return whether ``split`` exists; the rest as :func:`load_split_files`.
 
     Raises:
         UserError: as :func:`load_split_files`, for the folder or the hub.
@@ -83,13 +83,13 @@ def has_split(task: Task, path: str | None, split: str, revision: str | None = N
 
 
 def _is_whole(path: str) -> bool:
-    """Say whether a path is a single file, or a folder that ``save_to_disk`` of the library datasets wrote."""
+    """Return whether a path is a single file, or a folder that ``save_to_disk`` of the library datasets wrote."""
     place = Path(path).expanduser()
     return place.is_file() or _is_saved(place)
 
 
 def is_one_table(place: Path) -> bool:
-    """Say whether a path is one table without splits: a file, or one dataset that ``save_to_disk`` wrote."""
+    """Return whether a path is one table without splits: a file, or one dataset that ``save_to_disk`` wrote."""
     return place.is_file() or (_is_saved(place) and not (place / "dataset_dict.json").is_file())
 
 

@@ -20,7 +20,7 @@ CHUNK = 10_000  # rows that are Python objects at one time
 
 
 def with_tokenizer(data: DataModule, tokenizer: PreTrainedTokenizerBase) -> DataModule:
-    """Return ``data`` as ``tokenizer`` reads it; the splits are tokenised anew when they are asked for."""
+    """Return ``data`` as ``tokenizer`` reads it; the splits are tokenised again when they are asked for."""
     other = copy.copy(data)
     other.tokenizer, other._splits, other.predicted = tokenizer, {}, ""
     return other

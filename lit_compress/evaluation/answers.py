@@ -85,8 +85,8 @@ def _inputs(whole: PaddedBatches, rows: int) -> tuple[PaddedBatches, list[int]]:
 def changes(lines: Sequence[dict[str, Any]], kind: str, labels: Sequence[str] = ()) -> dict[str, Any] | None:
     """Return the changes between the first and the last answers of :func:`answers`; None without rows.
 
-    Returns:
-        ``rows``, ``changed`` (None for numbers, which all differ a little), ``examples``, with newly wrong ones first;
+    Returns: ``rows``, ``changed`` (None for numbers, which all differ a little), ``examples``, with newly wrong ones
+    first;
         if an answer is right or wrong, ``became_right``, ``became_wrong`` and ``p_value`` of :func:`sign_test`; for
         classes also ``confusion``: ``labels`` and a table [given][answer] for each model.
     """

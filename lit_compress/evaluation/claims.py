@@ -66,7 +66,7 @@ class Claim:
 
     Attributes:
         text: the claim in words.
-        above: labels in falling order, or one label beside ``below``.
+        above: labels in falling order, or one label next to ``below``.
         below: label of the other method, ``dense`` for the teacher; None: the order among ``above``.
         budgets: at which the claim is meant; it holds if it does at each of them.
         tasks: for which it is meant; () for any.

@@ -31,7 +31,7 @@ def macro_f1(tables: Tensor) -> Tensor:
 
 
 def matthews(tables: Tensor) -> Tensor:
-    """Return Matthews correlation as scikit-learn defines it, [...]; 0 where truth or predictions are constant."""
+    """Return Matthews correlation as scikit-learn defines it, [...]; 0 if truth or predictions are constant."""
     right, rows = tables.diagonal(dim1=-2, dim2=-1).sum(-1), tables.sum((-2, -1))
     true, predicted = tables.sum(-1), tables.sum(-2)
     product = right * rows - (true * predicted).sum(-1)

@@ -20,7 +20,7 @@ _KEPT = ("bos_token_id", "eos_token_id", "decoder_start_token_id", "forced_bos_t
 def continuations(
     dense: tuple[PreTrainedModel, DataModule], compressed: tuple[PreTrainedModel, DataModule]
 ) -> dict[str, Any] | None:
-    """Return how two models go on with the first tokens of the dev set, always with the likeliest token.
+    """Return how two models continue with the first tokens of the dev set, always with the likeliest token.
 
     A model with an encoder reads them, and writes a text of its own.
 

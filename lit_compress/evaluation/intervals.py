@@ -1,7 +1,7 @@
 """How sure a score is: intervals that hold the score of all texts like these in 95 of 100 samples of this size.
 
 Fractions of rows have Wilson's interval (1927, https://doi.org/10.1080/01621459.1927.10502953). Other scores are drawn
-anew: as many rows with replacement, 1000 times, the middle 95 % of the scores (Efron 1979, the bootstrap).
+again: as many rows with replacement, 1000 times, the middle 95 % of the scores (Efron 1979, the bootstrap).
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Correlation(KeptRows):
         return self.score(predictions.cpu().double(), labels.cpu().double()).float().to(labels.device)
 
     def score(self, predictions: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean of the coefficients of some values [rows]; 0 where one side is constant."""
+        """Return the mean of the coefficients of some values [rows]; 0 if one side is constant."""
         if not len(labels) or predictions.min() == predictions.max() or labels.min() == labels.max():
             return torch.zeros((), dtype=predictions.dtype)
         values = [coefficient(predictions, labels) for coefficient in self.coefficients]
@@ -257,7 +257,7 @@ METRICS: dict[str, Callable[[Task], Metric]] = {
 
 
 def higher_is_better(task: Task) -> bool:
-    """Say whether larger values of the first metric of ``task`` are better."""
+    """Return whether larger values of the first metric of ``task`` are better."""
     return bool(METRICS[task.metrics[0]](task).higher_is_better)
 
 

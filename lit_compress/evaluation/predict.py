@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def write_predictions(net: PreTrainedModel, data: DataModule, path: Path) -> int:
     """Predict every row of the ``test`` split (``validation`` if there is none), in the order of the file.
 
-    A line holds the row's ``id`` and ``idx``, its text columns, ``given``, the label that stands in the file, each if
+    A line holds the row's ``id`` and ``idx``, its text columns, ``given``, the label that is in the file, each if
     there is one, and the answer of the task's type: ``label`` and ``probability``, ``score``, ...
 
     Returns:

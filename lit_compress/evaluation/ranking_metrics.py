@@ -20,7 +20,7 @@ NAMES = ("ndcg_at_10", "recall_at_10")
 class Retrieval(KeptRows):
     """How well queries find their documents among all documents of the split, by cosine: nDCG@10 and recall@10.
 
-    A query that stands in several rows has several documents. Equal texts are one query or one document, so that the
+    A query that is in several rows has several documents. Equal texts are one query or one document, so that the
     documents are all different texts of the split, those that are none of any query included.
     """
 
@@ -63,7 +63,7 @@ class Ranking(KeptRows):
     """How well logits put the documents of every query in order: nDCG@10 and the reciprocal rank of the first relevant.
 
     Rows with the same query belong together. Queries none of whose documents is relevant are left out. For the
-    reciprocal rank a document is relevant from 0.5 on; it is 0 where none of these is among the first ten.
+    reciprocal rank a document is relevant from 0.5 on; it is 0 if none of these is among the first ten.
     """
 
     logits: list[Tensor]

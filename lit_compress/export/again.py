@@ -1,4 +1,4 @@
-"""An export made from an export: a copy of its folder, with another program beside the same weights."""
+"""An export made from an export: a copy of its folder, with another program next to the same weights."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def write_shards(
         change: function of a model like ``form``, the number of a block, and whether it has values, that compresses
             this block in place.
         dtype: of the files.
-        folder: for files that are finished; a killed process goes on from them.
+        folder: for files that are finished; a killed process continues from them.
         out: existing folder of the export.
         refine: trains a changed block, of a number, before it is written.
 
@@ -128,7 +128,7 @@ def write_parts(
         count: number of parts.
         part: function of a part's number that returns its tensors, by name, and the specs of its modules.
         dtype: of the files.
-        folder: for files that are finished; a killed process goes on from them.
+        folder: for files that are finished; a killed process continues from them.
         out: existing folder of the export.
 
     Returns:
@@ -157,7 +157,7 @@ def write_parts(
 
 
 def _place(path: Path, there: Path) -> None:
-    """Let a file have a second name, so that it is not made anew after a kill; copy it where that is not possible."""
+    """Let a file have a second name, so that it is not made again after a kill; copy it where that is not possible."""
     try:
         os.link(path, there)
     except OSError:

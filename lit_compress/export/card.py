@@ -29,7 +29,7 @@ TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
 def _is_repository_name(name: str) -> bool:
-    """Say whether a name is a valid name of a repository: the hub refuses a card whose ``base_model`` could not."""
+    """Return whether a name is a valid name of a repository: the hub refuses a card whose ``base_model`` could not."""
     try:
         validate_repo_id(name)
     except HFValidationError:

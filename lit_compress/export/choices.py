@@ -58,7 +58,7 @@ class Choices:
 
     @property
     def rank(self) -> int | None:
-        """The rank of the table of embeddings; None where it gets none.
+        """The rank of the table of embeddings; None if it gets none.
 
         >>> Choices(embeddings="rank=64").rank
         64

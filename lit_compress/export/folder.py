@@ -75,7 +75,7 @@ class Export:
         initial: dev metric before the last stage's first step; None if there is none.
         more: further fields of the report.
         budget: to check the export against, and the density that was to meet it; None for none.
-        timed: times programs where its speed-up is measured; None: they are written anew.
+        timed: times programs where its speed-up is measured; None: they are written again.
     """
 
     net: PreTrainedModel

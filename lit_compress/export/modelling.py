@@ -3,7 +3,7 @@
 ``AutoModel...from_pretrained(OUT, trust_remote_code=True)`` runs it; it needs torch and transformers only. The
 library's own class would draw the matrices that it does not find at random, with a warning. So the configuration names
 an activation function that does not exist, :data:`REFUSAL`; every version of the library looks it up to build the
-model, and ends with this name as the error. The class of the modelling file puts the real names back, which stand under
+model, and ends with this name as the error. The class of the modelling file puts the real names back, which are under
 :data:`ACTIVATIONS`.
 """
 
@@ -116,7 +116,7 @@ def _auto_map(net: PreTrainedModel, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def refuses(net: PreTrainedModel) -> bool:
-    """Say whether the export of a model loads with its own code only, and fails with :data:`REFUSAL` without it."""
+    """Return whether the export of a model loads with its own code only, and fails with :data:`REFUSAL` without it."""
     return bool(getattr(net.config, "structure", None)) or file_of(net) is not None
 
 
@@ -134,7 +134,7 @@ def code_of(base: str, kinds: Iterable[str], file: str | None = None) -> str:
 
 
 def is_own_code(net: PreTrainedModel, folder: Path) -> bool:
-    """Say whether the code in ``folder``, if any, equals the code that :func:`write_model` writes for ``net``."""
+    """Return whether the code in ``folder``, if any, equals the code that :func:`write_model` writes for ``net``."""
     auto_map, code = json.loads((folder / "config.json").read_text()).get("auto_map"), folder / f"{MODULE}.py"
     if auto_map is None:
         return True

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def ordinary_form(net: PreTrainedModel) -> PreTrainedModel | None:
     """Return the ordinary model whose layers have the sizes of the fused ``net``, its parameters without values.
 
-    None where the library's own class has no such model, or it is not of the library; only shapes are read.
+    None if the library's own class has no such model, or it is not of the library; only shapes are read.
     """
     if file_of(net) or (config := ordinary_config(net)) is None:
         return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def pivot_sites(net: PreTrainedModel) -> list[tuple[str, ...]]:
-    """Return the names of the matrices of ``net`` that have a pivot form; those on one right factor stand together."""
+    """Return the names of the matrices of ``net`` that have a pivot form; those on one right factor are together."""
     stacks: dict[str, list[str]] = {}
     for name, module in net.named_modules():
         if isinstance(module, PivotLinear):
@@ -43,7 +43,7 @@ def check_pivot(net: PreTrainedModel) -> None:
 def to_pivot_form(net: PreTrainedModel) -> dict[str, int]:
     """Bring the low-rank matrices of ``net`` into pivot form, in place; its outputs stay the same.
 
-    A matrix whose left factor has dependent columns stays as it is.
+    A matrix whose left factor has dependent columns stays unchanged.
 
     Returns:
         Parameters saved, by the (first) name of a matrix or of a stack.

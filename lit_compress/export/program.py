@@ -8,7 +8,7 @@ back and compared with the model on batches of other shapes, one of a single tex
 OpenVINO's file is made by ``transformers.exporters``, whose repairs of the graph its converter needs. For the other two
 these exporters call the same functions of PyTorch as this file, and write the same model: logits and times of a BERT in
 ONNX are equal, and BART and T5 classifiers also fail there in ``torch.export``. But the axes of their files have no
-names, the files hold paths of the machine, weights stand in a second file, PyTorch 2.11 is needed, and lines are
+names, the files hold paths of the machine, weights are in a second file, PyTorch 2.11 is needed, and lines are
 printed that cannot be turned off. To repair that would take more than the two calls.
 """
 
@@ -199,7 +199,7 @@ def _write_onnx(module: _Logits, inputs: Inputs, path: Path) -> None:
 
 
 def _write_openvino(module: _Logits, inputs: Inputs, path: Path) -> None:
-    """Write OpenVINO's graph, and its weights into a file beside it."""
+    """Write OpenVINO's graph, and its weights into a file next to it."""
     from transformers.exporters.exporter_openvino import OpenVINOConfig, OpenVINOExporter
 
     exporter: Any = OpenVINOExporter()  # takes any module

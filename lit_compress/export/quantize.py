@@ -1,7 +1,7 @@
 """Programs of small integers: one way for ONNX Runtime, and one for OpenVINO.
 
 ONNX Runtime's static quantization and NNCF read the range of every activation once, from texts. So a text has the same
-answers alone, in a batch and with padding. Ranges that are read anew in every batch would change them. Weights take
+answers alone, in a batch and with padding. Ranges that are read again in every batch would change them. Weights take
 7 of 8 bits: a processor without VNNI adds two products in 16 bits, which two of 8 bits overflow.
 
 Integers of PyTorch are left out. torchao 0.18 was tried on exports: it quantizes ``nn.Linear``, only two of the 26
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules from the outermost to its own
 EXAMPLES = 128  # training texts, from which the ranges of activations are read
 GROUP = 64  # weights of 4 bits that share a scale
-GRAPH = {"onnx": 2300, "openvino": 10500}  # bytes of a program beside its weights, for each matrix, about
+GRAPH = {"onnx": 2300, "openvino": 10500}  # bytes of a program next to its weights, for each matrix, about
 
 Integers = Literal["int8", "int4"]
 INTEGERS: dict[str, tuple[str, ...]] = {"int8": ("onnx", "openvino"), "int4": ("openvino",)}  # dtype -> formats
@@ -59,7 +59,7 @@ def quantize(path: Path, out: Path, feeds: Sequence[Feed], dtype: Integers = "in
 
     Args:
         path: ``.onnx`` or ``.xml``, in float32.
-        out: the file to write, and for ``.xml`` the weights beside it.
+        out: the file to write, and for ``.xml`` the weights next to it.
         feeds: batches that the program can read, also with other arrays.
         dtype: ``int4`` is of weights alone, in OpenVINO.
 

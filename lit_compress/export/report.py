@@ -76,7 +76,7 @@ class Measured:
         initial: dev metric before the first step of its stage, e.g. right after a factorization; None without training.
         kept: density that the method kept, if the file may store more (export/fuse.py); None: the file's density.
         merged: True if the file has merged matrices; then all stored weights count in its density, zeros too.
-        interval: of the dev metric, in which 95 of 100 samples have it; None where it is not known.
+        interval: of the dev metric, in which 95 of 100 samples have it; None if it is not known.
     """
 
     net: PreTrainedModel
@@ -165,7 +165,7 @@ def compared(
 
 
 def add_intervals(report: dict[str, Any], intervals: Mapping[str, Interval | None]) -> None:
-    """Add ``interval``, in which 95 of 100 samples have the metric, to every model; null where it was not computed.
+    """Add ``interval``, in which 95 of 100 samples have the metric, to every model; null if it was not computed.
 
     Args:
         report: with the number of rows of the metric.
@@ -337,7 +337,7 @@ WIDEST = 100  # characters of a text on the screen
 
 
 def generation_lines(report: dict[str, Any]) -> list[str]:
-    """Return how both models go on with a prompt, for the screen; [] for models that do not write.
+    """Return how both models continue with a prompt, for the screen; [] for models that do not write.
 
     Control characters, which a terminal would obey, become question marks.
     """

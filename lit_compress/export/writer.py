@@ -1,4 +1,4 @@
-"""Write texts with the programs of this folder, which go on from their cache: the likeliest token at every step.
+"""Write texts with the programs of this folder, which continue from their cache: the likeliest token at every step.
 
 It needs NumPy, and ONNX Runtime or PyTorch, and nothing else::
 

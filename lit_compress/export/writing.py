@@ -1,8 +1,8 @@
 """Programs with which a model writes text from its cache: ``decode``, and ``encode`` where the model has an encoder.
 
 ``decode`` reads tokens, and the keys and values of those before them, and returns the logits of the next token with all
-keys and values. It begins a text and goes on with it. ``encode`` returns the keys and values of the text that is read,
-so that no matrix stands in both. ``write.py`` (writer.py) calls them. The exporters of transformers divide a model
+keys and values. It begins a text and continues with it. ``encode`` returns the keys and values of the text that is
+read, so that no matrix is in both. ``write.py`` (writer.py) calls them. The exporters of transformers divide a model
 otherwise: their ``prefill`` and ``decode`` both hold all matrices, they are called through transformers, and there is
 no loop that writes.
 """
@@ -98,7 +98,7 @@ def _parts(net: PreTrainedModel) -> dict[str, tuple[nn.Module, dict[str, Any], l
 
 
 def _reads(net: PreTrainedModel) -> bool:
-    """Say whether ``net`` has an encoder."""
+    """Return whether ``net`` has an encoder."""
     return bool(net.config.is_encoder_decoder)
 
 
@@ -219,7 +219,7 @@ def _compare(net: PreTrainedModel, folder: Path, texts: list[Inputs]) -> tuple[i
     write, off, count = writer.Writer(folder), [torch.zeros(1)], 0
     for inputs in texts:
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
-        if not _reads(net):  # padding stands at the right here
+        if not _reads(net):  # padding is at the right here
             ids, mask = (value[:, : min(BEGIN, int(mask.sum(dim=1).min()))] for value in (ids, mask))
         written = torch.from_numpy(write.write(ids.numpy(), mask.numpy(), NEW))
         with torch.inference_mode():

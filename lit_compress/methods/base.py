@@ -149,7 +149,7 @@ class Method(Checkpointed):
             seed: of the run.
             previous: folder of the model to start from; None for the backbone.
             teacher: folder of the dense model.
-            structure: of the model in the checkpoint that will be loaded; None when the stage starts anew.
+            structure: of the model in the checkpoint that will be loaded; None when the stage starts again.
         """
         self.stage, self._seed, self._previous, self._teacher_folder = stage, seed, previous, teacher
         self._structure = structure
@@ -179,7 +179,7 @@ class Method(Checkpointed):
             fully_shard(net, mesh=mesh)
             if hasattr(net, "generate"):  # it calls the encoder directly, without the model's forward
                 register_fsdp_forward_method(net, "generate")
-            vars(net)["_is_fsdp_managed_module"] = True  # generate() goes on on every rank until all have finished
+            vars(net)["_is_fsdp_managed_module"] = True  # generate() continues on every rank until all have finished
         self.net = net
         for stage in self.stage.together:
             stage.attach(net)
@@ -203,7 +203,7 @@ class Method(Checkpointed):
             note(f"{self.stage.name}: blocks recompute activations to save memory; --model.recompute false keeps them")
 
     def release(self) -> None:
-        """Give up the model, its teacher and the stage after a fit."""
+        """Release the model, its teacher and the stage after a fit."""
         del self.net, self.stage
         self._teacher = ()
 

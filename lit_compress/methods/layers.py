@@ -148,7 +148,7 @@ class LayersStage(CompressedStage):
         return FewerBlocks(self)
 
     def reads_labels(self, kind: TaskType) -> bool:
-        """Say whether forwards need the labels."""
+        """Return whether forwards need the labels."""
         return self.reads_examples and kind.reads_labels
 
     def record(self, data: Any, loss: float) -> dict[str, Any] | None:

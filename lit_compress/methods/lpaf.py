@@ -154,7 +154,7 @@ class MixedRankRetraining(LowRankRetraining):
             )
 
     def resume(self, net: PreTrainedModel, method: StageContext, structure: Structure) -> PreTrainedModel:
-        """Put empty factors beside the sparse matrices."""
+        """Put empty factors next to the sparse matrices."""
         ranks = {name: spec["rank"] for name, spec in structure.items()}
         return factorize(self.prepared(net), ranks, None, self.layer)
 
@@ -219,7 +219,7 @@ class MixedRankRetraining(LowRankRetraining):
             layer.z = tuple(z)
 
     def _concats(self, device: torch.device) -> bool:
-        """Say whether both forwards are one of twice the batch."""
+        """Return whether both forwards are one of twice the batch."""
         form = self.settings.double_forward
         return form == "concat" if form else self._can_concat and device.type != "cpu"
 
@@ -276,7 +276,7 @@ class LPAF(Method):
 
 
 def _can_concat(net: PreTrainedModel) -> bool:
-    """Say whether the inputs of all matrices have a batch axis."""
+    """Return whether the inputs of all matrices have a batch axis."""
     return not getattr(net.config, "share_att_key", False)
 
 

@@ -27,7 +27,7 @@ states,
     L = (1 - alpha) L_task + alpha L_logits + alpha_layers sum_l MSE(H_student^l, H_teacher^l) / Var(H_teacher^l)
 
 The estimate (M) is one of small changes. So the model can go to its density in stages, e.g. 0.5 -> 0.25 -> 0.1: at each
-the factors are multiplied out, moments are collected anew, and the new factors are trained.
+the factors are multiplied out, moments are collected again, and the new factors are trained.
 
 Choices where the sources differ or are silent:
     - Both moments are damped, by shares of the means of their diagonals; the report of ``factorize`` says by how much.
@@ -128,7 +128,7 @@ class SecondOrder(Method):
         """Refuse densities on the way that do not lead to the last one.
 
         Raises:
-            UserError: as said.
+            UserError: see above.
         """
         if not self.rule.by_density:
             raise UserError("model.through: needs a density at its end; give model.density")

@@ -22,7 +22,7 @@ Deviations, and where paper and program differ:
       both norms' inputs, and the output layer is sliced with it. The program leaves the output layer whole.
     - ``density`` decides on k: it counts the matrices on the residual path, which the paper's "slicing" does not. Where
       it is given, the first sites keep one direction more, as far as it allows. ``slicing`` is the paper's number.
-    - BERT, RoBERTa, ELECTRA, DistilBERT, DeBERTa and BART are not in the paper. Their norms stand after the residual
+    - BERT, RoBERTa, ELECTRA, DistilBERT, DeBERTa and BART are not in the paper. Their norms are after the residual
       sum, where a site is one norm (SP3, Eqs. 6-9): the same axes and slices, in that form.
     - Recovery fine-tuning trains all weights by default; the paper's trains adapters: ``prune.parameters lora``.
     - Every site has forwards of its own, up to it, where the program keeps all hidden states. ``factorize --by_block``
@@ -169,7 +169,7 @@ class SlicingStage(CompressedStage):
         return Slices(self)
 
     def reads_labels(self, kind: TaskType) -> bool:
-        """Say whether forwards need the labels."""
+        """Return whether forwards need the labels."""
         return kind.reads_labels
 
     def status(self, net: PreTrainedModel, step: int) -> dict[str, float]:
@@ -197,10 +197,10 @@ class Slices(Compression):
         return self._widths
 
     def check_by_block(self, net: PreTrainedModel) -> None:
-        """Refuse norms that stand after the sub-layers."""
+        """Refuse norms that are after the sub-layers."""
         if not residual_stream(net).pre_norm:
             raise UserError(
-                f"--by_block: norms of '{net.config.model_type}' stand after the sub-layers, and slices then need the "
+                f"--by_block: norms of '{net.config.model_type}' are after the sub-layers, and slices then need the "
                 "whole model; nearest: LLMPruner"
             )
 

@@ -116,7 +116,7 @@ def flops(net: PreTrainedModel, length: int, batch: int = 1) -> int:
 
 
 def shape_flops(net: PreTrainedModel, length: int, batch: int = 1) -> int | None:
-    """Return :func:`flops` of a model without values; None where its code looks at values.
+    """Return :func:`flops` of a model without values; None if its code looks at values.
 
     It is run on tensors that are said to be on the CPU, as layers ask more of a device than ``meta`` can say.
     """

@@ -52,7 +52,7 @@ Graph = Literal["none", "parameters", "sites"]
 
 
 def forward_bytes(net: PreTrainedModel, texts: int, length: int, graph: Graph, half: bool = False) -> int | None:
-    """Return the most bytes that a forward takes beside the parameters, without the output layer over a vocabulary.
+    """Return the most bytes that a forward takes besides the parameters, without the output layer over a vocabulary.
 
     Args:
         net: in any form, without values (device ``meta``) or with them.

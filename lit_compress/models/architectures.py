@@ -182,7 +182,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mistral": _LLAMA,
     "qwen2": replace(_LLAMA, heads_fields=()),  # the configuration does not name the width of a head
     "qwen3": replace(_LLAMA, head_norms=True),
-    # q, k, v are one Linear, of unequal widths where queries share keys; their widths stand in the configuration
+    # q, k, v are one Linear, of unequal widths where queries share keys; their widths are in the configuration
     "phi3": replace(
         _LLAMA,
         sublayers=(

@@ -123,7 +123,7 @@ def _lower_case(tokenizer: PreTrainedTokenizerBase) -> None:
 def set_padding(config: PreTrainedConfig, backbone: str, task: Task, option: str) -> None:
     """Let a configuration that names no padding token name the tokenizer's, where a head looks for the last token.
 
-    Elsewhere it stays as it is: the embedding of a padding token gets no gradient, and the token may be the end.
+    Elsewhere it stays unchanged: the embedding of a padding token gets no gradient, and the token may be the end.
     """
     if finds_last(config, task) and not names_padding(config):
         config.pad_token_id = load_tokenizer(backbone, task, option).pad_token_id
@@ -170,7 +170,7 @@ def _auto_class(kind: TaskType) -> Any:
 def load_net(backbone: str, task: Task, sites: str | None = None) -> PreTrainedModel:
     """Load ``backbone`` with the head of ``task`` in float32, whatever dtype it is stored in; ``sites`` as above.
 
-    A head that the checkpoint lacks, or that has another size, is drawn anew, and named.
+    A head that the checkpoint lacks, or that has another size, is initialised randomly, and named.
 
     Raises:
         UserError: as :func:`load_tokenizer`; or ``backbone`` is compressed already, or its tensors do not match its
@@ -204,7 +204,7 @@ def _renamed(config: PreTrainedConfig, task: Task) -> dict[str, str] | None:
     """Return pattern -> new start of a name, where the model with a head calls its base model not as its family does.
 
     Llama's model for span questions calls it ``transformer``, its language model ``model``: weights of the one would be
-    left out of the other, and drawn anew.
+    left out of the other, and initialised randomly.
     """
     import transformers
 
@@ -271,7 +271,7 @@ def finetuned_config(name: str, task: Task, option: str) -> PreTrainedConfig:
 
 
 def finetuned_on(backbone: str, task: Task) -> bool:
-    """Say whether the head of ``backbone`` was trained on the classes of ``task``, see :func:`is_finetuned`.
+    """Return whether the head of ``backbone`` was trained on the classes of ``task``, see :func:`is_finetuned`.
 
     Where the labels are a teacher's vectors, the backbone's own, it always is. The same classes in another order are a
     warning.

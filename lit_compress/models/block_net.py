@@ -310,7 +310,7 @@ class BlockNet(Blocks):
 
     @contextmanager
     def block(self, number: int) -> Iterator[nn.Module]:
-        """Yield block ``number`` with its values, which are given up afterwards."""
+        """Yield block ``number`` with its values, which are released afterwards."""
         block = self.blocks[number]
         self.fill(number, block)
         try:

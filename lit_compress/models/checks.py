@@ -34,7 +34,7 @@ _BUFFERS = ("inv_freq", "position_ids")  # constants that older files hold, and 
 
 
 def is_compressed(folder: Path) -> bool:
-    """Say whether the model in ``folder`` has layers of this package."""
+    """Return whether the model in ``folder`` has layers of this package."""
     for file, holds in (("structure.json", lambda structure: structure), ("config.json", _is_exported)):
         try:
             if holds(json.loads((folder / file).read_text())):
@@ -45,7 +45,7 @@ def is_compressed(folder: Path) -> bool:
 
 
 def _is_exported(config: Any) -> bool:
-    """Say whether a configuration names the class of an export."""
+    """Return whether a configuration names the class of an export."""
     named = config.get("auto_map") if isinstance(config, dict) else None
     return isinstance(named, dict) and any(str(ref).startswith(f"{MODULE}.") for ref in named.values())
 
@@ -129,7 +129,7 @@ def check_tensors(what: str, net: PreTrainedModel, info: dict[str, Any], new_hea
         what: option and value, the start of the message.
         net: as loaded.
         info: ``output_loading_info`` of ``from_pretrained``: the keys that were missing, unexpected or reshaped.
-        new_head: a head that the file lacks, or has in another size, is drawn anew; else it is an error.
+        new_head: a head that the file lacks, or has in another size, is drawn again; else it is an error.
 
     Raises:
         UserError: a tensor is missing, unexpected, of another shape, or not finite.
@@ -156,7 +156,7 @@ def check_tensors(what: str, net: PreTrainedModel, info: dict[str, Any], new_hea
 
 
 def _in_head(net: PreTrainedModel, name: str) -> bool:
-    """Say whether a tensor is outside the blocks and embeddings: of the head, or of the pooler that feeds it."""
+    """Return whether a tensor is outside the blocks and embeddings: of the head, or of the pooler that feeds it."""
     prefix = net.base_model_prefix
     if gives_states(net):  # a file may have the head of another model
         return name.split(".")[0] not in dict(net.named_children()) or "pooler" in name.split(".")
@@ -246,7 +246,7 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
 
 
 def is_finetuned(config: PreTrainedConfig, task: Task) -> bool:
-    """Say whether a model's head was trained on the classes of ``task``: same type, same names, in the same order.
+    """Return whether a model's head was trained on the classes of ``task``: same type, same names, in the same order.
 
     Heads whose labels have no names, or whose tasks have no classes, could be anybody's: they do not count.
     """

@@ -109,7 +109,7 @@ def cut_units(net: PreTrainedModel, kept: Mapping[str, Tensor]) -> None:
 
 
 def _take_out(net: PreTrainedModel, part: SubLayer, constant: bool) -> None:
-    """Replace a sub-layer by placeholders, which return its last bias if it goes on adding a constant."""
+    """Replace a sub-layer by placeholders, which return its last bias if it continues adding a constant."""
     bias = getattr(net.get_submodule(part.last), "bias", None) if constant else None
     stubs = {name: returns for name, returns in part.stubs.items() if not (constant and name == part.norm)}
     holder = next(name for kind in ("zero", "pair") for name, returns in stubs.items() if returns == kind)

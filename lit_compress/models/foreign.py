@@ -23,7 +23,7 @@ MERGE = "merge it first (merge_and_unload(), then save_pretrained) and give that
 FLOAT = "give the model in float, from which it was made"
 _WEIGHTS = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)")
 _OTHERS = (".h5", ".msgpack", ".ot", ".npz", ".pth", ".onnx", ".xml")  # weights of other programs
-# keys of config.json, and files beside it, that say so
+# keys of config.json, and files next to it, that say so
 _QUANTIZED = ("quantization_config", "compression_config", "quantization")
 _QUANTIZED_FILES = {
     "quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt",

@@ -53,7 +53,7 @@ def integer_bytes(net: PreTrainedModel, bits: int, graph: int) -> int:
     Args:
         net: without values.
         bits: of the matrices' integers, 8 or 4.
-        graph: bytes of the program beside its weights, for each matrix.
+        graph: bytes of the program next to its weights, for each matrix.
     """
     tables = {id(module.weight) for module in net.modules() if isinstance(module, nn.Embedding)}
     total = 0

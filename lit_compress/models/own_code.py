@@ -29,7 +29,7 @@ def trust_code(trusted: bool) -> None:
 
 
 def trusts_code() -> bool:
-    """Say whether this process runs the code of models."""
+    """Return whether this process runs the code of models."""
     return _trusted
 
 
@@ -58,7 +58,7 @@ def check_code(what: str, folder: Path) -> None:
             repository, _, file = elsewhere.partition("--")
             raise UserError(
                 f"{what}: its code is in the repository '{repository}', whose revision nothing names; put "
-                f"{file.partition('.')[0]}.py beside its config.json, and take '{repository}--' out of auto_map there"
+                f"{file.partition('.')[0]}.py next to its config.json, and take '{repository}--' out of auto_map there"
             )
         return
     files = [f"{ref.rpartition('--')[2].partition('.')[0]}.py" for ref in (*own, *of_words)]
@@ -94,7 +94,7 @@ def _classes(auto_map: Any) -> dict[str, str]:
 def own_class(what: str, config: PreTrainedConfig, auto_class: str) -> str | None:
     """Return the name of the class of its own that a trusted model has; None if it has none, or is not trusted.
 
-    A configuration that is not trusted forgets its code, so that no file names code that is not beside it.
+    A configuration that is not trusted forgets its code, so that no file names code that is not next to it.
 
     Args:
         what: option and value, the start of the message.

@@ -2,7 +2,7 @@
 
 The classifiers of decoders read the last token that is not ``pad_token_id``. A text that ends with this token is read
 one token too early, and one that is padded with another token is read in its padding. The attention mask does not help.
-So the tokenizer and the configuration must agree, and an end token that stands behind every text must not pad, unless
+So the tokenizer and the configuration must agree, and an end token that is behind every text must not pad, unless
 the configuration says that it always did.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def finds_last(config: PreTrainedConfig, task: Task) -> bool:
-    """Say whether models of ``config`` for ``task`` read the last token that is no padding: a decoder's classifier."""
+    """Return whether models of ``config`` for ``task`` read the last real token: a decoder's classifier."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     if task_type(task).auto_class != "AutoModelForSequenceClassification":
@@ -31,7 +31,7 @@ def finds_last(config: PreTrainedConfig, task: Task) -> bool:
 
 
 def names_padding(config: PreTrainedConfig) -> bool:
-    """Say whether a configuration names a row of the embeddings as padding; some have None or -1."""
+    """Return whether a configuration names a row of the embeddings as padding; some have None or -1."""
     number = getattr(config, "pad_token_id", None)
     return number is not None and 0 <= number < config.vocab_size
 
@@ -40,7 +40,7 @@ def set_pad_token(what: str, tokenizer: PreTrainedTokenizerBase, config: PreTrai
     """Set the token that pads where a tokenizer has none, or one that a head would misread.
 
     If a head looks for the last token, the configuration's padding token pads. If it names none, the tokenizer's does,
-    then the end token, unless it stands behind every text: then another special token does.
+    then the end token, unless it is behind every text: then another special token does.
 
     Args:
         what: option and value, the start of the message.

@@ -1,6 +1,6 @@
 """Sites by a pattern over the names of modules, for models whose architecture has no record.
 
-The pattern stands in the configuration of the model, so it is wherever the model is: in the folders of a run, in
+The pattern is in the configuration of the model, so it is wherever the model is: in the folders of a run, in
 exports and in the dense model that sizes are compared with. Only methods that fit every Linear work with such sites.
 """
 

@@ -181,7 +181,7 @@ class FactorPrice:
 
     Attributes:
         names: of the sites.
-        time: of the factors and the rows beside them.
+        time: of the factors and the rows next to them.
         dense: of the matrices.
     """
 

@@ -56,7 +56,7 @@ class Stack:
         blocks: path of the blocks; ``*`` stands for every index of a ModuleList.
         embeddings: paths of the embeddings; those that a model lacks are left out.
         widened_by: path of the Linear that widens the embeddings to the width of the blocks.
-        norm: path of the norm of the embeddings or, in a pre-norm architecture, of the last hidden states. None where
+        norm: path of the norm of the embeddings or, in a pre-norm architecture, of the last hidden states. None if
             the directions of the residual stream cannot be projected.
     """
 
@@ -78,10 +78,10 @@ class SubLayerSpec:
     Attributes:
         kind: attention, cross (a decoder's attention over the encoder's states) or ffn.
         linears: path of a Linear -> its role, in forward order; a block has some of them. ``qkv`` and ``gate_up`` are
-            one Linear for several matrices, which stand in it in this order; in ``qkv_by_head`` every head has its own
+            one Linear for several matrices, which are in it in this order; in ``qkv_by_head`` every head has its own
             three together.
-        norm: path of its norm, which stands after the residual sum or, in a pre-norm architecture, before the
-            sub-layer. None where the directions of the residual stream cannot be projected.
+        norm: path of its norm, which is after the residual sum or, in a pre-norm architecture, before the
+            sub-layer. None if the directions of the residual stream cannot be projected.
         when_removed: path of a module -> the output of its placeholder when the sub-layer is removed; None if it cannot
             be removed. Its norm is removed too, and not named again.
         module: path of the attention, whose attributes may have to be set to the number of heads left.
@@ -106,7 +106,7 @@ class Architecture:
         sublayers: sub-layers of a block, in forward order; those that a block lacks are left out.
         embeddings: paths of modules, relative to the base model, whose parameters count as embeddings, besides the
             stacks' embeddings.
-        pre_norm: the norms stand before the sub-layers.
+        pre_norm: the norms are before the sub-layers.
         rms: the norms take no mean away.
         rotary: positions turn queries and keys, so that no projection may come before.
         head_norms: the queries and keys of every head are normalised, with the epsilon of all norms and one weight for

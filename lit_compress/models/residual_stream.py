@@ -81,7 +81,7 @@ class ResidualStream:
         sites: in forward order.
         sublayers: in forward order.
         reader: name of the Linear that reads the last hidden states; empty if none does.
-        pre_norm: True in pre-norm models: the norms stand before the sub-layers.
+        pre_norm: True in pre-norm models: the norms are before the sub-layers.
         fixed: the reason why hidden states must keep their basis; empty if they need not.
     """
 
@@ -113,7 +113,7 @@ class ResidualStream:
 
 
 def has_head_projections(net: PreTrainedModel) -> bool:
-    """Say whether the heads of ``net`` can be projected: not where other directions than theirs would meet in them."""
+    """Return whether the heads of ``net`` can be projected: not if other directions meet in them."""
     architecture = get_architecture(net)
     roles = {role for spec in architecture.sublayers for role in spec.linears.values()}
     return not (architecture.rotary or architecture.head_norms) and {"q", "k", "v"} <= roles
@@ -226,4 +226,4 @@ def _check(net: PreTrainedModel, group: int) -> None:
     if group < 1:
         raise UserError(f"prune.group: {group} is below 1, the smallest valid value")
     if group > 1 and not architecture.pre_norm:
-        raise UserError(f"prune.group: {group}; the norms of {kind} stand after the sub-layers, valid is 1")
+        raise UserError(f"prune.group: {group}; the norms of {kind} are after the sub-layers, valid is 1")

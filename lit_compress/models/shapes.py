@@ -39,7 +39,7 @@ def empty_parameters() -> Iterator[None]:
 
     def empty(module: nn.Module, name: str, value: nn.Parameter) -> Any:  # torch's annotation is None
         if value.is_meta:
-            return None  # stays as it is, so that tied parameters stay one
+            return None  # stays unchanged, so that tied parameters stay one
         return nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=value.requires_grad)
 
     hook = nn.modules.module.register_module_parameter_registration_hook(empty)

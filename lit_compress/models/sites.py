@@ -121,7 +121,7 @@ def base_prefix(net: PreTrainedModel) -> str:
 
 
 def gives_states(net: PreTrainedModel) -> bool:
-    """Say whether ``net`` has no head: its last hidden states are the outputs, whose width and basis must stay."""
+    """Return whether ``net`` has no head: its last hidden states are the outputs, whose width and basis must stay."""
     return net.base_model is net and not net.config.is_encoder_decoder
 
 
@@ -217,7 +217,7 @@ def stacks(net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
 
 
 def _taken_out(block: nn.Module, path: str) -> bool:
-    """Say whether the module at ``path``, or one that contains it, was removed."""
+    """Return whether the module at ``path``, or one that contains it, was removed."""
     module: nn.Module | None = block
     for part in path.split("."):
         module = getattr(module, part, None)
@@ -255,7 +255,7 @@ def token_table(net: PreTrainedModel) -> str | None:
 
 
 def has(net: nn.Module, name: str) -> bool:
-    """Say whether ``net`` has a submodule ``name``."""
+    """Return whether ``net`` has a submodule ``name``."""
     module: Any = net
     for part in name.split("."):
         module = getattr(module, part, None)

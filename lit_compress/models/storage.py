@@ -1,4 +1,4 @@
-"""Models on disk: saving and loading a folder with its structure, and files that stages write beside a model."""
+"""Models on disk: saving and loading a folder with its structure, and files that stages write next to a model."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def config_of(folder: Path) -> PreTrainedConfig:
 
 
 def load_row_importance(folder: Path, weighting: Weighting) -> dict[str, Tensor]:
-    """Return {site: importance of its output rows, float64 [out]}, which a pruning stage wrote beside its model.
+    """Return {site: importance of its output rows, float64 [out]}, which a pruning stage wrote next to its model.
 
     Raises:
         UserError: there are no scores in ``folder``.
@@ -157,4 +157,4 @@ def load_row_importance(folder: Path, weighting: Weighting) -> dict[str, Tensor]
     return {key.rpartition("/")[0]: rows for key, rows in load_file(path).items() if key.endswith(f"/{weighting}")}
 
 
-COMPONENTS = "components.safetensors"  # beside a model: "shares", each direction's share of energy (SP3)
+COMPONENTS = "components.safetensors"  # next to a model: "shares", each direction's share of energy (SP3)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Net = TypeVar("Net", bound="PreTrainedModel")
 Part = TypeVar("Part", bound=nn.Module | nn.Parameter)
-_NAMES = "transposed"  # attribute of a module: names of its children whose weights stand transposed in files
+_NAMES = "transposed"  # attribute of a module: names of its children whose weights are transposed in files
 
 
 class TransposedLinear(nn.Linear):

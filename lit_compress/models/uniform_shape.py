@@ -108,7 +108,7 @@ def kept_by_part(groups: list[UniformGroup], options: list[int]) -> dict[str, in
 def ordinary_config(net: PreTrainedModel) -> PreTrainedConfig | None:
     """Return the configuration with which the library's own class has the matrices of the fused ``net``.
 
-    None where there is none: it has layers of another kind, of different sizes or of none, or more biases.
+    None if there is none: it has layers of another kind, of different sizes or of none, or more biases.
     """
     if any(spec["kind"] != "sized" for spec in describe(net).values()):
         return None
@@ -153,7 +153,7 @@ def _heads(net: PreTrainedModel, part: SubLayer, count: int) -> dict[str, int]:
 
 
 def _resized(net: PreTrainedModel, sizes: dict[str, Any]) -> PreTrainedConfig | None:
-    """Return the configuration of ``net`` with other numbers; None where its class refuses them."""
+    """Return the configuration of ``net`` with other numbers; None if its class refuses them."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOLERANCE = 1e-5
-_BIAS = "final_logits_bias"  # BART's, a buffer beside the output layer
+_BIAS = "final_logits_bias"  # BART's, a buffer next to the output layer
 _LISTS = ("suppress_tokens", "begin_suppress_tokens")
 
 

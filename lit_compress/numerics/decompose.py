@@ -39,7 +39,7 @@ class WeightedSVD:
     Args:
         sigma: float64 [min(out, in)], falling: the singular values of diag(d) W (``in``: W diag(d), ``both``:
             diag(d_rows) W diag(d_columns)) with d = importance ** power in the importance's own scale, so that
-            values of several matrices compare; 0 where an importance is all zero. With an importance that is
+            values of several matrices compare; 0 if an importance is all zero. With an importance that is
             not finite they are the plain SVD's.
         weight: [out, in], on the CPU.
         basis: float64 [out, components] (``side`` in) or [in, components] (``side`` out), orthonormal columns.
@@ -308,7 +308,7 @@ def _multiplier(importance: Tensor, power: float, name: str, what: str = "import
 
 
 def all_finite(values: Tensor) -> bool:
-    """Say whether no value is inf or NaN, without a tensor of their size."""
+    """Return whether no value is inf or NaN, without a tensor of their size."""
     return values.numel() == 0 or all(bool(end.isfinite()) for end in values.aminmax())
 
 

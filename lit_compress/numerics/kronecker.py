@@ -213,7 +213,7 @@ def kronecker_svd(
     1e-8 sigma_1: smaller components are lost in rounding, the product of all components is W in any case.
 
     Args:
-        weight: [out, in]; the result reads it later, so it must stay as it is.
+        weight: [out, in]; the result reads it later, so it must stay unchanged.
         inputs: A [in, in], its diagonal [in], or None for the identity.
         gradients: G [out, out], its diagonal [out], or None; for several matrices one each, or None. They
             are asked for one after the other, so that a generator needs the memory of one.

@@ -85,7 +85,7 @@ def token_losses(logits: Logits, labels: Tensor) -> Tensor:
 
 
 def token_divergences(student: ChunkedLogits, teacher: ChunkedLogits, counted: Tensor | None) -> Tensor:
-    """Return KL(teacher || student) [b, tokens] of every position, 0 where ``counted`` [b, tokens] is False."""
+    """Return KL(teacher || student) [b, tokens] of every position, 0 if ``counted`` [b, tokens] is False."""
     (losses,) = position_losses(lambda x, y: [_divergence(x, y, 1.0)], [student, teacher], [], counted)
     return losses
 

@@ -71,7 +71,7 @@ def pivot_form(left: Tensor, right: Tensor, name: str = "weight") -> PivotForm:
 
 
 def has_pivots(left: Tensor) -> bool:
-    """Say whether ``left`` [out, k] is finite and has k independent rows, as :func:`pivot_form` needs."""
+    """Return whether ``left`` [out, k] is finite and has k independent rows, as :func:`pivot_form` needs."""
     wide = left.detach().to("cpu", torch.float64)
     return left.shape[0] >= left.shape[1] > 0 and bool(wide.isfinite().all()) and _basis(wide)[1]
 

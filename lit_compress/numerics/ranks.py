@@ -56,7 +56,7 @@ def largest_rank(out: int, inner: int) -> int:
 def stored(out: int, inner: int, rank: int, pivot: bool = False, rows: int = 0) -> int:
     """Return the number of stored parameters of an out x inner matrix at ``rank``, the dense one if factors are larger.
 
-    In pivot form (numerics/pivot.py) factors of rank k have k^2 parameters fewer, and with kept ``rows`` beside them k
+    In pivot form (numerics/pivot.py) factors of rank k have k^2 parameters fewer, and with kept ``rows`` next to them k
     fewer for each: these have no row in the left factor.
     """
     factors = rank * (out + inner) + rows * inner
@@ -78,7 +78,7 @@ def pivot_rank(density: float, out: int, inner: int) -> int:
 
 
 def rounded(number: int, multiple: int) -> int:
-    """Return the largest multiple that is not above ``number``; a number below all of them stays as it is.
+    """Return the largest multiple that is not above ``number``; a number below all of them stays unchanged.
 
     >>> rounded(93, 8), rounded(5, 8)
     (88, 5)
@@ -112,7 +112,7 @@ class Price:
         return more.clamp_min(self.component / 4) if self.pivot else more  # never free, at ranks that save nothing
 
     def saves(self, rank: int) -> bool:
-        """Say whether factors of this rank are cheaper than the dense matrix."""
+        """Return whether factors of this rank are cheaper than the dense matrix."""
         return self.fixed + rank * self.component < self.dense
 
 

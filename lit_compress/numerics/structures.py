@@ -131,7 +131,7 @@ def removal_path(
     name: str = "weight",
     overwrite: bool = False,
 ) -> RemovalPath:
-    """Remove groups of inputs one after the other, cheapest first, with the costs anew after every step.
+    """Remove groups of inputs one after the other, cheapest first, with new costs after every step.
 
     The costs do not depend on other matrices, so that the paths of many matrices can be compared afterwards
     (:func:`cheapest_first`) and the chosen ones are then removed at once (:func:`without_inputs`).

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 def summed_linear(layer: nn.Module) -> Callable[[Tensor], Tensor]:
     """Return a function that is ``layer`` on states [n, in]; of a plain Linear that is trained, as the file says.
 
-    Call it anew for every forward. Other layers, and a Linear with hooks, are returned as they are.
+    Call it again for every forward. Other layers, and a Linear with hooks, are returned as they are.
     """
     if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
         return layer

@@ -90,7 +90,7 @@ class Checkpoints(Callback):
 
 
 def _terminated(trainer: Trainer, device: torch.device) -> bool:
-    """Say whether any rank was told to end; then all end after this batch, and not in the middle of one."""
+    """Return whether any rank was told to end; then all end after this batch, and not in the middle of one."""
     if trainer.world_size == 1:
         return trainer.received_sigterm
     told = torch.tensor(float(trainer.received_sigterm), device=device)
@@ -139,7 +139,7 @@ class FiniteSteps(Callback):
 
 
 def _finite(optimizer: Optimizer, device: torch.device) -> bool:
-    """Say whether the gradients of all ranks are finite."""
+    """Return whether the gradients of all ranks are finite."""
     held = (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
     grads = [grad for grad in map(local, held) if grad.numel()]  # FSDP2 leaves a rank nothing of a short one
     highest = largest(grads) if grads else torch.zeros((), device=device)

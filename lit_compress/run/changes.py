@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class OtherData(Callback):
-    """Let a stage go on from a checkpoint with other data than it was begun with."""
+    """Let a stage continue from a checkpoint with other data than it was begun with."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Treat the data as the checkpoint's, before the method compares them."""
@@ -50,7 +50,7 @@ def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: b
         run: whose records of earlier versions may not say.
         data: as it is now.
         mark: of the checkpoint; empty where a stage begins.
-        allowed: return it; a stage that goes on compares its data by itself otherwise.
+        allowed: return it; a stage that continues compares its data by itself otherwise.
 
     Raises:
         UserError: something differs, and is not ``allowed``.

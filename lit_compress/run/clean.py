@@ -20,7 +20,7 @@ def clean(run: Run) -> dict[Path, int]:
     """Remove unneeded files from ``run``; return {path: bytes} of the removed ones.
 
     A resume, ``export``, ``validate`` and the next stages read none of it. It may be called at any time, also while the
-    run goes on, and may be killed: each path goes by itself.
+    run continues, and may be killed: each path goes by itself.
     """
     removed = {}
     for path in removable(run):

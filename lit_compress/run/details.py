@@ -67,7 +67,7 @@ def details_of(folder: Path, look: bool = True) -> dict[str, Any]:
         try:
             return json.loads(path.read_text())
         except ValueError:
-            pass  # read anew
+            pass  # read again
     if not look:
         return {}
     return {"layers": _layers(folder), "curves": read_curves(folder), "changes": None}

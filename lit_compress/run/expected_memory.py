@@ -94,7 +94,7 @@ def check_need(need: Need, less: Callable[[], str], device: torch.device | None 
         device: of the work; None for the CPU.
 
     Raises:
-        UserError: as said.
+        UserError: see above.
     """
     if _fits(need, device):
         return
@@ -111,7 +111,7 @@ def _fits(need: Need, device: torch.device | None) -> bool:
 
 
 def _wanted(need: Need, device: torch.device | None) -> tuple[float, float]:
-    """Return the bytes that are wanted beside those that this process has, and those that the device has left."""
+    """Return the bytes needed besides this process's own, and the bytes that the device has left."""
     if device is None or device.type == "cpu":
         free = free_memory()
         return need.total - resident(), inf if free is None else free
@@ -285,7 +285,7 @@ def check_loading(size: int) -> None:
     """Refuse to load a model of so many bytes for an evaluation, if they are more than the machine has.
 
     Raises:
-        UserError: as said.
+        UserError: see above.
     """
     check_need(Need(EVALUATION, {"model": size}), lambda: "give a smaller model, or a machine with more")
 

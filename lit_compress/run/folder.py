@@ -35,7 +35,7 @@ from lit_compress.utils.files import left_behind, read_json, remove, write_json,
 
 ConfigChange = dict[str, Any]  # what, was, now; in changed.json also stage
 CHANGED = "changed.json"
-# What no run can go on with: its models and checkpoints would not fit.
+# What no run can continue with: its models and checkpoints would not fit.
 _NEVER = {"model.class_path", "model.backbone", "model.revision", "model.sites", "model.task", "data.task"}
 LOCK = ".lock"  # names the process that works on the folder; it stays, since another may wait with the same file open
 # Options that may differ when a run is continued, because they do not change what is computed.
@@ -58,7 +58,7 @@ def name_today(backbone: Any) -> Any:
 
 
 def is_first_process() -> bool:
-    """Say whether this is the first process of a run, also before the processes have a group."""
+    """Return whether this is the first process of a run, also before the processes have a group."""
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
@@ -271,7 +271,7 @@ _NEW = ("parameters", "lora")  # of a retraining; earlier versions trained all p
 def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:
     """Return a stored config with the names and the meaning of today, if an earlier version wrote it.
 
-    Exports had no choices; gates had other names; a rank decided beside any density; distances of hidden states were
+    Exports had no choices; gates had other names; a rank was allowed with any density; distances of hidden states were
     relative in one method; a retraining trained all parameters.
     """
     config.setdefault("export", asdict(Choices()))

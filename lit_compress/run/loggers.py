@@ -49,7 +49,7 @@ def stage_loggers(given: Any, run: Run, stage: str, offset: int, step: int | Non
         run: the run.
         stage: its name.
         offset: optimizer steps of the stages before.
-        step: of the stage, at which it continues; None where it starts.
+        step: of the stage, at which it continues; None if it starts.
     """
     if given in (None, True):
         return [RunLogger(run.folder, stage, offset, None if step is None else offset + step + 1)]
@@ -204,7 +204,7 @@ def _method(logger: Logger, name: str) -> Callable[..., Any] | None:
 
 @rank_zero_only
 def log_report(run: Run, report: dict[str, Any], given: Any = None) -> None:
-    """Log the final table, and the settings of the run beside its results, to the loggers of the run.
+    """Log the final table, and the settings of the run next to its results, to the loggers of the run.
 
     Args:
         run: a finished run.

@@ -140,7 +140,7 @@ def _shown(run: RunResult, out: Path, anchor: str, few: bool, some: bool, flips:
 
 
 def shown_generation(report: dict[str, Any] | None) -> dict[str, str] | None:
-    """Return a prompt and how both models go on with it, as short texts; None for models that do not write."""
+    """Return a prompt and how both models continue with it, as short texts; None for models that do not write."""
     if not (texts := (report or {}).get("generation")):
         return None
     return {key: _text(texts[key]) for key in ("prompt", "dense", "compressed")} | {"same": same_tokens(texts)}

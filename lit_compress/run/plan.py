@@ -175,7 +175,7 @@ def layer_notes(outline: Outline) -> Iterator[str]:
     """Yield lines on parts outside the table of layers: embeddings, and sizes that are known only later."""
     layers = list(outline.net.modules())
     if any(getattr(layer, "rank", 0) for layer in layers):
-        more = "; +n: n of its rows beside them" if any(getattr(layer, "rows", 0) for layer in layers) else ""
+        more = "; +n: n of its rows next to them" if any(getattr(layer, "rows", 0) for layer in layers) else ""
         yield f"out x in of every matrix; r: rank of its factors{more}"
     table: Any = outline.net.get_input_embeddings()
     before = len(outline.dense.get_input_embeddings().get_parameter("weight"))

@@ -32,13 +32,13 @@ class RunResult:
         name: of the run, different for every one.
         label: its name in tables, e.g. its method.
         budget: its budget, e.g. ``density=0.25``.
-        seed: of the run; None where it is not known.
+        seed: of the run; None if it is not known.
         status: ``done``, ``failed``, ``missing`` or ``running``.
-        folder: of the run or export; None where there is none.
+        folder: of the run or export; None if there is none.
         report: None unless it is done.
         stages: records of its finished stages.
         error: why it failed, one line.
-        learning_rate: that was chosen; None where none was.
+        learning_rate: that was chosen; None if none was.
         tried: learning rates that were tried, with their metric on held-out training data.
         cell: a comparison's record of it; {} outside of one.
     """
@@ -63,7 +63,7 @@ class RunResult:
 
     @property
     def seconds(self) -> float | None:
-        """The wall time of all its stages, or of its process; None where none is recorded."""
+        """The wall time of all its stages, or of its process; None if none is recorded."""
         by_stage = [s["seconds"] for s in self.stages if s.get("seconds") is not None]
         return sum(by_stage) if by_stage else self.cell.get("seconds")
 
@@ -143,7 +143,7 @@ def _below(folder: Path, depth: int) -> Iterable[Path]:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; None where it is missing or broken."""
+    """Return the content of a JSON file; None if it is missing or broken."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -161,7 +161,7 @@ def _result(folder: Path, name: str) -> RunResult:
 
 
 def read_report(folder: Path) -> dict[str, Any] | None:
-    """Return the report of a run or an export; None where there is none, or not one of this package."""
+    """Return the report of a run or an export; None if there is none, or not one of this package."""
     report = read_json(folder / "report.json")
     fits = isinstance(report, dict) and isinstance(report.get("metric"), dict)
     return report if fits and {"task", "dense", "compressed", "stages"} <= report.keys() else None

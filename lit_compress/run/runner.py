@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Components:
-    """Method, data, Trainer arguments and form of the export, which the command line builds anew for every stage."""
+    """Method, data, Trainer arguments and form of the export, which the command line builds again for every stage."""
 
     method: Method
     data: DataModule
@@ -178,7 +178,7 @@ def run_stages(
         ckpt_path: ``last`` or a checkpoint file to continue from; None starts the first stage.
         every: optimizer steps between two checkpoints.
         skips: optimizer steps in a row without finite gradients at which the run stops.
-        changed: go on with other data, of another length, or with another version; write it down.
+        changed: continue with other data, of another length, or with another version; write it down.
         decide: is called with the folder of the dense model before the stages after it are built.
 
     Raises:
@@ -205,7 +205,7 @@ def run_stages(
         changes = check_unchanged(run, parts.data, mark, changed)
         if changed and (longer := other_length(stage, parts.data, parts.trainer, mark)):
             checkpoint, mark, changes = None, {}, [*changes, *longer]
-            rank_zero_info(f"{name}: begins anew, as its number of steps has changed")
+            rank_zero_info(f"{name}: begins again, as its number of steps has changed")
         if changes and is_first_process():
             run.keep_changes(changes, name)
         structure, step, stage.notes = mark.get("structure"), mark.get("step"), mark.get("notes", {})
@@ -235,7 +235,7 @@ def _trainer(
 ) -> Trainer:
     """Build the Trainer of one stage from the user's arguments and the stage's own.
 
-    ``step`` is the stage's at which it continues; None where it starts.
+    ``step`` is the stage's at which it continues; None if it starts.
     """
     offset = sum(record["steps"] for record in run.finished().values())
     arguments = dict(parts.trainer)

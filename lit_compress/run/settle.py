@@ -125,7 +125,7 @@ def _from_first(run: Run, read: Callable[[], T | None], lack: str) -> T:
 
 @contextmanager
 def failure_told(run: Run) -> Iterator[None]:
-    """Leave a file beside the run folder if the first of several processes fails, so that no other waits for it."""
+    """Leave a file next to the run folder if the first of several processes fails, so that no other waits for it."""
     several = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) > 1
     if not is_first_process() or not several:
         yield

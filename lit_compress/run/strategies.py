@@ -13,7 +13,7 @@ class FSDP2Strategy(ModelParallelStrategy):
     """Shard parameters, gradients, optimizer state and scores over all processes, by ``fully_shard``.
 
     :meth:`lit_compress.methods.base.Method.configure_model` shards the modules. Checkpoints hold unsharded tensors:
-    any number of processes can read them. A stage goes on with as many steps as it was begun with, so another number
+    any number of processes can read them. A stage continues with as many steps as it was begun with, so another number
     of processes may begin the next stage, and seldom go on inside one.
     """
 

@@ -66,7 +66,7 @@ def pictures(net: PreTrainedModel, folder: Path, stage: str) -> Pictures:
 
     Args:
         net: of the stage.
-        folder: of the model; principal components of SP3 may stand beside it.
+        folder: of the model; principal components of SP3 may be next to it.
         stage: its name.
     """
     figures = {"structure": structure_figure(net, stage)}
@@ -112,7 +112,7 @@ def results_of(report: dict[str, Any]) -> dict[str, float]:
 
 
 def write_report(run: Run, report: dict[str, Any], steps: int) -> None:
-    """Log the final table, and the settings of the run beside its results (the tab HPARAMS)."""
+    """Log the final table, and the settings of the run next to its results (the tab HPARAMS)."""
     logger = RunLogger(run.folder, "report", 0)
     numbers = bool | int | float  # which the tab sorts and plots
     settings = {key: v if isinstance(v, numbers) else str(v) for key, v in settings_of(report).items()}

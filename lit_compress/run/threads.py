@@ -16,7 +16,7 @@ def choose_threads(weights: int, cores: int, recorded: int | None = None) -> int
     Args:
         weights: of the matrices of the transformer blocks.
         cores: of the machine, as PyTorch sees them.
-        recorded: what the run worked with so far; None where it begins.
+        recorded: what the run worked with so far; None if it begins.
 
     >>> choose_threads(800_000, 8), choose_threads(10_000_000, 8), choose_threads(10_000_000, 8, recorded=2)
     (1, 8, 2)
@@ -31,7 +31,7 @@ def use_threads(weights: int, recorded: int | None = None) -> int:
 
     Args:
         weights: of the matrices of the transformer blocks.
-        recorded: what the run worked with so far; None where it begins.
+        recorded: what the run worked with so far; None if it begins.
     """
     if not any(name in os.environ for name in _GIVEN):
         torch.set_num_threads(choose_threads(weights, torch.get_num_threads(), recorded))

@@ -67,7 +67,7 @@ def choose_removal(
     """Try the kinds of removal of a method, and return the trials; one is chosen.
 
     Args:
-        dense: fine-tuned, on the CPU, as it is afterwards.
+        dense: fine-tuned, on the CPU, before and afterwards.
         build: function of a density (None: the config's) and of a kind, returns the method.
         data: calibration examples and held-out rows are training rows; dev rows are not read.
         storage: how the model will be exported.

@@ -75,7 +75,7 @@ class Layout:
         return [word for word in words if not word.startswith(_FREE)]
 
     def done(self, job: Job) -> bool:
-        """Say whether a run has its export and its report, which is written last."""
+        """Return whether a run has its export and its report, which is written last."""
         return (self.out / job.folder / "report.json").is_file()
 
     def error(self, job: Job) -> str | None:
@@ -92,7 +92,7 @@ class Layout:
         return self.out / "logs" / f"{job.name}.log"
 
     def same(self, job: Job) -> bool:
-        """Say whether a job was begun with the options of today, or never."""
+        """Return whether a job was begun with the options of today, or never."""
         return self.state(job).get("words") in (None, self._words(job))
 
     def check_same(self, jobs: Sequence[Job]) -> None:
@@ -104,7 +104,7 @@ class Layout:
         for job in jobs:
             old = self.state(job).get("words")
             if old is None or old == (new := self._words(job)) or self.error(job) is not None:
-                continue  # one that failed with other options is made anew
+                continue  # one that failed with other options is made again
             was, now = ([w for w in some if w not in other] for some, other in ((old, new), (new, old)))
             raise UserError(
                 f"out: '{self.out}' has '{job.name}' with other options: {' '.join(was[:1]) or 'none'}, now "
@@ -172,7 +172,7 @@ class Worker:
             self._stop()
 
     def _failed(self, job: Job) -> bool:
-        """Say whether a job failed since this worker began, here or elsewhere; earlier failures are tried anew."""
+        """Return whether a job failed since this worker began, here or elsewhere; earlier failures are tried again."""
         state = self.place.state(job)
         return state.get("status") == "failed" and state.get("ended", 0) >= self.began
 
@@ -311,5 +311,5 @@ def seconds_left(place: Layout, jobs: Sequence[Job], at_once: int = 1, gone: flo
 
 
 def is_running(place: Layout, job: Job) -> bool:
-    """Say whether a worker, here or elsewhere, is making a job."""
+    """Return whether a worker, here or elsewhere, is making a job."""
     return owner_of(place.lock(job)) is not None

@@ -187,7 +187,7 @@ class Stage(nn.Module):
             net: dense; only shapes are read.
 
         Returns:
-            None where the stage does not change it.
+            None if the stage does not change it.
         """
         return self.density if self.rule is None else self.rule.density_of(net)
 
@@ -204,7 +204,7 @@ class Stage(nn.Module):
         Args:
             method: the method of this stage.
             previous: folder of the model to start from; None for the backbone itself.
-            structure: of the model in the checkpoint that will be loaded; None when the stage starts anew.
+            structure: of the model in the checkpoint that will be loaded; None when the stage starts again.
         """
         from lit_compress.models.storage import load_net
 
@@ -274,7 +274,7 @@ class Stage(nn.Module):
         return {}
 
     def at_budget(self, step: int) -> bool:
-        """Say whether the model has its final density; only then an epoch may count as the best."""
+        """Return whether the model has its final density; only then an epoch may count as the best."""
         return True
 
     def deploy(self, net: PreTrainedModel) -> None:

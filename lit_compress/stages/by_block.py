@@ -38,7 +38,7 @@ class MeasuredBlocks(Mapping[str, Tensor]):
         self._files: dict[int, dict[str, Path]] = {}  # of finished blocks, by name of the tensor
 
     def done(self, number: int) -> bool:
-        """Say whether a block has its folder."""
+        """Return whether a block has its folder."""
         return self._path(number).is_dir()
 
     def write(self, number: int, block: nn.Module, statistics: dict[Any, Any]) -> None:
@@ -46,7 +46,7 @@ class MeasuredBlocks(Mapping[str, Tensor]):
 
         Args:
             number: of the block.
-            block: with its values, which are given up if matrices are measured.
+            block: with its values, which are released if matrices are measured.
             statistics: by site; {} for none. The dict is also dropped.
         """
         from safetensors.torch import save_file

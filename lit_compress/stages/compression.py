@@ -59,7 +59,7 @@ class Compression(ABC):
 
     @abstractmethod
     def calibration(self, net: PreTrainedModel, data: Any) -> Calibration | None:
-        """Return the statistic and the number of its examples; None where weights are enough.
+        """Return the statistic and the number of its examples; None if weights are enough.
 
         Args:
             net: dense; only shapes are read.
@@ -79,7 +79,7 @@ class Compression(ABC):
         Args:
             net: dense; the matrices ``names`` have values, on the CPU.
             names: of the sites.
-            statistics: by site, which are given up.
+            statistics: by site, which are released.
 
         Returns:
             Names of sites that are not read again, and tensors by names that begin with one of theirs.
@@ -146,14 +146,14 @@ def compress(
     """Compress ``net`` in memory; return it, and the estimated addition to an example's loss.
 
     Args:
-        net: dense, on the CPU, as it is afterwards.
+        net: dense, on the CPU, before and afterwards.
         compression: what is done; None for nothing.
         task: the task whose loss is differentiated.
-        data: gives the examples; None where weights are enough.
+        data: gives the examples; None if weights are enough.
         device: of the passes over examples.
         shared: True if every process of the default group has batches of its own. Only the model of the first has the
             right values afterwards.
-        keep: leave ``net`` as it is, and compress a copy, which is made when the statistics are gone.
+        keep: leave ``net`` unchanged, and compress a copy, which is made when the statistics are gone.
         measured: the result of :func:`measure` for ``compression``; None: it is measured here.
     """
     total = 0.0
@@ -230,7 +230,7 @@ class CompressedStage(Stage):
         return None
 
     def reads_labels(self, kind: TaskType) -> bool:
-        """Say whether :meth:`compress` needs the labels of the data."""
+        """Return whether :meth:`compress` needs the labels of the data."""
         return True
 
     def record(self, data: Any, loss: float) -> dict[str, Any] | None:
@@ -266,10 +266,10 @@ class CompressedStage(Stage):
         """Return ``net`` compressed, and the report's entry on the calibration.
 
         Args:
-            net: of the folder ``previous``, on the CPU, as it is afterwards.
+            net: of the folder ``previous``, on the CPU, before and afterwards.
             previous: folder of the model; None: the backbone itself.
             task: the task whose loss is differentiated.
-            data: gives the examples; None where :attr:`reads_examples` is False.
+            data: gives the examples; None if :attr:`reads_examples` is False.
             device: of the passes over examples.
             shared: True if every process of the default group has batches of its own.
             keep: compress a copy.

@@ -248,7 +248,7 @@ class GatedStage(Stage):
         }
 
     def at_budget(self, step: int) -> bool:
-        """Say whether the model that is evaluated after ``step`` has the final density."""
+        """Return whether the model that is evaluated after ``step`` has the final density."""
         if step < self._warmup:
             return False
         with torch.no_grad():

@@ -42,7 +42,7 @@ class KroneckerDecomposer:
         damping: of both moments, as shares of the means of their diagonals.
         stacks: first site -> names of all sites that get one right factor. A weight that comes with the first name is
             then the stack's: the rows of all its matrices.
-        release: every matrix is decomposed once; the sums of its moments are given up then.
+        release: every matrix is decomposed once; the sums of its moments are released then.
     """
 
     moments: MutableMapping[str, KroneckerFactors]
@@ -91,5 +91,5 @@ class KroneckerDecomposer:
         return row_costs(matrix, moment.inputs(), moment.gradients(), self.mean(name))
 
     def mean(self, name: str) -> Tensor | None:
-        """Return the mean [in] of the inputs that the bias takes over; None where it stays."""
+        """Return the mean [in] of the inputs that the bias takes over; None if it stays."""
         return self.moments[name].mean if name in self.centred else None

@@ -58,7 +58,7 @@ class Decomposer(Protocol):
         """Return the singular values of the weighted matrix, falling, float64."""
 
     def mean(self, name: str) -> Tensor | None:
-        """Return the mean [in] of the inputs that the bias takes over; None where it stays."""
+        """Return the mean [in] of the inputs that the bias takes over; None if it stays."""
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class RankRule:
         Also refuse a budget below one component of each matrix, and with scope ``all`` a table with other uses.
 
         Raises:
-            UserError: as said.
+            UserError: see above.
         """
         replace(self, allocation="uniform", scope="blocks", price="parameters").allocate(net)
         if self.scope == "all" and token_table(net) is None:

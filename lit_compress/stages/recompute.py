@@ -63,7 +63,7 @@ def states_bytes(net: PreTrainedModel, shape: tuple[int, int]) -> int:
 
 
 def surely_few(net: PreTrainedModel, shape: tuple[int, int], most: float) -> bool:
-    """Say whether a forward keeps at most ``most`` bytes, without running it."""
+    """Return whether a forward keeps at most ``most`` bytes, without running it."""
     count = sum(1 for _ in blocks(net))
     return 4 * MOST_WIDTHS * count * shape[0] * shape[1] * net.config.hidden_size <= most
 

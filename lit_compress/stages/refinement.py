@@ -22,7 +22,7 @@ chosen here:
 
 One dense and one compressed block are in memory, the hidden states before and behind them are on disk. The same
 function walks over a model in memory (:func:`refine_net`) and over one whose blocks are read one by one
-(export/by_block.py). A killed process goes on with the block it was at.
+(export/by_block.py). A killed process continues with the block it was at.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def check_refinement(net: PreTrainedModel, by_itself: bool, method: str) -> None
         method: name of the method.
 
     Raises:
-        UserError: as said.
+        UserError: see above.
     """
     if not by_itself:
         raise UserError(f"--refine: {method} leaves no dense hidden states behind its blocks; nearest: SecondOrder")

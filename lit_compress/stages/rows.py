@@ -268,7 +268,7 @@ class RowSparsePruning(Stage):
         return cubic(step, self.total_steps, self._start, self._end, self.budget.final)
 
     def at_budget(self, step: int) -> bool:
-        """Say whether the schedule has arrived at the final density."""
+        """Return whether the schedule has arrived at the final density."""
         return step >= max(self.total_steps - self._end, self.settings.interval + 1)
 
     def before_step(self, net: PreTrainedModel) -> None:

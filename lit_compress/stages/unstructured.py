@@ -7,7 +7,7 @@ Ren & Zhu 2023, "Low-Rank Prune-And-Factorize for Language Model Compression", s
     Eq. 5   kept fraction v(t): 1 until t_i, then cubic down to v_f at T - t_f, v_f from there
     text    "we discard M and directly set W_ij to zero if S_ij(t) is not in the top-v_t at time step t"
 
-Deviations: the threshold is computed anew every ``interval`` steps and at the last one ("at certain iterations we
+Deviations: the threshold is computed again every ``interval`` steps and at the last one ("at certain iterations we
 need to rank all model parameters", Limitations), and applied after every step, because AdamW moves a
 zeroed weight again. A zeroed weight has g W = 0, so its first-order score is frozen. Other scores: scores.py.
 """
@@ -124,7 +124,7 @@ class CubicStage(Stage):
         return cubic(step, self.total_steps, self._start, self._end, self.density)
 
     def at_budget(self, step: int) -> bool:
-        """Say whether the schedule has arrived at the final density."""
+        """Return whether the schedule has arrived at the final density."""
         return step >= self.total_steps - self._end
 
 
@@ -183,7 +183,7 @@ class UnstructuredPruning(CubicStage):
         self.score.before_step(self.scores, self._weights, self._shards.reduce)
 
     def after_step(self, net: PreTrainedModel, step: int) -> None:
-        """Zero every weight below the threshold; every ``interval`` steps, compute the threshold anew."""
+        """Zero every weight below the threshold; every ``interval`` steps, compute the threshold again."""
         self.score.after_step(self.scores, self._weights, step, self._shards.reduce)
         if step < self._start:
             return

@@ -135,7 +135,7 @@ class WeightedRetraining(LowRankRetraining):
         return UnitRemoval(self.settings, self.rule)
 
     def reads_labels(self, kind: TaskType) -> bool:
-        """Say whether the weighting needs the labels of the data."""
+        """Return whether the weighting needs the labels of the data."""
         return self.settings.reads_labels(kind)
 
     def record(self, data: DataModule, loss: float) -> dict[str, Any] | None:

@@ -50,7 +50,7 @@ class Weighted(Retraining):
 
     Args:
         weighting: ``fisher`` = Fisher information; ``none`` = plain SVD; ``importance`` = the scores that a pruning
-            stage wrote beside its model; ``inputs`` = second moments of the inputs; ``kfac`` = Kronecker-factored
+            stage wrote next to its model; ``inputs`` = second moments of the inputs; ``kfac`` = Kronecker-factored
             Fisher information, moments of inputs and of gradients.
         axis: which weights share one importance: ``in`` = all of an input (the paper), ``out`` = all of an output,
             ``both`` = product of the two, ``element`` = none, every weight has its own.
@@ -125,7 +125,7 @@ class Weighted(Retraining):
         """Refuse exact labels for a task that has many distributions per example, and any but drawn ones for vectors.
 
         Raises:
-            UserError: as said.
+            UserError: see above.
         """
         if self.weighting == "kfac" and kind.loss == "vectors" and self.labels not in (None, "drawn"):
             raise UserError(f"retrain.labels: '{self.labels}' is not for vectors, which have no labels; nearest: drawn")
@@ -141,7 +141,7 @@ class Weighted(Retraining):
         return self.labels or ("exact" if two else "drawn")
 
     def reads_labels(self, kind: TaskType) -> bool:
-        """Say whether the calibration needs the labels of the data: not if they follow the model's distribution."""
+        """Return whether the calibration needs the labels of the data: not if they follow the model's distribution."""
         drawn = self.weighting in ("none", "importance", "inputs") or (
             kind.loss == "vectors" or (self.weighting == "kfac" and self.labels != "true")
         )
@@ -203,7 +203,7 @@ def kronecker_decomposer(method: StageContext, net: PreTrainedModel, settings: W
 
     Args:
         method: of the stage; has the task and, through its trainer, data and device.
-        net: on the CPU, as it is afterwards; every rank has the same.
+        net: on the CPU, before and afterwards; every rank has the same.
         settings: the weighting.
 
     Raises:
@@ -234,7 +234,7 @@ def weigh(
         statistics: by site, Fisher information for weighting ``fisher``, Kronecker factors for ``inputs`` and ``kfac``.
         folder: folder of the model, with the scores of a pruning stage for weighting ``importance``.
         stacks: first site -> all sites that get one right factor, for weightings ``inputs`` and ``kfac``.
-        release: give up the moments of a matrix with its decomposition; nothing else needs them.
+        release: release the moments of a matrix with its decomposition; nothing else needs them.
 
     Raises:
         UserError: there are no scores.

@@ -112,7 +112,7 @@ class TaskType:
         raise NotImplementedError
 
     def given(self, task: Task, label: Any) -> Any:
-        """Return how predictions show the label that stands in a file: with its name, if it is a class."""
+        """Return how predictions show the label that is in a file: with its name, if it is a class."""
         return label
 
     def classes_in(self, where: str, label: Any) -> list[Any]:
@@ -136,7 +136,7 @@ class TaskType:
         return self.metrics(task.labels)
 
     def is_unlabelled(self, label: Any) -> bool:
-        """Say whether a label marks a row whose true label is secret."""
+        """Return whether a label marks a row whose true label is secret."""
         return False
 
     def encode(
@@ -172,11 +172,11 @@ class TaskType:
         return settings
 
     def fits(self, config: PreTrainedConfig) -> bool:
-        """Say whether models of ``config``, for which :attr:`auto_class` has a class, can do this."""
+        """Return whether models of ``config``, for which :attr:`auto_class` has a class, can do this."""
         return True
 
     def unused(self, name: str) -> bool:
-        """Say whether a tensor of the model has no part in the outputs: it is not trained, and a file may lack it."""
+        """Return whether a tensor of the model does not affect the outputs: it is not trained, a file may lack it."""
         return False
 
     def predicted_tokens(self, task: Task, max_length: int) -> int:

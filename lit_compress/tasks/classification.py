@@ -19,7 +19,7 @@ UNLABELLED = -1  # the hub's mark for rows of a test split whose labels are secr
 
 
 def is_secret(label: Any) -> bool:
-    """Say whether a label is the hub's mark for a secret one, as a number or as text."""
+    """Return whether a label is the hub's mark for a secret one, as a number or as text."""
     return label in (UNLABELLED, str(UNLABELLED), str(float(UNLABELLED)))
 
 
@@ -110,7 +110,7 @@ class Classification(TaskType):
         return class_name(task, label)
 
     def is_unlabelled(self, label: Any) -> bool:
-        """Say whether the label is -1."""
+        """Return whether the label is -1."""
         return is_secret(label)
 
     def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ class Embedding(TaskType):
         return Regression().label_of(task, where, row)
 
     def is_unlabelled(self, label: Any) -> bool:
-        """Say whether the score is -1."""
+        """Return whether the score is -1."""
         return Regression().is_unlabelled(label)
 
     def metrics_of(self, task: Task) -> tuple[str, ...]:
@@ -125,11 +125,11 @@ class Embedding(TaskType):
         return {}
 
     def fits(self, config: PreTrainedConfig) -> bool:
-        """Say whether the model's last states belong to the texts that it reads."""
+        """Return whether the model's last states belong to the texts that it reads."""
         return not config.is_encoder_decoder
 
     def unused(self, name: str) -> bool:
-        """Say whether a tensor is of the pooler, which reads the first token for heads; vectors are made without it."""
+        """Return whether a tensor is of the pooler, which serves heads; vectors are made without it."""
         return name.startswith("pooler.")
 
     def inputs(self, net: PreTrainedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:

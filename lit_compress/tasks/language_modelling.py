@@ -104,6 +104,6 @@ class LanguageModelling(TaskType):
     def meaning(self, task: Task) -> str:
         """Return the meaning of logits and perplexity."""
         return (
-            "Logits of the next token; `net.generate(**inputs)` goes on with a text. The perplexity is that of all "
+            "Logits of the next token; `net.generate(**inputs)` continues with a text. The perplexity counts all "
             "tokens of the split, each predicted from those before it in its block."
         )

@@ -86,7 +86,7 @@ def _ending(net: PreTrainedModel) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def _same(ending: Callable[[Tensor], Tensor], read: list[Tensor], gave: list[Tensor], logits: Tensor) -> bool:
-    """Say whether ``ending`` makes the model's own ``logits`` of its output layer's output."""
+    """Return whether ``ending`` makes the model's own ``logits`` of its output layer's output."""
     if len(read) != 1 or read[0].ndim != 3:
         return False
     expected = ending(gave[0]).to(logits.dtype)

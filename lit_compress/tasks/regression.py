@@ -50,7 +50,7 @@ class Regression(TaskType):
         return number
 
     def is_unlabelled(self, label: Any) -> bool:
-        """Say whether the label is -1."""
+        """Return whether the label is -1."""
         return is_secret(label)
 
     def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
     if names != usual:
         raise UserError(f"{what} makes vectors by {', '.join(names)} (modules.json); {_CAN}")
     if modules[0][1]:
-        raise UserError(f"{what} has its model in '{modules[0][1]}'; save it anew with sentence-transformers 6")
+        raise UserError(f"{what} has its model in '{modules[0][1]}'; save it again with sentence-transformers 6")
     first = read_object(folder / modules[1][1] / "config.json", what)
     tokens = (
         first.get("pooling_mode")

@@ -85,7 +85,7 @@ class SpanQA(TaskType):
         self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
     ) -> Columns:
         """Tokenise questions with the windows of their contexts."""
-        # tokens left beside a long question
+        # tokens left next to a long question
         room = max_length - max_length // 2 - tokenizer.num_special_tokens_to_add(pair=True)
         if room < 2:
             raise UserError(f"data.max_length: {max_length} leaves no room for a context; give 32 or more")

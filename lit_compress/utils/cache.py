@@ -77,7 +77,7 @@ def _remove_left_behind(folder: Path) -> None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Say whether the files of an entry are those that were written; sizes every time, contents once per process."""
+    """Return whether the files of an entry are those that were written; sizes every time, contents once per process."""
     try:
         mark = (folder, (folder / _SUMS).stat().st_mtime_ns)
         sums = json.loads((folder / _SUMS).read_text())

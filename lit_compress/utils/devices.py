@@ -62,7 +62,7 @@ def find_device(name: str, option: str = "trainer.accelerator") -> torch.device:
 
 
 def has_float64(device: torch.device) -> bool:
-    """Say whether ``device`` has float64; Apple's and some of Intel's have not."""
+    """Return whether ``device`` has float64; Apple's and some of Intel's have not."""
     try:
         torch.empty(0, dtype=torch.float64, device=device)
     except (TypeError, RuntimeError):
@@ -93,12 +93,12 @@ def move(net: Net, place: torch.device | torch.dtype | str) -> Net:
 
 
 def to_device(batch: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-    """Return a batch on ``device``; pinned tensors are copied while the host goes on."""
+    """Return a batch on ``device``; pinned tensors are copied while the host continues."""
     return {name: column.to(device, non_blocking=True) for name, column in batch.items()}
 
 
 def pins_memory() -> bool:
-    """Say whether batches are to be pinned: on a device to which a copy from pinned memory needs no wait."""
+    """Return whether batches are to be pinned: on a device to which a copy from pinned memory needs no wait."""
     return current_device().type not in ("cpu", "mps")  # MPS has the host's memory
 
 

@@ -66,10 +66,10 @@ def _said(option: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside ``folder``, and rename it to ``folder`` when the context ends without error.
+    """Yield a temporary folder next to ``folder``, and rename it to ``folder`` when the context ends without error.
 
     If the write is interrupted, an existing ``folder`` stays unchanged. Where the system can exchange two names at once
-    (Linux), one of both stands there at every moment. Leftovers of killed processes next to it are removed.
+    (Linux), one of both is there at every moment. Leftovers of killed processes next to it are removed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_left_behind(folder.parent, folder.name)
@@ -131,7 +131,7 @@ def remove(path: Path) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Say whether there is a process of this number here that may write to the folder.
+    """Return whether there is a process of this number here that may write to the folder.
 
     One that has ended keeps its number until its parent asks how, or for a child of a killed process until the system
     does. Linux tells them apart.
@@ -160,7 +160,7 @@ def _as_umask(folder: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary file beside ``path``, and rename it to ``path`` when the context ends without error.
+    """Yield a temporary file next to ``path``, and rename it to ``path`` when the context ends without error.
 
     Leftovers of killed processes are removed.
     """
@@ -178,7 +178,7 @@ POINTER = "a Git LFS pointer, not the file itself; run git lfs pull in its repos
 
 
 def is_pointer(path: Path) -> bool:
-    """Say whether a file only points to its content, as in a repository that was cloned without Git LFS."""
+    """Return whether a file only points to its content, as in a repository that was cloned without Git LFS."""
     with path.open("rb") as stream:
         return stream.read(len(_POINTS)) == _POINTS
 

@@ -50,12 +50,12 @@ _resolved: dict[tuple[str, ...], Snapshot] = {}
 
 
 def is_name(text: str) -> bool:
-    """Say whether ``text`` can only be a name on the hub, with or without ``@REVISION``: nothing here is called so."""
+    """Return whether ``text`` can only be a name on the hub, with or without ``@REVISION``: no such file is here."""
     return _NAME.fullmatch(text) is not None and not text.startswith(".") and not Path(text).expanduser().exists()
 
 
 def is_commit(revision: str) -> bool:
-    """Say whether a revision is a whole commit, which never changes."""
+    """Return whether a revision is a whole commit, which never changes."""
     return _COMMIT.fullmatch(revision) is not None
 
 

@@ -8,7 +8,7 @@ TOO_MANY = 429
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Say whether the hub itself did not answer: no connection, rate limit, or a failure of the server."""
+    """Return whether the hub itself did not answer: no connection, rate limit, or a failure of the server."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):

@@ -33,12 +33,12 @@ def trim() -> None:
 
 
 def resident() -> int:
-    """Return the bytes that this process has in memory; 0 where the system does not say."""
+    """Return the bytes that this process has in memory; 0 if the system does not say."""
     return _kilobytes(Path("/proc/self/status")).get("VmRSS", 0)
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Return the bytes that new work of this process can have; None where the system does not say.
+    """Return the bytes that new work of this process can have; None if the system does not say.
 
     These are the machine's available memory and free swap, or less if a limit of a container (a cgroup, version 1 or 2)
     is nearer.

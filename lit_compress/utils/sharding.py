@@ -53,7 +53,7 @@ def sum_over_ranks(values: Tensor) -> None:
 
 
 def is_first() -> bool:
-    """Say whether this is the only process of the run, or rank 0."""
+    """Return whether this is the only process of the run, or rank 0."""
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
 
 

@@ -97,7 +97,7 @@ def spread(times: Sequence[float]) -> float:
 
 
 def is_steady(times: Sequence[float]) -> bool:
-    """Say whether the machine was quiet enough for the times to be trusted."""
+    """Return whether the machine was quiet enough for the times to be trusted."""
     return spread(times) <= STEADY
 
 
@@ -128,7 +128,7 @@ class Speedup:
         return "faster" if self.low > 1 else "slower"
 
     def reaches(self, times: float) -> bool | None:
-        """Say whether the speed-up is ``times`` or more; None if the rounds disagree or their spread is too large.
+        """Return whether the speed-up is ``times`` or more; None if the rounds disagree or their spread is too large.
 
         >>> Speedup(3.2, 3.1, 3.4).reaches(3), Speedup(2.7, 2.6, 2.8).reaches(3), Speedup(3.2, 2.9, 3.4).reaches(3)
         (True, False, None)

@@ -259,7 +259,7 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         (["factorize", *model], "required: OUT"),
         (["factorize", *model, out], "required: --data.task"),
         (["factorize", str(tmp_path / "nowhere"), out, *data], "no folder"),
-        (["factorize", str(run), out, *data], f"is a run, not a model; give its net, {run / 'dense/net'}"),
+        (["factorize", str(run), out, *data], f"is a run, not a model; give its model, {run / 'dense/net'}"),
         (["factorize", str(run / "export"), out, *data], "is compressed already"),
         (["factorize", *model, out, *data, "--rank_ratio", "1.5"], "model.rank_ratio: 1.5 is not in (0, 1]"),
         (["factorize", *model, out, *data, "--rank", "99"], "model.rank: 99 makes no matrix smaller"),
@@ -295,7 +295,7 @@ def test_mistakes_are_one_line(words, run, tmp_path, capsys):
         ),
         (
             ["factorize", *model, out, *data, "--method", "SliceGPT", "--by_block", "float32"],
-            "--by_block: norms of 'bert' stand after the sub-layers",
+            "--by_block: norms of 'bert' are after the sub-layers",
         ),
         (
             ["factorize", *model, out, *data, "--method", "LLMPruner", "--rank", "4"],

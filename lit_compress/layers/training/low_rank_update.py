@@ -1,4 +1,4 @@
-"""A trained low-rank update of a matrix that stays as it is (LoRA)."""
+"""A trained low-rank update of a matrix that stays unchanged (LoRA)."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class BlockMaskedLinear(nn.Module):
         score: [blocks], learned; row by row of blocks
         mask: bool [blocks], True = keep
         block: height and width of a block.
-        copies: that many matrices stand in the weight, one below the other, and share their scores and masks.
+        copies: that many matrices are in the weight, one below the other, and share their scores and masks.
     """
 
     mask: torch.Tensor

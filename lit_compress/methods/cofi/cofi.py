@@ -13,7 +13,7 @@ Stages: dense (the teacher) -> distil (the backbone learns from it) -> prune (ga
 Deviations:
     - Expectation and target are densities of the block matrices' weights, as everywhere here; CoFi's are sparsities,
       which turns the sign of lambda1. Biases are not counted.
-    - The distillation before pruning is a stage of its own, so AdamW and its schedule begin anew with the gates, as
+    - The distillation before pruning is a stage of its own, so AdamW and its schedule begin again with the gates, as
       in CoFi's program. With ``prune.init finetuned`` it is left out: the dense model itself is pruned.
     - A removed layer is never matched with a teacher layer (their program marks the wrong ones as removed); a layer
       exists while its attention or its feed-forward network does.
@@ -98,7 +98,7 @@ class MatchedStage(Stage):
 
     Attributes:
         distillation: weights of the loss terms; layers are compared if ``alpha_layers`` is above 0.
-        matching: the comparison of layers and its projection W; None where layers are not compared.
+        matching: the comparison of layers and its projection W; None if layers are not compared.
     """
 
     matching: MatchedLayers | None
@@ -138,7 +138,7 @@ class MatchedStage(Stage):
                 self.matching.load_state_dict(load_file(self._projection))
 
     def param_groups(self, net: PreTrainedModel) -> list[dict[str, Any]]:
-        """Train the projection beside the model; its gradients are not clipped, because it is not sharded."""
+        """Train the projection with the model; its gradients are not clipped, because it is not sharded."""
         groups = super().param_groups(net)
         if self.matching is None:
             return groups
@@ -243,7 +243,7 @@ class GatedPruning(MatchedStage, GatedStage):
             self.matching.shrink(z["hidden"][0] > 0)
 
     def finish(self, net: PreTrainedModel, folder: Path) -> None:
-        """Write the projection, from which the next stage goes on."""
+        """Write the projection, from which the next stage continues."""
         if self.matching is not None:
             from safetensors.torch import save_file
 

@@ -46,12 +46,12 @@ class CoFiDistillation(Distillation):
 
     @property
     def label_weight(self) -> float:
-        """Weight of the labels beside the teacher."""
+        """Weight of the labels; the rest is the teacher's."""
         return self.alpha_labels
 
 
 class MatchedLayers(nn.Module):
-    """The distance between four teacher layers and the student layers nearest to them, matched anew in every forward.
+    """The distance between four teacher layers and the student layers nearest to them, matched again in every forward.
 
     Attributes:
         projection: Linear with W [teacher width, student width], the identity at the start, and a bias.

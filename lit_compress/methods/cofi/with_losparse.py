@@ -11,7 +11,7 @@ networks and heads have gates (cofi.py); rows are pruned as in stages/rows.py.
 
 Choices where the paper is silent:
     - Only rows of open heads and sub-layers are ranked: rows of closed ones have no gradient, would be pruned first,
-      and the others would stay whole. The gates are read anew for the pruning, at most every ``interval`` steps. Rows
+      and the others would stay whole. The gates are read again for the pruning, at most every ``interval`` steps. Rows
       of closed heads and sub-layers are not pruned: they may open again.
     - At the end the number of rows is such that factors, after their slicing, and rows together meet the product.
     - The factors get 5 % of the matrices, so the rows 45 %; pruning of rows begins with the gates.
@@ -200,7 +200,7 @@ class OpenRows(RowSparsePruning):
     @torch.no_grad()
     def prune(self, step: int) -> None:
         """Zero the open rows with the lowest scores, as many as the schedule says; the host waits for nothing."""
-        if self._read is None:  # the stage goes on from a checkpoint
+        if self._read is None:  # the stage continues from a checkpoint
             self._read = self._known(on_cpu(self.open), self.columns.tolist())
         read, open_ = self._read, joined(self.open)
         scores = joined([whole(score) for score in self.scores]).masked_fill(~open_, -torch.inf)
@@ -294,7 +294,7 @@ class RowsAndGates(GatedPruning):
             self.rows.prune(step)
 
     def at_budget(self, step: int) -> bool:
-        """Say whether gates and rows both meet their budgets."""
+        """Return whether gates and rows both meet their budgets."""
         return super().at_budget(step) and self.rows.at_budget(step)
 
     def _open(self, step: int) -> dict[str, Tensor]:
@@ -305,7 +305,7 @@ class RowsAndGates(GatedPruning):
         }
 
     def _arrived(self, step: int) -> bool:
-        """Say whether the gates' target has reached its final value."""
+        """Return whether the gates' target has reached its final value."""
         return step >= self._warmup
 
 

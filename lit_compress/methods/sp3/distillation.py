@@ -44,7 +44,7 @@ class SP3Distillation(Distillation):
 
     @property
     def label_weight(self) -> float:
-        """Weight of the labels beside the teacher."""
+        """Weight of the labels; the rest is the teacher's."""
         return self.alpha_labels
 
     def logits_weight(self, kind: LossKind) -> float:

@@ -362,7 +362,7 @@ class ProjectedStage(GatedStage):
         return z
 
     def at_budget(self, step: int) -> bool:
-        """Say whether the model that is evaluated after ``step`` has the final density."""
+        """Return whether the model that is evaluated after ``step`` has the final density."""
         if step < max(self._warmup, self._start + 1):
             return False
         with torch.no_grad():

@@ -57,7 +57,7 @@ class ProjectionSpec:
         if stream.pre_norm and not stream.reader:
             raise UserError(
                 f"model.backbone: sp3 changes the basis of the last hidden states of {net.config.model_type}, for "
-                "which this task asks; nearest: a model whose norms stand after the sub-layers, or LPAF"
+                "which this task asks; nearest: a model whose norms are after the sub-layers, or LPAF"
             )
         valid: tuple[str, ...] = GATES if has_head_projections(net) else _ROTARY
         if stream.fixed:
@@ -77,7 +77,7 @@ class ProjectionSpec:
             )
         if self.norm != "rms" and stream.pre_norm:
             raise UserError(
-                f"prune.norm: {self.norm} is for norms after the residual sum, those of {net.config.model_type} stand "
+                f"prune.norm: {self.norm} is for norms after the residual sum, those of {net.config.model_type} are "
                 "before the sub-layers; valid: rms"
             )
         return stream

@@ -3,7 +3,7 @@
 fold.py multiplies them together afterwards; models/residual_stream.py says which norms and sub-layers there are.
 
 Norms after the residual sum (BERT, BART, ...) become pairs of projections with gates between (numerics/pca.py). Norms
-before the blocks (OPT, Llama, Qwen3) leave the stream as it is, so it is the stream that changes its basis, in the
+before the blocks (OPT, Llama, Qwen3) leave the stream unchanged, so it is the stream that changes its basis, in the
 weights around it: with U of the site a norm reads, R the removal of the mean where it is a LayerNorm,
 
     readers:     W diag(gamma) U,  b + W beta       writers:        U'^T R W,  U'^T R b

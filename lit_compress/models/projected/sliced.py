@@ -59,7 +59,7 @@ def sliced_block(
     The first block brings the tables of embeddings, the last one the Linear that reads the last hidden states.
 
     Args:
-        net: gives the values of the dense model, whose norms stand before the sub-layers.
+        net: gives the values of the dense model, whose norms are before the sub-layers.
         shapes: the dense model without values.
         number: of the block.
         axes: U [d, d] of the sites of this block and the next one, to whose first basis it writes.

@@ -223,7 +223,7 @@ def test_families_that_cannot():
     others = "hidden, qk, vo, heads, attention_layer, ffn_layer"
     reason = r"\(its first attention reads the embeddings without a norm\)"
     refused(f"prune.gates: modernbert has no {others} {reason}; it has neurons", "modernbert")
-    refused("prune.group: 2; the norms of bert stand after the sub-layers, valid is 1", form=ProjectionSpec(group=2))
+    refused("prune.group: 2; the norms of bert are after the sub-layers, valid is 1", form=ProjectionSpec(group=2))
     refused("prune.group: 0 is below 1", "opt", ProjectionSpec(group=0))
     refused("prune.group: 2 share bases .* have no gate; valid: 1", "opt", ProjectionSpec(("neurons",), group=2))
     refused("prune.norm: padded_layernorm .* valid: rms", "opt", ProjectionSpec(norm="padded_layernorm"))
