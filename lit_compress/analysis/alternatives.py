@@ -26,6 +26,7 @@ class Alternative:
         milliseconds: median of a forward of the smallest batch.
         texts: per second with the largest batch.
         steady: whether both times can be trusted.
+        far: whether integers change the results by more than is usual.
     """
 
     net: str
@@ -36,6 +37,7 @@ class Alternative:
     milliseconds: float
     texts: float
     steady: bool
+    far: bool
 
 
 def shapes_shown(result: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -61,7 +63,7 @@ def alternatives(result: dict[str, Any]) -> list[Alternative]:
         size = entry["bytes"] and entry["bytes"] / 1e6
         texts = 1000 * last["batch"] / many[key]["median"]
         steady = one[key]["steady"] and many[key]["steady"]
-        rows.append(Alternative(*key, entry["metric"], error, size, one[key]["median"], texts, steady))
+        rows.append(Alternative(*key, entry["metric"], error, size, one[key]["median"], texts, steady, entry["far"]))
     return rows
 
 
@@ -90,7 +92,7 @@ def alternatives_table(result: dict[str, Any]) -> Table:
               f"texts/s, {last['batch']} x {last['length']}", "front"]  # fmt: skip
     body = []
     for row in rows:
-        error = "" if row.error is None else f" ± {row.error:.4f}"
+        error = ("" if row.error is None else f" ± {row.error:.4f}") + "!" * row.far
         size = "" if row.megabytes is None else f"{row.megabytes:.1f}"
         marks = ", ".join(cost for cost in COSTS if row in best[cost])
         noisy = "" if row.steady else "?"

@@ -61,13 +61,14 @@ def times_table(result: SpeedResult) -> Table:
 def programs_table(result: SpeedResult) -> Table:
     """Return the table of the memory and time to load a model in a runtime, in a separate process."""
     at = f"{result['memory_shape']['batch']} x {result['memory_shape']['length']}"
-    header = ["runtime", "net", "MB", "ready after s", "first forward s", f"peak MiB, {at}"]
+    header = ["runtime", "net", "difference", "MB", "ready after s", "first forward s", f"peak MiB, {at}"]
     if result["device"] != "cpu":
         header.append("GPU MiB")
     body = []
     for entry in result["programs"]:
         size, fresh = entry["bytes"], entry["fresh"]
-        row = [entry["runtime"], entry["net"], "" if size is None else f"{size / 1e6:.1f}"]
+        difference = f"{entry['difference']:.0e}{'!' * entry['far']}"
+        row = [entry["runtime"], entry["net"], difference, "" if size is None else f"{size / 1e6:.1f}"]
         if fresh:
             row += [short(fresh["import_seconds"] + fresh["load_seconds"]), short(fresh["first_seconds"]),
                     f"{fresh['peak_mib']:,.0f}"]  # fmt: skip
@@ -75,6 +76,25 @@ def programs_table(result: SpeedResult) -> Table:
                 row.append("" if fresh["gpu_peak_mib"] is None else f"{fresh['gpu_peak_mib']:,.0f}")
         body.append(row)
     return screen_table(header, body, left=2, whole=2)
+
+
+def far_line(entry: dict[str, Any], programs: list[dict[str, Any]]) -> str:
+    """Return the warning on a program whose integers change the results by more than is usual.
+
+    >>> far_line({"net": "dense", "runtime": "onnx-int8", "difference": 0.412}, [])
+    '!: onnx-int8 of the dense model: its results differ from the float32 results by up to 41 % of the largest'
+    >>> programs = [{"net": "dense", "runtime": "onnx", "dtype": "float32", "metric": 0.872}]
+    >>> far_line({"net": "dense", "runtime": "onnx-int8", "difference": 0.412, "metric": 0.853}, programs)[-38:]
+    'largest; dev metric 0.8530, not 0.8720'
+    """
+    said = (
+        f"!: {entry['runtime']} of the {entry['net']} model: its results differ from the float32 results by up to "
+        f"{100 * entry['difference']:.0f} % of the largest"
+    )
+    if entry.get("metric") is None:
+        return said
+    full = [p["metric"] for p in programs if p["net"] == entry["net"] and p["dtype"] == "float32"]
+    return f"{said}; dev metric {entry['metric']:.4f}" + (f", not {full[0]:.4f}" if full else "")
 
 
 def speed_figure(result: SpeedResult) -> Figure:

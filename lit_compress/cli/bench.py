@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from lit_compress.analysis.alternatives import alternatives_figure, alternatives_table
-from lit_compress.analysis.speed import BUSY, is_busy, programs_table, speed_figure, times_table
+from lit_compress.analysis.speed import BUSY, far_line, is_busy, programs_table, speed_figure, times_table
 from lit_compress.cli.targets import Target, find_target
 from lit_compress.evaluation.evaluate import evaluate, interval_of
 from lit_compress.evaluation.metrics import higher_is_better
@@ -111,6 +111,14 @@ def bench_command(args: list[str], about: str | None) -> None:
         return training_feeds(data, "int8")
 
     def score(source: BenchedNet, run: Runner) -> dict[str, Any]:
+        try:
+            return scored(source, run)
+        except UserError:
+            if given.against:
+                raise
+            return {}  # without data there is no metric
+
+    def scored(source: BenchedNet, run: Runner) -> dict[str, Any]:
         data = target.parse(rest, "bench").build().data
         data.read_as(str(source.folder))
         check_head(f"bench: '{source.folder}'", source.net.config, data.record)
@@ -130,7 +138,7 @@ def bench_command(args: list[str], about: str | None) -> None:
     if given.against:
         task = target.parse(rest, "bench").build().data.record
         metric = {"name": task.metrics[0], "mode": "max" if higher_is_better(task) else "min"}
-    result = {"metric": metric, **bench(nets, settings, keep, texts, score if given.against else None)}
+    result = {"metric": metric, **bench(nets, settings, keep, texts, score, score_all=bool(given.against))}
     _show(result, output)
     if result["stopped"]:
         raise KeyboardInterrupt
@@ -208,6 +216,8 @@ def _show(result: dict[str, Any], output: Path) -> None:
         for entry in result["programs"]:
             if entry["failed"]:
                 print(f"{entry['runtime']} of the {entry['net']} model fails in a separate process: {entry['failed']}")
+            if entry["far"]:
+                print(far_line(entry, result["programs"]))
     if result["shapes"]:
         console.print(times_table(result))
         print(f"median (p10-p90) of up to {result['rounds']} forwards in turns; speed-ups are per round")

@@ -193,11 +193,16 @@ class OpenedProgram:
     run: Runner
     difference: float  # of its results from PyTorch's
 
+    @property
+    def far(self) -> bool:
+        """Whether integers change the results by more than is usual; the metric says what such a program is worth."""
+        return self.difference > self.runtime.tolerance
+
     def entry(self) -> dict[str, Any]:
         """Return what the result says of it."""
         return {
             "net": self.source.label, "runtime": self.runtime.name, "dtype": self.runtime.dtype,
-            "difference": self.difference, "bytes": _bytes(self.path) or None,
+            "difference": self.difference, "far": self.far, "bytes": _bytes(self.path) or None,
         }  # fmt: skip
 
 
@@ -214,6 +219,7 @@ def bench(
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
     texts: Texts | None = None,
     score: Score | None = None,
+    score_all: bool = False,
 ) -> dict[str, Any]:
     """Time nets in runtimes and return what was found.
 
@@ -223,6 +229,7 @@ def bench(
         keep: is called with the result after every shape. Ctrl-C ends the work with what there is (``stopped``).
         texts: as :class:`BenchedNet`; without it programs of int8 are timed only if a folder has them.
         score: function of a net and of a runtime's call that returns what the result says of its answers.
+        score_all: score every program; else those of nets that integers change by more than is usual.
 
     Raises:
         UserError: a folder cannot be loaded, or no runtime is left.
@@ -238,8 +245,10 @@ def bench(
             for length in sorted({*settings.lengths, *(length for _, length in settings.own)})
             if length > limit
         ]
-        programs = _opened(sources, settings, left_out, scored=score is not None)
-        scores = _scored(programs, score) if score else {}
+        programs = _opened(sources, settings, left_out)
+        changed = {program.source.label for program in programs if program.far}
+        judged = [program for program in programs if score_all or program.source.label in changed]
+        scores = _scored(judged, score) if score else {}
         result: dict[str, Any] = {
             "nets": {label: str(folder) for label, folder in nets.items()}, "own_lengths": dict(settings.own),
             "threads": settings.threads, "device": settings.device, "rounds": settings.rounds,
@@ -264,12 +273,10 @@ def bench(
     return result
 
 
-def _opened(
-    sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]], scored: bool
-) -> list[OpenedProgram]:
+def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]]) -> list[OpenedProgram]:
     """Load every net in every runtime that can have it and agrees with PyTorch; append the others to ``left_out``.
 
-    If programs are ``scored``, those of integers need not agree: their metric says what they are worth.
+    Programs of integers need not agree, if their results are finite.
     """
     opened = []
     for source in sources:
@@ -282,9 +289,10 @@ def _opened(
                 _check_installed(runtime)
                 path = source.file(runtime.reads)
                 run = eager if name == "eager" else runtime.load(path, source.setting)
-                difference = max(map(_difference, (source.at_tokens(run(probe), probe) for probe in probes), expected))
-                judged = scored and runtime.dtype != "float32"
-                if not (judged or difference <= runtime.tolerance):
+                results = [source.at_tokens(run(probe), probe) for probe in probes]
+                difference = float(np.max([*map(_difference, results, expected)]))  # max() would lose nan
+                integers = runtime.dtype != "float32" and np.isfinite(difference)
+                if not (integers or difference <= runtime.tolerance):
                     raise LookupError(
                         f"its results differ from PyTorch's by {difference:.1e}, more than {runtime.tolerance:.0e}"
                     )

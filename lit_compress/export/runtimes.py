@@ -53,7 +53,8 @@ class Runtime:
         load: makes a function of the loaded files; raises LookupError where the runtime does not run on the device.
         reads: the file that is loaded, of those that bench.py can write; None for the folder.
         dtype: of the products.
-        tolerance: by how much its results may differ from PyTorch's, relative above 1.
+        tolerance: by how much its results may differ from PyTorch's, relative above 1. A program of integers that
+            differs by more is marked, one of float32 is left out.
     """
 
     name: str

@@ -34,7 +34,8 @@ def made(seed=0, mode="max", lengths=(32, 128)):
         "metric": {"name": "accuracy", "mode": mode}, "own_lengths": {"median": 32},
         "programs": [
             {"net": net, "runtime": runtime, "bytes": draw.choice([None, 1_000_000, 2_000_000]),
-             "metric": draw.choice([0.7, 0.8, 0.9]), "interval": draw.choice([None, [0.6, 0.9]])}
+             "metric": draw.choice([0.7, 0.8, 0.9]), "interval": draw.choice([None, [0.6, 0.9]]),
+             "far": (net, runtime) == ("dense", "onnx-int8")}
             for net, runtime in keys
         ],
         "shapes": [
@@ -79,7 +80,8 @@ def test_a_row_has_what_was_measured():
 def test_table_and_figure_have_every_row():
     result, out = made(), io.StringIO()
     Console(file=out, width=200).print(alternatives_table(result))
-    assert out.getvalue().count("onnx-int8") == 4 and "texts/s, 32 x 32" in out.getvalue()
+    assert out.getvalue().count("onnx-int8") == 4 and out.getvalue().count("!") == 1
+    assert "texts/s, 32 x 32" in out.getvalue()
     panels = alternatives_figure(result).axes
     assert [axes.get_xlabel() for axes in panels] == ["ms, 1 x 32 tokens", "MB"]
     assert len(panels[0].containers) == 8

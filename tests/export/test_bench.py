@@ -57,6 +57,10 @@ def made_up(monkeypatch, name, change=lambda result: result, before=lambda input
     monkeypatch.setitem(RUNTIMES, name, Runtime(name, values.pop("packages", ("torch",)), load, **values))
 
 
+def nan_of_several(result):
+    return result * float("nan" if len(result) > 1 else 1)
+
+
 def test_a_dense_and_a_compressed_net():
     seen = []
     result = bench(NETS, replace(FEW, own=(("median", 11),)), lambda found: seen.append(len(found["shapes"])))
@@ -175,6 +179,31 @@ def test_what_differs_or_is_not_there_is_not_timed(monkeypatch):
     ]
     with pytest.raises(UserError, match="no runtime is left; absent: not installed; pip install no_such_package"):
         bench(NETS, replace(FEW, runtimes=("absent",)))
+
+
+def test_a_program_of_integers_that_is_far_off_is_shown_and_marked(monkeypatch):
+    """The dense int8 program of MiniLM is off by more than a quarter of its largest result, and answers as well."""
+    made_up(monkeypatch, "int8", lambda result: result + 3, dtype="int8", tolerance=0.25)
+    made_up(monkeypatch, "int8, near", lambda result: result + 0.01, dtype="int8", tolerance=0.25)
+    made_up(monkeypatch, "int8, broken", nan_of_several, dtype="int8", tolerance=0.25)
+    few, scored = replace(FEW, batches=(1,), runtimes=("eager", "int8, near", "int8, broken")), []
+
+    def score(source, run):
+        scored.append(source.label)
+        return {"metric": 0.5, "interval": None}
+
+    result = bench(NETS, few, score=score)
+    assert [entry["far"] for entry in result["programs"]] == [False] * 4 and not scored
+    assert [left["what"] for left in result["left_out"]] == [
+        "int8, broken of the dense net", "int8, broken of the compressed net"
+    ]  # fmt: skip
+    result = bench({"compressed": NETS["dense"]}, replace(few, runtimes=("eager", "int8")), score=score)
+    eager, small = result["programs"]
+    assert (eager["far"], small["far"]) == (False, True) and small["difference"] > 0.25
+    assert eager["metric"] == small["metric"] == 0.5 and len(scored) == 2 and not result["left_out"]
+    assert len(result["shapes"][0]["times"]) == 2
+    result = bench({"compressed": NETS["dense"]}, replace(few, runtimes=("eager",)), score=score, score_all=True)
+    assert result["programs"][0]["metric"] == 0.5
 
 
 def test_ctrl_c_keeps_what_is_measured(monkeypatch):
