@@ -209,6 +209,15 @@ def final_metric(report: dict[str, Any]) -> float:
     return float((report.get("program") or {}).get("metric", report["compressed"]["metric"]))
 
 
+def of_program(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the report with the metric, its interval and the bytes of the program of integers, if there is one."""
+    if "metric" not in (made := report.get("program") or {}):
+        return report
+    small = report["compressed"] | {key: made[key] for key in ("metric", "interval", "bytes")}
+    ratios = {key: small[key] / report["dense"][key] if report["dense"][key] else None for key in ("metric", "bytes")}
+    return report | {"compressed": small, "ratios": report["ratios"] | ratios}
+
+
 def points_lost(report: dict[str, Any]) -> float:
     """Return by how many points the export is worse than the dense model; below 0 it is better.
 

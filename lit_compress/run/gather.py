@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_compress.evaluation.claims import Claim, ClaimedResult, Value, evaluate_claims
 from lit_compress.evaluation.intervals import FRACTIONS, standard_error
+from lit_compress.export.report import final_metric, of_program
 from lit_compress.run.comparison import Cell, Job
 from lit_compress.run.details import ANSWERS
 from lit_compress.run.workers import Layout, is_running
@@ -43,7 +44,7 @@ def gather(
         entry = _cell(place, cell)
         entries.append(entry)
         if entry["status"] == "done":
-            report = _read(place.out / entry["run"] / "report.json")
+            report = of_program(_read(place.out / entry["run"] / "report.json"))
             metric = report["metric"]
             results.append(ClaimedResult(cell.label, cell.budget, cell.seed, scores(report, place.out / entry["run"])))
     less = metric.get("mode") == "min"
@@ -117,8 +118,10 @@ def _read(path: Path) -> Any:
 def scores(report: dict[str, Any], folder: Path) -> dict[str, Value]:
     """Return the scores of a run that claims may name; ``folder`` is the run's."""
     compressed, dense, ratios = report["compressed"], report["dense"], report["ratios"]
+    integers = "dtype" in (report.get("program") or {})  # the kept answers are those of the model in float32
+    rows = None if integers else partial(_rows, report, folder, "compressed")
     values = {
-        "metric": Value(compressed["metric"], _error(compressed), partial(_rows, report, folder, "compressed")),
+        "metric": Value(compressed["metric"], _error(compressed), rows),
         "dense": Value(dense["metric"], _error(dense), partial(_rows, report, folder, "dense")),
         "one": Value(1.0, 0.0),
         "density": Value(compressed["density"], 0.0),
@@ -174,9 +177,7 @@ def table(comparison: dict[str, Any], place: Layout) -> Table:
 
 def _shown(cells: Sequence[dict[str, Any]], place: Layout) -> str:
     values = [
-        _read(place.out / cell["run"] / "report.json")["compressed"]["metric"]
-        for cell in cells
-        if cell["status"] == "done"
+        final_metric(_read(place.out / cell["run"] / "report.json")) for cell in cells if cell["status"] == "done"
     ]
     left = {status: sum(cell["status"] == status for cell in cells) for status in ("failed", "running", "missing")}
     rest = ", ".join(f"{count} {status}" for status, count in left.items() if count)

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from lit_compress.analysis.pareto import costs_of, mean_costs
+from lit_compress.export.report import of_program
 from lit_compress.run.folder import flatten
 from lit_compress.utils.errors import UserError
 
@@ -151,7 +152,7 @@ def read_json(path: Path) -> Any:
 
 
 def _result(folder: Path, name: str) -> RunResult:
-    report, stages = read_report(folder), read_json(folder / "stages.json") or []
+    report, stages = _final(folder), read_json(folder / "stages.json") or []
     config = (report or {}).get("config") or _config(folder)
     method = (report or {}).get("method") or _init(config)[0] or "?"
     status = "done" if report else "running"
@@ -165,6 +166,12 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     report = read_json(folder / "report.json")
     fits = isinstance(report, dict) and isinstance(report.get("metric"), dict)
     return report if fits and {"task", "dense", "compressed", "stages"} <= report.keys() else None
+
+
+def _final(folder: Path) -> dict[str, Any] | None:
+    """Return the report of what a run or an export is for: of its program of integers, if it has one."""
+    report = read_report(folder)
+    return report and of_program(report)
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -233,7 +240,7 @@ def _comparison(folder: Path) -> Results:
     runs = []
     for cell in comparison["cells"]:
         place = folder / cell["run"] if cell.get("run") else None
-        report = read_report(place) if place else None
+        report = _final(place) if place else None
         status = cell.get("status") or "missing"
         status = "missing" if status == "done" and report is None else status
         runs.append(

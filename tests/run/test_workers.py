@@ -9,6 +9,7 @@ import time
 import pytest
 
 from lit_compress.evaluation.claims import read_claims
+from lit_compress.export.report import of_program
 from lit_compress.run import workers
 from lit_compress.run.comparison import RUNS, TEACHER, Cell, Job
 from lit_compress.run.gather import gather, scores
@@ -140,6 +141,22 @@ def test_rows_are_right_or_wrong_where_the_metric_is_their_mean(tmp_path):
         (tmp_path / "answers.jsonl").write_text(broken)
         os.utime(tmp_path / "answers.jsonl", ns=(1, len(broken)))
         assert scores(report, tmp_path)["metric"].rows() is None
+
+
+def test_a_run_whose_export_is_a_program_of_integers_counts_as_that_program(tmp_path):
+    """Metric, interval and bytes are the program's; the answers that were kept are not."""
+    nets = {"metric": 0.75, "density": 1, "interval": [0.6, 0.9], "bytes": 40}
+    lines = ['{"given": 1, "dense": 1, "compressed": 1}', '{"given": 1, "dense": 0, "compressed": 0}']
+    report = {"compressed": nets, "dense": nets, "metric": {"name": "accuracy", "rows": 4},
+              "ratios": {"flops": 1, "params": {"total": 1}, "bytes": 1, "metric": 1}}  # fmt: skip
+    assert of_program(report) is report and of_program(report | {"program": {"file": "model.onnx"}})["program"]
+    made = {"dtype": "int8", "metric": 0.5, "interval": [0.3, 0.7], "bytes": 10}
+    small = of_program(report | {"program": made})
+    assert small["compressed"] == nets | {"metric": 0.5, "interval": [0.3, 0.7], "bytes": 10} and small["dense"] == nets
+    (tmp_path / "answers.jsonl").write_text("\n".join(lines * 2))
+    values = scores(small, tmp_path)
+    assert (values["metric"].value, values["fewer_bytes"].value, values["metric"].rows) == (0.5, 4, None)
+    assert values["metric"].error == pytest.approx(0.2 / 1.96, rel=1e-3)
 
 
 def test_a_run_of_other_options_is_refused(place):
