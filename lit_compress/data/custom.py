@@ -125,7 +125,7 @@ def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
             first = first or (kind, where)
             if kind is not first[0]:
                 raise UserError(
-                    f"{where}: label {value!r:.60} is {kind.__name__}, but the label of row 1 is {first[0].__name__};  "
+                    f"{where}: label {value!r:.60} is {kind.__name__}, but the label of row 1 is {first[0].__name__}; "
                     "write all in one way"
                 )
             values.setdefault(name, number)

@@ -58,7 +58,7 @@ def test_lengths_are_those_of_the_task(run, tmp_path, capsys):
     rows = [{"sentence": " ".join(["film"] * n)} for n in (1, 2, 3, 4, 17)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     main(["bench", str(tmp_path / "export"), *FEW, "--length", "8", "--data.path", str(tmp_path / "texts.jsonl")])
-    assert "longest length are those of 5 of 5 rows of split all" in capsys.readouterr().err
+    assert "longest length are from 5 of 5 rows of split all" in capsys.readouterr().err
     result = found(tmp_path / "export")
     assert result["own_lengths"] == {"median": 5, "longest": 19}  # with [CLS] and [SEP]
     assert [s["length"] for s in result["shapes"]] == [5, 8, 19]

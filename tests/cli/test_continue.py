@@ -104,7 +104,7 @@ def test_a_changed_length_is_refused(run, stopped, capsys, short_run, tmp_path, 
         with pytest.raises(RuntimeError, match="stopped"):
             main([*args, "--ckpt_path", "last"])
     line = fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))
-    assert "begun with 26 optimizer steps, this config makes 14" in line
+    assert "began with 26 optimizer steps, this config makes 14" in line
     lines[0] = lines[0].replace("a film", "dull film").replace('"sentence": "', '"sentence": "very ')
     (data / "train.jsonl").write_text("\n".join(lines) + "\n")  # as many rows, another text
     line = fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))

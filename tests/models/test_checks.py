@@ -79,7 +79,7 @@ def test_a_saved_net_is_checked_alike(tmp_path):
     with pytest.raises(UserError, match=r"query.weight' has values that are not finite"):
         load_saved(tmp_path)
     change(tmp_path, **{SITE: None})
-    with pytest.raises(UserError, match=r"cannot load a net.*Missing key.*query.weight"):
+    with pytest.raises(UserError, match=r"cannot load a model.*Missing key.*query.weight"):
         load_saved(tmp_path)
 
 
