@@ -35,8 +35,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "precision": {"default": "bf16-mixed", "help": "Lightning's precision"},
     "device": {"help": "device to measure on"},
     "tasks": {"nargs": "+", "help": "run only these tasks"},
-    "shapes": {"nargs": "+", "help": "measure only nets of these shapes"},
-    "only": {"nargs": "+", "help": "run only these parts, methods or nets"},
+    "shapes": {"nargs": "+", "help": "measure only models of these shapes"},
+    "only": {"nargs": "+", "help": "run only these parts, methods or models"},
     "seeds": {"nargs": "+", "type": int, "help": "run only these seeds"},
     "examples": {"type": int, "help": "number of training examples, to try the script (default: the study's)"},
     "epochs": {"type": int, "help": "epochs of compression, to try the script (default: the study's)"},
@@ -129,7 +129,7 @@ def shared(
 
 
 def dense_net(options: Any, name: str, *words: object, epochs: int, rate: float) -> Path:
-    """Return the folder of the fine-tuned net ``dense-NAME`` in ``--teachers``; if it is missing, run ``fit WORDS``."""
+    """Return the folder of the fine-tuned model ``dense-NAME`` in ``--teachers``; else run ``fit WORDS``."""
     run = (options.teachers or options.work) / f"dense-{name}"
     net = run / "dense" / "net"
     if options.list == "all" or not net.exists():  # density 1: nothing is factorized; only the dense stage is used
@@ -173,7 +173,7 @@ def fit(
         options: options of the script.
         name: name of the result.
         words: options of ``fit``.
-        teacher: function that returns the folder of the dense net; called only if the run is made.
+        teacher: function that returns the folder of the dense model; called only if the run is made.
         more: function of the run's folder that returns further values of the result.
 
     Returns:
@@ -214,7 +214,7 @@ def hold_out(options: Any, rows: int, seed: int = 0) -> tuple[Path, Path]:
 
 
 def metrics_on(run: Path, data: Path, threads: int, *words: object) -> dict[str, float]:
-    """Return the metrics of a run's export, or of a net, on the validation split of ``data``; ``words`` are options."""
+    """Return the metrics of a run's export, or of a model, on ``data``'s validation split; ``words`` are options."""
     line = [sys.executable, "-m", "lit_compress", "validate", str(run), "--data.path", str(data), *map(str, words)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     output = subprocess.run(line, env=environment, check=True, capture_output=True, text=True).stdout

@@ -1,6 +1,6 @@
 """Write the numbers and tables of a Markdown page from stored results.
 
-A comment behind a number names its source, and ``python -m benchmarks.tables`` writes the number anew, with as many
+A comment behind a number names its source, and ``python -m benchmarks.tables`` writes the number again, with as many
 decimals as it has::
 
     84.5<!--fwsvd/retrain-sst2-none-in-*-->
@@ -31,7 +31,7 @@ OF_SEVERAL: dict[str, Callable[[list[float]], float]] = {"": mean, "min": min, "
 
 
 def filled(page: str) -> str:
-    """Return a page with its numbers and tables written anew.
+    """Return a page with its numbers and tables written again.
 
     Raises:
         ValueError: a name leads to no result, or to no number in it.

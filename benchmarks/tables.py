@@ -38,7 +38,7 @@ all its tasks; other methods and {others}: [the comparison](comparison/README.md
 SINGLE = """## Other densities: MiniLM-L6-H384 on SST-2, from the single studies
 
 A cell has density of the file: CPU speed-up (one text, one thread), dev accuracy in %, of the run nearest to the column; dense: {dense}. A standard
-error is 1.2 points; one seed. Compare within a study: updates, batches and examples differ. \\* zeros are stored: 1x.
+error is 1.2 points; one seed. Compare within a study: steps, batches and examples differ. \\* zeros are stored: 1x.
 
 {methods}"""
 
@@ -74,7 +74,7 @@ def shown(cell: Cell) -> str:
 
 
 def speedups(cell: Cell) -> list[float]:
-    """Return the speed-up, time of the dense net / of the export, of every run."""
+    """Return the speed-up, time of the dense model / of the export, of every run."""
     return [run["ratios"]["speedup"] for run in cell.runs]
 
 
@@ -100,7 +100,7 @@ def methods() -> str:
             what = " x ".join(", ".join(map(str, numbers)) for numbers in (made, sizes) if numbers)
             star = "\\*" * any(run["ratios"]["params"]["sites"] == 1 for cell in own for run in cell.runs)
             rows.append([method + star, what, *row, f"[{study}](../{study}/README.md)"])
-    header = ["method", "updates after the teacher x batch", *(f"{density:.2f}" for density in DENSITIES), "study"]
+    header = ["method", "steps after the teacher x batch", *(f"{density:.2f}" for density in DENSITIES), "study"]
     return table(header, rows)
 
 

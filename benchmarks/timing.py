@@ -1,4 +1,4 @@
-"""What the scripts share that measure time and memory: random nets and batches, ratios, processes of their own."""
+"""What the scripts share that measure time and memory: random models and batches, ratios, processes of their own."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def random_bert(shape: str = BERT_BASE, **settings: Any) -> Any:
 
 
 def make_folder(shape: str, folder: Path, **settings: Any) -> None:
-    """Write a random net with a random row importance, as a pruning stage would leave it."""
+    """Write a random model with a random row importance, as a pruning stage would leave it."""
     from safetensors.torch import save_file
 
     net = random_bert(shape, **settings)

@@ -94,7 +94,7 @@ def runs_of_words(text: str, length: int = 8) -> set[tuple[str, ...]]:
 
 
 def prepare(options: Any) -> tuple[Path, Path]:
-    """Write the texts, and a random Llama with a tokenizer; return their folders in ``--work``, the net's first."""
+    """Write the texts, and a random Llama with a tokenizer; return their folders in ``--work``, the model's first."""
     backbone, texts = options.work / "backbone", options.work / "data"
     if options.list or (backbone / "config.json").is_file():
         return backbone, texts

@@ -11,13 +11,13 @@ from benchmarks.common import file_density, load, origin, percent, table
 
 STUDY = "architectures"
 TITLE = "BART, T5, OPT and Llama: the whole pipeline"
-ABOUT = "Small random nets of every other architecture through data, fit, export and `generate` on real text."
+ABOUT = "Small random models of every other architecture through data, fit, export and `generate` on real text."
 
 HEAD = """## BART, T5, OPT and Llama: the whole pipeline on real text
 
-Small random nets (2 layers, width 128, 4 heads; Llama with 2 heads of keys, T5 gated) with tokenizers trained on the
+Small random models (2 layers, width 128, 4 heads; Llama with 2 heads of keys, T5 gated) with tokenizers trained on the
 same texts. The table shows that data, fit, export and `generate` work on every architecture and that budgets hold, not
-how good a method is: after 26 updates most nets end a text at once. XSum: 200 texts of its training split and 24 of its
+how good a method is: after 26 steps most models end a text at once. XSum: 200 texts of its training split and 24 of its
 test split; CNN/DailyMail: 200 of validation (no training rows were at hand) and 24 of test; plain text: 150,000 letters
 of tiny Shakespeare; wikitext-2: 150,000 letters of its validation split to train on; 30,000 letters for the metric.
 ROUGE x 100 of summaries with 2 beams and at most 32 tokens; perplexity per token of own vocabularies, so not comparable
@@ -50,20 +50,20 @@ NAMES = {
 
 DECODER = """## Perplexity of the first third of WikiText-2's test split
 
-The net: 4 blocks, 256 wide, 8 heads, 5.0 million parameters of which {sites:,} are in the blocks, 8,000 pieces, trained here from
+The model: 4 blocks, 256 wide, 8 heads, 5.0 million parameters of which {sites:,} are in the blocks, 8,000 pieces, trained here from
 nothing on 2.6 million pieces (twice), since neither weights of a decoder nor WikiText-2's training split were at hand. Dense it has a perplexity of
 {dense:.1f} by piece, {word:.0f} by word: numbers compare within this table only. Below: by piece. Density is asked of the blocks' matrices.
 """
 PARTS = {
     "-0": "### Without training\n",
-    "": "### After 100 updates\n\nBatches of 16 blocks of 256 pieces, rate 3e-4, alpha 0.5 of the dense net's logits. One seed.\n",
+    "": "### After 100 steps\n\nBatches of 16 blocks of 256 pieces, rate 3e-4, alpha 0.5 of the dense model's logits. One seed.\n",
 }
 
 PUBLISHED = """### Published, on WikiText-2
 
-Nets of 7 billion parameters, without training; the papers remove at most 30 % of the weights.
+Models of 7 billion parameters, without training; the papers remove at most 30 % of the weights.
 """
-# method, net, share of the weights that goes, dense perplexity and after: SliceGPT's Table 1, LLM-Pruner's Table 1
+# method, model, share of the weights that goes, dense perplexity and after: SliceGPT's Table 1, LLM-Pruner's Table 1
 PAPERS = [
     ("SliceGPT", "Llama-2 7B", 0.2, 5.47, 6.64),
     ("SliceGPT", "Llama-2 7B", 0.25, 5.47, 7.24),
@@ -91,13 +91,13 @@ def sections() -> list[str]:
             f"{r['ratios']['speedup']:.2f}", f"{r['export_difference']:.0e}",
             "same" if r["cache_equal"] else "DIFFERS",
         ])  # fmt: skip
-    header = ["net", "task", "method", "dense", "compressed", "density %", "parameters %", "FLOPs %", "CPU speed-up",
+    header = ["model", "task", "method", "dense", "compressed", "density %", "parameters %", "FLOPs %", "CPU speed-up",
               "elsewhere", "cache"]  # fmt: skip
     return [HEAD, table(header, rows), origin(results[0], STUDY, 1), *decoders()]
 
 
 def by_word(result: dict[str, Any]) -> float:
-    """Return the dense net's perplexity by word, from that by piece: the loss of all pieces, shared by the words."""
+    """Return the dense model's perplexity by word, from that by piece: the loss of all pieces, shared by the words."""
     return exp(log(result["dense"]["metric"]) * result["pieces"] / result["words"])
 
 
@@ -127,14 +127,14 @@ def decoders() -> Iterator[str]:
     yield origin(some, SCRIPT, 1)
     yield PUBLISHED
     yield table(
-        ["method", "net", "goes", "dense", "after", "times the dense"],
+        ["method", "model", "goes", "dense", "after", "times the dense"],
         [[method, net, f"{goes:.0%}", f"{dense:g}", f"{after:g}", f"{after / dense:.2f}"]
          for method, net, goes, dense, after in PAPERS],
     )  # fmt: skip
 
 
 def asked(result: dict[str, Any]) -> float:
-    """Return the density in whose column a result stands; whole blocks stand in the nearest."""
+    """Return the density in whose column a result is; whole blocks are in the nearest."""
     target: float = result["target"]
     if result["cell"] != "theseus":
         return target

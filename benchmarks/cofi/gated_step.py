@@ -1,4 +1,4 @@
-"""Time of a gated training step against the same step of the dense net, both with CoFi's distillation, interleaved.
+"""Time of a gated training step against the same step of the dense model, both with CoFi's distillation, interleaved.
 
     python -m benchmarks.cofi.gated_step [--threads 1] [--rounds 6] [--precision bf16] [--shapes minilm-l6-h384]
 
@@ -35,7 +35,7 @@ class Alone(CoFi):
 
 
 def step_of(name: str, folder: Path, precision: str, device: str) -> Callable[[], float]:
-    """Return a function that makes one step of a stage of CoFi on the net in ``folder`` and returns its seconds."""
+    """Return a function that makes one step of a stage of CoFi on the model in ``folder`` and returns its seconds."""
     method = Alone(backbone="unused", density=0.4, prune=CoFiPruning(init="finetuned"))
     stage = next(s for s in method.stages() if s.name == name)
     method.prepare(stage, 0, folder, folder)

@@ -1,4 +1,4 @@
-"""The tables of CoFi: metric and speed beside those of ITP and LoSparse, and the paper's claims."""
+"""The tables of CoFi: metric and speed compared with those of ITP and LoSparse, and the paper's claims."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from benchmarks.common import Cell, file_density, held, load, origin, percent, s
 
 STUDY = "cofi"
 REPLACED = '--config compare_mrpc.yaml --methods CoFi "CoFi x LoSparse" LoSparse ITP --budgets 0.4 0.2 0.1'
-TITLE = "CoFi beside ITP and LoSparse"
-ABOUT = "CoFi and LoSparse inside CoFi beside ITP and LoSparse on SST-2 and MRPC at 0.40, 0.20 and 0.10: metric, size, speed-up; the time of a gated step."
+TITLE = "CoFi compared with ITP and LoSparse"
+ABOUT = "CoFi and LoSparse inside CoFi compared with ITP and LoSparse on SST-2 and MRPC at 0.40, 0.20 and 0.10: metric, size, speed-up; the time of a gated step."
 
 METHODS = {"CoFi": "CoFi", "CoFiLoSparse": "CoFi x LoSparse", "ITP": "ITP", "LoSparse": "LoSparse"}
 GATE_RATES = ("gate_learning_rate", "multiplier_learning_rate")
 FIRST = "0.3 / 0.03"  # pair of rates
-HEAD = """## CoFi beside ITP and LoSparse: MiniLM-L6-H384
+HEAD = """## CoFi compared with ITP and LoSparse: MiniLM-L6-H384
 
-Dev accuracy in %, one seed; same teacher, examples and number of updates after it for all (`updates`: of all stages),
-all start from the fine-tuned net. `in the file`: density of the exported file, in which merged matrices (above 70 % of
+Dev accuracy in %, one seed; same teacher, examples and number of steps after it for all (`steps`: of all stages),
+all start from the fine-tuned model. `in the file`: density of the exported file, in which merged matrices (above 70 % of
 their parameters) count whole.
 CoFi learns from the teacher as in its paper (hidden states 0.9, logits 0.1, no labels), ITP and LoSparse from its
 logits and from the labels, half each; `their loss` is CoFi with this loss. Speed-up: dense / export, CPU, one thread,
 batch 32 and batch 1, at the task's length. FLOPs: dense / export. `rates`: learning rates of gates / multipliers.
-`cut`: after the closed parts were removed, before the pruned net is retrained; ITP and LoSparse have no such stage.
+`cut`: after the closed parts were removed, before the pruned model is retrained; ITP and LoSparse have no such stage.
 """
 # Li et al. 2023, Table 7, BERT-base at 10 %: dense, CoFi, CoFi x LoSparse
 PAPER = {"sst2": (92.43, 90.60, 91.51), "mrpc": (87.74, 84.07, 85.54)}
@@ -74,7 +74,7 @@ def comparison() -> list[str]:
         "density",
         "method",
         "rates",
-        "updates",
+        "steps",
         "in the file",
         "cut",
         "end",
@@ -132,5 +132,5 @@ def steps() -> list[str]:
     results = load("cofi/gated_step")
     rows = [[result["file"], spread(result["ratio"]), held(result["ratio"]["median"] <= 1.15)] for result in results]
     header = ["shape, device, precision", "gated / dense", "at most 1.15"]
-    return ["Time of a training step with gates / the same step of the dense net, both with CoFi's distillation:\n",
+    return ["Time of a training step with gates / the same step of the dense model, both with CoFi's distillation:\n",
             table(header, rows), origin(results[0], "cofi/gated_step", 1)] if results else []  # fmt: skip

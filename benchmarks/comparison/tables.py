@@ -10,18 +10,18 @@ from benchmarks.common import comparison, file_density, load, origin, percent, t
 
 STUDY = "comparison"
 TITLE = "All methods by one command"
-ABOUT = "`compare` on SST-2, STS-B and MRPC: one teacher trained to its end, as many updates for every method, one learning rate, the best epoch chosen on held-out rows."
+ABOUT = "`compare` on SST-2, STS-B and MRPC: one teacher trained to its end, as many steps for every method, one learning rate, the best epoch chosen on held-out rows."
 NAMES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC"}
 SCORES = {
     "accuracy": "accuracy",
     "pearson_spearman": "mean of Pearson's and Spearman's correlation",
 }
 
-HEAD = """## {task} with MiniLM-L6-H384: a teacher of {epochs} epochs on all rows, {updates:,} updates after it
+HEAD = """## {task} with MiniLM-L6-H384: a teacher of {epochs} epochs on all rows, {updates:,} steps after it
 
 {fairness}
 Learning rates: {rates}; seeds: {seeds}. In %: {metric}, on the dev set ({rows:,} rows, a standard error {error}) / on the held-out
-rows; the dense net has {dense}. Of dense: dev. Steps and minutes: all stages after the teacher, on a shared machine.
+rows; the dense model has {dense}. Of dense: dev. Steps and minutes: all stages after the teacher, on a shared machine.
 """  # fmt: skip
 
 MISSING = "Not run at {budget}: {labels}.\n"

@@ -1,9 +1,9 @@
-"""Every method in bf16-mixed on this machine's accelerator beside its CPU, and three methods in time and memory.
+"""Every method in bf16-mixed on this machine's accelerator next to its CPU, and three methods in time and memory.
 
     python -m benchmarks.device.accelerator [--device cuda] [--only contract steps]
 
 ``contract``: a short fit of every method, as in run.py: in float32 and in bf16-mixed on the CPU, in bf16-mixed on the
-accelerator. Its net and export answer as those of the CPU do, up to what 16 bits change on the CPU alone. ``steps``:
+accelerator. Its model and export answer as those of the CPU do, up to what 16 bits change on the CPU alone. ``steps``:
 LPAF, SecondOrder and SP3 on a BERT-base with random weights, 200 steps in every stage: seconds and peak memory.
 Without an accelerator it prints one line and exits with 2.
 Writes benchmarks/device/results/accelerator/<part>-<method>.json.
@@ -62,7 +62,7 @@ def fit(
 
 
 def logits(net: Path, inputs: Path) -> Any:
-    """Return the logits of a net for the dev texts, on the CPU."""
+    """Return the logits of a model for the dev texts, on the CPU."""
     from transformers import AutoTokenizer
 
     from lit_compress.models.storage import load_net

@@ -32,7 +32,7 @@ class Matmuls(Callback):
     """Write {dtype: products} of the steps of a stage to its folder, as FILE."""
 
     def on_train_start(self, *_: Any) -> None:
-        """Begin anew: every stage has its own fit."""
+        """Begin again: every stage has its own fit."""
         self._products = _Products()
 
     def on_train_batch_start(self, *_: Any) -> None:

@@ -47,7 +47,7 @@ def accelerator() -> list[str]:
         [result["method"], row["name"], str(row["steps"]), f"{row['seconds']:.1f}", f"{row['gpu_peak_mib']:.0f}"]
         for result in made["steps"] for row in result["rows"]
     ]  # fmt: skip
-    head = ["method", "net", "largest logit", "device - CPU, both bf16", "CPU: bf16 - float32", "matrix products"]
+    head = ["method", "model", "largest logit", "device - CPU, both bf16", "CPU: bf16 - float32", "matrix products"]
     return [
         ACCELERATOR, table(head, equal),
         table(["method", "stage", "steps", "seconds", "peak memory so far, MiB"], times),

@@ -7,7 +7,7 @@ texts of 1,024 training pairs of STS-B, without their scores; ``passages`` is K-
 SQuAD's training split and their paragraphs instead. The export is scored by Spearman's correlation on the dev
 pairs, and by retrieval: each of 500 questions of SQuAD's dev set looks for its paragraph among the 500.
 
-``vectors`` is a run of ``fit`` after the factorization: one epoch, 320 updates, on 10,240 texts without any label, half
+``vectors`` is a run of ``fit`` after the factorization: one epoch, 320 steps, on 10,240 texts without any label, half
 of them sentences of STS-B, half questions and paragraphs of SQuAD; the dense model's vectors are what is learned.
 
 Writes benchmarks/embedding/results/<cell>-<density>.json (the export's report.json, ``retrieval`` of export and model,
@@ -102,7 +102,7 @@ def train(options: Any, density: float) -> None:
 
 
 def retrieval(options: Any, net: Path) -> dict[str, float]:
-    """Return the scores of a net on :func:`asked`."""
+    """Return the scores of a model on :func:`asked`."""
     words = ["--data.task", "custom", "--data.custom.kind", "embedding", "--data.custom.text", "[query,document]"]
     return common.metrics_on(net, asked(options), options.threads, *words, "--data.max_length", 256)
 

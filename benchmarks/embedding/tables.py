@@ -9,12 +9,12 @@ from benchmarks.common import file_density, load, origin, percent, table
 
 STUDY = "embedding"
 TITLE = "Sentence embeddings without labels"
-ABOUT = "all-MiniLM-L6-v2 factorized at 0.5 to 0.10 on texts alone, K-FAC beside plain SVD; trained on texts alone."
+ABOUT = "all-MiniLM-L6-v2 factorized at 0.5 to 0.10 on texts alone, K-FAC next to plain SVD; trained on texts alone."
 NAMES = {"kfac": "K-FAC", "passages": "K-FAC, on paragraphs", "none": "plain SVD"}
 
 HEAD = """## What is left of a sentence model right after `factorize`
 
-Spearman's correlation x 100 on the dev pairs of STS-B ({rows} pairs; the standard error of each value beside it); retrieval: 500 questions of
+Spearman's correlation x 100 on the dev pairs of STS-B ({rows} pairs; the standard error of each value next to it); retrieval: 500 questions of
 SQuAD's dev set look for their paragraphs among these (a standard error is 1.5). The dense model has {dense}; nDCG@10 {ndcg}, recall@10 {recall}. Calibrated on the texts of
 1,024 training pairs; no score is read, nothing is trained. `added`: 1 - cosine to the dense vectors, both texts of
 a pair summed, mean over pairs; estimated and measured. *On paragraphs*: calibrated on 1,024 questions of SQuAD's training split and
@@ -24,7 +24,7 @@ their paragraphs.
 
 TRAINED = """## After training on texts alone
 
-The factorized model after 320 updates on 10,240 texts without labels, sentences of STS-B, questions and paragraphs of SQuAD, whose dense
+The factorized model after 320 steps on 10,240 texts without labels, sentences of STS-B, questions and paragraphs of SQuAD, whose dense
 vectors it learns; the calibration is on the same texts.
 """
 

@@ -30,7 +30,7 @@ GOALS = {"fisher / step": 1.2, "loop / fisher": 5.0, "memory": 1.2}
 
 
 def steps_of(options: argparse.Namespace, shape: str) -> dict[str, Callable[[], Any]]:
-    """Return what is compared, on one random net and batch."""
+    """Return what is compared, on one random model and batch."""
     net = timing.random_bert(shape).to(options.device)
     sites = [site.name for site in find_sites(net)]
     weights = [net.get_submodule(name).weight for name in sites]

@@ -16,7 +16,7 @@ from benchmarks import common
 
 STUDY = "fwsvd"
 WEIGHTINGS = ("none", "fisher-in", "fisher-out", "fisher-both")
-# Fine-tuning as long as each set needs on this model: epochs of the dense net, epochs after factorization, examples.
+# Fine-tuning as long as each set needs on this model: epochs of the dense model, epochs after factorization, examples.
 TASKS = {"mrpc": (5, 2, None), "stsb": (3, 2, 3000), "cola": (4, 2, 4000), "sst2": (2, 1, 8000)}
 DENSE_RATE, RETRAIN_RATE, DENSE_EXAMPLES = 1e-4, 5e-5, {"sst2": 16000}
 SEEDS = (1, 2, 3)
@@ -24,13 +24,13 @@ ELEMENT_RATIOS = {"mrpc": (0.1, 0.2, 0.3, 0.5)}  # every ratio is solved by itse
 
 
 def dense(options: Any, task: str) -> Path:
-    """Return the fine-tuned net of a task."""
+    """Return the fine-tuned model of a task."""
     words = common.shared(options, task, options.data / task, DENSE_EXAMPLES.get(task))
     return common.dense_net(options, task, *words, epochs=TASKS[task][0], rate=DENSE_RATE)
 
 
 def analyses(options: Any, task: str) -> None:
-    """Factorize the dense net without retraining: by tenths, by ratios, and with the element-wise error."""
+    """Factorize the dense model without retraining: by tenths, by ratios, and with the element-wise error."""
     dense_epochs, _, examples = TASKS[task]
     settings = {"task": task, "teacher_epochs": dense_epochs, "teacher_rate": DENSE_RATE, "examples": examples}
     for part, kind, weightings, extra in (

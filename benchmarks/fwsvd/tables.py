@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.common import load, mean_and_deviation, origin, percent, spread, table, updates
 
 STUDY = "fwsvd"
-TITLE = "FWSVD beside SVD"
+TITLE = "FWSVD next to SVD"
 ABOUT = "Fisher-weighted SVD on four tasks: weightings and ratios of ranks, grouped truncation, retraining; the Fisher pass and single decompositions in time."
 
 TASKS = {"sst2": "SST-2", "mrpc": "MRPC", "cola": "CoLA", "stsb": "STS-B"}
@@ -34,13 +34,13 @@ PAPER_DROPS = {
 SWEEP = """## FWSVD without retraining: weightings x ratio of ranks kept
 
 Dev metric in % (SST-2, MRPC accuracy; CoLA Matthews; STS-B mean of both correlations) of MiniLM-L6-H384 fine-tuned on
-each task, right after the factorization. `in` is the paper's axis; `element` solves the paper's Eq. 5 itself, anew for
-each ratio, and was run at the ratios with a number. The last row is the dense net. ![figure](figures/sweep-sst2.png)
+each task, right after the factorization. `in` is the paper's axis; `element` solves the paper's Eq. 5 itself, again for
+each ratio, and was run at the ratios with a number. The last row is the dense model. ![figure](figures/sweep-sst2.png)
 """
 RETRAIN = """## FWSVD with retraining at 33 % of the ranks
 
-Mean and standard deviation over 3 seeds (order of the data, dropout and the drawn subset; one dense net), with the same
-updates and learning rate. MRPC is F1, as in the paper. The paper's columns: BERT-base, full training data, one run.
+Mean and standard deviation over 3 seeds (order of the data, dropout and the drawn subset; one dense model), with the same
+steps and learning rate. MRPC is F1, as in the paper. The paper's columns: BERT-base, full training data, one run.
 """
 DROPS = """## Grouped rank truncation (the paper's Figure 1, Table 4)
 
@@ -97,7 +97,7 @@ def retrain(results: dict[str, dict[str, Any]]) -> Iterator[str]:
         made = sorted({updates(r) for group in runs.values() for r in group})
         published = [" / ".join(map(str, paper[1:3])), " / ".join(map(str, paper[3:]))]
         rows.append([title, f"{density:.2f}", ", ".join(map(str, made)), percent(dense), *cells, *published])
-    header = ["task", "density", "updates after the teacher", "dense", "SVD before", "SVD after", "FWSVD before",
+    header = ["task", "density", "steps after the teacher", "dense", "SVD before", "SVD after", "FWSVD before",
               "FWSVD after", "paper SVD", "paper FWSVD"]  # fmt: skip
     yield table(header, rows)
 
@@ -137,7 +137,7 @@ def figures() -> Iterator[tuple[str, Any]]:
 
 
 def speed() -> Iterator[str]:
-    """Yield time and memory of the Fisher pass and of single decompositions, each beside its goal."""
+    """Yield time and memory of the Fisher pass and of single decompositions, each next to its goal."""
     passes = load("fwsvd/fisher")
     if passes:
         yield "## Time and memory of the Fisher pass\n"

@@ -9,34 +9,36 @@ from benchmarks.common import Cell, file_density, load, module, origin, percent,
 
 STUDY = "lpaf_vs_svd"
 REPLACED = "--config compare_sst2.yaml --methods LPAF SVD --budgets 0.5 0.25 0.16"
-TITLE = "LPAF beside truncated SVD + retraining"
-ABOUT = "LPAF and truncated SVD from the same teacher with the same number of updates after it, SST-2 at 0.50, 0.25 and 0.16."
+TITLE = "LPAF compared with truncated SVD + retraining"
+ABOUT = (
+    "LPAF and truncated SVD from the same teacher with the same number of steps after it, SST-2 at 0.50, 0.25 and 0.16."
+)
 KEY = "val/accuracy"
 
 # LPAF's Table 2, SST-2 accuracy of BERT-base at 50 / 25 / 16 %, mean of 3 runs; the dense model has 92.7.
 PAPER = {0.5: (92.4, 90.8), 0.25: (90.7, 88.9), 0.16: (89.7, 85.3)}
 
-COMPARISON = """## LPAF beside truncated SVD + retraining: MiniLM-L6-H384 on SST-2
+COMPARISON = """## LPAF compared with truncated SVD + retraining: MiniLM-L6-H384 on SST-2
 
 Dev accuracy in % (872 sentences: one is 0.11, a standard error about 1.2). Teacher: {dense}, fine-tuned on 12,000 training
-phrases for 2 epochs. After it both methods make the same number of updates on 8,000 phrases: LPAF prunes for half of them
+phrases for 2 epochs. After it both methods make the same number of steps on 8,000 phrases: LPAF prunes for half of them
 and retrains for the other half, SVD retrains for all. Batch 32, {precision}, seed 42; the same learning rates are
 tried for both (`rates`), and the one that is best on 2,000 held-out training phrases is shown. `before` is right after the factorization.
 `LPAF, v 0.25`: pruned to 0.25 instead of 0.10, with p_init 0.3, 0.7 or without step 3: the best of six runs. The paper's columns
 are BERT-base, full training data.
 """
 
-MISSING = """## LPAF beside truncated SVD + retraining: MiniLM-L6-H384 on SST-2
+MISSING = """## LPAF compared with truncated SVD + retraining: MiniLM-L6-H384 on SST-2
 
 No results yet under today's conditions: `python -m {module} --backbone DIR --data DIR` makes them.
-The findings above are from the earlier runs, in which SVD made half of LPAF's updates.
+The findings above are from the earlier runs, in which SVD made half of LPAF's steps.
 """
 
 EARLIER = """## Earlier runs
 
-They were made under other conditions: LPAF made 500 pruning and 500 retraining updates, SVD 500 in all; `concat`
+They were made under other conditions: LPAF made 500 pruning and 500 retraining steps, SVD 500 in all; `concat`
 as double forward, bf16-mixed, no rows held out (the learning rate was chosen on the dev set). They are kept for the
-signed score, which was tried only here, and to show what half of the updates cost SVD.
+signed score, which was tried only here, and to show what half of the steps cost SVD.
 """
 
 
@@ -58,7 +60,7 @@ class Fit:
 
     @property
     def pruned(self) -> str:
-        """Accuracy of the sparse net."""
+        """Accuracy of the sparse model."""
         return percent(self.stages["prune"]["metric"][KEY]) if "prune" in self.stages else ""
 
     def row(self) -> list[str]:
@@ -106,7 +108,7 @@ def comparison(fits: list[Fit]) -> str:
                 f"{paper_lpaf - paper_svd:+.1f}",
             ]
         )  # fmt: skip
-    header = ["density", "in the file", "updates after the teacher", "rates", "pruned", "LPAF before", "SVD before", "LPAF",
+    header = ["density", "in the file", "steps after the teacher", "rates", "pruned", "LPAF before", "SVD before", "LPAF",
               "LPAF, v 0.25", "SVD", "difference", "CPU speed-up", "paper LPAF", "paper SVD", "difference"]  # fmt: skip
     return table(header, rows)
 
@@ -114,7 +116,7 @@ def comparison(fits: list[Fit]) -> str:
 def runs(fits: list[Fit]) -> str:
     """Return the table of all runs."""
     header = ["method", "density", "rate", "score, pruning rate", "v", "p_init", "pruned", "before", "held out", "after",
-              "updates"]  # fmt: skip
+              "steps"]  # fmt: skip
     return table(header, [fit.row() for fit in fits])
 
 

@@ -10,7 +10,7 @@ from benchmarks.common import Cell, file_density, load, mean_and_deviation, orig
 
 STUDY = "pruning"
 REPLACED = '--config compare_mrpc.yaml --methods LoSparse ITP Movement "Low-rank I" "Low-rank II" PLATON FirstOrder Magnitude --budgets 0.2 0.1'
-TITLE = "LoSparse beside its baselines"
+TITLE = "LoSparse compared with its baselines"
 ABOUT = "LoSparse, ITP, movement, low-rank, PLATON, first-order and magnitude pruning on SST-2, MRPC and RTE; the time that pruning adds to a step and that compact layers save."
 
 TASKS = {"sst2": ("SST-2", "val/accuracy"), "mrpc": ("MRPC", "val/f1"), "rte": ("RTE", "val/accuracy")}
@@ -31,10 +31,10 @@ PAPER: dict[tuple[str, float], tuple[float, dict[str, float | str]]] = {
 CLAIMS = [("losparse", "itp"), ("itp", "movement"), ("losparse", "low_rank_2"), ("low_rank_2", "low_rank_1"),
           ("losparse-layers", "losparse")]  # fmt: skip
 
-HEAD = """## LoSparse beside its baselines: MiniLM-L6-H384
+HEAD = """## LoSparse compared with its baselines: MiniLM-L6-H384
 
 Dev metric in % (SST-2, RTE accuracy; MRPC F1), mean ± standard deviation over the seeds that were run. Every method
-starts from the same fine-tuned net and makes the same updates after it (SST-2: {sst2}; MRPC: {mrpc}; RTE: {rte}; batch
+starts from the same fine-tuned model and makes the same steps after it (SST-2: {sst2}; MRPC: {mrpc}; RTE: {rte}; batch
 32, bf16-mixed), without logits distillation; densities fall between 10 % (RTE: 15 %) and 70 % of them. The learning
 rate of a method is the better of 1e-4 and 3e-4 on SST-2 at 0.20. `paper`: Table 1 of Li et al., DeBERTaV3-base. Methods
 with * remove single weights and store them as zeros.
@@ -59,7 +59,7 @@ LIMIT = """Time of a single layer / of its dense matrix, by the share of paramet
 
 
 def value(result: dict[str, Any]) -> float:
-    """Return the dev metric of the compressed net."""
+    """Return the dev metric of the compressed model."""
     return result["records"][-1]["metric"][TASKS[result["task"]][1]]
 
 

@@ -3,10 +3,10 @@
     python -m benchmarks.reliability.agreement [--only LPAF CoFi] [--noise] [--work DIR]
 
 Every method runs on one process, and on 2 and 4 under both strategies, on the same global batches of 44 training rows
-in batches of 8, and 23 dev rows: neither divides. The net has no dropout and the texts have one length, so that
+in batches of 8, and 23 dev rows: neither divides. The model has no dropout and the texts have one length, so that
 nothing differs between the runs but who computes what. Of every stage, the steps, the dev metric, the weights, what
-was removed, and what the method keeps beside the net in its checkpoint (scores, gates, multipliers) are compared.
-With --noise, runs on one process whose net differs by a ten-millionth are compared, too: what rounding alone does.
+was removed, and what the method keeps next to the model in its checkpoint (scores, gates, multipliers) are compared.
+With --noise, runs on one process whose model differs by a ten-millionth are compared, too: what rounding alone does.
 Writes benchmarks/reliability/results/agreement/METHOD.json.
 """
 
@@ -32,7 +32,7 @@ RETRAIN = ["--model.retrain.epochs=2", "--model.retrain.learning_rate=1e-4"]
 OWN = {
     "BlockMovement": ["--model.prune.block=8"],
     "CoFi": ["--model.prune.init=finetuned", "--model.distil.epochs=1"],
-    # the first rows go by the first gradients: without labels these are rounding noise, as the net equals its teacher
+    # the first rows go by the first gradients: without labels these are rounding noise, as the model equals its teacher
     "CoFiLoSparse": ["--model.prune.init=finetuned", "--model.distil.epochs=1", "--model.prune.interval=2",
                      "--model.distillation.alpha_labels=0.5"],
     "ITP": ["--model.prune.interval=2"],
@@ -46,7 +46,7 @@ OWN = {
 
 
 def prepare(place: Path) -> None:
-    """Write the net, without dropout and with weights that tell words apart, and texts of one length."""
+    """Write the model, without dropout and with weights that tell words apart, and texts of one length."""
     tiny.prepare(place)
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -141,7 +141,7 @@ def compare(one: Path, other: Path) -> list[dict[str, Any]]:
 
 
 def disturb(net: Path, seed: int) -> None:
-    """Change the weights of a net by 1e-7 of their values, at random."""
+    """Change the weights of a model by 1e-7 of their values, at random."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -171,7 +171,7 @@ def measure(method: str, place: Path, noise: bool) -> dict[str, Any]:
         for row in compare(runs / "1-ddp", run):
             found.append({"processes": 1, "strategy": "noise", **row})
             print(method, found[-1], flush=True)
-    prepare(place)  # the net as it was
+    prepare(place)  # the model as it was
     shutil.rmtree(runs)
     return {"name": method, "batch": BATCH, "rows": found}
 

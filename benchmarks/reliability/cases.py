@@ -161,7 +161,7 @@ CORPUS: dict[tuple[str, str | None, str], bytes] = {
     ("squad", None, "train.parquet"): _parquet(*_QUESTIONS),
 }  # fmt: skip
 
-# of a line, what stands in a row: values and their types are damaged, not only bytes
+# of a line, what is in a row: values and their types are damaged, not only bytes
 row_edits = st.lists(st.tuples(st.integers(0, 10**6), json_edits), min_size=1, max_size=2)
 data_cases = st.one_of(
     st.tuples(st.sampled_from(sorted(CORPUS, key=str)), st.just("bytes"), byte_edits),

@@ -25,8 +25,8 @@ import yaml
 
 from benchmarks.reliability import cases
 
-OLD = Path(__file__).resolve().parents[2] / "tests" / "old_runs"  # tiny nets and exports
-MOST_SECONDS, MOST_MEMORY = 30, 700 * 2**20  # of one case, beside what the process had before
+OLD = Path(__file__).resolve().parents[2] / "tests" / "old_runs"  # tiny models and exports
+MOST_SECONDS, MOST_MEMORY = 30, 700 * 2**20  # of one case, next to what the process had before
 LONGEST = 700  # characters of a line
 
 
@@ -188,7 +188,7 @@ def _command(words: list[str]) -> str | None:
 
 
 def _damage(folder: Path, file: str, how: str, edits: Any) -> None:
-    """Damage one file of a net."""
+    """Damage one file of a model."""
     path = folder / file
     if how == "pickle":
         (folder / "model.safetensors").unlink()
@@ -211,7 +211,7 @@ def _damage(folder: Path, file: str, how: str, edits: Any) -> None:
 
 
 def _damage_tensors(path: Path, how: str, which: int) -> None:
-    """Write the file anew with one wrong tensor."""
+    """Write the file again with one wrong tensor."""
     import torch
     from safetensors.torch import load_file, save_file
 

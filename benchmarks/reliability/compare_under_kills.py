@@ -1,4 +1,4 @@
-"""Kill a comparison of small nets at random moments, for some minutes: does it end with the same page?
+"""Kill a comparison of small models at random moments, for some minutes: does it end with the same page?
 
     python -m benchmarks.reliability.compare_under_kills [--minutes 30] [--mean 4] [--work DIR]
 
@@ -43,7 +43,7 @@ TIMED = ("seconds", "memory_mib", "speedup", "latency", "peak", "_ms", "minutes"
 
 
 def start_process(words: Sequence[str], log: Path, handle: int, environment: dict[str, str]) -> int:
-    """Be a run of the comparison in a fork of its worker; stands in for run/workers.py's, which starts Python anew."""
+    """Be a run of the comparison in a fork of its worker; stands in for run/workers.py's, which starts Python again."""
     sys.stdout.flush()
     if child := os.fork():
         return child

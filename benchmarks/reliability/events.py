@@ -37,7 +37,7 @@ class Event:
 
     Attributes:
         kind: ``open`` (to write), ``write`` (by torch, safetensors or tokenizers), ``rename``, ``mkdir``, ``remove``,
-            ``rmdir``; ``step`` of an optimizer, ``stepped`` after it; ``batch``, a forward of a net.
+            ``rmdir``; ``step`` of an optimizer, ``stepped`` after it; ``batch``, a forward of a model.
         what: the file, relative to the run; of a batch its number.
         stage: that is being run; empty before and after the stages.
         part: the folder of the package that does it, e.g. ``calibration``.

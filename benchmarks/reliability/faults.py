@@ -49,7 +49,7 @@ class Case:
 
 
 def cases(place: Path) -> list[Case]:
-    """Return the commands; ``place`` has a net, data, and the finished run ``teacher``."""
+    """Return the commands; ``place`` has a model, data, and the finished run ``teacher``."""
     run = place / "teacher"
     short = [*tiny.options("SVD", place, run / "dense" / "net"), "--model.retrain.epochs=1", "--ckpt_path=last"]
     source = ["--data.task=sst2", f"--data.path={place / 'data'}"]
@@ -166,7 +166,7 @@ def measure(case: Case, place: Path, known: list[dict[str, Any]]) -> Iterator[di
     def start(words: list[str], out: Path, *more: Any) -> int:
         if case.cache:
             os.environ["LIT_COMPRESS_CACHE"] = str(out)
-        return forked(words, out.parent, *more)  # what becomes a folder is written beside it
+        return forked(words, out.parent, *more)  # what becomes a folder is written next to it
 
     straight, said = runs / "straight" / "out", runs / "said"
     (straight if case.name == "predict" else straight.parent).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Kill runs of every method at random moments, continue them, and compare every net with the unbroken run's.
+"""Kill runs of every method at random moments, continue them, and compare every model with the unbroken run's.
 
     python -m benchmarks.reliability.kills [--points 16] [--only LPAF CoFi] [--work DIR]
 
@@ -41,7 +41,7 @@ def choose(events: Sequence[dict[str, Any]], count: int, rng: random.Random) -> 
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Return what differs between two finished runs: nets of stages, the export, metrics; [] if nothing does."""
+    """Return what differs between two finished runs: models of stages, the export, metrics; [] if nothing does."""
     found = []
     for file in sorted(one.glob("**/*.safetensors")):
         name = file.relative_to(one)

@@ -49,7 +49,7 @@ class Sample(Callback):
             (Path(trainer.default_root_dir) / SAMPLES).write_text(json.dumps(self.seen))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin anew: the next stage has its own."""
+        """Begin again: the next stage has its own."""
         self.seen = []
 
 

@@ -8,15 +8,15 @@ from typing import Any
 from benchmarks.common import load, origin, table
 
 TITLE = "Kills, faults, damaged files, several processes, memory"
-ABOUT = "Runs of 15 methods killed at random moments and continued; a fault at every write of a command; damaged files; several processes beside one; memory over steps and data; comparisons under kills."
+ABOUT = "Runs of 15 methods killed at random moments and continued; a fault at every write of a command; damaged files; several processes next to one; memory over steps and data; comparisons under kills."
 
 GROUPS = ("records", "net", "checkpoint", "export", "mid-epoch", "mid-accumulation", "calibration", "evaluation")
 
 KILLS = """## Kills
 
-Nets of two blocks and width 32, two batches to a step, a checkpoint every second step, all stages. A point is an event of the
+Models of two blocks and width 32, two batches to a step, a checkpoint every second step, all stages. A point is an event of the
 run: a file that is opened, written, renamed or removed, a step, a batch. The process gets SIGKILL right before it, of `torn`
-with the file at hand half written, and the same command with `--ckpt_path last` goes on. `wrong`: points after which a net, the
+with the file at hand half written, and the same command with `--ckpt_path last` goes on. `wrong`: points after which a model, the
 export or a metric differs by a bit from the unbroken run's, or a file is left. `records`: the JSON files of a run, its folders.
 """
 
@@ -36,11 +36,11 @@ a limit of memory and time. `one line`: refused as a user's mistake is; `read`: 
 `findings`: a traceback, code that ran, a hang, or memory beyond the limit.
 """
 
-AGREEMENT = """## Several processes beside one
+AGREEMENT = """## Several processes next to one
 
-A run on 2 and 4 processes, beside the run on one with the same global batches: 44 training rows in batches of 8, 23 dev rows, 3
-epochs. `weights`: norm of the difference of all weights of a stage's net over their norm, the largest over both strategies and
-both numbers; `kept`: the same of what the method keeps beside the net (scores, gates, multipliers); `removed`: whether the nets
+A run on 2 and 4 processes, next to the run on one with the same global batches: 44 training rows in batches of 8, 23 dev rows, 3
+epochs. `weights`: norm of the difference of all weights of a stage's model over their norm, the largest over both strategies and
+both numbers; `kept`: the same of what the method keeps next to the model (scores, gates, multipliers); `removed`: whether the models
 have the same ranks, heads, neurons and layers, and in how many zeros they differ; `metric`: the largest difference of the dev
 metric, 0.0435 is one row. `noise`: the same as `weights` of three runs on one process whose first weights differ by 1e-7 of their
 values; where it is empty it was not measured.

@@ -1,4 +1,4 @@
-"""A tiny net, a few sentences, and a run of seconds of every method over them."""
+"""A tiny model, a few sentences, and a run of seconds of every method over them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WHOLE = ("CoFi", "LPAF", "SecondOrder")  # train their teacher; the others are g
 
 
 def prepare(place: Path) -> None:
-    """Write the net and the sentences, and use a cache of their own, without network or GPU."""
+    """Write the model and the sentences, and use a cache of their own, without network or GPU."""
     os.environ |= {
         "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
         "LIT_COMPRESS_CACHE": str(place / "cache"),

@@ -43,7 +43,7 @@ WORDS = "a film of great bad warm dull charm wit the plot is so not very fine po
 def write_inputs(
     folder: Path, width: int, layers: int = 2, words: tuple[int, int] = (6, 6), examples: int = 96
 ) -> None:
-    """Write a net with a tokenizer, and ``examples`` texts of so many ``words``, at least and at most.
+    """Write a model with a tokenizer, and ``examples`` texts of so many ``words``, at least and at most.
 
     The first word says the class.
     """

@@ -11,7 +11,7 @@ ABOUT = "Bytes that every method keeps on a rank and hands to the collectives pe
 FORWARDS = {("LPAF", "retrain"): 2}  # of a step; all others have one
 HISTOGRAM = 8 * 2**16  # bytes of the sums from which a threshold over shards is found
 HISTOGRAMS = {("LPAF", "prune"): 1}  # of most steps of a stage
-TRAIN_OWN = ("CoFi", "SP3")  # gates and maps, trained beside the net, whole on every rank
+TRAIN_OWN = ("CoFi", "SP3")  # gates and maps, trained next to the model, whole on every rank
 # name -> layers, width, width of keys, neurons, vocabulary, tied embeddings: Llama 3's sizes
 NETS = {"1B": (16, 2048, 512, 8192, 128256, True), "8B": (32, 4096, 1024, 14336, 128256, False),
         "70B": (80, 8192, 1024, 28672, 128256, False)}  # fmt: skip
@@ -43,7 +43,7 @@ def measured() -> list[dict[str, Any]]:
 
 
 def step_table() -> str:
-    """Return what was measured beside the formulas."""
+    """Return what was measured next to the formulas."""
     rows = []
     for row in measured():
         total = sum(value for name, value in row["sent"].items() if "wrap" not in name)  # that is no collective
@@ -61,7 +61,7 @@ def step_table() -> str:
 
 
 def sizes(name: str) -> tuple[int, int]:
-    """Return the parameters of a net, and those of its blocks.
+    """Return the parameters of a model, and those of its blocks.
 
     >>> sizes("8B")
     (8030261248, 6979584000)
@@ -81,12 +81,12 @@ def per_gpu(name: str, gpus: int) -> dict[str, float]:
         "gathered": 4 * (2 * b / layers + p - b),  # two blocks, as the next one is fetched ahead, and the rest
         "teacher": 4 * p,
         "sent": 4 * (p - b) + 8 * b + 4 * p,
-        "cpu": 4 * p * min(8, gpus),  # every process of a machine builds the whole net
+        "cpu": 4 * p * min(8, gpus),  # every process of a machine builds the whole model
     }
 
 
 def scale_table() -> str:
-    """Return the extrapolation to larger nets."""
+    """Return the extrapolation to larger models."""
     rows = []
     for name in NETS:
         for gpus in GPUS:

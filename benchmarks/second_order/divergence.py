@@ -1,4 +1,4 @@
-"""The estimated loss of every factorization beside the one that is measured: the KL from the dense net on dev rows.
+"""The estimated loss of every factorization next to the one that is measured: the KL from the dense model on dev rows.
 
     python -m benchmarks.second_order.divergence --backbone DENSE --data DIR [--work DIR] [--threads 1]
 

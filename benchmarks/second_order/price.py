@@ -1,4 +1,4 @@
-"""Ranks by milliseconds beside ranks by parameters: the time of exports with the same estimated loss.
+"""Ranks by milliseconds next to ranks by parameters: the time of exports with the same estimated loss.
 
     python -m benchmarks.second_order.price --backbone DIR --data DIR [--work DIR] [--teachers DIR] [--threads 1]
 
@@ -6,7 +6,7 @@ The teacher and the rows of benchmarks.second_order.run. ``factorize`` at severa
 same calibration. All exports take turns, one text of the task's median length in PyTorch, which is what the price in
 milliseconds measures, and in ONNX Runtime; the clock is the processor time of the process. Between two exports by
 parameters the logarithms of loss and time are taken as linear, so that every export by milliseconds has one with the
-same loss beside it.
+same loss next to it.
 
 Writes benchmarks/second_order/results/price/minilm.json.
 """

@@ -4,7 +4,7 @@
 
 One teacher, fine-tuned on SST-2; 2,000 training rows are held out. Every cell is one ``factorize``, which calibrates on
 1,024 of the other training rows, and is scored on the dev set and on the held-out rows. The cells ``trained`` are
-runs of ``fit`` with updates, data, teacher and learning rates of benchmarks/lpaf_vs_svd, whose rows stand beside them.
+runs of ``fit`` with steps, data, teacher and learning rates of benchmarks/lpaf_vs_svd, whose rows are next to them.
 
 Writes benchmarks/second_order/results/<cell>.json (the export's report.json, ``held_out``, ``seconds``); existing ones
 are kept, so the script can be stopped and started again. `python -m benchmarks.tables` makes the tables from them.
@@ -23,7 +23,7 @@ from benchmarks import common
 STUDY = "second_order"
 DENSITIES = (0.5, 0.25, 0.16, 0.1)
 RATES = (3e-4, 1e-4)
-EXAMPLES, EPOCHS = 8000, 4  # 1,000 updates: what LPAF spends on pruning and retraining there
+EXAMPLES, EPOCHS = 8000, 4  # 1,000 steps: what LPAF spends on pruning and retraining there
 TRAINED_DENSITIES = (0.16, 0.25)
 MILLISECONDS = (0.4, 0.3)  # of the time of the matrices
 WHOLE = (0.5, 0.3, 0.2)  # of all weights of the model

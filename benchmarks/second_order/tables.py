@@ -25,7 +25,7 @@ ABLATION = """### One choice changed, at density 0.16
 EXPORTS = """### What the exports are
 
 Estimate: what the compression adds to the loss of an example by the second-order estimate. FLOPs and time are those of the
-dense net / the export's, one text, one thread. Seconds and memory are of the whole command, evaluation and export included.
+dense model / the export's, one text, one thread. Seconds and memory are of the whole command, evaluation and export included.
 """
 
 WHOLE = """### Of the whole model: `--scope all`
@@ -42,33 +42,33 @@ The budget is a share of the time of the matrices, one thread and a text of the 
 PRICE = """### Milliseconds and parameters as price, at the same estimated loss
 
 Exports of several budgets took turns in one process: one text of {length} tokens, one thread, {rounds} rounds, processor time. The dense
-net takes {eager:.1f} ms in PyTorch, {onnx:.1f} in ONNX Runtime. Faster: the time by parameters at the same estimated loss, between two
+model takes {eager:.1f} ms in PyTorch, {onnx:.1f} in ONNX Runtime. Faster: the time by parameters at the same estimated loss, between two
 budgets linear in logarithms, over the time by milliseconds.
 """
 
 DIVERGENCE = """### Estimated and measured loss
 
 Every cell with an estimate: what the compression adds to the loss of an example by the estimate, and as measured: the mean KL
-from the dense net on 512 dev rows. ![figure](figures/divergence.png)
+from the dense model on 512 dev rows. ![figure](figures/divergence.png)
 """
 
-TRAINED = """## After 1,000 updates, beside LPAF and SVD
+TRAINED = """## After 1,000 steps, compared with LPAF and SVD
 
 One teacher, batches of 32, distillation of logits with alpha 0.5; "hidden states" adds them with the default weight. LPAF spends
-half of the updates on pruning ([study](../lpaf_vs_svd/README.md)). Dev / held-out accuracy; before training in brackets.
+half of the steps on pruning ([study](../lpaf_vs_svd/README.md)). Dev / held-out accuracy; before training in brackets.
 """
 
 TAUGHT = """## The same training for all methods
 
-One teacher; 1,000 updates after it, those of pruning included, batches of 32; labels, the teacher's logits and its hidden states
+One teacher; 1,000 steps after it, those of pruning included, batches of 32; labels, the teacher's logits and its hidden states
 (relative to their variance) with the same weights, but CoFi and SP3, which have their own; the same learning rates tried. Dev /
 held-out accuracy; dev accuracy before training in brackets. Empty: not run yet. Published: LPAF's Table 2, dev accuracy of
-BERT-base trained to its end, at 0.25 and (beside 0.17) at 0.16.
+BERT-base trained to its end, at 0.25 and (next to 0.17) at 0.16.
 """
 
 TAUGHT_MRPC = """### The same on MRPC
 
-A teacher of 5 epochs of 3,200 pairs with {dense}, 400 updates after it. Accuracy on the dev set (408 pairs, a standard error about
+A teacher of 5 epochs of 3,200 pairs with {dense}, 400 steps after it. Accuracy on the dev set (408 pairs, a standard error about
 2.2) / on 468 held-out training pairs (2.1).
 """
 
@@ -222,7 +222,7 @@ def on_tasks() -> Iterator[str]:
 
 
 def prices() -> Iterator[str]:
-    """Yield the table of exports by milliseconds beside those by parameters."""
+    """Yield the table of exports by milliseconds next to those by parameters."""
     for made in load(f"{STUDY}/price"):
         yield PRICE.format(length=made["length"], rounds=made["rounds"], **made["dense"])
         rows = []
@@ -329,7 +329,7 @@ def figures() -> Iterator[tuple[str, Any]]:
             axes.plot([c["estimated"] for c in group], [c["measured"] for c in group], "o", markersize=5, label=name)
         ends = [min(c["estimated"] for c in cells), max(c["measured"] for c in cells)]
         axes.plot(ends, ends, color="grey", linewidth=0.8, label="equal")
-        axes.set(xscale="log", yscale="log", xlabel="estimated loss", ylabel="measured loss: KL from the dense net")
+        axes.set(xscale="log", yscale="log", xlabel="estimated loss", ylabel="measured loss: KL from the dense model")
         axes.grid(alpha=0.3)
         axes.legend()
         yield "divergence", figure

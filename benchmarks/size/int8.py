@@ -1,11 +1,11 @@
-"""Programs of 8-bit integers beside float32: metric and time of the dense net and of compressed ones, on three tasks.
+"""Programs of 8-bit integers next to float32: metric and time, dense and compressed, on three tasks.
 
     python -m benchmarks.size.int8 --backbone DIR --data DATA_DIR [--work DIR] [--teachers DIR] [--threads 1]
 
-DATA_DIR holds glue/<task> as parquet. One teacher per task. Its dense net, and that net without training at a quarter
-of the blocks' matrices (factors; heads and neurons), become an ONNX program in float32 and one in 8 bits, weights and
-activations, by ``export --dtype int8``. Both are scored on the dev set. The two of a compressed net and the two
-of the dense one take turns in ONNX Runtime; the clock is the processor time of the process.
+DATA_DIR holds glue/<task> as parquet. One teacher per task. Its dense model, and that model without training at a
+quarter of the blocks' matrices (factors; heads and neurons), become an ONNX program in float32 and one in 8 bits,
+weights and activations, by ``export --dtype int8``. Both are scored on the dev set. The two of a compressed model and
+the two of the dense one take turns in ONNX Runtime; the clock is the processor time of the process.
 
 Writes benchmarks/size/results/int8/<task>-<cell>.json (the run's report.json; ``int8``: metric and bytes of that
 program; ``times``); existing ones are kept, so the script can be stopped and started again.
@@ -60,7 +60,7 @@ def times(programs: dict[str, Path], threads: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Make what is missing: the dense net of a task, then what is beside it."""
+    """Make what is missing: the dense model of a task, then what is next to it."""
     options = common.parser(SCRIPT, __doc__, *common.TRAINED, tasks=tuple(TASKS), only=tuple(CELLS)).parse_args()
 
     def small(name: str) -> Path:

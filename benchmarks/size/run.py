@@ -1,10 +1,10 @@
-"""Accuracy against megabytes: one net in files of 60 to 2 MB, with more and more of what makes a file small.
+"""Accuracy against megabytes: one model in files of 60 to 2 MB, with more and more of what makes a file small.
 
     python -m benchmarks.size.run --backbone DIR --data DIR [--work DIR] [--teachers DIR] [--threads 1]
 
 One teacher, fine-tuned on SST-2; 2,000 training rows are held out. A cell is one ``factorize --budget size=<N>MB``,
 without training, calibrated on 1,024 of the other training rows; the cells ``trained`` are runs of ``fit`` with 1,000
-updates after the teacher. Every export is scored on the dev set and on the held-out rows.
+steps after the teacher. Every export is scored on the dev set and on the held-out rows.
 
 Writes benchmarks/size/results/<cell>-<megabytes>.json (the export's report.json, ``held_out``); existing ones are kept,
 so the script can be stopped and started again. `python -m benchmarks.tables` makes the tables from them.
@@ -20,7 +20,7 @@ from benchmarks import common
 from benchmarks.second_order.run import shortened
 
 STUDY = "size"
-EXAMPLES, EPOCHS, RATE = 8000, 4, 3e-4  # 1,000 updates
+EXAMPLES, EPOCHS, RATE = 8000, 4, 3e-4  # 1,000 steps
 
 
 @dataclass(frozen=True)

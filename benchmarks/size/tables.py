@@ -20,17 +20,17 @@ HEAD = """## What a file of so many megabytes answers: MiniLM-L6-H384 on SST-2
 
 Accuracy in % on the dev set (872 sentences, a standard error about 1.2) / on 2,000 held-out training phrases (0.7). The dense
 file has {megabytes:.1f} MB and {dense} on the dev set. `factorize --budget size=<N>MB`: K-FAC, calibrated on 1,024 training
-phrases, no training; `trained`: 1,000 updates after it, batches of 32, labels, logits and hidden states of the dense net. One seed.
+phrases, no training; `trained`: 1,000 steps after it, batches of 32, labels, logits and hidden states of the dense model. One seed.
 ![figure](figures/megabytes.png)
 """
 
 INT8 = """## Programs of 8-bit integers
 
-ONNX Runtime, weights and activations in 8 bits by `export --dtype int8`, beside the program in float32: the dense net of a task, and
-that net without training at {density:g} of the blocks' matrices. Metric in % on the dev set; goal: at most 0.5 points below float32.
+ONNX Runtime, weights and activations in 8 bits by `export --dtype int8`, next to the program in float32: the dense model of a task, and
+that model without training at {density:g} of the blocks' matrices. Metric in % on the dev set; goal: at most 0.5 points below float32.
 """
 
-INT8_TIMES = """How many times faster the program in 8 bits of the compressed net is, in turns, one thread, processor time; median (p10 - p90):
+INT8_TIMES = """How many times faster the program in 8 bits of the compressed model is, in turns, one thread, processor time; median (p10 - p90):
 """
 
 
@@ -83,7 +83,7 @@ def int8() -> Iterator[str]:
             r["task"], r["metric"]["name"], SHOWN[r["cell"]], percent(plain), percent(small), f"{100 * (small - plain):+.1f}",
             f"{r['compressed']['bytes'] / 1e6:.1f} / {r['int8']['bytes'] / 1e6:.1f}",
         ])  # fmt: skip
-    yield table(["task", "metric", "net", "float32", "int8", "points", "MB, float32 / int8"], rows)
+    yield table(["task", "metric", "model", "float32", "int8", "points", "MB, float32 / int8"], rows)
     yield INT8_TIMES
     rows = [
         [
@@ -93,7 +93,7 @@ def int8() -> Iterator[str]:
         for r in results
         for shape in r.get("times", ())
     ]  # fmt: skip
-    yield table(["task", "net", "texts x tokens", "than dense", "than dense int8", "than compressed float32"], rows)
+    yield table(["task", "model", "texts x tokens", "than dense", "than dense int8", "than compressed float32"], rows)
     yield origin(results[0], f"{STUDY}/int8", results[0]["threads"])
 
 

@@ -4,7 +4,7 @@
 
 DIR has tiny_shakespeare/ as parquet files. A small Llama of TinyLlama's shape (grouped queries, gated feed-forward
 network) is drawn, trained on the plays, and brought to 0.75 of its blocks by gates of the hidden states, as in the
-paper's Table 9; the matrices between the bases count. ``longer`` is the dense net, trained on for as many
+paper's Table 9; the matrices between the bases count. ``longer`` is the dense model, trained on for as many
 steps. Writes benchmarks/sp3/results/decoders/<cell>.json; existing ones are kept. `python -m benchmarks.tables` makes
 the table.
 """
@@ -34,7 +34,7 @@ SP3 = [
     "--model.prune.target_warmup", 0.5, "--model.distillation.alpha", 0, "--model.distillation.alpha_layers", 0,
     "--model.distillation.alpha_labels", 1,
 ]  # fmt: skip
-LONGER = [  # nothing is factorized at 1: the dense net, trained on
+LONGER = [  # nothing is factorized at 1: the dense model, trained on
     "--model", "SVD", "--model.density", 1.0, "--model.retrain.epochs", EPOCHS["prune"],
     "--model.retrain.learning_rate", RATE["prune"],
 ]  # fmt: skip
@@ -49,7 +49,7 @@ CELLS: dict[str, list[object]] = {
 
 
 def between(folder: Path) -> int:
-    """Return the weights of the matrices between bases in an exported net."""
+    """Return the weights of the matrices between bases in an exported model."""
     hosts = [m for m in load_net(folder).modules() if isinstance(m, StreamBlock)]
     turns = [getattr(host, name, None) for host in hosts for name in ("middle", "end")]
     return sum(turn.weight.numel() for turn in turns if isinstance(turn, SizedLinear))

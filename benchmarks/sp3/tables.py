@@ -11,7 +11,7 @@ from benchmarks.common import Cell, file_density, load, origin, percent, spread,
 STUDY = "sp3"
 REPLACED = '--config compare_stsb.yaml --methods SP3 "SP3, identity" CoFi --budgets 0.12 0.06'
 TITLE = "SP3: PCA projections"
-ABOUT = "SP3 beside identity projections and CoFi on four tasks at 0.29, 0.12 and 0.06; shared bases on a small Llama; calibration, step and forward in time."
+ABOUT = "SP3 next to identity projections and CoFi on four tasks at 0.29, 0.12 and 0.06; shared bases on a small Llama; calibration, step and forward in time."
 
 TASKS = {"sst2": "SST-2", "rte": "RTE", "stsb": "STS-B", "mrpc": "MRPC"}
 NOISE = {"sst2": 1.3, "rte": 3.0, "stsb": 0.9, "mrpc": 2.2}  # standard error of a dev metric, points
@@ -37,7 +37,7 @@ CELLS = {
 
 TEXT = """## SP3: PCA against identity projections and CoFi
 
-Dev metric in % (accuracy; STS-B mean of both correlations) of MiniLM-L6-H384, whose dense net is the teacher in every
+Dev metric in % (accuracy; STS-B mean of both correlations) of MiniLM-L6-H384, whose dense model is the teacher in every
 cell. In parentheses: density of the exported file, and the density that the gates expected at the end of pruning. Where
 the latter is far higher, the gates had not reached the target, and the exact budget closed open units too. (The best
 epoch is exported, in some cells an earlier one.) Mean and standard deviation where there are several seeds. The paper's
@@ -82,7 +82,7 @@ def shown(runs: list[dict[str, Any]] | None) -> str:
 
 
 def costs(found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
-    """Return the table of the exports' time, FLOPs and bytes, relative to the dense net, over tasks and seeds."""
+    """Return the table of the exports' time, FLOPs and bytes, relative to the dense model, over tasks and seeds."""
 
     def ratios(cell: str, name: str) -> list[float]:
         return [run["ratios"][name] for runs in found.values() for run in runs.get(cell, [])]
@@ -100,7 +100,7 @@ def costs(found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
     ]
     return table(
         ["export", "CPU speed-up, one text, all tasks and seeds", "FLOPs, % of dense", "bytes, % of dense",
-         "updates after the teacher"],
+         "steps after the teacher"],
         rows,
     )  # fmt: skip
 
@@ -165,8 +165,8 @@ def speed() -> Iterator[str]:
 
 WHERE = """## Where the time of an export goes
 
-MiniLM-L6-H384 with random weights: SP3 with the widths of its net of SST-2 at 6 %, and a net of CoFi's form with as many weights;
-one thread. Dense / small, median over rounds in which the nets take turns; milliseconds of a forward per kind of operation (and how
+MiniLM-L6-H384 with random weights: SP3 with the widths of its model of SST-2 at 6 %, and a model of CoFi's form with as many weights;
+one thread. Dense / small, median over rounds in which the models take turns; milliseconds of a forward per kind of operation (and how
 many there are), under PyTorch's profiler. `with room`: the form of earlier exports, in which zeros made room for the next hidden state. `W_R`: share of
 the matrices on the residual path in the weights.
 """
@@ -191,7 +191,7 @@ def where() -> Iterator[str]:
                 f"{net['faster']['median']:.2f} ({net['faster']['low']:.2f} - {net['faster']['high']:.2f})",
                 percent(net["residual_weights"] / net["weights"]) + " %", *shown,
             ])  # fmt: skip
-    yield table(["texts x tokens", "net", "FLOPs", "time", "W_R", *(f"{kind}, ms" for kind in kinds)], rows)
+    yield table(["texts x tokens", "model", "FLOPs", "time", "W_R", *(f"{kind}, ms" for kind in kinds)], rows)
     yield origin(results[0], "sp3/where", results[0]["threads"])
 
 

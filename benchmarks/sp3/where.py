@@ -1,11 +1,11 @@
-"""Where the time of an export of SP3 goes, beside CoFi's at the same number of weights.
+"""Where the time of an export of SP3 goes, next to CoFi's at the same number of weights.
 
     python -m benchmarks.sp3.where [--rounds 20]
 
-MiniLM-L6-H384 with random weights and the widths of SP3's net of SST-2 at 6 %, and a net of CoFi's form with as many
-weights and hidden dimensions as CoFi's net of the same cell. `with room` is the form of earlier exports, in which zeros
-make room for the next hidden state. The nets take turns; the clock is the processor time of the process. Writes
-benchmarks/sp3/results/where/*.json.
+MiniLM-L6-H384 with random weights and the widths of SP3's model of SST-2 at 6 %, and a model of CoFi's form with as
+many weights and hidden dimensions as CoFi's model of the same cell. `with room` is the form of earlier exports, in
+which zeros make room for the next hidden state. The models take turns; the clock is the processor time of the process.
+Writes benchmarks/sp3/results/where/*.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HIDDEN, HEADS, NEURONS = 312, (4, 0, 3, 3, 0, 0), (0, 160, 0, 0, 100, 120)  # of
 
 
 def sp3_nets() -> dict[str, Any]:
-    """Return the net with the widths of :data:`WIDTHS`, with room for the next hidden states and as it is exported."""
+    """Return the model with the widths of :data:`WIDTHS`, with room for the next hidden states and as exported."""
     from lit_compress.export.fuse import fuse
     from lit_compress.models.projected.bases import identity_bases
     from lit_compress.models.projected.fold import fold_projections
@@ -53,7 +53,7 @@ def sp3_nets() -> dict[str, Any]:
 
 
 def cofi_net() -> Any:
-    """Return a net of CoFi's form."""
+    """Return a model of CoFi's form."""
     from lit_compress.methods.cofi.gates import gate_shapes, possible_gates
     from lit_compress.models.cut import close_empty_sublayers, cut_closed
 
@@ -70,7 +70,7 @@ def cofi_net() -> Any:
 
 
 def measure(batch: int, length: int, rounds: int) -> dict[str, Any]:
-    """Time all nets at one shape."""
+    """Time all models at one shape."""
     nets = {"dense": timing.random_bert(timing.MINILM).eval(), **sp3_nets(), "CoFi": cofi_net()}
     runs = dict(zip(nets, forwards(list(nets.values()), length, batch), strict=True))
     with pinned(1):

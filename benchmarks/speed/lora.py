@@ -1,11 +1,11 @@
-"""LoRA beside full retraining of a factorized net: time of a step and peak memory, BERT-base shapes.
+"""LoRA compared with full retraining of a factorized model: time of a step and peak memory, BERT-base shapes.
 
     python -m benchmarks.speed.lora [--threads 1] [--rounds 4] [--precision 32] [--shapes bert-base]
 
-A step of the stage ``retrain`` of SVD at density 0.25, and at 1 (the dense net), with all parameters and with LoRA
+A step of the stage ``retrain`` of SVD at density 0.25, and at 1 (the dense model), with all parameters and with LoRA
 (rank 16): forward, loss, backward, clipping, AdamW, zeroing; batches of 8 x 128 random tokens. The four take turns;
 ratios are medians over the rounds. Memory is the peak of a process of its own, which makes two steps, less that of one
-that only loads the net. Writes benchmarks/speed/results/lora/<shape>-<precision>.json.
+that only loads the model. Writes benchmarks/speed/results/lora/<shape>-<precision>.json.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def peak(shape: str, variant: str, options: argparse.Namespace) -> float:
 
 
 def measure(shape: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return seconds, ratios, counts and memory of all variants of a net."""
+    """Return seconds, ratios, counts and memory of all variants of a model."""
     with tempfile.TemporaryDirectory() as work:
         timing.make_folder(shape, Path(work))
         made = {variant: step_of(variant, Path(work), options.precision) for variant in VARIANTS}

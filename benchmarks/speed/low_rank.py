@@ -3,7 +3,7 @@
     python -m benchmarks.speed.low_rank [--rounds 7] [--threads 1]
 
 Random weights, two blocks, 32 texts of 128 tokens. PyTorch, compiled or not, ONNX Runtime, and OpenVINO if it is
-installed: all nets in all runtimes take turns within a round; the clock is the processor time of the process, so that
+installed: all models in all runtimes take turns within a round; the clock is the processor time of the process, so that
 other processes count for little. Writes benchmarks/speed/results/low_rank/*.json.
 """
 
@@ -54,7 +54,7 @@ def low_rank(net: Any, rule: RankRule) -> Any:
 
 
 def measure(rounds: int, threads: int) -> dict[str, Any]:
-    """Time all nets in all runtimes, in turns."""
+    """Time all models in all runtimes, in turns."""
     dense = timing.random_bert(num_hidden_layers=LAYERS, vocab_size=VOCABULARY).eval()
     nets = {"dense": dense}
     nets |= {
@@ -88,7 +88,7 @@ def measure(rounds: int, threads: int) -> dict[str, Any]:
 
 
 def rest(rounds: int, threads: int) -> dict[str, Any]:
-    """Time in PyTorch what low rank does not touch: the dense net without its matrices."""
+    """Time in PyTorch what low rank does not touch: the dense model without its matrices."""
     dense = timing.random_bert(num_hidden_layers=LAYERS, vocab_size=VOCABULARY).eval()
     bare = without_products(dense, [site.name for site in find_sites(dense)])
     runs = forwards([dense, bare], timing.LENGTH, timing.BATCH)

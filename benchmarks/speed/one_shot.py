@@ -3,7 +3,7 @@
     python -m benchmarks.speed.one_shot [--threads 2] [--shapes minilm-l6-h384 bert-base] [--examples 1024]
 
 Random BERTs with the vocabulary of a published one, density 0.16; 1,024 texts calibrate, 872 give the metric, as many
-tokens as SST-2's texts have at their longest. What a tiny net takes is measured, too: that is the libraries. Writes
+tokens as SST-2's texts have at their longest. What a tiny model takes is measured, too: that is the libraries. Writes
 benchmarks/speed/results/one_shot/<shape>.json.
 """
 
@@ -24,7 +24,7 @@ VOCABULARY, TESTED, TOKENS = 30522, 872, (4, 64)
 
 
 def write_inputs(folder: Path, settings: dict[str, int], shape: str, examples: int) -> None:
-    """Write a net with a tokenizer of whole words, and texts of random words."""
+    """Write a model with a tokenizer of whole words, and texts of random words."""
     from transformers import BertTokenizer
 
     words = [f"w{i}" for i in range(VOCABULARY - 5)]
@@ -42,7 +42,7 @@ def write_inputs(folder: Path, settings: dict[str, int], shape: str, examples: i
 
 
 def measure(options: Any, shape: str, settings: dict[str, int]) -> dict[str, Any]:
-    """Return seconds, peak memory and the bytes of the net of one command."""
+    """Return seconds, peak memory and the bytes of the model of one command."""
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         write_inputs(folder, settings, shape, options.examples)

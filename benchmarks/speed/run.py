@@ -45,7 +45,7 @@ def step_of(variant: str, folder: Path, precision: str, device: str) -> Any:
     method.prepare(stage, 0, folder, None)
     method.configure_model()
     method.to(device).train()
-    steps = 100  # of the imagined stage; pruning stands in its ramp, mixing at p_init / 2 or 0
+    steps = 100  # of the imagined stage; pruning is in its ramp, mixing at p_init / 2 or 0
     stage.set_total_steps(steps)
     at = 40 if variant == "prune" else 60 if "p=0" in variant else 25
     type(method).trainer = property(lambda self: self._at)
@@ -71,7 +71,7 @@ def step_of(variant: str, folder: Path, precision: str, device: str) -> Any:
         stage.before_step(method.net)
         torch.nn.utils.clip_grad_norm_(method.net.parameters(), 1.0)
         optimizer.step()
-        stage.after_step(method.net, at + count)  # every tenth step ranks the scores anew
+        stage.after_step(method.net, at + count)  # every tenth step ranks the scores again
         timing.wait(device)
         return time.perf_counter() - start
 

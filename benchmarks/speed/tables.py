@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.common import held, load, origin, spread, table
 
 TITLE = "Time and memory of LPAF's stages, speed of low rank"
-ABOUT = "A step of pruning, of mixed-rank retraining and of SVD's retraining beside a dense step, on a CPU: time, peak memory, factorization, `--help`; what low rank saves in time and in FLOPs."
+ABOUT = "A step of pruning, of mixed-rank retraining and of SVD's retraining compared with a dense step, on a CPU: time, peak memory, factorization, `--help`; what low rank saves in time and in FLOPs."
 
 STEPS = """## Time of a training step / a dense fine-tuning step
 
@@ -26,16 +26,16 @@ use), unless a column says default allocator (which also counts memory that glib
 LOW_RANK = """## Time that low rank saves / FLOPs that it saves
 
 BERT-base shapes, {layers} blocks, random weights, {batch} texts of {length} tokens, {threads} thread: dense / low rank, of FLOPs and of
-time, and the share of the first that the second is. Median over {rounds} rounds in which all nets and runtimes take turns (p10 - p90).
+time, and the share of the first that the second is. Median over {rounds} rounds in which all models and runtimes take turns (p10 - p90).
 The goal is a share of 85 % in the best runtime. `stacked`: query, key and value on one right factor; `round_to 16`: ranks that are
 multiples of 16, too.
 """
 
 
-LORA = """## LoRA beside full retraining
+LORA = """## LoRA compared with full retraining
 
 A step of retraining with LoRA (rank 16) / the same with all parameters: batches of {batch} x {length} tokens, no distillation; median over
-rounds that take turns (smallest - largest). Memory: the peak of a process of its own above that of one that only loads the net.
+rounds that take turns (smallest - largest). Memory: the peak of a process of its own above that of one that only loads the model.
 """
 
 
@@ -43,7 +43,7 @@ ONE_SHOT = """## The whole command `factorize`
 
 Calibration by K-FAC on {examples} texts of 4 to 64 tokens, factors at density 0.16, the metric of 872 texts before and after, export and
 its checks: seconds, and the peak of the process. Random weights; {threads} threads. Goals: 120 s for MiniLM, 360 s for BERT-base on two
-cores; never more memory than the net and 1,024 MiB, beside what a tiny net takes (the libraries).
+cores; never more memory than the model and 1,024 MiB, next to what a tiny model takes (the libraries).
 """
 
 
@@ -76,7 +76,7 @@ def one_shot() -> list[str]:
          f"{r['peak_mib'] - r['tiny']['peak_mib'] - r['net_mib']:,.0f}"]
         for r in found
     ]  # fmt: skip
-    header = ["net", "seconds", "peak, MiB", "of a tiny net", "the net", "left: goal 1,024"]
+    header = ["model", "seconds", "peak, MiB", "of a tiny model", "the model", "left: goal 1,024"]
     return (
         [
             ONE_SHOT.format(**found[0]["setting"]),
@@ -89,7 +89,7 @@ def one_shot() -> list[str]:
 
 
 def lora() -> list[str]:
-    """Return the table of LoRA beside full retraining."""
+    """Return the table of LoRA compared with full retraining."""
     results, rows = load("speed/lora"), []
     for result in results:
         for density in result["ratio"]:
@@ -102,7 +102,7 @@ def lora() -> list[str]:
             ])  # fmt: skip
     if not rows:
         return []
-    head = ["net", "trained, LoRA / all", "time", "MiB, LoRA / all", "memory"]
+    head = ["model", "trained, LoRA / all", "time", "MiB, LoRA / all", "memory"]
     setting = results[0]["setting"]
     return [LORA.format(**setting), table(head, rows), origin(results[0], "speed/lora", setting["threads"])]
 
@@ -136,13 +136,13 @@ def low_rank() -> list[str]:
         lines += [LOW_RANK.format(**result), table(head, rows), origin(result, "speed/low_rank", result["threads"])]
     if "rest" in results:
         lines.append(
-            f"The dense net without its matrices takes {spread(results['rest']['rest'])} of its time in PyTorch.\n"
+            f"The dense model without its matrices takes {spread(results['rest']['rest'])} of its time in PyTorch.\n"
         )
     return lines
 
 
 def sections() -> list[str]:
-    """Return the sections of the page: every ratio beside the paper's and the goal."""
+    """Return the sections of the page: every ratio next to the paper's and the goal."""
     results = load("speed")
     steps = [r for r in results if r["name"].startswith("steps")]
     memory = [r for r in results if r["name"].startswith("memory")]

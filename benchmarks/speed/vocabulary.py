@@ -6,7 +6,7 @@
 with Gemma's vocabulary and SmolLM2's tokenizer. DIR has wikitext2/ as parquet files: its validation split trains, its
 test split is the dev set. Options are the defaults, and the 8 texts in a batch of the recipes for WikiText-2. Memory
 depends on neither the number of calibration examples nor that of dev rows, if these fill a batch, so there are few.
-`fit` makes two steps. `lora` is a `fit` of SecondOrder with low-rank updates. `onnx` is `export --format onnx` of an
+`fit` makes two steps. `lora` is a `fit` of SecondOrder with low-rank steps. `onnx` is `export --format onnx` of an
 export of SVD. Reports time forwards in 5 rounds in place of 30, as no time is read here. The goal is what the commands
 load, the optimizer's moments, and 2.5 GB. Writes benchmarks/speed/results/vocabulary/<shape>-<part>.json.
 """

@@ -3,7 +3,7 @@
     python -m benchmarks.tasks.run --backbone DIR --data DATA_DIR [--work DIR] [--threads 1] [--tasks mrpc] [--quick]
 
 DATA_DIR holds glue/<task>, squad, conll2003 as parquet. Writes benchmarks/tasks/results/<task>.json, a run's report
-with its stages' metrics and seconds, those of the dense net, and the peak memory of pruning and retraining; existing
+with its stages' metrics and seconds, those of the dense model, and the peak memory of pruning and retraining; existing
 ones are kept, so the script can be stopped and started again. ``--quick`` takes a handful of rows to see that
 everything runs, and keeps its results in --work. `python -m benchmarks.tables` makes the table from them.
 """

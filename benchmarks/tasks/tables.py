@@ -12,7 +12,7 @@ ABOUT = "Dense fine-tuning and LPAF at 0.25 on GLUE, SQuAD, CoNLL-2003 and a use
 
 HEAD = """## Every type of task: dense fine-tuning and LPAF at density 0.25
 
-Dev metric in % of MiniLM-L6-H384, one seed, with the updates and learning rates of `benchmarks/tasks/run.py`; QNLI, SQuAD
+Dev metric in % of MiniLM-L6-H384, one seed, with the steps and learning rates of `benchmarks/tasks/run.py`; QNLI, SQuAD
 (windows of 256 tokens), CoNLL-2003 and the user's own CSV (question pairs) on a part of their rows. `before`: right after
 the factorization. Minutes: of fine-tuning, and of pruning and retraining. Memory: peak of the whole process.
 """

@@ -1,4 +1,4 @@
-"""Steps per second of a training step with one and two threads, on a quiet machine and beside a process that spins.
+"""Steps per second of a training step with one and two threads, on a quiet machine and next to a process that spins.
 
     python -m benchmarks.threads.run [--rounds 3] [--seconds 3] [--shapes quickstart minilm-l6-h384]
 
@@ -29,7 +29,7 @@ SHAPES = {"quickstart": (32, 30), timing.MINILM: (16, 32)}
 
 
 def make_net(shape: str) -> Any:
-    """Return a net with random weights."""
+    """Return a model with random weights."""
     if shape != "quickstart":
         return timing.random_bert(shape)
     from lit_compress.models.embedded import BACKBONE
@@ -62,7 +62,7 @@ def measure(shape: str, threads: int, seconds: float) -> float:
 
 @contextlib.contextmanager
 def machine(state: str) -> Iterator[None]:
-    """Let a process without any waiting run beside, where the machine is to be busy."""
+    """Let a process without any waiting run next to, where the machine is to be busy."""
     if state == "quiet":
         yield
         return
@@ -95,7 +95,7 @@ def chosen(shape: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure all settings and store them, a result per net."""
+    """Measure all settings and store them, a result per model."""
     parser = common.parser(STUDY, __doc__, rounds=3, shapes=tuple(SHAPES))
     parser.add_argument("--seconds", type=float, default=3.0, help="time that a process measures for")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)

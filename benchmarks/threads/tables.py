@@ -8,18 +8,18 @@ from typing import Any
 from benchmarks.common import load, origin, table
 
 TITLE = "Threads on a busy machine"
-ABOUT = "Training steps per second with one and two threads, waiting asleep or awake, on a quiet machine and beside a process that spins."
+ABOUT = "Training steps per second with one and two threads, waiting asleep or awake, on a quiet machine and next to a process that spins."
 
 HEAD = """## Steps per second
 
 Median (smallest - largest) over rounds that take turns. `busy`: one other process that never waits. `left`: the share of
-the processor that a run's threads get beside it if all threads are treated alike. The last column is busy / quiet time
+the processor that a run's threads get next to it if all threads are treated alike. The last column is busy / quiet time
 of a step, times that share; the goal is 1.3. **Bold**: what a run takes by itself.
 """
 
 
 def share_left(threads: int, cores: int) -> float:
-    """Return what ``threads`` get beside one more thread, as a fraction of what they get alone.
+    """Return what ``threads`` get next to one more thread, as a fraction of what they get alone.
 
     >>> share_left(1, 2), round(share_left(2, 2), 3)
     (1.0, 0.667)
@@ -46,7 +46,7 @@ def sections() -> list[str]:
                 f"{cost(row, cores):.2f}",
             ]  # fmt: skip
             rows.append([f"**{cell}**" for cell in shown] if mine else shown)
-    header = ["net", "threads", "OMP_WAIT_POLICY", "quiet", "busy", "left", "time per share left"]
+    header = ["model", "threads", "OMP_WAIT_POLICY", "quiet", "busy", "left", "time per share left"]
     return [
         HEAD,
         table(header, rows),

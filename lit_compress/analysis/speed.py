@@ -61,7 +61,7 @@ def times_table(result: SpeedResult) -> Table:
 def programs_table(result: SpeedResult) -> Table:
     """Return the table of the memory and time to load a model in a runtime, in a separate process."""
     at = f"{result['memory_shape']['batch']} x {result['memory_shape']['length']}"
-    header = ["runtime", "net", "difference", "MB", "ready after s", "first forward s", f"peak MiB, {at}"]
+    header = ["runtime", "model", "difference", "MB", "ready after s", "first forward s", f"peak MiB, {at}"]
     if result["device"] != "cpu":
         header.append("GPU MiB")
     body = []

@@ -32,7 +32,7 @@ def check_table(net: PreTrainedModel, rank: int | None, option: str) -> str:
     if (name := token_table(net)) is None:
         why = (
             "is factorized already" if isinstance(net.get_input_embeddings(), LowRankEmbedding)
-            else "has other uses, too (an output layer, a second stack), or a forward of its own"
+            else "has other uses (an output layer, a second stack), or its own forward"
         )  # fmt: skip
         raise UserError(f"{option}: the table of token embeddings of '{net.config.model_type}' {why}; leave it out")
     width, rows = size_at(net, name)

@@ -43,7 +43,7 @@ class RunPlan:
         total: all weights of the dense model.
         density: fraction of the weights of the sites that is asked for, or of the total that ``of`` names.
         stores_zeros: the removed weights stay in the exported file.
-        of: the total that the density is a fraction of: ``sites``, ``net`` (all weights), ``flops`` or ``milliseconds``
+        of: the density's total: ``sites``, ``model`` (all weights), ``flops`` or ``milliseconds``
             of the sites.
         budget: the budget of the export in place of a density, and its expected value; None without a budget.
     """
@@ -65,7 +65,7 @@ class RunPlan:
     @property
     def total_after(self) -> int:
         """All weights that are left."""
-        if self.of == "net":
+        if self.of == "model":
             return round(self.density * self.total)
         return self.total - self.sites + self.sites_after
 
@@ -83,7 +83,7 @@ def plan_lines(plan: RunPlan) -> Iterator[str]:
     """Yield the lines of the plan."""
     stages = ", ".join(f"{s.name} {s.epochs} epochs = {s.steps:,} steps" for s in plan.stages)
     yield f"{plan.method}: {stages}"
-    if plan.of == "net":
+    if plan.of == "model":
         yield (
             f"weights of the model {plan.total:,} -> about {plan.total_after:,} (density {plan.density:.4g}), "
             "embeddings included"

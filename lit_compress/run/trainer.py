@@ -142,7 +142,7 @@ def check_trainer(arguments: Mapping[str, Any], epochs: Mapping[str, int]) -> No
     """
     if (precision := str(arguments.get("precision"))) in _HALF:
         raise UserError(
-            f"trainer.precision: '{precision}' keeps the weights themselves in 16 bits, too coarse for training steps; "
+            f"trainer.precision: '{precision}' keeps the weights themselves in 16 bits, which is too coarse; "
             f"nearest valid {_HALF[precision]}"
         )
     for name in ("limit_train_batches", "limit_val_batches", "max_steps"):

@@ -110,8 +110,8 @@ class RankRule:
 
     @property
     def counted(self) -> str:
-        """The total of the density: weights of the ``sites`` or of the ``net``, or the price."""
-        return self.price if self.price != "parameters" else "net" if self.scope == "all" else "sites"
+        """The total of the density: weights of the ``sites`` or of the ``model``, or the price."""
+        return self.price if self.price != "parameters" else "model" if self.scope == "all" else "sites"
 
     @property
     def keeps_all(self) -> bool:
@@ -129,7 +129,7 @@ class RankRule:
         replace(self, allocation="uniform", scope="blocks", price="parameters").allocate(net)
         if self.scope == "all" and token_table(net) is None:
             raise UserError(
-                f"model.scope: the token embeddings of '{net.config.model_type}' have other uses, too (an output "
+                f"model.scope: the token embeddings of '{net.config.model_type}' have other uses (an output "
                 "layer); nearest: blocks"
             )
         if self.allocation == "global" and self.by_density:
