@@ -5,11 +5,13 @@ decimals as it has::
 
     84.5<!--fwsvd/retrain-sst2-none-in-*-->
     4.6<!--max sp3/*-pca-0.06-*:ratios:speedup-->
+    1.2<!--error size/trained-int8-8-->
 
 The first part names files below the study's ``results/``, without ``.json``. Several files give their mean, or their
 ``min`` or ``max``. The keys of the JSON follow after colons; without them they are ``compressed:metric%``. In a list a
 key is a position, the values of the rows to take (``rows:weighting=none,rank_ratio=0.3:metric%``) or ``*``. A percent
-sign at the end multiplies by 100. A number from a paper has ``<!--paper-->`` behind it.
+sign at the end multiplies by 100, ``MB`` divides by a million. ``error`` gives the standard error in points of the
+model at the keys, from its 95 % interval. A number from a paper has ``<!--paper-->`` behind it.
 
 A table is between ``<!--study.function-->`` and ``<!--end-->``. The function is one of the study's tables.py.
 """
@@ -56,14 +58,17 @@ def measured(name: str) -> float:
     >>> round(measured("comparison/sst2/sp3-density=0.1-*:compressed:density"), 2)
     0.1
     """
-    files, *keys = name.removesuffix("%").split(":")
+    scale = 100 if name.endswith("%") or ":" not in name else 1e-6 if name.endswith("MB") else 1
+    files, *keys = name.removesuffix("%").removesuffix(" MB").split(":")
     reduction, _, files = files.rpartition(" ")
     study, _, pattern = files.partition("/")
     paths = sorted((HERE / study / "results").glob(f"{pattern}.json"))
-    keys = keys or ["compressed", "metric"]
     try:
-        values = [value_at(json.loads(path.read_text()), keys) for path in paths]
-        return OF_SEVERAL[reduction](values) * (100 if name.endswith("%") or ":" not in name else 1)
+        results = [json.loads(path.read_text()) for path in paths]
+        if reduction == "error":
+            low, high = (value_at(results[0], [*(keys or ["compressed"]), "interval", end]) for end in ("0", "1"))
+            return 100 * (high - low) / (2 * 1.96)
+        return OF_SEVERAL[reduction]([value_at(result, keys or ["compressed", "metric"]) for result in results]) * scale
     except (LookupError, ValueError, TypeError) as error:
         raise ValueError(f"<!--{name}-->: {len(paths)} results, {error!r}") from error
 

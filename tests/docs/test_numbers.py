@@ -43,11 +43,13 @@ def test_a_mean_a_range_a_row_and_the_decimals(tmp_path: Path, monkeypatch: pyte
     folder.mkdir(parents=True)
     for seed, value in enumerate((0.5, 0.75)):
         rows = [{"of": "svd", "ratio": 0.1, "x": 1000 * value}, {"of": "svd", "ratio": 0.2, "x": "4"}]
-        made = {"compressed": {"metric": value}, "records": [{"a/b": 0}, {"a/b": value}], "rows": rows}
+        compressed = {"metric": value, "interval": [value, value + 0.0784], "bytes": 2e6 * value}
+        made = {"compressed": compressed, "records": [{"a/b": 0}, {"a/b": value}], "rows": rows}
         (folder / f"run-{seed}.json").write_text(json.dumps(made))
     for number, name in {
         "62.50": "study/run-*", "1": "study/run-*:records:-1:a/b", "0.50": "min study/run-*:compressed:metric",
         "75.0": "max study/run-*:compressed:metric%", "625": "study/run-*:rows:ratio=0.1,of=svd:x",
+        "2.00": "error study/run-1", "2.0": "error study/run-1:compressed", "1.5": "study/run-1:compressed:bytes MB",
         "4.0": "study/run-1:rows:of=svd,ratio=0.2:x", "377.0": "study/run-1:rows:*:x", "750": "study/run-1:rows:0:x",
     }.items():  # fmt: skip
         blank = re.sub(r"\d", "7", number)
