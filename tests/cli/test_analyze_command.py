@@ -30,7 +30,7 @@ def test_analyze_writes_table_and_figure(kind, words, tmp_path, capsys, monkeypa
         some = ["--data.validation_examples", "30", "--data.train_examples", "60", "--fisher_examples", "20"]
         main(["analyze", kind, *model, str(tmp_path / "out"), *data, "--ratios", "1.0", *some])  # replaces the earlier
         said = capsys.readouterr().err
-        assert "that of 30 of 40 rows" in said and "data.train_examples: 60 of 100 train rows are read" in said
+        assert "measured on 30 of 40 rows" in said and "data.train_examples: 60 of 100 train rows are read" in said
         assert "calibration: 20 of 60 training examples are read" in said
         assert len((tmp_path / "out" / "sweep.csv").read_text().splitlines()) == 3
 
