@@ -10,7 +10,7 @@ decimals as it has::
 The first part names files below the study's ``results/``, without ``.json``. Several files give their mean, or their
 ``min`` or ``max``. The keys of the JSON follow after colons; without them they are ``compressed:metric%``. In a list a
 key is a position, the values of the rows to take (``rows:weighting=none,rank_ratio=0.3:metric%``) or ``*``. A percent
-sign at the end multiplies by 100, ``MB`` divides by a million. ``error`` gives the standard error in points of the model
+sign at the end multiplies by 100, ``MB`` divides by a million. ``error`` gives the standard error in points of the
 model at the keys, from its 95 % interval. A number from a paper has ``<!--paper-->`` behind it.
 
 A table is between ``<!--study.function-->`` and ``<!--end-->``. The function is one of the study's tables.py.
