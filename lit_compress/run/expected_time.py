@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,20 +32,23 @@ if TYPE_CHECKING:
     from lit_compress.run.runner import Components
     from lit_compress.stages.base import Stage
 
-CPU_SIDE, SIDE, ROUNDS = 512, 4096, 3  # a product that small takes 5 ms of a core, and is no work for an accelerator
+SIDES = (256, 512, 1024, 2048, 4096)
+ENOUGH = 0.003  # seconds of a product that say how fast the device is: 512 x 512 on a core, 4096 x 4096 on a large GPU
 
 
 def product_speed(device: torch.device) -> float:
-    """Return the operations per second of a product of two square float32 matrices, the median of 3."""
-    side = CPU_SIDE if device.type == "cpu" else SIDE
-    x, seconds = torch.rand(side, side, device=device), []
-    for _ in range(ROUNDS + 1):
-        synchronize(device)
-        begin = time.perf_counter()
-        x @ x
-        synchronize(device)
-        seconds.append(time.perf_counter() - begin)
-    return 2 * side**3 / median(seconds[1:])
+    """Return the operations per second of a product of two square float32 matrices, as large as the device needs."""
+    for side in SIDES:
+        x, seconds = torch.rand(side, side, device=device), []
+        for _ in range(2):  # the first of a shape also chooses a kernel
+            synchronize(device)
+            begin = time.perf_counter()
+            x @ x
+            synchronize(device)
+            seconds.append(time.perf_counter() - begin)
+        if min(seconds) >= ENOUGH:
+            break
+    return 2 * side**3 / min(seconds)
 
 
 def token_flops(net: PreTrainedModel, over_vocabulary: bool) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from tiny import make_net, write_backbone, write_texts
 from torch import nn
 
@@ -69,6 +72,16 @@ def test_without_a_number_a_thousand_texts_calibrate(tiny_backbone, tiny_data, m
 
 def test_the_speed_is_that_of_a_product():
     assert 1e7 < product_speed(torch.device("cpu")) < 1e14
+
+
+@pytest.mark.parametrize(("seconds", "sides"), [(1.0, [256]), (0.001, [256, 512, 1024, 2048, 4096])])
+def test_a_slow_device_multiplies_little(seconds, sides, monkeypatch):
+    now = itertools.count(0, seconds)
+    monkeypatch.setattr(expected_time.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(torch, "rand", lambda *side, device: torch.empty(*side, device="meta"))
+    with FlopCounterMode(display=False) as counter:
+        assert product_speed(torch.device("cpu")) == pytest.approx(2 * sides[-1] ** 3 / seconds)
+    assert counter.get_total_flops() == sum(2 * 2 * side**3 for side in sides)
 
 
 def test_commands_say_how_long_they_take(tmp_path, monkeypatch, capsys):
