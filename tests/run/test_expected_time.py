@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from tiny import make_net, write_backbone, write_texts
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from lit_compress.__main__ import main
 from lit_compress.data.datamodule import DataModule
