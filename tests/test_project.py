@@ -90,7 +90,7 @@ def undeclared(code: str, required: set[str], optional: set[str]) -> set[str]:
 def test_every_imported_package_is_declared(folder, extras):
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files
-    required, optional = set(declared(*extras)), set(declared("onnx", "openvino", "wandb", "gguf"))
+    required, optional = set(declared(*extras)), set(declared("onnx", "openvino", "wandb", "gguf", "static"))
     missing = {str(path): names for path in files if (names := undeclared(path.read_text(), required, optional))}
     assert not missing
 

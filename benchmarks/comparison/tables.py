@@ -7,6 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.common import comparison, file_density, load, origin, percent, table
+from benchmarks.comparison import front_table
 
 STUDY = "comparison"
 TITLE = "All methods by one command"
@@ -78,7 +79,8 @@ def sections() -> Iterator[str]:
         yield table(head, rows)
         done = {(run["label"], _asked(run)) for run in runs}
         first, *others = sorted({budget for _, budget in done}, key=lambda b: -len([d for d in done if d[1] == b]))
-        left = [label for label in comparison()["methods"] if (label, first) not in done]
+        asked = {label: (row or {}).get("budgets", [first]) for label, row in comparison()["methods"].items()}
+        left = [label for label, budgets in asked.items() if first in budgets and (label, first) not in done]
         if left:
             yield MISSING.format(budget=f"{first:g}", labels="; ".join(left))
         if others:
@@ -91,6 +93,7 @@ def sections() -> Iterator[str]:
                 [[claim["text"], claim["verdict"], claim.get("paper") or ""] for claim in decided],
             )
         yield origin(runs[0], STUDY, runs[0]["threads"])
+    yield from front_table.sections()
 
 
 def figures() -> Iterator[tuple[str, Any]]:

@@ -119,6 +119,13 @@ class Splits(LightningDataModule):
             encoded, key = add_targets(rows, encoded, key, self.teacher, self.record, max_length, self.eval_batch_size)
         return Split(rows, encoded, key, available)
 
+    @property
+    def train_rows(self) -> tuple[Dataset, Dataset]:
+        """The training rows, as they were read, and as token ids with labels."""
+        self.setup("fit")
+        split = self._split("train")
+        return split.rows, split.encoded
+
     def _split(self, name: str, labelled: bool = True) -> Split:
         """Return a split that :meth:`setup` has read."""
         split = self._splits[name, labelled]

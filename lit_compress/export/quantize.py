@@ -93,7 +93,7 @@ def _quantize_onnx(path: Path, out: Path, feeds: Sequence[Feed]) -> None:
 
     graph, matrices = onnx.load(path).graph, ["MatMul", "Gemm"]
     names = [item.name for item in graph.input]
-    with _silent():
+    with silent():
         quantize_static(
             path, out, _Ranges([{name: feed[name] for name in names} for feed in feeds]),
             quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True, activation_type=QuantType.QUInt8,
@@ -179,7 +179,7 @@ def integer_tables(model: Any) -> None:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """Hide the advice that the libraries log and print at every call."""
     known = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -198,7 +198,7 @@ def _quantize_openvino(path: Path, out: Path, feeds: Sequence[Feed], dtype: Inte
     os.environ.setdefault("NNCF_CI", "1")  # else it sends how it is used to its makers
     import openvino
 
-    with _silent():
+    with silent():
         import nncf
 
         model = openvino.Core().read_model(path)
