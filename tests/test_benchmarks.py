@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common, tables
+from benchmarks.comparison import front, front_table
 from benchmarks.comparison import run as comparison_run
 from benchmarks.lpaf_vs_svd import tables as lpaf_tables
 
@@ -185,3 +186,57 @@ def test_lpaf_beside_svd_with_and_without_results(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(lpaf_tables, "load", lambda where: common.load(where) if "/" in where else [])
     assert "No results yet" in "\n".join(lpaf_tables.sections())
     assert "| LPAF |  |  |  |  |  |" in tables.methods()
+
+
+def test_the_front_table_has_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row is a finished run as a program; others are named; times are made again when a row is added."""
+    out, work, results = tmp_path / "compare_sst2", tmp_path / "work", tmp_path / "results"
+    (out / "teachers" / "seed=1").mkdir(parents=True)
+    (out / "teachers" / "seed=1" / "report.json").write_text(json.dumps({"task": "sst2"}))
+    cells: list[dict[str, Any]] = [
+        {"label": "SecondOrder, structures", "budget": "density=0.1", "seed": 1, "status": "done", "run": "runs/a"},
+        {"label": "CoFi", "budget": "density=0.1", "seed": 1, "status": "running", "run": "runs/b"},
+    ]
+    commands: list[tuple[object, ...]] = []
+
+    def command(options: Any, *words: object) -> float:
+        commands.append(words)
+        small, folder = "int8" in words, Path(str(words[2]))
+        folder.mkdir(parents=True)
+        net = {"metric": 0.9, "interval": [0.88, 0.92], "density": 0.1}
+        program = {"bytes": 5_000_000 if "--vocabulary" in words else 13_000_000}
+        program |= {"metric": 0.8, "interval": [0.78, 0.82]} if small else {}
+        report = {"program": program, "compressed": net, "dense": net, "metric": {"rows": 872, "name": "accuracy"}}
+        (folder / "report.json").write_text(json.dumps(report))
+        return 0.0
+
+    monkeypatch.setattr(common, "command", command)
+    monkeypatch.setattr(front, "runner", lambda options, task, key: lambda inputs: None)
+    monkeypatch.setattr(front, "ROUNDS", 2)
+    words = ["front", "--comparison", str(out), "--work", str(work), "--results", str(results), "--only", "dense",
+             "dense-int8", "cofi-0.1", "structures-0.1", "times"]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", words)
+    front.main()
+    said = capsys.readouterr().out
+    assert "cofi-0.1: CoFi density=0.1, seed 1: not finished" in said
+    assert "structures-0.1: SecondOrder, structures density=0.1, seed 1: not finished" in said  # no compare.json
+    assert [words[1] for words in commands] == [out / "teachers/seed=1/export"] * 2 + [out / "teachers/seed=1"]
+    times = json.loads((results / "sst2-times.json").read_text())
+    assert times["rows"] == ["dense", "dense-int8"] and [s["texts"] for s in times["shapes"]] == [1, 32, 32]
+    (out / "compare.json").write_text(json.dumps({"cells": cells}))
+    commands.clear()
+    front.main()
+    assert [words[1] for words in commands] == [out / "runs/a/export", out / "runs/a"]
+    assert json.loads((results / "sst2-times.json").read_text())["rows"][-1] == "structures-0.1"
+    commands.clear()
+    front.main()
+    assert not commands
+    monkeypatch.setattr(front_table, "load", lambda script: common.load(results))
+    head, shown, left, made = front_table.sections()
+    assert (
+        "| dense, int8: the program of the dense model | 80.0 ± 1.0 | 88.9 | 13.0 | 1 | 1 | 1 | 5.0 | 80.0 ± 1.0 |"
+        in shown
+    )
+    assert "Accuracy in %" in head and "CoFi, 0.10" in left and "benchmarks.comparison.front" in made

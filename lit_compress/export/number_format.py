@@ -17,6 +17,8 @@ from lit_compress.export.program import Inputs, program_bytes, read_program
 from lit_compress.export.quantize import EXAMPLES, Integers, quantize, training_feeds
 from lit_compress.numerics.decompose import all_finite
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note
+from lit_compress.utils.timing import integers_note
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -65,6 +67,8 @@ def quantize_program(
         UserError: there are no training texts; the library cannot quantize it.
     """
     path = folder / made["file"]
+    if said := integers_note():
+        note(said)
     quantize(path, path, training_feeds(data, f"export: --dtype {dtype}"), dtype)
     program = Program(read_program(path, tuple(made["outputs"])), net.config)
     key = f"val/{data.record.metrics[0]}"
