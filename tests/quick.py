@@ -45,7 +45,7 @@ def _forward_bytes(net: Any, *args: Any) -> int | None:
 
 @contextmanager
 def quick_runs() -> Iterator[None]:
-    """Draw coarse figures whose parts are not moved apart, time nets 10 times instead of 30, keep parsers and counted bytes."""
+    """Draw coarse figures whose parts are not moved apart, time models 10 times, keep parsers and counted bytes."""
     report = importlib.import_module("lit_compress.export.report")
     with pytest.MonkeyPatch.context() as patch, matplotlib.rc_context({"figure.dpi": 20, "savefig.dpi": 20}):
         patch.setattr(LightningCLI, "setup_parser", _setup_parser)
