@@ -33,6 +33,8 @@ all its tasks; other methods and {others}: [the comparison](comparison/README.md
 
 {methods}
 ![Accuracy on SST-2 over parameters, FLOPs, bytes and milliseconds](comparison/figures/sst2.png)
+
+Bars: one standard error; of several seeds the standard deviation.
 """
 
 SINGLE = """## Other densities: MiniLM-L6-H384 on SST-2, from the single studies

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.common import comparison, file_density, load, origin, percent, table
 from benchmarks.comparison import front_table
+from lit_compress.evaluation.intervals import standard_error
 
 STUDY = "comparison"
 TITLE = "All methods by one command"
@@ -106,9 +107,9 @@ def figures() -> Iterator[tuple[str, Any]]:
         for key in dict.fromkeys((run["label"], run["asked"]) for run in runs):
             some = [number for number, run in enumerate(runs) if (run["label"], run["asked"]) == key]
             values = [runs[number]["compressed"]["metric"] for number in some]
-            spread = stdev(values) if len(values) > 1 else None
+            bar = stdev(values) if len(values) > 1 else standard_error(runs[some[0]]["compressed"]["interval"])
             costs = mean_costs([each[number] for number in some])
-            groups.append({"label": key[0], "mean": mean(values), "spread": spread, "costs": costs})
+            groups.append({"label": key[0], "mean": mean(values), "bar": bar, "costs": costs})
         net = {"mean": mean(run["dense"]["metric"] for run in runs), "costs": dense}
         yield made["name"], pareto_figure(groups, net, f"dev {made['metric']['name']}", made["metric"]["mode"])
 

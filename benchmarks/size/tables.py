@@ -9,6 +9,7 @@ from benchmarks.common import file_density, load, origin, percent, table
 from benchmarks.size.int8 import CELLS as INT8_CELLS
 from benchmarks.size.int8 import DENSITY, TASKS
 from benchmarks.size.run import CELLS
+from lit_compress.evaluation.intervals import standard_error
 
 STUDY = "size"
 TITLE = "Accuracy against megabytes"
@@ -109,20 +110,22 @@ def figures() -> Iterator[tuple[str, Any]]:
     axes = figure.subplots()
     for name, group in groups(results).items():
         sizes = [r["compressed"]["bytes"] / 1e6 for r in group]
-        style = "*" if name.startswith("trained") else "o-"
-        axes.plot(
-            sizes,
-            [100 * r["compressed"]["metric"] for r in group],
-            style,
-            markersize=11 if style == "*" else 5,
-            label=name,
-        )
-    axes.plot([dense["bytes"] / 1e6], [100 * dense["metric"]], "ks", label="dense")
+        trained = name.startswith("trained")
+        bars = [100 * standard_error(r["compressed"]["interval"]) for r in group]
+        axes.errorbar(
+            sizes, [100 * r["compressed"]["metric"] for r in group], bars, capsize=2, elinewidth=0.8,
+            fmt="*" if trained else "o-", markersize=11 if trained else 5, label=name,
+        )  # fmt: skip
+    error = 100 * standard_error(dense["interval"])
+    axes.errorbar(
+        dense["bytes"] / 1e6, 100 * dense["metric"], error, fmt="ks", capsize=2, elinewidth=0.8, label="dense"
+    )
     axes.axhline(100 * dense["metric"] - 3, color="grey", linewidth=0.8, linestyle="--", label="3 points below dense")
     ticks = [2, 3, 4, 6, 8, 10, 15, 20, 40, 60, 90]
-    axes.set(xscale="log", xlabel="megabytes of the file", ylabel="dev accuracy in %")
+    title = "SST-2, MiniLM-L6-H384, one seed; bars: one standard error"
+    axes.set(xscale="log", xlabel="megabytes of the file", ylabel="dev accuracy in %", title=title)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(fontsize=9)
     yield "megabytes", figure

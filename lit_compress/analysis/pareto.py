@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
 from lit_compress.analysis.svg import compact, lines_of, log_ticks
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def pareto_figure(groups: Sequence[dict[str, Any]], dense: dict[str, Any], metri
     """Return a figure of the metric against every cost.
 
     Args:
-        groups: ``label``, ``mean``, ``spread`` (None for one run) and ``costs`` {name: mean}, as on the page.
+        groups: ``label``, ``mean``, ``bar`` (half the error bar, or None) and ``costs`` {name: mean}, as on the page.
         dense: ``mean`` and ``costs`` of the dense model, which is a star, its metric a dashed line.
         metric: label of the vertical axis.
         mode: ``max`` where more is better.
@@ -131,13 +132,14 @@ def _panel(axes: Axes, groups: Sequence[dict[str, Any]], dense: dict[str, Any], 
     far = [group for group in some if is_beyond(group["mean"], edge, mode)]
     values = [entry["costs"][cost] for entry in (*some, dense) if entry["costs"].get(cost)]
     heights = lines_of(_shares([group["costs"][cost] for group in far], values), 0.11)
-    for number, label in enumerate(dict.fromkeys(group["label"] for group in groups)):
+    for label, number in numbers_of(group["label"] for group in groups).items():
         line = sorted((g for g in some if g["label"] == label), key=lambda group: group["costs"][cost])
-        near, color = [g for g in line if g not in far], f"C{number % 10}"
+        near, (colour, shape) = [g for g in line if g not in far], look(number)
+        color = LIGHT[colour]
         if near:
             axes.errorbar(
-                [g["costs"][cost] for g in near], [g["mean"] for g in near], [g["spread"] or 0 for g in near],
-                marker="os^D"[number % 4], linewidth=1, capsize=2, label=_plain(label), color=color, markersize=5,
+                [g["costs"][cost] for g in near], [g["mean"] for g in near], [g["bar"] or 0 for g in near],
+                marker=MARKERS[shape], linewidth=1, capsize=2, label=_plain(label), color=color, markersize=5,
             )  # fmt: skip
         for group in line:
             if edge is None or group not in far:
@@ -148,7 +150,7 @@ def _panel(axes: Axes, groups: Sequence[dict[str, Any]], dense: dict[str, Any], 
             )
             axes.annotate(
                 compact(group["mean"]), (x, edge), (5, up), textcoords="offset points", fontsize=7, va="center",
-                color=color,
+                color=color, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
             )  # fmt: skip
     best = front([(g["costs"][cost], g["mean"]) for g in some if g not in far], mode)
     if best:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
 from lit_compress.utils.files import atomic_folder
 from lit_compress.utils.tables import markdown_table
 
@@ -31,8 +32,13 @@ def _by(rows: TableRows, key: str) -> dict[Any, TableRows]:
 
 
 def _curves(axes: Axes, rows: TableRows, x: str, y: str, by: str = "weighting") -> None:
+    numbers = numbers_of(str(row[by]) for row in rows) if by == "method" else {}
     for label, group in _by(rows, by).items():
-        axes.plot([r[x] for r in group], [r[y] for r in group], marker="o", markersize=4, label=label)
+        colour, marker = look(numbers[label]) if numbers else (None, 0)
+        axes.plot(
+            [r[x] for r in group], [r[y] for r in group], marker=MARKERS[marker], markersize=4, label=label,
+            color=None if colour is None else LIGHT[colour],
+        )  # fmt: skip
     axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
     axes.grid(alpha=0.3)
 

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-COLOURS = 8  # --c0 ... --c7 in the page
+from lit_compress.analysis.styles import LIGHT, look
+
+COLOURS = len(LIGHT)  # --c0 ... --c7 in the page
 _SHAPES = (
     "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0z", "M-4 -4h8v8h-8z", "M0 -5.2L4.9 3.6H-4.9z",
     "M0 -5.4L5.4 0L0 5.4L-5.4 0z",
@@ -24,7 +26,7 @@ class Point:
 
     Attributes:
         x, y: where it is.
-        series: number of its label, which decides colour and shape; None: the dense model, a star.
+        series: number of its label (styles.py), which decides colour and shape; None: the dense model, a star.
         title: the text shown under the pointer.
         link: where a click leads, e.g. ``#run-3``; "" for nowhere.
         spread: half the length of its error bar; None for none.
@@ -48,12 +50,10 @@ def mark(series: int | None) -> str:
 
 
 def _marker(series: int | None) -> str:
-    shape, colour = (
-        (_DENSE, "var(--ink)")
-        if series is None
-        else (_SHAPES[(series + series // COLOURS) % len(_SHAPES)], f"var(--c{series % COLOURS})")
-    )
-    return f'<path d="{shape}" style="fill:{colour}"/>'
+    if series is None:
+        return f'<path d="{_DENSE}" style="fill:var(--ink)"/>'
+    colour, shape = look(series)
+    return f'<path d="{_SHAPES[shape]}" style="fill:var(--c{colour})"/>'
 
 
 def compact(value: float) -> str:

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from lit_compress.analysis import svg
 from lit_compress.analysis.pareto import COSTS, costs_of, edge_of, front, is_beyond
+from lit_compress.analysis.styles import numbers_of
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import counted, rows, same_tokens, speed_lines
 from lit_compress.run.changes import changed_line
@@ -42,7 +43,7 @@ def studies(runs: Sequence[RunResult], anchors: dict[str, str]) -> list[dict[str
 def _study(task: str, metric: str, runs: list[RunResult], anchors: dict[str, str]) -> dict[str, Any]:
     first = next(run.report for run in runs if run.report)
     grouped, mode = groups(runs), first["metric"].get("mode", "max")
-    labels = list(dict.fromkeys(group["label"] for group in grouped))
+    labels = numbers_of(group["label"] for group in grouped)
     budgets = sorted({group["budget"] for group in grouped}, key=budget_order)
     dense = [run.report["dense"]["metric"] for run in runs if run.report]
     ends = [run.report["dense"].get("interval") for run in runs if run.report]
@@ -53,7 +54,7 @@ def _study(task: str, metric: str, runs: list[RunResult], anchors: dict[str, str
         share = group["mean"] / mean(dense) if group["mean"] is not None and mean(dense) else None
         group |= {
             "best": len(labels) > 1 and group is best[group["budget"]], "of_dense": share,
-            "mark": Markup(svg.mark(labels.index(group["label"]))), "link": anchors[group["runs"][0].name],
+            "mark": Markup(svg.mark(labels[group["label"]])), "link": anchors[group["runs"][0].name],
         }  # fmt: skip
     several = len({round(value, 9) for value in dense}) > 1
     net = {
@@ -66,7 +67,7 @@ def _study(task: str, metric: str, runs: list[RunResult], anchors: dict[str, str
         "dense": net,
         "table": [{"label": label, "mark": Markup(svg.mark(number)), "cells": [cells.get((label, b)) for b in budgets],
                    "drawn": any(group["n"] for group in grouped if group["label"] == label)}
-                  for number, label in enumerate(labels)],
+                  for label, number in labels.items()],
         "charts": _charts(grouped, labels, net, metric, mode, anchors), "star": Markup(svg.mark(None)),
     }  # fmt: skip
 
@@ -77,7 +78,7 @@ def _best(some: list[dict[str, Any]], mode: str) -> dict[str, Any] | None:
 
 
 def _charts(
-    grouped: list[dict[str, Any]], labels: list[str], dense: dict[str, Any], metric: str, mode: str,
+    grouped: list[dict[str, Any]], labels: dict[str, int], dense: dict[str, Any], metric: str, mode: str,
     anchors: dict[str, str],
 ) -> list[Markup]:  # fmt: skip
     """Return a chart of the metric against every cost that is known."""
@@ -86,7 +87,7 @@ def _charts(
     for cost, (_, title) in COSTS.items():
         points, ends = [], []
         for group in grouped:
-            number, x = labels.index(group["label"]), group["costs"][cost]
+            number, x = labels[group["label"]], group["costs"][cost]
             if x is None:
                 continue
             what = f"{group['label']}, {group['budget']}: {metric} {group['mean']:.4f}"
@@ -96,7 +97,7 @@ def _charts(
                 points.append(svg.Point(x, edge, number, what, group["link"], note=svg.compact(group["mean"])))
                 continue
             ends.append((x, group["mean"]))
-            points.append(svg.Point(x, group["mean"], number, what, group["link"], group["spread"]))
+            points.append(svg.Point(x, group["mean"], number, what, group["link"], group["bar"]))
             for run in group["runs"] if group["n"] > 1 else ():
                 if run.report and (own := group["each"][run.name][cost]) is not None:
                     y = run.report["compressed"]["metric"]

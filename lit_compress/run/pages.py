@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 
 from lit_compress.analysis.pareto import COSTS, cost_of, write_pareto
+from lit_compress.analysis.styles import DARK, LIGHT, variables
 from lit_compress.run import page_parts as parts
 from lit_compress.run.changes import changed_line
 from lit_compress.run.results import Results, RunResult, read_results
@@ -72,6 +73,7 @@ def page(results: Results, studies: list[dict[str, Any]], out: Path, anchors: di
         claims=parts.shown_claims(results.claims), origins=parts.origins(results.runs), command=results.command,
         counts={status: count for status, count in counts.items() if count}, files=_files(studies),
         config=_yaml(results.config), fairness=results.fairness, many=len(results.runs) > parts.FEW,
+        light=variables(LIGHT), dark=variables(DARK),
     )  # fmt: skip
 
 

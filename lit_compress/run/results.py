@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from lit_compress.analysis.pareto import costs_of, mean_costs
+from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import of_program
 from lit_compress.run.folder import flatten
 from lit_compress.utils.errors import UserError
@@ -282,7 +283,7 @@ def budget_order(budget: str) -> tuple[Any, ...]:
 def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """Return for every label and budget of finished runs: how many, mean, spread (standard deviation), mean costs.
 
-    ``each`` has the costs of every finished run, by its name.
+    ``bar`` is the spread, or of a single run the standard error. ``each`` has the costs of every finished run by name.
     """
     every = [run for run in runs if run.report]
     each = dict(zip((run.name for run in every), costs_of([run.report for run in every if run.report])[0], strict=True))
@@ -294,9 +295,11 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
         values = [run.report["compressed"]["metric"] for run in done if run.report]
         entries = [run.report["compressed"] for run in done if run.report]
         own = {run.name: each[run.name] for run in done}
+        errors = [standard_error(entry["interval"]) for entry in entries if entry.get("interval")]
         grouped.append({
             "label": label, "budget": budget, "n": len(values), "wanted": len(some),
-            "mean": mean(values) if values else None, "spread": stdev(values) if len(values) > 1 else None,
+            "mean": mean(values) if values else None, "spread": (spread := stdev(values) if len(values) > 1 else None),
+            "bar": errors[0] if spread is None and errors else spread,
             "density": mean(e["density"] for e in entries) if entries else None,
             "speedup": mean(r.report["ratios"]["speedup"] for r in done if r.report) if done else None,
             "costs": mean_costs(list(own.values())), "each": own, "runs": some,

@@ -7,7 +7,7 @@ from lit_compress.analysis.svg import Point, scatter
 
 
 def group(label: str, mean: float, **costs: float) -> dict:
-    return {"label": label, "mean": mean, "spread": None, "costs": dict.fromkeys(COSTS) | costs}
+    return {"label": label, "mean": mean, "bar": None, "costs": dict.fromkeys(COSTS) | costs}
 
 
 def test_the_picture_has_the_nets_and_the_dense_one_in_the_order_of_the_groups(tmp_path):

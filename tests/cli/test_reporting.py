@@ -55,7 +55,7 @@ def test_a_run_keeps_what_its_page_shows(run, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("lit_compress.run.pages.write_pareto", lambda *_: None)
     text = said(capsys, "report", run, "--out", tmp_path / "page")
     assert text == f"page: {tmp_path / 'page' / 'index.html'}\n"
-    assert "What changed in the answers" in (tmp_path / "page" / "index.html").read_text()
+    assert "Changed answers" in (tmp_path / "page" / "index.html").read_text()
 
 
 @pytest.mark.slow

@@ -204,7 +204,7 @@ def test_one_run_of_an_earlier_version(tmp_path, no_pictures):
     run = Path(shutil.copytree(OLD, tmp_path / "lpaf"))
     page = pages.write(run)
     found = read(page)
-    assert "What is left of every layer" in found.text and "r 8" in found.text
+    assert "Kept size of every layer" in found.text and "r 8" in found.text
     before = page.read_bytes()
     assert pages.write(run).read_bytes() == before
 
