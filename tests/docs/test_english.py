@@ -131,7 +131,9 @@ def code_habits(room: Path) -> tuple[Habits, list[str]]:
 
 @pytest.mark.parametrize("path", TEXTS, ids=name)
 def test_a_page_is_in_plain_english(path: Path) -> None:
+    prose = "\n\n".join(text for _, language, text in blocks(path) if language == "prose")
     assert not habits(path).excess()
+    assert not PRIVATE.findall(plain(re.sub(r"\]\(\S+\)", "]", prose)))
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=name)

@@ -59,12 +59,13 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
     prose = "\n".join(text for _, language, text in blocks(path) if language == "prose")
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+    for text, target in re.findall(r"\[([^\]]*)\]\(([^)\s]+)\)", prose):
         if target.startswith("http"):
             continue
         file, _, anchor = target.partition("#")
         linked = (path.parent / file).resolve() if file else path
         assert linked.is_file(), f"{path.name}: no {target}"
+        assert not text.endswith(".md") or text.endswith(linked.name), f"{path.name}: {text} leads to {linked.name}"
         assert not anchor or anchor in anchors(linked), f"{path.name}: no heading {target}"
 
 
