@@ -71,12 +71,12 @@ def shared() -> Path:
 @pytest.fixture(scope="session")
 def tiny_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a 2-layer BERT and a WordPiece tokenizer over a few words."""
-    from transformers import BertTokenizerFast
+    from transformers import BertTokenizer
 
     folder = tmp_path_factory.mktemp("backbone")
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (folder / "vocab.txt").write_text("\n".join(vocab))
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     make_net("bert", dropout=0.1).save_pretrained(folder)
     return folder
 

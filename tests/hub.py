@@ -73,11 +73,11 @@ class Hub:
         self._server.server_close()
 
     def add(self, name: str, source: Path | dict[str, bytes], kind: str = "models", revision: str = "main",
-            **rights: bool) -> str:  # fmt: skip
+            private: bool = False, gated: bool = False) -> str:  # fmt: skip
         """Add a folder, or files, as a commit of a repository; return the commit."""
         if isinstance(source, Path):
             source = {str(p.relative_to(source)): p.read_bytes() for p in sorted(source.rglob("*")) if p.is_file()}
-        repository = self.repositories.setdefault((kind, name), Repository(**rights))
+        repository = self.repositories.setdefault((kind, name), Repository(private, gated))
         return repository.commit(dict(source), revision)
 
     def model(self, name: str) -> Repository:
@@ -157,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _repository(self, kind: str, name: str, content: bool) -> Repository | None:
         """Return a repository, or refuse it as the hub does."""
         found, user = self.hub.repositories.get((kind, name)), self._user
-        mine = bool(user) and user[0] == name.split("/")[0]
+        mine = user is not None and user[0] == name.split("/")[0]
         if found is None or (found.private and not mine):
             self._refuse(404 if user else 401, "Repository not found", "RepoNotFound")
             return None

@@ -88,9 +88,9 @@ def _run(args: list[str], errors: Path, environment: dict[str, str], met: tuple[
 
     for name in ("RANK", "SLURM_PROCID"):
         if name in environment:
-            rank_zero_only.rank = int(environment[name])
+            vars(rank_zero_only)["rank"] = int(environment[name])
     torch.set_num_threads(1)
-    folder.check_export = lambda net, path: 0.0
+    folder.check_export = lambda net, folder: 0.0
     if met is not None:
         Watch(*met)
     with quick_runs():
@@ -134,7 +134,7 @@ def _call(
     torch.set_num_threads(1)
     from lit_compress.export import folder
 
-    folder.check_export = lambda net, path: 0.0
+    folder.check_export = lambda net, folder: 0.0
     try:
         second_device.start(library)
         with quick_runs():
@@ -143,10 +143,17 @@ def _call(
         pipe.send_bytes(pickle.dumps((None, traceback.format_exc())))
 
 
+def _code(process: subprocess.Popen | BaseProcess) -> int | None:
+    """Wait for a process and return its exit code."""
+    if isinstance(process, subprocess.Popen):
+        return process.wait()
+    process.join()
+    return process.exitcode
+
+
 def finish(process: subprocess.Popen | BaseProcess, errors: Path) -> None:
     """Wait for a process; it must end well."""
-    code = process.wait() if isinstance(process, subprocess.Popen) else process.join() or process.exitcode
-    assert code == 0, errors.read_text()[-3000:]
+    assert _code(process) == 0, errors.read_text()[-3000:]
 
 
 def _torchrun(rank: int, ranks: int, port: int) -> dict[str, object]:
@@ -218,8 +225,7 @@ def kill_when(process: subprocess.Popen | BaseProcess, errors: Path, there: Path
         assert time.time() < deadline
         time.sleep(0.005)
     process.kill()
-    code = process.wait() if isinstance(process, subprocess.Popen) else process.join() or process.exitcode
-    assert code == -signal.SIGKILL
+    assert _code(process) == -signal.SIGKILL
 
 
 class KeepRanks(Callback):
@@ -227,7 +233,8 @@ class KeepRanks(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save them."""
-        torch.save(pl_module.net.state_dict(), Path(trainer.default_root_dir) / f"rank{trainer.global_rank}.pt")
+        net, folder = pl_module.get_submodule("net"), Path(trainer.default_root_dir)
+        torch.save(net.state_dict(), folder / f"rank{trainer.global_rank}.pt")
 
 
 class KeepBest(Callback):

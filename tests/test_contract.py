@@ -53,7 +53,7 @@ def test_every_method_is_found():
     assert set(METHODS) == set(methods.__all__) - {"Method"}
 
 
-CHECKED = [({"density": 0.5}, "bert", METHODS)]
+CHECKED: list[tuple[dict[str, object], str, list[str]]] = [({"density": 0.5}, "bert", METHODS)]
 if not GIVEN:
     CHECKED += [({"rank": 3}, "bert", ["LPAF", "SVD"]), ({"params": "8K"}, "bert", ["SP3"]),
                 ({"slicing": 0.25}, "opt", ["SliceGPT"])]  # fmt: skip
@@ -216,7 +216,7 @@ def difference(first: Path, second: Path) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [case for case in CASES if not case.values[0][1]], indirect=True)
+@pytest.mark.parametrize("run", [case for case in CASES if not case.marks], indirect=True)
 def test_second_device_equals_the_cpu(run, short_run, tmp_path):
     """All stages, the export and the report, on a device that refuses CPU tensors and float64; SP3 after a kill, too.
 
@@ -238,7 +238,7 @@ def test_second_device_equals_the_cpu(run, short_run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [case for case in CASES if not case.values[0][1]], indirect=True)
+@pytest.mark.parametrize("run", [case for case in CASES if not case.marks], indirect=True)
 def test_killed_and_continued_equals_uninterrupted(run, short_run, tmp_path):
     """kill -9 in mid-epoch, between stages, and at 27 events of all methods, drawn by their names: a file, a step, a
     batch of training, of calibration, of evaluation. Through the command line; the exports are bit for bit the same.

@@ -52,7 +52,7 @@ DECODER_LINES = {
 }  # fmt: skip
 
 
-def said(*args: str) -> str:
+def said(*args: object) -> str:
     """Return what a command prints."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         main([str(arg) for arg in args])
@@ -167,13 +167,14 @@ def commands_on_both(run: str, data: list[str], out: Path) -> dict[str, dict[str
             )
             texts = tokenizer(["a warm film", "dull"], padding=True, return_tensors="pt")
             ask("lc.factorize", [round(x, 4) for x in small(**texts).logits.flatten().tolist()])
+            options: dict[str, Any] = {
+                "model.density": 0.5, "model.retrain.parameters": "lora", "model.retrain.lora.rank": 2,
+                "trainer.logger": False, "trainer.enable_progress_bar": False,
+                "model.retrain.epochs": 1, "data.batch_size": 8,
+            }  # fmt: skip
             tuned = lc.compress(
                 f"{run}/dense/net", data=data[3], task="sst2", method="SVD", device=device,
-                run_dir=out / f"run-{device}", **{
-                    "model.density": 0.5, "model.retrain.parameters": "lora", "model.retrain.lora.rank": 2,
-                    "trainer.logger": False, "trainer.enable_progress_bar": False,
-                    "model.retrain.epochs": 1, "data.batch_size": 8,
-                },
+                run_dir=out / f"run-{device}", **options,
             )  # fmt: skip
             ask("lc.compress", [round(x, 4) for x in tuned(**texts).logits.flatten().tolist()])
     return found
@@ -304,10 +305,11 @@ def sums(model: str, data: list[str], out: Path, line: list[str], where: str) ->
     from lit_compress.export import folder
     from lit_compress.utils import devices
 
-    folder.check_export = lambda net, path: 0.0
+    folder.check_export = lambda net, folder: 0.0
     place, _, name = where.rpartition(".")
     owner = pkgutil.resolve_name(place)
-    found, collect = {}, getattr(owner, name)
+    collect = getattr(owner, name)
+    found: dict[str, Any] = {}
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         second_device.reset()

@@ -79,9 +79,9 @@ def test_an_import_upwards_is_seen(room, line, tmp_path):
 
 def test_no_circle_between_files():
     graph = {module(path): {name for name in imports(path) if name != module(path)} for path in files()}
-    done: set[str] = set()
+    done = set()
 
-    def visit(name: str, path: tuple[str, ...]) -> None:
+    def visit(name, path):
         assert name not in path, " -> ".join([*path, name])
         if name not in done:
             for other in graph.get(name, ()):

@@ -7,6 +7,7 @@ package offers every subclass of ``Method`` that a file of this folder defines.
 
 from importlib import import_module
 from pkgutil import walk_packages
+from typing import TYPE_CHECKING, Any
 
 from lit_compress.methods.base import Method
 
@@ -19,3 +20,8 @@ def _found() -> dict[str, type[Method]]:
 
 globals().update(_found())
 __all__ = sorted(_found())
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """The names of the methods are found, not written here."""

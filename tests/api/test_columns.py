@@ -12,7 +12,7 @@ from lit_compress.api.inputs import splits_of
 from lit_compress.utils.errors import UserError
 
 NAMED = make_net("bert").config  # negative, positive
-UNNAMED = BertConfig(num_labels=3, architectures=["BertForSequenceClassification"])
+UNNAMED = BertConfig.from_dict({"num_labels": 3, "architectures": ["BertForSequenceClassification"]})
 
 
 def chosen(columns, config=NAMED, given=Columns(), trained=True, split="train"):

@@ -225,7 +225,7 @@ def test_vectors_by_blocks_are_those_of_the_net_in_memory(embedder, rows, weight
 @pytest.mark.parametrize("how", [[], ["--by_block", "float32"]])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_it_says_that_float32_is_more_than_the_model_has(how, dtype, llama, options, tmp_path, monkeypatch):
-    said: list[str] = []
+    said = []
     monkeypatch.setattr("lit_compress.export.choices.note", said.append)
     main(["factorize", str(llama), str(tmp_path / "out"), *options, "--density", "0.5", "--dtype", dtype, *how])
     line = "export: in float32; the model is stored in bfloat16, and --dtype bfloat16 keeps that"

@@ -36,7 +36,8 @@ def named(name: str) -> Path:
 
 def blocks(page: Path) -> list[tuple[int, str, str]]:
     """Return (first line, language, text) of every fenced block; text outside has the language ``prose``."""
-    found, language, start, lines = [], "prose", 1, []
+    found, language, start = [], "prose", 1
+    lines: list[str] = []
     for number, line in enumerate([*page.read_text(encoding="utf-8").splitlines(), "```end"], start=1):
         if line.startswith("```"):
             found.append((start, language, "\n".join(lines)))
@@ -56,7 +57,9 @@ def items(page: Path) -> list[Item]:
             continue
         lines = re.sub(r" *\\\n *", " ", text).split("\n")
         if language == "bash":
-            commands = [(line, ()) for line in lines if line and not line.startswith("#")]
+            commands: list[tuple[str, tuple[str, ...]]] = [
+                (line, ()) for line in lines if line and not line.startswith("#")
+            ]
         elif language == "console":
             parts = [part.split("\n") for part in re.split(r"^\$ ", "\n".join(lines), flags=re.M)[1:]]
             commands = [(part[0], tuple(line for line in part[1:] if line.strip())) for part in parts]

@@ -62,7 +62,7 @@ def options_of(kind: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.startswith(("lit_compress", "lightning")) and "__init__" in vars(base):
-            for name, parameter in inspect.signature(base.__init__).parameters.items():
+            for name, parameter in inspect.signature(vars(base)["__init__"]).parameters.items():
                 if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) and name != "self":
                     found[name] = parameter.default
     return found

@@ -134,7 +134,7 @@ def test_the_method_of_the_docs_works(tiny_backbone, tiny_data, tmp_path, monkey
         compile(code, "add_a_method.md", "exec")
     (tmp_path / "increase.py").write_text(method)
     monkeypatch.syspath_prepend(str(tmp_path))
-    namespace: dict[str, Any] = {}
+    namespace = {}
     exec(test.replace("lit_compress.methods.increase", "increase"), namespace)
     namespace["test_the_score_is_what_the_paper_says"]()
     words = ["fit", "--model", "increase.Increase", "--data.task", "sst2", "--data.path", str(tiny_data), *LIKE_TINY,

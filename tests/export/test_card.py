@@ -50,7 +50,7 @@ def test_its_code_runs_as_it_stands(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path / "small")
     code = blocks(Path("README.md").read_text())
     assert len(code) == 2
-    names: dict = {}
+    names = {}
     for block in code:
         exec(block, names)
     assert names["output"].logits.shape == (1, 2) and names["outputs"]["logits"].shape == (1, 2)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny import WORDS, make_net
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizerFast
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizer
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.tokens import changed_inputs, token_counts, with_tokenizer
@@ -43,7 +43,7 @@ def backbone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("letters")
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *UNUSED, *WORDS, *(f"##{x}" for x in LETTERS), *LETTERS]
     (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(pieces)))
-    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
+    tokenizer = BertTokenizer(str(folder / "vocab.txt"))
     tokenizer.save_pretrained(folder)
     make_net("bert", vocab_size=len(tokenizer) + 3).save_pretrained(folder)
     return folder

@@ -55,7 +55,7 @@ def forward(file, ids):
         q, k, v = (linear(read, f"blk.{i}.attn_{role}").view(length, -1, width) for role in "qkv")
         if f"blk.{i}.attn_q_norm.weight" in tensors:
             q, k = norm(q, f"blk.{i}.attn_q_norm"), norm(k, f"blk.{i}.attn_k_norm")
-        q, k, v = turn(q), *(t.repeat_interleave(heads // keys, 1) for t in (turn(k), v))
+        q, (k, v) = turn(q), (t.repeat_interleave(heads // keys, 1) for t in (turn(k), v))
         scores = torch.einsum("ahd,bhd->hab", q, k) / width**0.5
         mixed = torch.einsum("hab,bhd->ahd", scores.masked_fill(mask, -torch.inf).softmax(-1), v).flatten(1)
         x = x + linear(mixed, f"blk.{i}.attn_output")

@@ -168,7 +168,7 @@ def distance(first: Path, second: Path) -> float:
     one, other = tensors_of(first), tensors_of(second)
     if {n: t.shape for n, t in one.items()} != {n: t.shape for n, t in other.items()}:
         return float("inf")
-    return max(float((one[n].double() - t.double()).abs().max() / max(1, t.abs().max())) for n, t in other.items())
+    return max(float((one[n].double() - t.double()).abs().max() / t.abs().max().clamp(1)) for n, t in other.items())
 
 
 def read(group: str) -> dict[str, Any]:

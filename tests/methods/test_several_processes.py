@@ -186,7 +186,7 @@ def _ask(rank: int, folder: str) -> None:
     def fail() -> None:
         raise UserError(f"said by {rank}")
 
-    found = [from_first(lambda: {"rank": rank})]
+    found: list[dict[str, int] | str] = [from_first(lambda: {"rank": rank})]
     try:
         from_first(fail)
     except UserError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -34,15 +35,15 @@ def test_both_sides_in_special_cases(shape: tuple[int, int]) -> None:
     weight = draw(*shape)
     a, b = positive(shape[0], 3), positive(shape[1], 4)
     ones_a, ones_b = torch.full_like(a, 0.3), torch.full_like(b, 7.0)
-    close = {"rtol": 0, "atol": 1e-10}
+    close = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
     base = product(weight, 3, (a, b), "both")
-    torch.testing.assert_close(product(weight, 3, (a, ones_b), "both"), product(weight, 3, a, "out"), **close)
-    torch.testing.assert_close(product(weight, 3, (ones_a, b), "both"), product(weight, 3, b, "in"), **close)
-    torch.testing.assert_close(product(weight, 3, (ones_a, ones_b), "both"), product(weight, 3), **close)
-    torch.testing.assert_close(product(weight, 3, None, "both"), product(weight, 3), **close)
-    torch.testing.assert_close(product(weight, 3, (a * 1e-300, b * 1e300), "both"), base, **close)
+    close(product(weight, 3, (a, ones_b), "both"), product(weight, 3, a, "out"))
+    close(product(weight, 3, (ones_a, b), "both"), product(weight, 3, b, "in"))
+    close(product(weight, 3, (ones_a, ones_b), "both"), product(weight, 3))
+    close(product(weight, 3, None, "both"), product(weight, 3))
+    close(product(weight, 3, (a * 1e-300, b * 1e300), "both"), base)
     left, right = decompose(weight.T, 3, (b, a), "both")
-    torch.testing.assert_close((left @ right).T, base, **close)
+    close((left @ right).T, base)
     for importance in ((a, b), None):
         norms = {}
         for side in (None, "in", "out", "balanced"):

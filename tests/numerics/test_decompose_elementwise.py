@@ -110,7 +110,7 @@ def test_element_wise_importance_that_says_nothing() -> None:
         with pytest.warns(UserWarning, match="layer.3.query: importance"):
             approx = product(weight, 2, importance, "element", name="layer.3.query")
         torch.testing.assert_close(approx, product(weight, 2))
-    for call in (decompose_elementwise, lambda *a, **k: decompose(*a, axis="element", **k)):
+    for call in (decompose_elementwise, lambda w, k, i, name: decompose(w, k, i, "element", name=name)):
         with pytest.raises(UserError, match="query: rank 5 does not fit"):
             call(weight, 5, spread(6, 4), name="query")
         with pytest.raises(UserError, match="query: holds inf or NaN"):

@@ -48,11 +48,11 @@ def test_probability_against_draws() -> None:
 def test_gradient_reaches_log_alpha() -> None:
     a = torch.zeros(200, requires_grad=True)
     sample(a, torch.rand(200, generator=torch.Generator().manual_seed(0))).sum().backward()
-    assert (a.grad >= 0).all() and (a.grad > 0).float().mean() > 0.5
+    assert a.grad is not None and (a.grad >= 0).all() and (a.grad > 0).float().mean() > 0.5
     b = torch.zeros(3, requires_grad=True)
     probability(b).sum().backward()
     p = sigmoid(1.5986)
-    assert b.grad.tolist() == pytest.approx([p * (1 - p)] * 3, rel=1e-4)
+    assert b.grad is not None and b.grad.tolist() == pytest.approx([p * (1 - p)] * 3, rel=1e-4)
 
 
 def test_kept_units_rounds_halves_up() -> None:
@@ -124,7 +124,7 @@ def test_expected_size_is_enumeration() -> None:
 def test_density_rises_with_every_gate() -> None:
     size, a = Size(PARTS, SHAPES), {name: draw(*shape).requires_grad_() for name, shape in SHAPES.items()}
     size.density(a).backward()
-    assert all((value.grad > 0).all() for value in a.values())
+    assert all(value.grad is not None and (value.grad > 0).all() for value in a.values())
     assert float(size.density({name: torch.full(shape, 9.0) for name, shape in SHAPES.items()})) > 0.999
 
 

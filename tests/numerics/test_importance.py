@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -249,14 +250,14 @@ def test_row_average_skips_a_broken_step(value: float, step: int) -> None:
 class Sensitivity:
     """PLATON's state over some tensors, driven step by step."""
 
-    def __init__(self, sizes: list[tuple[int, ...]], beta1: float, beta2: float) -> None:
+    def __init__(self, sizes: Sequence[tuple[int, ...]], beta1: float, beta2: float) -> None:
         self.mean, self.average, self.uncertainty = ([torch.zeros(size) for size in sizes] for _ in range(3))
         if beta2 == 1:
             self.uncertainty = []
         self.steps = torch.zeros(1, dtype=torch.int64)
         self.betas = (beta1, beta2)
 
-    def add(self, weights: list[Tensor], grads: list[Tensor | None]) -> bool:
+    def add(self, weights: Sequence[Tensor], grads: Sequence[Tensor | None]) -> bool:
         return bool(accumulate_sensitivity_(self.mean, self.steps, weights, grads))
 
     def fold(self) -> list[Tensor]:

@@ -7,9 +7,10 @@ import torch
 from moments import draw, estimated_loss, moment
 from torch import Tensor
 
-from lit_compress.numerics.decompose import decompose, weighted_error
+from lit_compress.numerics.decompose import Axis, Importance, SigmaSide, decompose, weighted_error
 from lit_compress.numerics.kronecker import (
     KroneckerSVD,
+    Moment,
     centred,
     change_of_bias,
     corrected_bias,
@@ -102,7 +103,9 @@ def test_without_moments_it_is_the_plain_svd(shape: tuple[int, int]) -> None:
 def test_diagonal_moments_are_fwsvd(shape: tuple[int, int]) -> None:
     """Diagonal A is axis in, diagonal G axis out, both are both; a whole diagonal matrix is its diagonal."""
     weight, a, g = draw(*shape), draw(shape[1], seed=3).abs() + 0.1, draw(shape[0], seed=4).abs() + 0.1
-    for inputs, gradients, importance, axis in ((a, None, a, "in"), (None, g, g, "out"), (a, g, (g, a), "both")):
+    cases: list[tuple[Moment, Moment, Importance, Axis]]
+    cases = [(a, None, a, "in"), (None, g, g, "out"), (a, g, (g, a), "both")]
+    for inputs, gradients, importance, axis in cases:
         left, right = decompose(weight, 3, importance, axis)
         expected = left @ right
         found = kronecker_svd(weight, inputs, gradients, damping=NONE)
@@ -144,14 +147,15 @@ def test_centring() -> None:
     measured = float((error @ g * error).sum(1).mean())
     assert measured == pytest.approx(found.loss(2)) == estimated_loss(weight, approx, a, g, m)
     assert measured < kronecker_svd(weight, a, g, damping=NONE).loss(2)
-    torch.testing.assert_close(centred(a, m), (x - m).T @ (x - m) / 50)
-    torch.testing.assert_close(centred(a.diagonal(), m), centred(a, m).diagonal())
+    covariance = (x - m).T @ (x - m) / 50
+    torch.testing.assert_close(centred(a, m), covariance)
+    torch.testing.assert_close(centred(a.diagonal(), m), covariance.diagonal())
     changed = corrected_bias(bias.float(), weight, approx, m, 2 * m)
     torch.testing.assert_close(changed, (bias + weight @ m - 2 * approx @ m).float())
 
 
 @pytest.mark.parametrize("side", ["out", "in", "balanced"])
-def test_the_side_of_the_singular_values(side: str) -> None:
+def test_the_side_of_the_singular_values(side: SigmaSide) -> None:
     weight, a = draw(5, 6), moment(6, 1)
     found = kronecker_svd(weight, a, moment(5, 2), sigma_side=side)
     torch.testing.assert_close(product(found, 3), product(kronecker_svd(weight, a, moment(5, 2)), 3))
@@ -173,6 +177,7 @@ def test_damping_is_said() -> None:
     found = kronecker_svd(draw(5, 6), a, g, damping=(0.1, 0.2))
     assert found.added == pytest.approx((0.1 * float(a.diagonal().mean()), 0.2 * float(g.diagonal().mean())))
     root = damped_root(a, 0.1)
+    assert root.factor is not None
     torch.testing.assert_close(root.factor @ root.factor.T, a + root.added * torch.eye(6))
     rows = draw(3, 6, seed=9)
     for one in (root, damped_root(a.diagonal(), 0.1), damped_root(None, 0.1)):
@@ -217,10 +222,12 @@ def test_errors(changes: dict, words: str) -> None:
 def test_the_cost_of_a_row_is_what_the_matrix_without_it_loses(with_mean: bool) -> None:
     matrix, a, g = draw(6, 9), moment(9, 1), moment(6, 2)
     mean = a.mean(0) / 9 if with_mean else None
+    inputs = centred(a, mean)
+    assert inputs is not None
     for i, cost in enumerate(row_costs(matrix, a, g, mean)):
         without = matrix.clone()
         without[i] = 0
-        assert float(cost) == pytest.approx(loss_by_loops(matrix - without, centred(a, mean), g).item(), rel=1e-9)
+        assert float(cost) == pytest.approx(loss_by_loops(matrix - without, inputs, g).item(), rel=1e-9)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

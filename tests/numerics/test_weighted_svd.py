@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -37,9 +38,11 @@ def test_sigma_keeps_the_scale_of_the_importance(axis: Nested) -> None:
     """Spec 2.3: a global budget compares sigma over matrices, so no normalisation may be left in it."""
     weight = draw(6, 9)
     importance = importance_of(weight, axis)
+    assert importance is not None
     base = weighted_svd(weight, importance, axis)
     for factor in (1e-12, 4.0, 1e12):
-        scaled = tuple(i * factor for i in importance) if isinstance(importance, tuple) else importance * factor
+        rows, *columns = importance if isinstance(importance, tuple) else (importance,)
+        scaled = (rows * factor, columns[0] * factor) if columns else rows * factor
         whole = weighted_svd(weight, scaled, axis)
         torch.testing.assert_close(whole.sigma, base.sigma * (factor if axis == "both" else factor**0.5))
         torch.testing.assert_close(torch.mm(*whole.factors(3)), torch.mm(*base.factors(3)), rtol=0, atol=1e-10)
@@ -116,12 +119,11 @@ def test_gram_matrix_instead_of_an_svd(
         for side in importance if isinstance(importance, tuple) else (importance,):
             side[::3] = 0.0
     exact = weighted_svd(weight, importance, nested(axis))
-    calls = []
-    eigh = torch.linalg.eigh
-    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: calls.append(matrix.shape) or eigh(matrix))
+    eigh = Mock(wraps=torch.linalg.eigh)
+    monkeypatch.setattr(torch.linalg, "eigh", eigh)
     monkeypatch.setattr(module, "GRAM_FROM", min(shape))
     gram = weighted_svd(weight, importance, nested(axis))
-    assert calls == [(min(shape), min(shape))]
+    assert [matrix.shape for (matrix,), _ in eigh.call_args_list] == [(min(shape), min(shape))]
     torch.testing.assert_close(gram.sigma, exact.sigma, rtol=0, atol=1e-7 * float(exact.sigma[0]))
     assert (gram.sigma.diff() <= 0).all()
     torch.testing.assert_close(gram.basis.T @ gram.basis, torch.eye(min(shape), dtype=torch.float64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from lit_compress.run import callbacks
 from lit_compress.run.callbacks import FiniteSteps
 from lit_compress.utils.errors import UserError
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "BlockMovement": {"block": 8},
     "CoFi": {},
     "ITP": {},

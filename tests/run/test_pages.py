@@ -56,7 +56,7 @@ def read(page: Path) -> Reader:
     assert not found.open
     ids = [attrs["id"] for _, attrs in found.tags if "id" in attrs]
     assert len(ids) == len(set(ids))
-    links = [attrs["href"] for tag, attrs in found.tags if tag == "a"]
+    links = [str(attrs["href"]) for tag, attrs in found.tags if tag == "a"]
     assert all(link[1:] in ids for link in links if link.startswith("#"))
     links = [link for link in links if not link.startswith("#") and "pareto" not in link]
     assert all((page.parent / unquote(link)).exists() for link in links)

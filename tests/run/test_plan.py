@@ -108,7 +108,7 @@ def test_a_run_shows_and_keeps_what_it_has_found(short_run, tmp_path, capsys, ti
     assert (train["rows"], train["available"], dev["rows"], dev["available"]) == (100, 100, 30, 40)
     assert train["repeated"] == 100 - len({row["sentence"] for row in rows})
     assert report["metric"]["rows"] == 30 and report["metric"]["available"] == 40
-    score, low, high = report["compressed"]["metric"], *report["compressed"]["interval"]
+    score, (low, high) = report["compressed"]["metric"], report["compressed"]["interval"]
     said = capsys.readouterr().out
     assert f"\ndev accuracy {score:.4f} ± {(high - low) / 3.919928:.4f} (30 of 40 rows)\n" in said
     card = (tmp_path / "run" / "export" / "README.md").read_text()

@@ -224,13 +224,13 @@ def _write(folder, rows):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A sentence model, and texts in rows of one and of two."""
-    from transformers import BertTokenizerFast
+    from transformers import BertTokenizer
 
     folder, rng = tmp_path_factory.mktemp("embedding"), random.Random(0)
     model = folder / "model"
     make_net("bert", "stsb_embedding", dropout=0.0, initializer_range=0.3).save_pretrained(model)
     (model / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    BertTokenizerFast(str(model / "vocab.txt")).save_pretrained(model)
+    BertTokenizer(str(model / "vocab.txt")).save_pretrained(model)
     texts = [" ".join(rng.choices(WORDS, k=rng.randint(2, 9))) for _ in range(40)]
     rows = [{"text": text} for text in texts]
     _write(folder / "texts", {"train": rows[:28], "validation": rows[28:]})

@@ -258,7 +258,8 @@ def losses_on(device: str) -> dict[str, float]:
         if device != "cpu":
             second_device.reset()
         losses = logits_losses(student, batch["labels"], teacher=teacher)
-        sum(losses.values()).backward()
+        first, *others = losses.values()
+        sum(others, first).backward()
     waits = 0 if device == "cpu" else second_device.counts()["waits"]
     total = sum(p.grad.abs().sum() for p in nets[0].parameters())
     return {**{name: value.item() for name, value in losses.items()}, "gradient": float(total), "waits": waits}

@@ -26,14 +26,14 @@ TEXTS = Custom(kind="embedding")
 def place(tmp_path_factory):
     """A BERT, a Qwen3 that pads at the left and puts an end after every text, and texts."""
     from tokenizers.processors import TemplateProcessing
-    from transformers import BertTokenizerFast
+    from transformers import BertTokenizer
 
     folder, rng = tmp_path_factory.mktemp("sentences"), random.Random(0)
     for name, side in (("bert", "right"), ("qwen3", "left")):
         model = folder / name
         make_net(name, "stsb_embedding", dropout=0.0, initializer_range=0.3).save_pretrained(model)
         (model / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-        tokenizer = BertTokenizerFast(str(model / "vocab.txt"), padding_side=side, do_lower_case=False)
+        tokenizer = BertTokenizer(str(model / "vocab.txt"), padding_side=side, do_lower_case=False)
         if name == "qwen3":
             tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
                 single="$A [SEP]", special_tokens=[("[SEP]", 3)]

@@ -17,7 +17,8 @@ class Clock:
     """Seconds that only pass while a function works."""
 
     def __init__(self) -> None:
-        self.now, self.calls = 0.0, []
+        self.now = 0.0
+        self.calls: list[str] = []
 
     def __call__(self) -> float:
         return self.now
