@@ -206,7 +206,7 @@ def test_the_front_table_has_what_is_finished(
         small, folder = "int8" in words, Path(str(words[2]))
         folder.mkdir(parents=True)
         net = {"metric": 0.9, "interval": [0.88, 0.92], "density": 0.1}
-        program = {"bytes": 5_000_000 if "--vocabulary" in words else 13_000_000}
+        program: dict[str, Any] = {"bytes": 5_000_000 if "--vocabulary" in words else 13_000_000}
         program |= {"metric": 0.8, "interval": [0.78, 0.82]} if small else {}
         report = {"program": program, "compressed": net, "dense": net, "metric": {"rows": 872, "name": "accuracy"}}
         (folder / "report.json").write_text(json.dumps(report))
