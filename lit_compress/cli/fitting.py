@@ -26,6 +26,7 @@ from lit_compress.export.speed_asked import Programs, programs
 from lit_compress.methods.second_order import SecondOrder
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.models.budget import budget_line
+from lit_compress.models.sites import get_removable
 from lit_compress.models.storage import load_net
 from lit_compress.run.changes import go_on
 from lit_compress.run.details import keep_details
@@ -246,6 +247,7 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True) 
         run: that may be continued; None for a command that makes none.
         known: False: the density is found later, on the fine-tuned model.
     """
+    _settle_removal(cli)
     parts = cli.build()
     cli.tokens = settle_storage(parts).tokens
     if (budget := parts.method.budget) is None:
@@ -262,6 +264,18 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True) 
     if cli.density is None and known:
         cli.density = solve_budget(cli.build(), cli.at_density)
     return cli.build()
+
+
+def _settle_removal(cli: CommandLine) -> None:
+    """Leave components alone to ``auto``, if the family's heads and neurons cannot be removed."""
+    method = cli.build().method
+    if not isinstance(method, SecondOrder) or method.retrain.removes != "auto":
+        return
+    try:
+        get_removable(shapes_of(method))
+    except UserError as error:
+        note(f"retrain.removes: components; {str(error).partition(': ')[2]}")
+        cli.config.model.init_args.retrain.removes = "components"
 
 
 def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import pytest
 from mistakes import fails
+from tiny import write_backbone
 
 from lit_compress.__main__ import main
 from lit_compress.data.batching import drawn_order
@@ -102,6 +103,20 @@ def test_a_run_chooses_on_its_dense_net_and_keeps_it(short_run, tmp_path, monkey
     main([*args, "--ckpt_path", "last"])
     main(["export", str(folder), str(tmp_path / "again")])
     assert report_of(tmp_path / "again")["budget"] == report["budget"]
+
+
+def test_of_a_family_whose_heads_and_neurons_cannot_go_components_go(short_run, tmp_path, capsys):
+    """Before, plan and fit refused such a family under a speed budget, and factorize tried all kinds."""
+    backbone = str(write_backbone(tmp_path / "llama", "llama", "sst2"))
+    own = [backbone if number == 1 else word for number, word in enumerate(short_run)]
+    args = ["--model", "SecondOrder", *own, "--model.budget", "speedup=1.5x@eager,1x8",
+            "--model.retrain.calibration_examples", "24", "--run_dir", str(tmp_path / "run")]  # fmt: skip
+    for command in ("plan", "fit"):
+        main([command, *args])
+    said = capsys.readouterr().err
+    assert said.count("retrain.removes: components; sub-layers of 'llama' cannot be gated") == 1
+    report = report_of(tmp_path / "run")
+    assert [trial["removes"] for trial in report["tried"]] == ["components"] and report["budget"]["met"] is True
 
 
 def test_other_methods_search_their_shapes(words, tmp_path):
