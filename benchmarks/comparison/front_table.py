@@ -48,8 +48,9 @@ def sections() -> Iterator[str]:
     for task, rows, times in fronts():
         first = next(iter(rows.values()))
         name = first["program"]["name"]
+        measure = SCORES.get(name, name)
         yield HEAD.format(
-            task=NAMES.get(task, task), metric=SCORES.get(name, name).capitalize(), rows=first["program"]["rows"],
+            task=NAMES.get(task, task), metric=measure[0].upper() + measure[1:], rows=first["program"]["rows"],
             threads=first["threads"], rounds=times["shapes"][0]["rounds"] if times else 0,
             seeds="One seed" if len({row["seed"] for row in rows.values()}) == 1 else "Several seeds",
         )  # fmt: skip
