@@ -45,7 +45,7 @@ def at_loss(curve: Sequence[tuple[float, float]], loss: float) -> float | None:
 
 def times(folders: dict[str, Path], threads: int) -> dict[str, dict[str, float]]:
     """Return the median milliseconds of every export in every runtime, in turns."""
-    from lit_compress.export.bench import BenchedNet, Settings
+    from lit_compress.export.benched import BenchedNet, Settings
     from lit_compress.export.runtimes import RUNTIMES as KNOWN
     from lit_compress.utils.timing import in_turns, pinned
 

@@ -10,22 +10,19 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from rich.console import Console
-from torch import Tensor
 
 from lit_compress.analysis.alternatives import alternatives_figure, alternatives_table
 from lit_compress.analysis.speed import BUSY, far_line, is_busy, programs_table, speed_figure, times_table
 from lit_compress.cli.targets import Target, find_target
-from lit_compress.evaluation.evaluate import evaluate, interval_of
+from lit_compress.evaluation.evaluate import interval_of
 from lit_compress.evaluation.metrics import higher_is_better
-from lit_compress.export.bench import BATCHES, FILE, LENGTHS, ROUNDS, SECONDS, BenchedNet, Settings, bench
+from lit_compress.export.bench import FILE, bench
+from lit_compress.export.benched import BATCHES, LENGTHS, ROUNDS, SECONDS, Settings, Source
 from lit_compress.export.modelling import MODULE
-from lit_compress.export.number_format import Program
 from lit_compress.export.quantize import Feed, training_feeds
 from lit_compress.export.report import of_all
 from lit_compress.export.runtimes import RUNTIMES, Runner
-from lit_compress.models.checks import check_head
 from lit_compress.models.own_code import trust_code
 from lit_compress.utils.devices import find_device
 from lit_compress.utils.errors import UserError, nearest
@@ -111,7 +108,7 @@ def bench_command(args: list[str], about: str | None) -> None:
         data.read_as(str(folder))
         return training_feeds(data, "int8")
 
-    def score(source: BenchedNet, run: Runner) -> dict[str, Any]:
+    def score(source: Source, run: Runner) -> dict[str, Any]:
         try:
             return scored(source, run)
         except UserError:
@@ -119,17 +116,9 @@ def bench_command(args: list[str], about: str | None) -> None:
                 raise
             return {}  # without data there is no metric
 
-    def scored(source: BenchedNet, run: Runner) -> dict[str, Any]:
+    def scored(source: Source, run: Runner) -> dict[str, Any]:
         data = target.parse(rest, "bench").build().data
-        data.read_as(str(source.folder))
-        check_head(f"bench: '{source.folder}'", source.net.config, data.record)
-        names, key = source.setting.results, f"val/{data.record.metrics[0]}"
-
-        def answers(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-            results = run({name: value.numpy() for name, value in inputs.items()})
-            return {name: torch.as_tensor(value) for name, value in zip(names, results, strict=True)}
-
-        scores = evaluate(Program(answers, source.net.config), data, sure=True)  # type: ignore[arg-type]
+        scores, key = source.scores(run, data), f"val/{data.record.metrics[0]}"
         return {"metric": scores[key], "interval": interval_of(scores, key)}
 
     def keep(results: dict[str, Any]) -> None:

@@ -9,185 +9,34 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 
 from lit_compress.export import runtimes
-from lit_compress.export.modelling import MODULE, is_own_code
-from lit_compress.export.program import example_inputs, program_bytes, write_program
-from lit_compress.export.quantize import Feed, quantize
+from lit_compress.export.benched import Settings, Source, Texts, benched
 from lit_compress.export.report import hardware, versions
-from lit_compress.export.runtimes import (
-    NEEDED,
-    ONNX,
-    ONNX_INT8,
-    OPENVINO,
-    OPENVINO_INT8,
-    RUNTIMES,
-    Inputs,
-    Runner,
-    Runtime,
-    Setting,
-)
-from lit_compress.models.own_code import check_code, trusts_code
-from lit_compress.models.positions import usable_positions
-from lit_compress.models.shards import tensor_files
-from lit_compress.models.storage import load_net
-from lit_compress.tasks import task_type_of_net
+from lit_compress.export.runtimes import NEEDED, Runner, Runtime
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import Bar, track
 from lit_compress.utils.timing import in_turns, is_steady, pinned, speedup, summary
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-BATCHES, LENGTHS = (1, 8, 32, 128), (32, 128, 384)
 PROBES = ((1, 11), (3, 37))  # batch and length at which results are compared
 MEMORY_TOKENS = 32 * 128  # the largest shape up to here is that at which memory is measured
-ROUNDS, SECONDS = 30, 60.0
 FILE = "bench.json"
 
-Texts = Callable[[Path], list[Feed]]
-Score = Callable[["BenchedNet", Runner], dict[str, Any]]
-_PLAIN = {ONNX_INT8: ONNX, OPENVINO_INT8: OPENVINO}  # which program in float32 becomes one of int8
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is measured.
-
-    Attributes:
-        batches, lengths: sizes of the batches and lengths in tokens, each with each.
-        own: further lengths, those of the task, by what they are.
-        runtimes: their names.
-        threads: of every runtime.
-        rounds: forwards of every model at every shape.
-        seconds: no further round of a shape begins after these.
-        device: ``cpu`` or ``cuda``.
-        trust: run the code of a folder also if this version would not write it.
-    """
-
-    batches: tuple[int, ...] = BATCHES
-    lengths: tuple[int, ...] = LENGTHS
-    own: tuple[tuple[str, int], ...] = ()
-    runtimes: tuple[str, ...] = tuple(RUNTIMES)
-    threads: int = 1
-    rounds: int = ROUNDS
-    seconds: float = SECONDS
-    device: str = "cpu"
-    trust: bool = False
-
-    def shapes(self, limit: int) -> list[tuple[int, int]]:
-        """Return batch and length of all shapes that nets read which have ``limit`` positions, the cheapest first."""
-        lengths = {length for length in (*self.lengths, *(length for _, length in self.own)) if length <= limit}
-        pairs = [(batch, length) for batch in set(self.batches) for length in lengths]
-        return sorted(pairs, key=lambda shape: (shape[0] * shape[1], shape))
-
-
-class BenchedNet:
-    """A folder whose net is timed.
-
-    Args:
-        label: ``dense`` or ``compressed``.
-        folder: an export, or what ``save_pretrained`` wrote.
-        settings: how it is run.
-        work: folder for programs that are not beside the net.
-        texts: function of the folder that returns training texts, from which int8 reads ranges of activations.
-
-    Raises:
-        UserError: it cannot be loaded, or brings code that is not that of an export.
-    """
-
-    def __init__(self, label: str, folder: Path, settings: Settings, work: Path, texts: Texts | None = None) -> None:
-        self.label, self.folder, self.work, self.texts = label, folder, work / label, texts
-        self.work.mkdir()
-        self.net, self.tokenizer = self._load(), _tokenizer(folder)
-        kind = task_type_of_net(self.net.config)
-        if not (settings.trust or is_own_code(self.net, folder)):
-            raise UserError(
-                f"bench: '{folder}' brings code that this version of lit_compress does not write; --trust_remote_code "
-                "runs it, or export the net again"
-            )
-        trust = trusts_code() or (folder / f"{MODULE}.py").is_file()
-        self.setting = Setting(kind.auto_class, kind.results, settings.threads, settings.device, trust=trust)
-
-    @property
-    def longest(self) -> int:
-        """How many tokens the net reads."""
-        return usable_positions(self.net.config) or sys.maxsize
-
-    @cached_property
-    def quantized(self) -> dict[str, str]:
-        """The program of integers in the folder, of ``export --dtype``: its file and its dtype; {} for none."""
-        report = self.folder / "report.json"
-        program = (json.loads(report.read_text()).get("program") if report.is_file() else None) or {}
-        return {program.get("file", ONNX): program["dtype"]} if "dtype" in program else {}
-
-    def _load(self) -> PreTrainedModel:
-        import transformers
-
-        if (self.folder / "structure.json").is_file():
-            return load_net(self.folder)
-        try:
-            check_code(f"bench: '{self.folder}'", self.folder)
-            trust = {"trust_remote_code": trusts_code()}
-            config = transformers.AutoConfig.from_pretrained(self.folder, **trust)
-            kind = getattr(transformers, task_type_of_net(config).auto_class)
-            return kind.from_pretrained(self.folder, dtype=torch.float32, **trust).eval()
-        except UserError:
-            raise
-        except Exception as error:
-            reason = " ".join(str(error).split())[:160]
-            raise UserError(f"bench: cannot load a net from '{self.folder}': {reason}") from error
-
-    def inputs(self, batch: int, length: int, padded: bool = False) -> Inputs:
-        """Return arrays of random tokens; ``padded``: half of the second text is padding."""
-        tensors = example_inputs(self.net, self.tokenizer, batch, length, padded)
-        return {name: value.numpy() for name, value in tensors.items()}
-
-    def at_tokens(self, results: Sequence[Any], inputs: Inputs) -> np.ndarray:
-        """Return the results as one array, without those of padding."""
-        whole = torch.stack([torch.as_tensor(value).cpu() for value in results])
-        mask = {"attention_mask": torch.from_numpy(inputs["attention_mask"])}
-        return task_type_of_net(self.net.config).at_tokens(whole, mask).numpy()
-
-    def file(self, name: str | None) -> Path:
-        """Return what a runtime reads: the folder, or a program, which is written first if it is not there."""
-        if name is None:
-            return self.folder
-        plain, made = _PLAIN.get(name, name), self.work / name
-        if (self.folder / plain).is_file() and self.quantized.get(plain) == (None if name == plain else "int8"):
-            return self.folder / plain
-        if not made.is_file() and name == plain:
-            write_program(self.net, self.tokenizer, self.work, "onnx" if name == ONNX else "openvino")
-        elif not made.is_file():
-            if self.texts is None:
-                raise LookupError("needs training texts, from which it reads the ranges of activations")
-            quantize(self.file(plain), made, self.texts(self.folder))
-        return made
-
-
-def _tokenizer(folder: Path) -> Any:
-    """Return the tokenizer of a folder; where it has none, what says that token types are not needed."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trusts_code())
-    except Exception:  # any of many
-        return lambda text: {}
+Score = Callable[[Source, Runner], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class OpenedProgram:
     """A net in a runtime, ready to be timed."""
 
-    source: BenchedNet
+    source: Source
     runtime: Runtime
     path: Path
     run: Runner
@@ -202,15 +51,8 @@ class OpenedProgram:
         """Return what the result says of it."""
         return {
             "net": self.source.label, "runtime": self.runtime.name, "dtype": self.runtime.dtype,
-            "difference": self.difference, "far": self.far, "bytes": _bytes(self.path) or None,
+            "difference": self.difference, "far": self.far, "bytes": self.source.bytes(self.path) or None,
         }  # fmt: skip
-
-
-def _bytes(path: Path) -> int:
-    """Return the size of a program, or of the tensors of a folder."""
-    if path.is_file():
-        return program_bytes(path)
-    return sum(file.stat().st_size for file in tensor_files(path) if file.is_file())
 
 
 def bench(
@@ -227,7 +69,8 @@ def bench(
         nets: label -> folder; where there is a ``dense`` one, the other is compared with it.
         settings: what is measured.
         keep: is called with the result after every shape. Ctrl-C ends the work with what there is (``stopped``).
-        texts: as :class:`BenchedNet`; without it programs of int8 are timed only if a folder has them.
+        texts: as :class:`~lit_compress.export.benched.BenchedNet`; without it programs of int8 are timed only if a
+            folder has them.
         score: function of a net and of a runtime's call that returns what the result says of its answers.
         score_all: score every program; else those of nets that integers change by more than is usual.
 
@@ -235,7 +78,7 @@ def bench(
         UserError: a folder cannot be loaded, or no runtime is left.
     """
     with tempfile.TemporaryDirectory() as work, pinned(settings.threads):
-        sources = [BenchedNet(label, folder, settings, Path(work), texts) for label, folder in nets.items()]
+        sources = [benched(label, folder, settings, Path(work), texts) for label, folder in nets.items()]
         limit = min(source.longest for source in sources)
         shapes = settings.shapes(limit)
         if not shapes:
@@ -273,7 +116,7 @@ def bench(
     return result
 
 
-def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[dict[str, str]]) -> list[OpenedProgram]:
+def _opened(sources: Sequence[Source], settings: Settings, left_out: list[dict[str, str]]) -> list[OpenedProgram]:
     """Load every net in every runtime that can have it and agrees with PyTorch; append the others to ``left_out``.
 
     Programs of integers need not agree, if their results are finite.
@@ -281,14 +124,14 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
     opened = []
     for source in sources:
         probes = [source.inputs(*shape, padded=True) for shape in PROBES]
-        eager = RUNTIMES["eager"].load(source.folder, source.setting)
-        expected = [source.at_tokens(eager(probe), probe) for probe in probes]
-        for name in track(settings.runtimes, f"load {source.label}", len(settings.runtimes)):
-            runtime = RUNTIMES[name]
+        given, known = source.runtimes(settings.runtimes), source.reference
+        reference = known.load(source.file(known.reads), source.setting)
+        expected = [source.at_tokens(reference(probe), probe) for probe in probes]
+        for runtime in track(given, f"load {source.label}", len(given)):
             try:
                 _check_installed(runtime)
                 path = source.file(runtime.reads)
-                run = eager if name == "eager" else runtime.load(path, source.setting)
+                run = reference if runtime is known else runtime.load(path, source.setting)
                 results = [source.at_tokens(run(probe), probe) for probe in probes]
                 difference = float(np.max([*map(_difference, results, expected)]))  # max() would lose nan
                 integers = runtime.dtype != "float32" and np.isfinite(difference)
@@ -299,9 +142,9 @@ def _opened(sources: Sequence[BenchedNet], settings: Settings, left_out: list[di
                 opened.append(OpenedProgram(source, runtime, path, run, difference))
             except Exception as error:  # compilers, exporters and runtimes raise anything
                 lines = str(error).strip().splitlines() or [type(error).__name__]
-                reason = {"what": f"{name} of the {source.label} net", "why": lines[0][:160]}
+                reason = {"what": f"{runtime.name} of the {source.label} net", "why": lines[0][:160]}
                 if isinstance(error, ModuleNotFoundError):
-                    reason["what"] = name
+                    reason["what"] = runtime.name
                 if reason not in left_out:
                     left_out.append(reason)
     if not opened:

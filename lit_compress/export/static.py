@@ -8,6 +8,7 @@ regression on the vector of the text, and of two texts u and v on [u, v, |u - v|
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from lit_compress.evaluation.evaluate import score_outputs
 from lit_compress.export.quantize import silent
+from lit_compress.export.runtimes import mean_vectors
 from lit_compress.models.storage import load_net
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.progress import track
@@ -38,19 +40,10 @@ def check_installed(what: str) -> None:
         raise UserError(f"{what}: static vectors need {', '.join(missing)}; in the clone: pip install '.[static]'")
 
 
-def mean_vectors(table: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Return the normalized mean vector of every text; 0 for a text without tokens.
-
-    Args:
-        table: float [tokens, width].
-        ids: int [texts, length].
-        mask: [texts, length], 1 at tokens that count, else 0.
-
-    Returns:
-        float [texts, width].
-    """
-    sums = np.einsum("blw,bl->bw", table[ids], mask.astype(table.dtype))  # the mean has the same direction
-    return sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), np.finfo(table.dtype).tiny)
+def is_static(folder: Path) -> bool:
+    """Return whether model2vec saved a folder."""
+    config = folder / "config.json"
+    return config.is_file() and json.loads(config.read_text()).get("model_type") == "model2vec"
 
 
 def features(first: np.ndarray, second: np.ndarray | None = None) -> np.ndarray:
@@ -60,6 +53,7 @@ def features(first: np.ndarray, second: np.ndarray | None = None) -> np.ndarray:
     return np.concatenate([first, second, np.abs(first - second), first * second], axis=1)
 
 
+@torch.inference_mode(False)
 def logistic_regression(inputs: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Return weight [classes, width] and bias [classes] of the logistic regression with the least loss.
 
@@ -71,7 +65,7 @@ def logistic_regression(inputs: Tensor, labels: Tensor, classes: int) -> tuple[T
         labels: int [rows].
         classes: number of classes.
     """
-    inputs = inputs.double()
+    inputs, labels = inputs.to(torch.float64, copy=True), labels.clone()  # a caller's may be without gradients
     weight = torch.zeros(classes, inputs.shape[1], dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_grad=1e-6)

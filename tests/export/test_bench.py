@@ -15,7 +15,8 @@ from tiny import make_net
 
 from lit_compress.export import bench as module
 from lit_compress.export import runtimes
-from lit_compress.export.bench import Settings, bench, shape_entry
+from lit_compress.export.bench import bench, shape_entry
+from lit_compress.export.benched import BenchedNet, Settings
 from lit_compress.export.modelling import write_model
 from lit_compress.export.program import write_program
 from lit_compress.export.runtimes import RUNTIMES, Runtime, Setting, start_fresh
@@ -112,7 +113,7 @@ def test_the_program_of_8_bits_that_an_export_has(tmp_path):
     work.mkdir()
     (folder / "model.onnx").write_bytes(b"8 bits")
     (folder / "report.json").write_text(json.dumps({"program": {"dtype": "int8"}}))
-    source = module.BenchedNet("compressed", folder, FEW, work)
+    source = BenchedNet("compressed", folder, FEW, work)
     (source.work / "model.onnx").write_bytes(b"32 bits")
     assert source.file("model.int8.onnx").read_bytes() == b"8 bits"
     assert source.file("model.onnx").read_bytes() == b"32 bits"
@@ -121,11 +122,11 @@ def test_the_program_of_8_bits_that_an_export_has(tmp_path):
     (folder / "report.json").write_text(json.dumps({"program": {"dtype": "int8", "file": "openvino_model.xml"}}))
     (folder / "openvino_model.xml").write_bytes(b"8 bits of another runtime")
     (other := tmp_path / "other").mkdir()
-    source = module.BenchedNet("compressed", folder, FEW, other)
+    source = BenchedNet("compressed", folder, FEW, other)
     assert source.file("openvino_model.int8.xml").read_bytes() == b"8 bits of another runtime"
     (folder / "report.json").write_text("{}")
     (plain := tmp_path / "plain").mkdir()
-    assert module.BenchedNet("compressed", folder, FEW, plain).file("model.onnx").read_bytes() == b"8 bits"
+    assert BenchedNet("compressed", folder, FEW, plain).file("model.onnx").read_bytes() == b"8 bits"
 
 
 def test_a_program_of_8_bits_of_an_earlier_version(tmp_path):

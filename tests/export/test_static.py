@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.export import static as module
+from lit_compress.export.benched import Settings, benched
 from lit_compress.export.static import (
     StaticVectors,
     distil,
@@ -47,7 +48,8 @@ def test_the_logistic_regression_is_that_of_scikit_learn(classes):
     draw = torch.Generator().manual_seed(classes)
     inputs = torch.randn(300, 4, generator=draw)
     labels = (inputs @ torch.randn(4, classes, generator=draw) + torch.randn(300, classes, generator=draw)).argmax(1)
-    weight, bias = logistic_regression(inputs, labels, classes)
+    with torch.inference_mode():  # as bench has it
+        weight, bias = logistic_regression(inputs.clone(), labels.clone(), classes)
     known = LogisticRegression(tol=1e-8, max_iter=1000).fit(inputs.double().numpy(), labels.numpy())
     expected = known.predict_proba(inputs.double().numpy())
     if classes > 2:  # of two classes scikit-learn has one weight, whose norm is another penalty
@@ -109,3 +111,5 @@ def test_mistakes_are_one_line(folder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"^bench: static vectors need no_such_package; in the clone: pip install"):
         module.check_installed("bench")
     assert "model2vec" in sys.modules
+    with pytest.raises(UserError, match=r"which run on the CPU; nearest: --device cpu"):
+        benched("vectors", folder, Settings(device="meta"), tmp_path)
