@@ -78,20 +78,20 @@ class Settings:
     trust: bool = False
 
     def shapes(self, limit: int) -> list[tuple[int, int]]:
-        """Return batch and length of all shapes that nets read which have ``limit`` positions, the cheapest first."""
+        """Return batch and length of all shapes that models read that have ``limit`` positions, the cheapest first."""
         lengths = {length for length in (*self.lengths, *(length for _, length in self.own)) if length <= limit}
         pairs = [(batch, length) for batch in set(self.batches) for length in lengths]
         return sorted(pairs, key=lambda shape: (shape[0] * shape[1], shape))
 
 
 class BenchedNet:
-    """A folder whose net is timed.
+    """A folder whose model is timed.
 
     Args:
         label: ``dense`` or ``compressed``.
         folder: an export, or what ``save_pretrained`` wrote.
         settings: how it is run.
-        work: folder for programs that are not beside the net.
+        work: folder for programs that are not next to the model.
         texts: function of the folder that returns training texts, from which int8 reads ranges of activations.
 
     Raises:
@@ -108,7 +108,7 @@ class BenchedNet:
         if not (settings.trust or is_own_code(self.net, folder)):
             raise UserError(
                 f"bench: '{folder}' brings code that this version of lit_compress does not write; --trust_remote_code "
-                "runs it, or export the net again"
+                "runs it, or export the model again"
             )
         trust = trusts_code() or (folder / f"{MODULE}.py").is_file()
         self.setting = Setting(kind.auto_class, kind.results, settings.threads, settings.device, trust=trust)
@@ -119,7 +119,7 @@ class BenchedNet:
 
     @property
     def longest(self) -> int:
-        """How many tokens the net reads."""
+        """How many tokens the model reads."""
         return usable_positions(self.net.config) or sys.maxsize
 
     @cached_property
@@ -144,7 +144,7 @@ class BenchedNet:
             raise
         except Exception as error:
             reason = " ".join(str(error).split())[:160]
-            raise UserError(f"bench: cannot load a net from '{self.folder}': {reason}") from error
+            raise UserError(f"bench: cannot load a model from '{self.folder}': {reason}") from error
 
     def inputs(self, batch: int, length: int, padded: bool = False) -> Inputs:
         """Return arrays of random tokens; ``padded``: half of the second text is padding."""
