@@ -58,7 +58,7 @@ class Settings:
 
     Attributes:
         batches, lengths: sizes of the batches and lengths in tokens, each with each.
-        own: further lengths, those of the task, by what they are.
+        own: further lengths, by name, e.g. the median of the texts.
         runtimes: their names.
         threads: of every runtime.
         rounds: forwards of every model at every shape.
@@ -95,7 +95,7 @@ class BenchedNet:
         texts: function of the folder that returns training texts, from which int8 reads ranges of activations.
 
     Raises:
-        UserError: it cannot be loaded, or brings code that is not that of an export.
+        UserError: it cannot be loaded, or brings code that no export has.
     """
 
     reference = RUNTIMES["eager"]
@@ -152,7 +152,7 @@ class BenchedNet:
         return {name: value.numpy() for name, value in tensors.items()}
 
     def at_tokens(self, results: Sequence[Any], inputs: Inputs) -> np.ndarray:
-        """Return the results as one array, without those of padding."""
+        """Return the results as one array, without padding."""
         whole = torch.stack([torch.as_tensor(value).cpu() for value in results])
         mask = {"attention_mask": torch.from_numpy(inputs["attention_mask"])}
         return task_type_of_net(self.net.config).at_tokens(whole, mask).numpy()

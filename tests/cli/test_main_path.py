@@ -77,7 +77,8 @@ def test_labels_in_another_order_are_a_warning(extra, model, reviews, tmp_path, 
     labels = {"id2label": {0: "GOOD", 1: "BAD"}, "label2id": {"GOOD": 0, "BAD": 1}}
     path.write_text(json.dumps(json.loads(path.read_text()) | labels))
     with pytest.warns(
-        UserWarning, match=r"order \(GOOD, BAD\) than the data \(bad, good\): .*'\[\"good\", \"bad\"\]' uses it"
+        UserWarning,
+        match=r"order \(GOOD, BAD\) than the data \(bad, good\): .*'\[\"good\", \"bad\"\]' uses the head unchanged",
     ):
         run_fit(command(model, reviews, tmp_path / "run", *extra)[1:])
     with warnings.catch_warnings():
