@@ -111,10 +111,11 @@ def bench_command(args: list[str], about: str | None) -> None:
     def score(source: Source, run: Runner) -> dict[str, Any]:
         try:
             return scored(source, run)
-        except UserError:
+        except UserError as error:
             if given.against:
                 raise
-            return {}  # without data there is no metric
+            note(f"bench: no dev metric of the {source.label} model: {error}")
+            return {}
 
     def scored(source: Source, run: Runner) -> dict[str, Any]:
         data = target.parse(rest, "bench").build().data

@@ -1,4 +1,4 @@
-"""How fast nets are on this machine: every net in every runtime, in turns, over batch sizes and lengths."""
+"""The speed of models on this machine: every model in every runtime, in turns, over batch sizes and lengths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Score = Callable[[Source, Runner], dict[str, Any]]
 
 @dataclass(frozen=True)
 class OpenedProgram:
-    """A net in a runtime, ready to be timed."""
+    """A model in a runtime, ready to be timed."""
 
     source: Source
     runtime: Runtime
@@ -44,11 +44,11 @@ class OpenedProgram:
 
     @property
     def far(self) -> bool:
-        """Whether integers change the results by more than is usual; the metric says what such a program is worth."""
+        """Whether integers change the results by more than is usual; its metric shows the cost."""
         return self.difference > self.runtime.tolerance
 
     def entry(self) -> dict[str, Any]:
-        """Return what the result says of it."""
+        """Return its entry in the result."""
         return {
             "net": self.source.label, "runtime": self.runtime.name, "dtype": self.runtime.dtype,
             "difference": self.difference, "far": self.far, "bytes": self.source.bytes(self.path) or None,
@@ -63,16 +63,16 @@ def bench(
     score: Score | None = None,
     score_all: bool = False,
 ) -> dict[str, Any]:
-    """Time nets in runtimes and return what was found.
+    """Time models in runtimes and return the result.
 
     Args:
         nets: label -> folder; where there is a ``dense`` one, the other is compared with it.
-        settings: what is measured.
-        keep: is called with the result after every shape. Ctrl-C ends the work with what there is (``stopped``).
+        settings: shapes, runtimes and threads.
+        keep: is called with the result after every shape. Ctrl-C ends the work with the result so far (``stopped``).
         texts: as :class:`~lit_compress.export.benched.BenchedNet`; without it programs of int8 are timed only if a
             folder has them.
-        score: function of a net and of a runtime's call that returns what the result says of its answers.
-        score_all: score every program; else those of nets that integers change by more than is usual.
+        score: function of a folder and of a runtime's call that returns the metric of its answers and their interval.
+        score_all: score every program; else the programs of models that integers change by more than is usual.
 
     Raises:
         UserError: a folder cannot be loaded, or no runtime is left.
@@ -82,9 +82,9 @@ def bench(
         limit = min(source.longest for source in sources)
         shapes = settings.shapes(limit)
         if not shapes:
-            raise UserError(f"length: {min(settings.lengths)} is more than the net reads; the largest is {limit}")
+            raise UserError(f"length: {min(settings.lengths)} is more than the model reads; the largest is {limit}")
         left_out: list[dict[str, str]] = [
-            {"what": f"length {length}", "why": f"the net reads {limit} tokens"}
+            {"what": f"length {length}", "why": f"the model reads {limit} tokens"}
             for length in sorted({*settings.lengths, *(length for _, length in settings.own)})
             if length > limit
         ]
@@ -117,7 +117,7 @@ def bench(
 
 
 def _opened(sources: Sequence[Source], settings: Settings, left_out: list[dict[str, str]]) -> list[OpenedProgram]:
-    """Load every net in every runtime that can have it and agrees with PyTorch; append the others to ``left_out``.
+    """Load every model in every runtime that can have it and agrees with PyTorch; append the others to ``left_out``.
 
     Programs of integers need not agree, if their results are finite.
     """
@@ -142,7 +142,7 @@ def _opened(sources: Sequence[Source], settings: Settings, left_out: list[dict[s
                 opened.append(OpenedProgram(source, runtime, path, run, difference))
             except Exception as error:  # compilers, exporters and runtimes raise anything
                 lines = str(error).strip().splitlines() or [type(error).__name__]
-                reason = {"what": f"{runtime.name} of the {source.label} net", "why": lines[0][:160]}
+                reason = {"what": f"{runtime.name} of the {source.label} model", "why": lines[0][:160]}
                 if isinstance(error, ModuleNotFoundError):
                     reason["what"] = runtime.name
                 if reason not in left_out:
@@ -153,7 +153,7 @@ def _opened(sources: Sequence[Source], settings: Settings, left_out: list[dict[s
 
 
 def _scored(programs: Sequence[OpenedProgram], score: Score) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return what is said of the answers by net and runtime; runtimes of float32 give those of the first of them."""
+    """Return the metrics by model and runtime; all runtimes of float32 have the metric of the first."""
     known: dict[tuple[str, str], dict[str, Any]] = {}
     for program in track(programs, "evaluate", len(programs)):
         label, runtime = program.source.label, program.runtime
@@ -204,7 +204,7 @@ def _measure_fresh(
 def _measure_shape(
     programs: Sequence[OpenedProgram], batch: int, length: int, settings: Settings, bar: Bar
 ) -> dict[str, Any]:
-    """Time all programs at one shape and return what the result says of it."""
+    """Time all programs at one shape and return its entry in the result."""
     inputs = {p.source.label: p.source.inputs(batch, length) for p in programs}
     share = batch * length / settings.rounds
     times = in_turns(
@@ -218,10 +218,10 @@ def _measure_shape(
 def shape_entry(
     batch: int, length: int, programs: Sequence[OpenedProgram], times: Sequence[Sequence[float]]
 ) -> dict[str, Any]:
-    """Return what the result says of one shape.
+    """Return the entry of one shape in the result.
 
-    ``over_dense`` compares a net with the dense one in the same runtime, ``over_eager`` a runtime with PyTorch's for
-    the same net.
+    ``over_dense`` compares a model with the dense one in the same runtime, ``over_eager`` a runtime with PyTorch's for
+    the same model.
     """
     by_program = {(p.source.label, p.runtime.name): record for p, record in zip(programs, times, strict=True)}
     entries = []

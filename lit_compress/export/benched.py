@@ -1,4 +1,4 @@
-"""What ``bench`` times: folders of models, and of static vectors, each with its runtimes, inputs and scores."""
+"""The folders that ``bench`` times, of models or of static vectors: their runtimes, inputs and scores."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class BenchedNet:
         return task_type_of_net(self.net.config).at_tokens(whole, mask).numpy()
 
     def file(self, name: str | None) -> Path:
-        """Return what a runtime reads: the folder, or a program, which is written first if it is not there."""
+        """Return the input of a runtime: the folder, or a program, which is written first if it is not there."""
         if name is None:
             return self.folder
         plain, made = _PLAIN.get(name, name), self.work / name
@@ -259,7 +259,7 @@ Source = BenchedNet | BenchedVectors
 
 
 def benched(label: str, folder: Path, settings: Settings, work: Path, texts: Texts | None = None) -> Source:
-    """Return what times a folder; the arguments of :class:`BenchedNet`."""
+    """Return a folder with its runtimes; the arguments of :class:`BenchedNet`."""
     if static.is_static(folder):
         return BenchedVectors(label, folder, settings, work)
     return BenchedNet(label, folder, settings, work, texts)

@@ -8,7 +8,6 @@ regression on the vector of the text, and of two texts u and v on [u, v, |u - v|
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from lit_compress.export.quantize import silent
 from lit_compress.export.runtimes import mean_vectors
 from lit_compress.models.storage import load_net
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import read_json
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def check_installed(what: str) -> None:
 def is_static(folder: Path) -> bool:
     """Return whether model2vec saved a folder."""
     config = folder / "config.json"
-    return config.is_file() and json.loads(config.read_text()).get("model_type") == "model2vec"
+    return config.is_file() and read_json("bench", config, dict).get("model_type") == "model2vec"
 
 
 def features(first: np.ndarray, second: np.ndarray | None = None) -> np.ndarray:
@@ -83,7 +83,7 @@ def logistic_regression(inputs: Tensor, labels: Tensor, classes: int) -> tuple[T
 
 @dataclass
 class StaticVectors:
-    """A table of vectors, and what answers a task with them.
+    """A table of vectors, and a head that answers a task.
 
     Attributes:
         table: float32 [tokens, width].
@@ -174,7 +174,7 @@ def read(folder: Path) -> StaticVectors:
 
 
 def fit_head(static: StaticVectors, data: DataModule) -> StaticVectors:
-    """Return the vectors with what answers a task: a logistic regression on the training rows, or the cosine.
+    """Return the vectors with a head: a logistic regression on the training rows, or the cosine.
 
     Raises:
         UserError: the task is neither classification nor the similarity of two texts.

@@ -54,7 +54,7 @@ def test_lengths_are_those_of_the_task(run, tmp_path, capsys):
     assert {s["length"] for s in result["shapes"]} == {32, *result["own_lengths"].values()}
     assert [left["what"] for left in result["left_out"]] == ["length 128", "length 384"]  # of 64 positions
     said = capsys.readouterr()
-    assert "left out: length 384: the net reads 64 tokens" in said.out
+    assert "left out: length 384: the model reads 64 tokens" in said.out
     assert "is compared with nothing; name its dense model with --baseline DENSE" in said.err
     rows = [{"sentence": " ".join(["film"] * n)} for n in (1, 2, 3, 4, 17)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -107,6 +107,8 @@ def test_static_vectors_are_one_of_several_models(run, tiny_backbone, tmp_path, 
     times = {(e["net"], e["runtime"]) for shape in found(tmp_path)["shapes"] for e in shape["times"]}
     assert times == {("dense", "eager"), ("vectors", "static"), ("compressed", "eager")}
     assert "vectors" in capsys.readouterr().out
+    (tmp_path / "vectors" / "config.json").write_text("{")
+    assert "config.json' is not readable JSON" in fails(capsys, *line)
 
 
 def test_integers_that_are_far_off_are_a_warning(run, tmp_path, capsys, monkeypatch):
@@ -131,8 +133,9 @@ def test_integers_that_are_far_off_are_a_warning(run, tmp_path, capsys, monkeypa
     assert f"; dev metric {small['metric']:.4f}, not {dense:.4f}\n" in said and small["metric"] < dense
     shutil.copytree(run / "dense" / "net", tmp_path / "net")  # which nobody knows the data of
     main(["bench", str(tmp_path / "net"), *line])
-    said = capsys.readouterr().out
-    assert "!: far of the compressed model: " in said and " % of the largest\n" in said and "dev metric" not in said
+    said = capsys.readouterr()
+    assert "!: far of the compressed model: " in said.out and " % of the largest\n" in said.out
+    assert "dev metric" not in said.out and "bench: no dev metric of the compressed model: " in said.err
 
 
 def test_ctrl_c_keeps_what_is_measured(run, tmp_path, capsys, monkeypatch):
@@ -166,7 +169,7 @@ def test_mistakes_are_one_line(run, tmp_path, capsys):
         ([run, "--lenght", "8"], "unknown option 'lenght'; did you mean 'length'?"),
         ([run, "--baseline", "/nowhere"], "--baseline: no folder '/nowhere'"),
         ([run, "--output", tmp_path / "file"], "is a file; give a new or empty folder"),
-        ([run, "--length", "4000"], "length: 4000 is more than the net reads; the largest is 64"),
+        ([run, "--length", "4000"], "length: 4000 is more than the model reads; the largest is 64"),
         ([run / "retrain" / "net"], "is the model of a stage, which loads in this package only; give the run"),
         ([run / "dense" / "net", "--data.pth", "x"], "unknown option 'data.pth'; did you mean 'data.path'?"),
     ]:

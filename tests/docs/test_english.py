@@ -13,8 +13,8 @@ from pages import PAGES, ROOT, blocks
 
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "benchmarks").glob("*/findings.md"))]
 ROOMS = sorted(path for path in (ROOT / "lit_compress").iterdir() if (path / "__init__.py").is_file())
-# exports hold a copy of these layers, by which later versions know them; the other two hold code as text
-COPIED = ("lit_compress/layers/deployed/", "lit_compress/export/check.py", "lit_compress/export/bench.py")
+# exports hold a copy of these layers, by which later versions know them; the other holds code as text
+COPIED = ("lit_compress/layers/deployed/", "lit_compress/export/check.py")
 # in place of: model, next to or compared with, again, except, is before, also
 PRIVATE = re.compile(
     r"\b(?:nets?|beside|anew|but for|stands? (?:before|after|behind))\b|, too(?! (?:few|many))\b", flags=re.I

@@ -172,11 +172,11 @@ def test_what_differs_or_is_not_there_is_not_timed(monkeypatch):
     assert {entry["runtime"] for entry in result["shapes"][0]["times"]} == {"near"}
     assert result["programs"][0]["difference"] == pytest.approx(0.01, rel=1e-2)
     assert [(left["what"], left["why"]) for left in result["left_out"]] == [
-        ("wrong of the dense net", "its results differ from PyTorch's by 1.0e-02, more than 1e-04"),
-        ("nothing of the dense net", "its results differ from PyTorch's by nan, more than 1e-04"),
+        ("wrong of the dense model", "its results differ from PyTorch's by 1.0e-02, more than 1e-04"),
+        ("nothing of the dense model", "its results differ from PyTorch's by nan, more than 1e-04"),
         ("absent", "not installed; pip install no_such_package"),
-        ("wrong of the compressed net", "its results differ from PyTorch's by 1.0e-02, more than 1e-04"),
-        ("nothing of the compressed net", "its results differ from PyTorch's by nan, more than 1e-04"),
+        ("wrong of the compressed model", "its results differ from PyTorch's by 1.0e-02, more than 1e-04"),
+        ("nothing of the compressed model", "its results differ from PyTorch's by nan, more than 1e-04"),
     ]
     with pytest.raises(UserError, match="no runtime is left; absent: not installed; pip install no_such_package"):
         bench(NETS, replace(FEW, runtimes=("absent",)))
@@ -196,7 +196,7 @@ def test_a_program_of_integers_that_is_far_off_is_shown_and_marked(monkeypatch):
     result = bench(NETS, few, score=score)
     assert [entry["far"] for entry in result["programs"]] == [False] * 4 and not scored
     assert [left["what"] for left in result["left_out"]] == [
-        "int8, broken of the dense net", "int8, broken of the compressed net"
+        "int8, broken of the dense model", "int8, broken of the compressed model"
     ]  # fmt: skip
     result = bench({"compressed": NETS["dense"]}, replace(few, runtimes=("eager", "int8")), score=score)
     eager, small = result["programs"]
@@ -226,7 +226,7 @@ def test_a_net_without_a_tokenizer_and_lengths_that_it_does_not_read(tmp_path):
     assert {shape["length"] for shape in result["shapes"]} == {16}
     assert [left["what"] for left in result["left_out"]] == ["length 65", "length 99"]
     assert all("over_dense" not in entry for shape in result["shapes"] for entry in shape["times"])
-    with pytest.raises(UserError, match="length: 65 is more than the net reads; the largest is 64"):
+    with pytest.raises(UserError, match="length: 65 is more than the model reads; the largest is 64"):
         bench({"compressed": tmp_path}, replace(FEW, lengths=(65,)))
 
 
