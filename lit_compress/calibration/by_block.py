@@ -72,7 +72,7 @@ class Sweeps:
 
         ``order`` has the numbers of the parts; None: all, from the first.
         """
-        if number == 0:
+        if number == 0 or not self.parts:
             yield from (None for _ in (self.parts if order is None else order))
             return
         path, each = self.path("states", number), torch.empty(0, dtype=self.dtype).element_size()

@@ -1,7 +1,8 @@
-"""Principal axes of the residual stream with one block of a model in memory at a time (sliced_stream.py).
+"""Principal axes of the residual stream block by block, for norms before the sub-layers (sliced_stream.py).
 
-A block has two sites, the inputs of its two norms. Each gets its axes from forwards through the block up to its norm,
-with the sites before it sliced. Then the sliced block computes the next one's input, which is written to disk.
+The model is in memory, or one block of it at a time. A block has two sites, the inputs of its two norms. Each gets its
+axes from forwards through the block up to its norm, with the sites before it sliced. Then the sliced block computes the
+next one's input, which is written to disk.
 
 Every finished part is a file, so a killed process continues with its block.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from lit_compress.calibration.grams import Gram
 from lit_compress.calibration.sliced_stream import stream_gram
 from lit_compress.calibration.uses import Batch, token_places
 from lit_compress.layers import StreamBlock
-from lit_compress.models.residual_stream import StreamSubLayer, residual_stream
+from lit_compress.models.residual_stream import ResidualStream, StreamSubLayer
 from lit_compress.numerics.pca import centred_axes, principal_axes
 from lit_compress.utils.progress import track
 
@@ -45,18 +45,23 @@ class BlockAxes:
 
     Args:
         sweeps: over the calibration examples.
-        shapes: the whole dense model, without values; its norms are before the sub-layers.
+        stream: of the whole dense model; its norms are before the sub-layers.
         widths: number of directions that every site keeps.
         centred: whether the norms take a mean away.
         read: function of the number of a block that is finished; it returns the axes of its sites.
+        reduce: in-place all-reduce (SUM) over ranks with other examples.
+        agree: function that returns on every rank its argument's result on the first.
     """
 
     def __init__(
-        self, sweeps: Sweeps, shapes: Any, widths: Sequence[int], centred: bool, read: Callable[[int], Axes]
-    ) -> None:
-        self.sweeps, self.widths, self.read = sweeps, widths, read
+        self, sweeps: Sweeps, stream: ResidualStream, widths: Sequence[int], centred: bool,
+        read: Callable[[int], Axes] = lambda number: {}, reduce: Callable[[Tensor], object] | None = None,
+        agree: Callable[[Callable[[], Tensor]], Tensor] = lambda make: make(),
+    ) -> None:  # fmt: skip
+        self.sweeps, self.stream, self.widths = sweeps, stream, widths
+        self.read, self.reduce, self.agree = read, reduce, agree
         self.find = centred_axes if centred else principal_axes
-        self.stream, self.size = residual_stream(shapes), int(shapes.config.hidden_size)
+        self.size = int(sweeps.net.net.config.hidden_size)
 
     def sublayers(self, number: int) -> list[StreamSubLayer]:
         """Return the sub-layers of a block."""
@@ -101,7 +106,7 @@ class BlockAxes:
         for sublayer in self.sublayers(number):
             with self._sliced(number, block, axes):
                 gram = self._gram(number, block, sublayer)
-            axes[sublayer.reads] = self.find(gram.whole())[0]
+            axes[sublayer.reads] = self.agree(lambda gram=gram: self.find(gram.whole())[0])  # type: ignore[misc]
         return axes
 
     def _gram(self, number: int, block: nn.Module, sublayer: StreamSubLayer) -> Gram:
@@ -113,7 +118,7 @@ class BlockAxes:
             for rows, hidden in zip(sweeps.rows(), sweeps.states(number), strict=True)
         )
         norm = block.get_submodule(_inside(sublayer.norm, sublayer))
-        return stream_gram([norm], self.size, sweeps.net.device, passes, stop=not ends)
+        return stream_gram([norm], self.size, sweeps.net.device, passes, stop=not ends, reduce=self.reduce)
 
     @contextmanager
     def _sliced(self, number: int, block: nn.Module, axes: Axes) -> Iterator[None]:
@@ -125,7 +130,7 @@ class BlockAxes:
                 if sublayer.reads not in axes or self.widths[sublayer.reads] == self.size:
                     continue
                 kept = axes[sublayer.reads][:, : self.widths[sublayer.reads]]
-                part = _Slice((kept @ kept.mT).to(self.sweeps.net.device, torch.float32))
+                part = _Slice((kept @ kept.mT).to(self.sweeps.net.device, self.sweeps.net.net.dtype))
                 norm = block.get_submodule(_inside(sublayer.norm, sublayer))
                 handles.append(norm.register_forward_pre_hook(lambda _, args, part=part: (part(args[0]),)))
                 if sublayer in self.stream.group_ends:

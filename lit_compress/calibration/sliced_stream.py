@@ -2,6 +2,9 @@
 
 With U the axes of a site, and its first k kept, Q = U[:, :k], every reader of the site gets Q Q^T x in place of x. In
 these coordinates, the dense model's, a slice is a hook, and nothing is turned before all axes are known.
+
+Norms after the residual sum: every site has forwards of its own, from the first block up to it (this file). Norms
+before the sub-layers: the states before a block are kept, and forwards are of one block (sliced_by_block.py).
 """
 
 from __future__ import annotations
@@ -43,8 +46,7 @@ def sliced_axes(
     The model runs where it is, in evaluation mode; afterwards it is as it was.
 
     Args:
-        net: dense where norms are after the residual sum; else with the identity as its bases
-            (models/projected/insert.py), because the residual path needs modules that can be hooked.
+        net: dense; its norms are after the residual sum.
         stream: of ``net``, whose sub-layers have a basis each.
         widths: k of every site.
         batches: function that returns the calibration batches again; called once per site.
@@ -139,10 +141,9 @@ def _passes(
 
 
 def _slice(net: PreTrainedModel, stream: ResidualStream, site: int, kept: Tensor) -> list[Any]:
-    """Let all readers of a site have only its directions ``kept`` [d, k]: its norms, and a change of basis after it."""
+    """Let the norms of a site have only its directions ``kept`` [d, k]."""
     if kept.shape[0] == kept.shape[1]:
         return []
     projector = (kept @ kept.mT).to(net.device, net.dtype)
-    ends = [sublayer.junction for sublayer in stream.group_ends if sublayer.reads == site]
-    readers: list[nn.Module] = [net.get_submodule(name) for name in (*stream.sites[site].norms, *ends)]
+    readers = [net.get_submodule(name) for name in stream.sites[site].norms]
     return [module.register_forward_pre_hook(lambda _, args: (args[0] @ projector,)) for module in readers]

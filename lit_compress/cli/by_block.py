@@ -28,6 +28,7 @@ from lit_compress.methods import Method
 from lit_compress.models.architectures import get_architecture
 from lit_compress.models.backbones import empty_net, finetuned_config
 from lit_compress.models.block_net import BlockNet, Ending, check_by_block
+from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.shapes import without_values
 from lit_compress.models.shards import LazyTensors, net_bytes
 from lit_compress.models.sites import blocks, find_sites
@@ -188,7 +189,9 @@ class _Walks:
         self.collector: BlockStatistics | BlockAxes | None = None
         if isinstance(statistic, Axes):
             centred = not get_architecture(dense).rms
-            self.collector = BlockAxes(self.sweeps, dense, statistic.widths, centred, self.measured.axes)
+            self.collector = BlockAxes(
+                self.sweeps, residual_stream(dense), statistic.widths, centred, self.measured.axes
+            )
         elif isinstance(statistic, Statistic):
             self.collector = BlockStatistics(self.sweeps, dense, statistic)
         sums = 0 if self.collector is None else self.collector.bytes()

@@ -8,7 +8,7 @@ https://github.com/microsoft/TransformerCompression.
                   multiplied by Q^T, its readers by Q; LayerNorm first becomes R, gamma and beta in the weights
                   around it and an rms norm (section 3.1, 3.2)                          models/projected/insert.py
     axes          C_l = sum over tokens of x x^T = Q_l diag(e) Q_l^T, e falling, x the input of norm l after the
-                  slices before it; float64, without padding (section 3.3)            calibration/sliced_stream.py
+                  slices before it; float64, without padding (section 3.3)          calibration/sliced_by_block.py
     slices        the first k columns of every Q_l; on the residual path Q_l[:, :k]^T Q_l+1[:, :k], a k x k matrix;
                   the norm divides by the original width (section 3.4)                    models/projected/fold.py
 
@@ -25,8 +25,8 @@ Deviations, and where paper and program differ:
     - BERT, RoBERTa, ELECTRA, DistilBERT, DeBERTa and BART are not in the paper. Their norms are after the residual
       sum, where a site is one norm (SP3, Eqs. 6-9): the same axes and slices, in that form.
     - Recovery fine-tuning trains all weights by default; the paper's trains adapters: ``prune.parameters lora``.
-    - Every site has forwards of its own, up to it, where the program keeps all hidden states. ``factorize --by_block``
-      keeps those before a block, and forwards are of that block (calibration/sliced_by_block.py).
+    - The hidden states before a block are on disk, and forwards are of that block (calibration/sliced_by_block.py).
+      With norms after the residual sum every site has forwards of its own, up to it. The program keeps all states.
     - With the residual matrices a block keeps k / d + (k / d)^2 / 6 of its weights (d_ff = 4 d): 0.84 at a slice of
       25 %, and more than all at slices below 13 %.
 """

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import copy
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lit_compress.calibration.block_losses import least_missed
+from lit_compress.calibration.by_block import Sweeps, check_disk
 from lit_compress.calibration.kronecker import Moments, parts_within
+from lit_compress.calibration.sliced_by_block import BlockAxes
 from lit_compress.calibration.sliced_stream import sliced_axes
 from lit_compress.calibration.statistics import Statistic, whole
+from lit_compress.calibration.uses import frozen, real_rows
 from lit_compress.models.architectures import get_architecture
-from lit_compress.models.projected.bases import identity_bases
-from lit_compress.models.projected.insert import insert_projections
-from lit_compress.models.projected.sliced import SLICED
+from lit_compress.models.block_net import one_by_one
 from lit_compress.models.residual_stream import residual_stream
 from lit_compress.models.sites import find_sites
 from lit_compress.tasks import TaskType, task_type
@@ -67,14 +69,21 @@ class Axes(OfModel):
 
     def answer(self, net: PreTrainedModel, batches: Any, kind: TaskType, reduce: Reduce) -> dict[Any, Any]:
         """Return the axes U [d, d] by number of the site."""
-        hooked = net
-        if residual_stream(net).pre_norm:  # the residual path needs modules that can be hooked
-            hooked = insert_projections(copy.deepcopy(net), identity_bases(net), SLICED)
-        axes = sliced_axes(
-            hooked, residual_stream(hooked), self.widths, lambda: batches, kind,
-            centred=not get_architecture(net).rms, reduce=reduce, agree=from_first,
-        )  # fmt: skip
-        return dict(enumerate(axes))
+        stream, centred = residual_stream(net), not get_architecture(net).rms
+        if not stream.pre_norm:
+            axes = sliced_axes(
+                net, stream, self.widths, lambda: batches, kind, centred=centred, reduce=reduce, agree=from_first
+            )
+            return dict(enumerate(axes))
+        found: dict[int, Tensor] = {}
+        rows = (real_rows(kind, batch, torch.device("cpu"), None) for batch in batches)
+        parts = [part for part in rows if len(part["index"])]
+        with frozen(net), one_by_one(net, net.device) as walked, tempfile.TemporaryDirectory() as states:
+            sweeps = Sweeps(walked, kind, parts, Path(states), net.dtype)
+            check_disk(Path(states), 2 * sweeps.numbers() * net.dtype.itemsize, "SliceGPT")
+            blocks = BlockAxes(sweeps, stream, self.widths, centred, reduce=reduce, agree=from_first)
+            blocks.collect(lambda number: False, lambda number, block, axes: found.update(axes))
+        return found
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,18 @@ import torch
 from helpers import logits, net_of
 from tiny import make_batch, make_net
 
-from lit_compress.calibration.sliced_stream import _slice, sliced_axes
 from lit_compress.methods import SliceGPT
 from lit_compress.methods.slicegpt import SlicingStage
 from lit_compress.models.accounting import count_params, stored_density
-from lit_compress.models.architectures import get_architecture
 from lit_compress.models.projected.bases import identity_bases
 from lit_compress.models.projected.insert import insert_projections
 from lit_compress.models.projected.sliced import SLICED, slice_stream
 from lit_compress.models.residual_stream import residual_stream
+from lit_compress.models.sites import blocks
 from lit_compress.models.surgery import describe, rebuild
+from lit_compress.stages.calibration import Axes
 from lit_compress.stages.distillation import Distillation
+from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 
 FAMILIES = ("bert", "bart", "opt", "llama")
@@ -31,17 +32,26 @@ def stage_of(**settings):
 
 
 def hookable(net):
-    """The net whose slices are hooks, as the stage makes it."""
+    """A copy of the net whose residual path has modules that can be hooked."""
     if not residual_stream(net).pre_norm:
-        return net
+        return copy.deepcopy(net)
     return insert_projections(copy.deepcopy(net), identity_bases(net), SLICED)
+
+
+def slice_by_hooks(net, site, kept):
+    """Let all readers of a site have only some directions: its norms, and a change of basis after it."""
+    stream, projector = residual_stream(net), (kept @ kept.mT).to(net.dtype)
+    ends = [sublayer.junction for sublayer in stream.group_ends if sublayer.reads == site]
+    for name in (*stream.sites[site].norms, *ends):
+        net.get_submodule(name).register_forward_pre_hook(lambda _, args: (args[0] @ projector,))
 
 
 def axes_of(net, width=WIDTH, batch=None):
     count = len(residual_stream(net).sites)
     batches = [make_batch(16, 12)] if batch is None else [batch]
-    centred = not get_architecture(net).rms
-    return sliced_axes(net, residual_stream(net), [width] * count, lambda: batches, "classification", centred=centred)
+    found = Axes([width] * count).answer(net, batches, task_type("classification"), None)
+    assert list(found) == list(range(count))
+    return list(found.values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -49,12 +59,13 @@ def test_folded_slices_are_those_that_calibrated(family):
     """At full width nothing changes; narrower, the folded net is the one with hooks, and has the counted weights."""
     net = net_of(family)
     expected, hooked = logits(net), hookable(net)
-    axes = axes_of(hooked)
+    axes = axes_of(net)
+    assert torch.equal(logits(net), expected)
     full = slice_stream(copy.deepcopy(net), axes, [32] * len(axes))
     assert torch.allclose(logits(full), expected, atol=1e-6)
     for i, u in enumerate(axes):
         assert torch.allclose(u.mT @ u, torch.eye(32).double())
-        _slice(hooked, residual_stream(hooked), i, u[:, :WIDTH])
+        slice_by_hooks(hooked, i, u[:, :WIDTH])
     small = slice_stream(net, axes, [WIDTH] * len(axes))
     assert torch.allclose(logits(small), logits(hooked), atol=1e-6)
     assert not torch.allclose(logits(small), expected, atol=1e-3)
@@ -79,7 +90,7 @@ def test_what_is_trained_is_what_a_checkpoint_rebuilds(family):
 def test_axes_are_of_what_the_sliced_net_computes(family):
     """The literal way: nets in which the sites before are sliced, their states at real tokens, one decomposition."""
     batch = make_batch(16, 12)
-    axes, eye = axes_of(hookable(net_of(family)), batch=batch), torch.eye(32).double()
+    axes, eye = axes_of(net_of(family), batch=batch), torch.eye(32).double()
     for i in range(1, 4):
         done = [*axes[:i], *[eye] * (4 - i)]
         net = slice_stream(net_of(family), done, [WIDTH] * i + [32] * (4 - i)).eval()
@@ -105,11 +116,11 @@ def test_a_stream_of_low_rank_loses_nothing_and_padding_counts_for_nothing():
             for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 linear.weight.copy_(basis @ basis.T @ linear.weight)
     batch = make_batch(16, 12)
-    axes = axes_of(hookable(net), 12, batch)
+    axes = axes_of(net, 12, batch)
     longer = {
         name: torch.nn.functional.pad(batch[name], (0, 3)) for name in ("input_ids", "attention_mask")
     } | {"index": batch["index"]}  # fmt: skip
-    padded = axes_of(hookable(net), 12, longer)
+    padded = axes_of(net, 12, longer)
     for u, other in zip(axes, padded, strict=True):
         assert torch.allclose((u[:, :12].mT @ other[:, :12]).square().sum(), torch.tensor(12.0).double(), atol=1e-6)
     assert torch.allclose(logits(slice_stream(copy.deepcopy(net), axes, [12] * 4)), logits(net), atol=1e-5)
@@ -168,3 +179,15 @@ def test_what_cannot_be_sliced(family, settings, message):
 def test_more_examples_than_there_are():
     with pytest.raises(UserError, match=r"^prune\.examples: 600 is more than there are; the largest is 512$"):
         SlicingStage(type(SliceGPT(backbone="x").prune)(examples=600), 0.5, None, None).check_data(512)
+
+
+@pytest.mark.parametrize("family", ["opt", "llama"])
+def test_the_time_is_linear_in_the_number_of_blocks(family):
+    """A block runs once for each of its two sites, and once for the states behind it; not for the sites after it."""
+    net, calls = make_net(family, num_hidden_layers=6), []
+    *_, (*_, block) = blocks(net)
+    first = next(iter(blocks(net)))[-1]
+    for module in (first, block):
+        module.register_forward_pre_hook(lambda module, _: calls.append(module))
+    axes_of(net)
+    assert calls.count(block) <= 3 and calls.count(first) <= 4  # and once to see the form of its output
