@@ -23,10 +23,8 @@ from lit_compress.cli.parsers import Parser, parse_one_shot
 from lit_compress.cli.pins import follows_branches
 from lit_compress.export.folder import check_out
 from lit_compress.export.speed_asked import Programs, programs
-from lit_compress.methods.second_order import SecondOrder
 from lit_compress.models.backbones import finetuned_on
 from lit_compress.models.budget import budget_line
-from lit_compress.models.sites import get_removable
 from lit_compress.models.storage import load_net
 from lit_compress.run.changes import go_on
 from lit_compress.run.details import keep_details
@@ -46,12 +44,13 @@ from lit_compress.run.settle import (
     solve_budget,
     speed_place,
 )
-from lit_compress.run.trials import choose_removal
+from lit_compress.run.trials import choose_removal, possible_kind
 from lit_compress.stages.distil import Recovery
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, read_json, write_json
 from lit_compress.utils.progress import note
+from lit_compress.utils.sharding import alone
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
     from lit_compress.export.choices import Choices
     from lit_compress.methods import Method
+    from lit_compress.stages.weighting import Removes
 
 
 def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
@@ -153,17 +153,17 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     out = Path(given.out).expanduser()
     check_out(out)
     parts = cli.ready()
+    kinds, budget = parts.method.kinds, parts.method.budget
     if given.by_block:
-        check_budget(parts.method.budget)
-    if given.by_block and parts.method.undecided:
+        check_budget(budget)
+    if given.by_block and kinds:
         raise UserError("--by_block: retrain.removes 'auto' needs the whole model in memory; nearest: structures")
-    fast = parts.method.budget is not None and parts.method.budget.kind == "speedup"
-    parts = settle_budget(cli, known=not (fast and parts.method.undecided))
+    parts = settle_budget(cli, known=not (kinds and budget is not None and budget.kind == "speedup"))
     if given.by_block:
         return given.out, factorize_by_block(*_work(out, parts, cli), given.by_block, recovery)
     with ExitStack() as stack:
         tried, timed = None, None
-        if parts.method.undecided:
+        if kinds:
             tried, timed = decide(cli, load_model(parts.method.backbone, parts.method), stack)
         return given.out, factorize_model(*_work(out, cli.build(), cli), recovery, tried, timed)
 
@@ -172,7 +172,7 @@ def decide(cli: CommandLine, dense: PreTrainedModel, stack: ExitStack) -> tuple[
     """Try kinds of removal and densities on the fine-tuned model and choose; ``cli`` builds the choice from now on.
 
     Args:
-        cli: whose method is undecided.
+        cli: whose method has kinds to try.
         dense: on the CPU, before and afterwards.
         stack: ends the programs.
 
@@ -187,10 +187,8 @@ def decide(cli: CommandLine, dense: PreTrainedModel, stack: ExitStack) -> tuple[
         net = shapes_of(parts.method)
         timed = stack.enter_context(programs(net, parts.data.tokenizer, speed_place(parts, net)))
 
-    def build(density: float | None, removes: str | None) -> SecondOrder:
-        method = cli.at_density(begin if density is None else density, removes)
-        assert isinstance(method, SecondOrder)
-        return method
+    def build(density: float | None, removes: Removes | None) -> Method:
+        return cli.at_density(begin if density is None else density, removes)
 
     trials = choose_removal(dense, build, parts.data, parts.storage, timed, begin)
     best = next(trial for trial in trials if trial.chosen)
@@ -201,18 +199,20 @@ def decide(cli: CommandLine, dense: PreTrainedModel, stack: ExitStack) -> tuple[
 def decide_run(cli: CommandLine, run: Run, dense: Path) -> None:
     """Choose the kind of removal of a run by trials on the ``dense`` model; a run that has chosen keeps it.
 
-    All processes take the first one's choice.
+    All processes take the first one's choice, which makes it while they wait for its file.
 
     Raises:
         UserError: as :func:`decide`.
     """
-    if not cli.build().method.undecided or cli.removes is not None:
+    method = cli.at_density(cli.density)
+    if not method.kinds:
         return
-    if run.removal() is None and is_first_process():
-        with ExitStack() as stack:
+    asked = [method.budget.asked if method.budget else f"density={method.density:g}", *method.kinds]
+    if run.removal(asked) is None and is_first_process():
+        with failure_told(run), alone(), ExitStack() as stack:
             tried, _ = decide(cli, load_net(dense), stack)
-        run.keep_removal({"density": cli.density, "removes": cli.removes, "tried": tried})
-    chosen = removal_of_first(run)
+        run.keep_removal({"asked": asked, "density": cli.density, "removes": cli.removes, "tried": tried})
+    chosen = removal_of_first(run, asked)
     cli.at_density(chosen["density"], chosen["removes"])
 
 
@@ -247,7 +247,8 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True) 
         run: that may be continued; None for a command that makes none.
         known: False: the density is found later, on the fine-tuned model.
     """
-    _settle_removal(cli)
+    if cli.build().method.kinds:  # trials choose among them later
+        cli.at_density(None, possible_kind(cli.at_density, shapes_of(cli.build().method)))
     parts = cli.build()
     cli.tokens = settle_storage(parts).tokens
     if (budget := parts.method.budget) is None:
@@ -262,20 +263,8 @@ def settle_budget(cli: CommandLine, run: Run | None = None, known: bool = True) 
         elif run.started:
             cli.density = run.density(budget.asked)
     if cli.density is None and known:
-        cli.density = solve_budget(cli.build(), cli.at_density)
+        cli.density = solve_budget(cli.build(), partial(cli.at_density, removes=cli.removes))
     return cli.build()
-
-
-def _settle_removal(cli: CommandLine) -> None:
-    """Leave components alone to ``auto``, if the family's heads and neurons cannot be removed."""
-    method = cli.build().method
-    if not isinstance(method, SecondOrder) or method.retrain.removes != "auto":
-        return
-    try:
-        get_removable(shapes_of(method))
-    except UserError as error:
-        note(f"retrain.removes: components; {str(error).partition(': ')[2]}")
-        cli.config.model.init_args.retrain.removes = "components"
 
 
 def choose_teacher(cli: CommandLine, run: Run, task: Task, args: list[str]) -> None:
@@ -317,26 +306,25 @@ def _keep_chosen(init: Any, stored: dict[str, Any]) -> None:
 @rank_zero_only
 def _prepare_run(run: Run, cli: CommandLine, ckpt_path: str | None) -> Callable[[], None] | None:
     """Check that the run can work, and return what creates its folder; or check that it may be continued."""
-    config = cli.dump()
+    config, parts = cli.dump(), cli.build()
+    asked = parts.method.budget
+    budget = {"asked": asked.asked, "density": parts.method.density} if asked else None
     if not run.started:
         check_folder("run_dir", run.folder)
         if run.foreign:
             raise UserError(f"run_dir: '{run.folder}' holds something that is not a run; give a new folder")
-        parts = cli.build()
         plan, facts = check_stages(parts), parts.data.facts()
         show_plan(parts.data.record.name, facts, plan)
         shapes = shapes_of(parts.method)
         print(check_fit(parts, shapes))
         print(fit_line(parts, shapes, {stage.name: stage.steps for stage in plan.stages}))
-        asked = parts.method.budget
-        budget = {"asked": asked.asked, "density": parts.method.density} if asked else None
         return partial(run.begin, config, facts.as_dict(), budget)
     changed = run.check_same(config, cli.config.allow_changed)
     if ckpt_path is None:
         raise UserError(
             f"run_dir: '{run.folder}' exists already; continue it with --ckpt_path last, or give another --run_dir"
         )
-    return go_on(run, config, changed, cli.build().method) if changed else None
+    return go_on(run, config, changed, parts.method, budget) if changed else None
 
 
 @rank_zero_only

@@ -34,6 +34,7 @@ from lit_compress.stages.lora import add_updates
 from lit_compress.stages.optimizer import build_adamw, build_schedule
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.recompute import activations, most_kept, recompute, surely_few
+from lit_compress.stages.weighting import Removes
 from lit_compress.tasks import task_type
 from lit_compress.tasks.records import get_task
 from lit_compress.utils.devices import move
@@ -41,7 +42,7 @@ from lit_compress.utils.errors import UserError
 from lit_compress.utils.given import given_to
 from lit_compress.utils.memory import trim
 from lit_compress.utils.progress import note
-from lit_compress.utils.sharding import send_from_first
+from lit_compress.utils.sharding import send_from_first, several
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -125,9 +126,9 @@ class Method(Checkpointed):
         self.skips = False  # this optimizer step; its gradients are gone, as some were not finite
 
     @property
-    def undecided(self) -> bool:
-        """Whether the dense model and data decide about more than :meth:`stages` says (run/trials.py)."""
-        return False
+    def kinds(self) -> tuple[Removes, ...]:
+        """The kinds of removal that are tried on the dense model, to do the best (run/trials.py); () for no trials."""
+        return ()
 
     def stages(self) -> list[Stage]:
         """Return the stages in order; the first is called ``dense`` unless a teacher is given."""
@@ -166,7 +167,7 @@ class Method(Checkpointed):
                 self._teacher = (load_net(self._teacher_folder).requires_grad_(False).eval(),)
                 check_widths(self.distillation, net, *self._teacher)
         trim()  # what a calibration has left free is not used by the training
-        if self._structure is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        if self._structure is None and several():
             send_from_first(net, self.trainer.strategy.root_device)
         net.train()
         self.kind.freeze(net)

@@ -29,7 +29,7 @@ from lit_compress.methods.base import Distillation, Method
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.rank_rule import Allocation, RankRule, choose_rule
 from lit_compress.stages.weighted_retraining import WeightedRetraining
-from lit_compress.stages.weighting import Weighted
+from lit_compress.stages.weighting import Removes, Weighted
 
 PAPER_RANK_RATIO = 0.33
 
@@ -70,6 +70,11 @@ class FWSVD(Method):
         retrain.check_labels(self.kind)
         self.rule = retrain.rule(rule)
         self.retrain = retrain
+
+    @property
+    def kinds(self) -> tuple[Removes, ...]:
+        """The kinds of removal that ``auto`` tries."""
+        return self.retrain.kinds
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), retrain."""

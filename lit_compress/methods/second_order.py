@@ -46,7 +46,7 @@ from lit_compress.models.prices import Unit
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.rank_rule import Allocation, RankRule, Scope, choose_rule
 from lit_compress.stages.weighted_retraining import WeightedRetraining
-from lit_compress.stages.weighting import KRONECKER, Weighted, Weighting
+from lit_compress.stages.weighting import KRONECKER, Removes, Weighted, Weighting
 from lit_compress.utils.errors import UserError
 
 # neurons of a feed-forward network under a budget of a speed-up: in OpenVINO, 160 take less time than 157, and 192 no
@@ -132,7 +132,7 @@ class SecondOrder(Method):
         """
         if not self.rule.by_density:
             raise UserError("model.through: needs a density at its end; give model.density")
-        if self.retrain.kinds != ("components",):
+        if self.retrain.removal != "components":
             raise UserError(
                 f"model.through: ranks can fall in stages, not what retrain.removes '{self.retrain.removes}' takes; "
                 "nearest: components"
@@ -150,11 +150,10 @@ class SecondOrder(Method):
         return self.budget is not None and self.budget.kind == "speedup"
 
     @property
-    def undecided(self) -> bool:
-        """Whether the dense model and data decide the kind of removal, or the density of a speed-up."""
-        return self.retrain.removes == "auto" or (
-            self._fast and not self.through and self.retrain.weighting in KRONECKER
-        )
+    def kinds(self) -> tuple[Removes, ...]:
+        """The kinds of removal to try: those of ``auto``, or one, whose density for a speed-up is found so."""
+        one = self._fast and not self.through and self.retrain.weighting in KRONECKER
+        return self.retrain.kinds or (self.retrain.removal,) * one
 
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), retrain_1, ... where there are densities on the way, retrain."""

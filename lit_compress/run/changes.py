@@ -31,8 +31,12 @@ class OtherData(Callback):
         pl_module.saved_data = trainer.datamodule.fingerprint()  # type: ignore[attr-defined]
 
 
-def go_on(run: Run, config: dict[str, Any], changed: list[ConfigChange], method: Method) -> Callable[[], None]:
-    """Return a function that gives the run another config and records the differences, from the next stage on.
+def go_on(
+    run: Run, config: dict[str, Any], changed: list[ConfigChange], method: Method, budget: dict[str, Any] | None = None
+) -> Callable[[], None]:
+    """Return a function that gives the run another config with its ``budget``, and records the differences.
+
+    They hold from the next stage on.
 
     Raises:
         UserError: the run is finished: its models would not match the config.
@@ -40,7 +44,7 @@ def go_on(run: Run, config: dict[str, Any], changed: list[ConfigChange], method:
     if (run.folder / "report.json").is_file():
         raise UserError(f"allow_changed: '{run.folder}' is finished, nothing would change; give another --run_dir")
     stage = next((stage.name for stage in method.stages() if stage.name not in run.finished()), "export")
-    return partial(run.change, config, changed, stage)
+    return partial(run.change, config, changed, stage, budget)
 
 
 def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: bool) -> list[ConfigChange]:

@@ -123,16 +123,24 @@ class Run:
 
     def density(self, asked: str) -> float | None:
         """Return the density that was found for a budget; None if it has not been yet, or was for another budget."""
-        if (chosen := self.removal()) is not None:
+        if (chosen := self.removal()) is not None and chosen["asked"][0] == asked:
             return float(chosen["density"])
         path = self.folder / "budget.json"
         budget = read_json("run_dir", path, dict) if path.is_file() else {}
         return budget.get("density") if budget.get("asked") == asked else None
 
-    def removal(self) -> dict[str, Any] | None:
-        """Return the chosen kind of removal: ``removes``, ``density`` and ``tried``; None if it has not been yet."""
+    def removal(self, asked: list[str] | None = None) -> dict[str, Any] | None:
+        """Return the chosen kind of removal: ``removes``, ``density``, ``tried``, and for what they were ``asked``.
+
+        Args:
+            asked: budget or density, and the kinds to try; None for any.
+
+        Returns:
+            None if it has not been chosen yet, or was for something else.
+        """
         path = self.folder / "removal.json"
-        return read_json("run_dir", path, dict) if path.is_file() else None
+        chosen = read_json("run_dir", path, dict) if path.is_file() else None
+        return None if chosen is None or asked not in (None, chosen["asked"]) else chosen
 
     def keep_removal(self, chosen: dict[str, Any]) -> None:
         """Write the chosen kind of removal, see :meth:`removal`."""
@@ -180,10 +188,13 @@ class Run:
         for path in [*left_behind(self.folder)]:
             remove(path)
         write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
-        if budget is not None:
-            write_json(self.folder / "budget.json", budget)
+        self._keep_budget(budget)
         if facts is not None:
             write_json(self.folder / "data.json", facts)
+
+    def _keep_budget(self, budget: dict[str, Any] | None) -> None:
+        if budget is not None:
+            write_json(self.folder / "budget.json", budget)
 
     def check_same(self, config: dict[str, Any], allowed: bool = False) -> list[ConfigChange]:
         """Compare ``config`` with the config at the run's start; return the differences that change the result.
@@ -214,9 +225,12 @@ class Run:
         path = self.folder / CHANGED
         return read_json("run_dir", path, list) if path.is_file() else []
 
-    def change(self, config: dict[str, Any], changed: list[ConfigChange], stage: str) -> None:
-        """Give the run another config, and record the differences, from ``stage`` on."""
+    def change(
+        self, config: dict[str, Any], changed: list[ConfigChange], stage: str, budget: dict[str, Any] | None = None
+    ) -> None:
+        """Give the run another config with its ``budget``, and record the differences, from ``stage`` on."""
         self.keep_changes(changed, stage)
+        self._keep_budget(budget)
         write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
     def keep_changes(self, changed: list[ConfigChange], stage: str) -> None:

@@ -47,6 +47,7 @@ from lit_compress.stages.mark import check_mark
 from lit_compress.utils.devices import current_device, peak_bytes
 from lit_compress.utils.errors import UserError, as_shown
 from lit_compress.utils.files import atomic_folder
+from lit_compress.utils.sharding import several
 from lit_compress.version import __version__
 
 if TYPE_CHECKING:
@@ -394,5 +395,5 @@ def _check_teacher(parts: Components, run: Run) -> None:
 
 def barrier() -> None:
     """Wait for the other ranks, if there are any."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if several():
         torch.distributed.barrier()

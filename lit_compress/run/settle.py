@@ -90,13 +90,13 @@ def density_of_first(run: Run, asked: str) -> float:
     return _from_first(run, lambda: run.density(asked), f"model.budget: '{asked}' has no density")
 
 
-def removal_of_first(run: Run) -> dict[str, Any]:
-    """Return the first process's kind of removal and density; wait for it.
+def removal_of_first(run: Run, asked: list[str]) -> dict[str, Any]:
+    """Return the first process's choice for what is ``asked``, as :meth:`Run.removal`; wait for it.
 
     Raises:
         UserError: as :func:`density_of_first`.
     """
-    return _from_first(run, run.removal, "model.retrain.removes: nothing was chosen")
+    return _from_first(run, lambda: run.removal(asked), "model.retrain.removes: nothing was chosen")
 
 
 def config_of_first(run: Run) -> dict[str, Any]:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from lit_compress.evaluation.divergence import ROWS, divergence
 from lit_compress.export.report import gain_words
 from lit_compress.export.speed_asked import Programs, slowest
-from lit_compress.methods.second_order import SecondOrder
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.shapes import without_values
 from lit_compress.run.solve import ANCHORS, Gains, Storage, search_speed, too_fast
-from lit_compress.stages.compression import CompressedStage, Compression, compress, measure, shape
-from lit_compress.stages.weighting import Removes, seed_of
+from lit_compress.stages.compression import CompressedStage, compress, measure, shape
+from lit_compress.stages.weighting import Removes
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.memory import trim
@@ -30,10 +29,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
+    from lit_compress.methods import Method
 
 POSITIONS = 2**16  # of all held-out rows; of long texts there are fewer than :data:`ROWS`
 
-Build = Callable[[float | None, Removes | None], SecondOrder]
+Build = Callable[[float | None, Removes | None], "Method"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def choose_removal(
 
     Args:
         dense: fine-tuned, on the CPU, before and afterwards.
-        build: function of a density (None: the config's) and of a kind, returns the method.
+        build: function of a density and of a kind (None: the config's), returns the method.
         data: calibration examples and held-out rows are training rows; dev rows are not read.
         storage: how the model will be exported.
         timed: times programs, where the budget is a speed-up.
@@ -78,7 +78,7 @@ def choose_removal(
         UserError: no kind can be done, or none is fast enough.
     """
     method, reached, trials = build(None, None), dict[float, Gains](), list[Trial]()
-    for removes in method.retrain.kinds:
+    for removes in method.kinds:
         try:
             trial = _try(removes, dense, build, data, storage, timed, first, reached)
             first = first if trial.why else trial.density
@@ -105,21 +105,16 @@ def _try(
     Raises:
         UserError: it cannot be done with the dense model.
     """
-
-    def compression(density: float | None) -> Compression | None:
-        (*_, stage) = build(density, removes).stages()
-        assert isinstance(stage, CompressedStage)
-        stage.check_shapes(dense)
-        return stage.compression(None)
-
     method, device = build(None, removes), current_device()
     density, gains, measured, why = method.density, dict[float, Gains](), None, None
     if timed is not None and method.budget is not None:
-        measured = measure(dense, _first(compression), method.task, data, device)
+        first = _possible(build, removes, dense).compression(None)
+        assert first is not None
+        measured = measure(dense, first, method.task, data, device)
 
         def left(density: float) -> PreTrainedModel:
             bare = without_values(lambda: empty_net(dense.config))
-            return shape(bare, compression(density), measured)
+            return shape(bare, _stage(build, removes, dense, density).compression(None), measured)
 
         fast, gains = search_speed(method.budget, left, timed, storage, begin)
         reached |= gains
@@ -128,30 +123,54 @@ def _try(
         if fast is None and not gains:
             return Trial(removes, why=why)
         density = min(gains) if fast is None else fast
-        if method.rule.allocation == "uniform":
+        if method.rule is not None and method.rule.allocation == "uniform":
             measured = None  # has the ranks of another density
-    net, _ = compress(dense, compression(density), method.task, data, device, keep=True, measured=measured)
+    stage = _stage(build, removes, dense, density)
+    net, _ = compress(dense, stage.compression(None), method.task, data, device, keep=True, measured=measured)
     rows = min(ROWS, max(32, POSITIONS // data.max_length))
-    settings = method.retrain
-    held_out = data.rest_dataloader(settings.examples(data.train_size()), rows, seed_of(settings, data))
-    diverged = divergence(net, dense, data, rows, held_out)
-    return Trial(removes, density, diverged, gains.get(density), method.rule.round_to, why)
+    diverged = divergence(net, dense, data, rows, stage.other_texts(data, rows))
+    return Trial(removes, density, diverged, gains.get(density), stage.round_to or 1, why)
 
 
-def _first(compression: Callable[[float | None], Compression | None]) -> Compression:
-    """Return the compression at one of :data:`ANCHORS` at which it can be done.
+def possible_kind(build: Build, net: PreTrainedModel) -> Removes:
+    """Return the first kind of removal of a method that ``net``, of which only shapes are read, allows.
 
     Raises:
-        UserError: at none.
+        UserError: it allows none.
     """
     errors = []
-    for density in ANCHORS:
+    for removes in build(None, None).kinds:
         try:
-            if (made := compression(density)) is not None:
-                return made
+            _possible(build, removes, net)
+        except UserError as error:
+            errors.append(error)
+            continue
+        if errors:
+            note(f"retrain.removes: {removes}; {str(errors[0]).partition(': ')[2]}")
+        return removes
+    raise errors[0]
+
+
+def _possible(build: Build, removes: Removes, net: PreTrainedModel) -> CompressedStage:
+    """Return the stage for one kind: at the density of the method, or under a budget at any that can be done.
+
+    Raises:
+        UserError: it cannot be done to ``net``.
+    """
+    errors = []
+    for density in ANCHORS if build(None, removes).budget else (None,):
+        try:
+            return _stage(build, removes, net, density)
         except UserError as error:
             errors.append(error)
     raise errors[0]
+
+
+def _stage(build: Build, removes: Removes, net: PreTrainedModel, density: float | None) -> CompressedStage:
+    (*_, stage) = build(density, removes).stages()
+    assert isinstance(stage, CompressedStage)
+    stage.check_shapes(net)
+    return stage
 
 
 def trial_line(trial: Mapping[str, Any]) -> str:

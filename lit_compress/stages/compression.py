@@ -30,6 +30,7 @@ from lit_compress.utils.sharding import from_first, is_first, send_from_first
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lit_compress.data.batching import ResumableLoader
     from lit_compress.data.datamodule import DataModule
     from lit_compress.models.block_net import BlockNet
     from lit_compress.tasks.base import TaskType
@@ -248,6 +249,10 @@ class CompressedStage(Stage):
     def texts(self, data: DataModule) -> Iterable[dict[str, Tensor]]:
         """Return the batches of the examples that calibrate, or of 1,024 training examples without a calibration."""
         return data.calibration_dataloader(min(EXAMPLES, data.train_size()))
+
+    def other_texts(self, data: DataModule, rows: int) -> ResumableLoader:
+        """Return the batches of ``rows`` training examples that :meth:`texts` leaves out."""
+        return data.rest_dataloader(min(EXAMPLES, data.train_size()), rows)
 
     def refine(
         self, dense: Callable[[], PreTrainedModel], net: PreTrainedModel, task: Task, data: Any,

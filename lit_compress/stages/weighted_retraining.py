@@ -17,7 +17,7 @@ from lit_compress.stages.low_rank import LowRankRetraining
 from lit_compress.stages.rank_rule import RankRule
 from lit_compress.stages.unit_removal import UnitRemoval
 from lit_compress.stages.units import least_density
-from lit_compress.stages.weighting import KRONECKER, Weighted, WeightedFactors, calibration_batches
+from lit_compress.stages.weighting import KRONECKER, Weighted, WeightedFactors, calibration_batches, seed_of
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.sharding import send_from_first
@@ -25,6 +25,7 @@ from lit_compress.utils.sharding import send_from_first
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lit_compress.data.batching import ResumableLoader
     from lit_compress.data.datamodule import DataModule
     from lit_compress.tasks.base import TaskType
     from lit_compress.tasks.records import Task
@@ -153,6 +154,10 @@ class WeightedRetraining(LowRankRetraining):
     def texts(self, data: DataModule) -> Iterable[dict[str, Tensor]]:
         """Return the batches of the calibration examples."""
         return calibration_batches(self.settings, data)
+
+    def other_texts(self, data: DataModule, rows: int) -> ResumableLoader:
+        """Return the batches of training examples that do not calibrate."""
+        return data.rest_dataloader(self.settings.examples(data.train_size()), rows, seed_of(self.settings, data))
 
     def refine(
         self, dense: Callable[[], PreTrainedModel], net: PreTrainedModel, task: Task, data: DataModule,

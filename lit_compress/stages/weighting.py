@@ -118,8 +118,8 @@ class Weighted(Retraining):
 
     @property
     def kinds(self) -> tuple[Removes, ...]:
-        """The kinds of removal to try."""
-        return KINDS if self.removes == "auto" else (self.removal,)
+        """The kinds of removal that ``auto`` tries."""
+        return KINDS if self.removes == "auto" else ()
 
     def check_labels(self, kind: TaskType) -> None:
         """Refuse exact labels for a task that has many distributions per example, and any but drawn ones for vectors.

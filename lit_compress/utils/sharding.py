@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, distributed, nn
 from lit_compress.utils.errors import UserError
 
 T = TypeVar("T")
+_ALONE: ContextVar[bool] = ContextVar("alone", default=False)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -46,15 +49,30 @@ class Shards:
         return lambda values: distributed.all_reduce(values, group=self.group)
 
 
+def several() -> bool:
+    """Return whether this process works together with others."""
+    return distributed.is_available() and distributed.is_initialized() and not _ALONE.get()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let this process work without the others, which do not call the same functions meanwhile."""
+    before = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(before)
+
+
 def sum_over_ranks(values: Tensor) -> None:
     """Sum ``values`` over all processes of the run, in place; with one process do nothing."""
-    if distributed.is_available() and distributed.is_initialized():
+    if several():
         distributed.all_reduce(values)
 
 
 def is_first() -> bool:
     """Return whether this is the only process of the run, or rank 0."""
-    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+    return not several() or distributed.get_rank() == 0
 
 
 def from_first(make: Callable[[], T]) -> T:
@@ -63,7 +81,7 @@ def from_first(make: Callable[[], T]) -> T:
     Raises:
         UserError: on every rank, if ``make`` raises it.
     """
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not several():
         return make()
     sent: list[Any] = [None, None]
     if is_first():

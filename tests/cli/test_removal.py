@@ -4,7 +4,10 @@ import json
 import shutil
 from dataclasses import asdict
 
+import processes
 import pytest
+import torch
+from lightning.pytorch import Callback
 from mistakes import fails
 from tiny import write_backbone
 
@@ -37,6 +40,13 @@ class ByWeights:
 
     def gains_of_export(self, net, program):
         return self.gains(net)
+
+
+class MadeUpTimes(Callback):
+    """Let a process of its own time programs so, from the moment at which it reads its options."""
+
+    def __init__(self):
+        speed.Programs = ByWeights
 
 
 @pytest.fixture(autouse=True)
@@ -105,18 +115,81 @@ def test_a_run_chooses_on_its_dense_net_and_keeps_it(short_run, tmp_path, monkey
     assert report_of(tmp_path / "again")["budget"] == report["budget"]
 
 
-def test_of_a_family_whose_heads_and_neurons_cannot_go_components_go(short_run, tmp_path, capsys):
-    """Before, plan and fit refused such a family under a speed budget, and factorize tried all kinds."""
-    backbone = str(write_backbone(tmp_path / "llama", "llama", "sst2"))
+@pytest.mark.slow
+def test_two_processes_choose_what_one_does(short_run, tmp_path):
+    args = ["fit", "--model", "SecondOrder", *short_run, "--model.budget", "speedup=2x@eager,1x8",
+            "--trainer.logger", "false", "--model.retrain.calibration_examples", "24",
+            "--trainer.callbacks+=processes.KeepRanks", "--trainer.callbacks+=test_removal.MadeUpTimes",
+            "--trainer.strategy", "ddp", "--trainer.devices", "2", "--run_dir", str(tmp_path / "two")]  # fmt: skip
+    processes.fork_ranks(args, tmp_path / "errors")
+    nets = [torch.load(tmp_path / "two" / "retrain" / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
+    assert nets[0].keys() == nets[1].keys() and all(torch.equal(nets[0][name], nets[1][name]) for name in nets[0])
+    run, alone = Run(tmp_path / "two"), tmp_path / "one"
+    teacher = ["--model.teacher", str(run.net("dense")), "--trainer.devices", "1", "--run_dir", str(alone)]
+    main([*args, *teacher])
+    assert Run(alone).removal() == run.removal() and report_of(alone)["budget"]["met"] is True
+    assert report_of(alone)["compressed"]["params"] == report_of(tmp_path / "two")["compressed"]["params"]
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_of_a_family_whose_heads_and_neurons_cannot_go_components_go(family, short_run, words, tmp_path, capsys):
+    """Before, plan and fit exited with an error under a speed budget."""
+    backbone = str(write_backbone(tmp_path / family, family, "sst2"))
     own = [backbone if number == 1 else word for number, word in enumerate(short_run)]
     args = ["--model", "SecondOrder", *own, "--model.budget", "speedup=1.5x@eager,1x8",
             "--model.retrain.calibration_examples", "24", "--run_dir", str(tmp_path / "run")]  # fmt: skip
     for command in ("plan", "fit"):
         main([command, *args])
     said = capsys.readouterr().err
-    assert said.count("retrain.removes: components; sub-layers of 'llama' cannot be gated") == 1
-    report = report_of(tmp_path / "run")
-    assert [trial["removes"] for trial in report["tried"]] == ["components"] and report["budget"]["met"] is True
+    assert said.count(f"retrain.removes: components; sub-layers of '{family}' cannot be gated") == 1
+    words[1] = str(Run(tmp_path / "run").net("dense"))
+    main([*words, "--budget", "speedup=1.5x@eager,1x8"])
+    for report in map(report_of, (tmp_path / "run", tmp_path / "out")):
+        assert [trial["removes"] for trial in report["tried"]] == WAYS and report["budget"]["met"] is True
+        assert [trial["removes"] for trial in report["tried"] if trial["why"] is None] == ["components"]
+
+
+def test_a_run_that_is_killed_behind_its_choice_reads_it(short_run, tmp_path, capsys, monkeypatch):
+    folder, asked = tmp_path / "run", "speedup=2x@eager,1x8"
+    args = ["fit", "--model", "SecondOrder", *short_run, "--run_dir", str(folder), "--trainer.logger", "false",
+            "--model.retrain.calibration_examples", "24", "--ckpt_path", "last", "--model.budget"]  # fmt: skip
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr("lit_compress.cli.fitting.removal_of_first", killed)
+        main([*args, asked])
+    chosen = Run(folder).removal()
+    assert not (folder / "retrain").exists() and chosen["asked"] == [asked, *WAYS]
+    other = "speedup=3x@eager,1x8"
+    assert f"model.budget was {asked}, now {other}" in fails(capsys, *args, other)
+    shutil.copytree(folder, tmp_path / "other")
+    with monkeypatch.context() as patch:
+        for name in ("choose_removal", "solve_budget"):
+            patch.setattr(f"lit_compress.cli.fitting.{name}", lambda *_: 1 / 0)
+        main([*args, asked])
+    assert Run(folder).removal() == chosen and report_of(folder)["budget"]["density"] == chosen["density"]
+    args[args.index(str(folder))] = str(tmp_path / "other")
+    main([*args, other, "--allow_changed"])
+    again, report = Run(tmp_path / "other"), report_of(tmp_path / "other")
+    assert again.removal()["asked"] == [other, *WAYS] and report["tried"] == again.removal()["tried"]
+    assert again.density(other) == report["budget"]["density"] < chosen["density"] and again.density(asked) is None
+    assert report["budget"]["met"] is True
+
+
+@pytest.mark.parametrize("command", ["plan", "fit"])
+def test_a_speed_up_that_no_shape_reaches_is_one_line_before_any_training(command, short_run, tmp_path, capsys):
+    args = [command, "--model", "SecondOrder", *short_run, "--run_dir", str(tmp_path / "run")]
+    assert "cannot be met by SecondOrder, which reaches " in fails(
+        capsys, *args, "--model.budget", "speedup=900x@eager,1x8"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_weighting_tries_them_too(words, tmp_path):
+    main([*words, "--removes", "auto", "--density", "0.4", "--weighting", "inputs"])
+    assert [trial["removes"] for trial in report_of(tmp_path / "out")["tried"]] == WAYS
 
 
 def test_other_methods_search_their_shapes(words, tmp_path):
@@ -130,7 +203,7 @@ def test_other_methods_search_their_shapes(words, tmp_path):
     [
         ("speedup=900x@eager,1x8", (), "cannot be met by SecondOrder, which reaches "),
         ("speedup=2x@eeger", (), "has an unknown runtime 'eeger'; did you mean 'eager'?"),
-        ("speedup=2x@onnx-int8", ("--format", "openvino"), "nearest: --format onnx --dtype int8"),
+        ("speedup=2x@onnx-int8", ("--format", "torch"), "nearest: --format onnx --dtype int8"),
         ("speedup=2x@eager,1x800", (), "texts of 800 tokens, more than the model reads; the largest is 64"),
         ("speedup=2x@1x8,eager,onnx", (), "has 'onnx' behind @"),
     ],
@@ -151,6 +224,11 @@ def test_a_runtime_that_is_not_installed(words, tmp_path, capsys, monkeypatch):
     ("lacks", "options", "line"),
     [
         ("train", ("--budget", "speedup=2x@onnx-int8"), "training texts, and there are none; nearest: onnx"),
+        (
+            "train",
+            ("--weighting", "none", "--density", "0.5", "--format", "onnx", "--dtype", "int8"),
+            "has no file for the split 'train'",
+        ),
         ("validation", ("--max_drop", "0.5", "--density", "0.5"), "validation"),
         ("", ("--budget", "speedup=2x", "--format", "onnx", "--dtype", "int4"), "--format onnx has no --dtype int4"),
     ],
