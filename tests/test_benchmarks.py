@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import common, tables
 from benchmarks.comparison import front, front_table
 from benchmarks.comparison import run as comparison_run
+from benchmarks.comparison import tables as comparison_tables
 from benchmarks.lpaf_vs_svd import tables as lpaf_tables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -155,6 +156,21 @@ def test_a_fit_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (result["name"], result["x"], result["memory_mib"], result["task"]) == ("one", 1, 12.0, "sst2")
     assert result["config"]["model"]["init_args"] == {"backbone": "minilm", "teacher": "dense"}
     assert result["records"] == [{"name": "dense", "steps": 0}]
+
+
+def test_a_row_of_an_8_bit_program_has_nothing_of_the_model_in_float32() -> None:
+    """Its held-out rows were scored, and its milliseconds measured, before there was a program."""
+    float32 = {
+        "compressed": {"metric": 0.9, "bytes": 40, "latency_ms": {"median": 1.0}},
+        "dense": {"metric": 0.9, "bytes": 40},
+        "ratios": {"bytes": 1.0, "flops": 1.0, "speedup": 1.0}, "held_out": {"val/accuracy": 0.9},
+    }  # fmt: skip
+    assert comparison_tables.of_its_program(float32) is float32
+    integers = comparison_tables.of_its_program(
+        float32 | {"program": {"dtype": "int8", "metric": 0.8, "interval": None, "bytes": 10}}
+    )
+    assert integers["compressed"] == {"metric": 0.8, "interval": None, "bytes": 10, "latency_ms": None}
+    assert integers["ratios"]["bytes"] == 0.25 and integers["ratios"]["speedup"] is integers["held_out"] is None
 
 
 def test_a_comparison_goes_on_in_another_folder() -> None:

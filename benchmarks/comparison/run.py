@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks import common
 
 STUDY = "comparison"
-TASKS = ("sst2", "stsb", "mrpc")
+TASKS = ("sst2", "stsb", "mrpc", "qnli")
 KEYS = ("budgets", "seeds", "learning_rates", "updates", "hold_out", "teacher")
 CHOICES = ("methods", "budgets", "seeds", "learning_rates")
 

@@ -9,11 +9,12 @@ from typing import Any
 from benchmarks.common import comparison, file_density, load, origin, percent, table
 from benchmarks.comparison import front_table
 from lit_compress.evaluation.intervals import standard_error
+from lit_compress.export.report import of_program
 
 STUDY = "comparison"
 TITLE = "All methods by one command"
 ABOUT = "`compare` on SST-2, STS-B and MRPC: one teacher trained to its end, as many steps for every method, one learning rate, the best epoch chosen on held-out rows."
-NAMES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC"}
+NAMES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC", "qnli": "QNLI"}
 SCORES = {
     "accuracy": "accuracy",
     "pearson_spearman": "mean of Pearson's and Spearman's correlation",
@@ -26,6 +27,7 @@ Learning rates: {rates}; seeds: {seeds}. In %: {metric}, on the dev set ({rows:,
 rows; the dense model has {dense}. Of dense: dev. Steps and minutes: all stages after the teacher, on a shared machine.
 """  # fmt: skip
 
+PROGRAMS = "Rows of 8-bit programs have the program's dev score and bytes. It was not timed here, nor scored on held-out rows.\n"
 MISSING = "Not run at {budget}: {labels}.\n"
 ONLY = "At {budgets} only the rows above were run.\n"
 
@@ -42,8 +44,24 @@ def comparisons() -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     found = {made["file"]: made for made in load(STUDY)}
     for task in NAMES:
         if task in found:
-            runs = load(f"{STUDY}/{task}")
+            runs = [of_its_program(run) for run in load(f"{STUDY}/{task}")]
             yield found[task], sorted(runs, key=lambda run: (-_asked(run), -run["compressed"]["metric"]))
+
+
+def of_its_program(run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run; if it is of an 8-bit program, with the program's scores, and without those of the model in float32.
+
+    The run scored its held-out rows, and its export was timed in PyTorch, before there was a program.
+    """
+    small = of_program(run)
+    if small is run:
+        return run
+    unknown = {"compressed": small["compressed"] | {"latency_ms": None}, "held_out": None}
+    return small | unknown | {"ratios": small["ratios"] | {"speedup": None}}
+
+
+def _times(gain: float | None) -> str:
+    return "" if gain is None else f"{gain:.2f}x"
 
 
 def _asked(run: dict[str, Any]) -> float:
@@ -70,7 +88,7 @@ def sections() -> Iterator[str]:
             [
                 f"{_asked(run):g}", run["label"], f"{file_density(run):.3f}", percent(run["compressed"]["metric"]),
                 _held_out(run["held_out"], made), percent(run["compressed"]["metric"] / dense["metric"]),
-                f"{1 / run['ratios']['flops']:.2f}x", f"{run['ratios']['speedup']:.2f}x", f"{run['ratios']['bytes']:.3f}",
+                _times(1 / run["ratios"]["flops"]), _times(run["ratios"]["speedup"]), f"{run['ratios']['bytes']:.3f}",
                 f"{sum(record['steps'] for record in run['records'][1:]):,}", f"{run['seconds'] / 60:.0f}",
             ]
             for run in runs
@@ -78,6 +96,8 @@ def sections() -> Iterator[str]:
         head = ["budget", "method", "density", "dev", "held out", "of dense", "FLOPs", "speed-up", "bytes", "steps",
                 "minutes"]  # fmt: skip
         yield table(head, rows)
+        if any(run["ratios"]["speedup"] is None for run in runs):
+            yield PROGRAMS
         done = {(run["label"], _asked(run)) for run in runs}
         first, *others = sorted({budget for _, budget in done}, key=lambda b: -len([d for d in done if d[1] == b]))
         asked = {label: (row or {}).get("budgets", [first]) for label, row in comparison()["methods"].items()}

@@ -89,7 +89,8 @@ def test_mistakes_are_one_line(command, capsys):
 
 def test_the_shipped_comparisons_and_claims_can_be_read():
     made = {name: read_comparison(resolve_comparison(name)[1], name) for name in shipped_comparisons()}
-    assert list(made) == ["compare_sst2.yaml", "compare_stsb.yaml", "compare_mrpc.yaml", "compare_quickstart.yaml"]
+    tasks = ("sst2", "stsb", "mrpc", "qnli", "quickstart")
+    assert list(made) == [f"compare_{task}.yaml" for task in tasks]
     claims = read_claims(read_yaml(COMPARISONS / "claims.yaml"), budget_name)
     assert len(claims) == 22 and all(claim.paper for claim in claims)
     labels = {entry.label for entry in made["compare_sst2.yaml"].entries()} | {"dense"}
@@ -111,7 +112,7 @@ def test_a_row_of_a_comparison_is_chosen_by_its_name_or_by_the_task():
 def test_a_task_without_a_row_takes_the_head_and_says_so(tmp_path):
     _, values, said = resolve_comparison("compare.yaml", "cola")
     assert values["options"]["data.task"] == "cola" and "no row for task 'cola'" in said
-    with pytest.raises(UserError, match=r"choose one with --data\.task: sst2, stsb, mrpc"):
+    with pytest.raises(UserError, match=r"choose one with --data\.task: sst2, stsb, mrpc, qnli"):
         resolve_comparison("compare.yaml")
     (tmp_path / "own.yaml").write_text("budgets: [0.5]\ntasks: {sst2: 3}\n")
     with pytest.raises(UserError, match="row 'sst2'"):
