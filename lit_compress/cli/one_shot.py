@@ -119,8 +119,6 @@ def factorize_model(
     stage, name = one_shot_stage(method), type(method).__name__
     if choices.pivot and stage.rule is None:
         raise UserError(f"factorize: --pivot is for factors, and {name} makes none; leave it out")
-    if choices.pivot and isinstance(stage.settings, Weighted) and stage.settings.removes == "structures":
-        raise UserError("factorize: --pivot is for factors, and retrain.removes structures makes none; nearest: both")
     data.reads_labels = stage.reads_labels(method.kind)
     shapes = finetuned_config(method.backbone, method.task, "model")
     choices.say_dtype(shapes.dtype)
