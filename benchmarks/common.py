@@ -327,8 +327,9 @@ class Cell:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]) + "\n"
+    """Return a Markdown table; a cell without text gets a dash."""
+    lines = [header, ["---"] * len(header), *([cell or "-" for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def percent(value: float) -> str:

@@ -79,6 +79,16 @@ def test_pages_are_those_of_the_results() -> None:
         assert path.read_text() == text, f"{path.relative_to(ROOT)} is stale: python -m benchmarks.tables"
 
 
+def test_tables_have_no_empty_cells() -> None:
+    """A cell without a number has a dash, whose meaning the page says; the first screens have no dash either."""
+    for path in [ROOT / "README.md", HERE / "README.md", *HERE.glob("*/README.md")]:
+        lines = path.read_text().splitlines()
+        rows = [line for line, above in zip(lines[1:], lines, strict=False) if {line[:1], above[:1]} == {"|"}]
+        cells = {cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row)[1:-1]}
+        assert "" not in cells, path
+        assert "-" not in cells or path.parent.parent == HERE, path
+
+
 def test_links_lead_somewhere() -> None:
     for path in tables.pages():
         for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
@@ -210,7 +220,8 @@ def test_the_front_table_has_what_is_finished(
     """A row is a finished run as a program; others are named; times are made again when a row is added."""
     out, work, results = tmp_path / "compare_sst2", tmp_path / "work", tmp_path / "results"
     (out / "teachers" / "seed=1").mkdir(parents=True)
-    (out / "teachers" / "seed=1" / "report.json").write_text(json.dumps({"task": "sst2"}))
+    teacher = {"task": "sst2", "config": {"trainer": {"precision": "32-true"}}}
+    (out / "teachers" / "seed=1" / "report.json").write_text(json.dumps(teacher))
     cells: list[dict[str, Any]] = [
         {"label": "SecondOrder, structures", "budget": "density=0.1", "seed": 1, "status": "done", "run": "runs/a"},
         {"label": "CoFi", "budget": "density=0.1", "seed": 1, "status": "running", "run": "runs/b"},

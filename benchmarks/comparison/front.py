@@ -124,7 +124,10 @@ def make(options: Any, task: str, key: str) -> None:
     if (run := folder_of(options, row)) is None:
         print(f"{key}: {row.label} {row.budget}, seed {options.seed}: not finished in {options.comparison}", flush=True)
         return
-    about = {"name": name, "row": key, "task": task, "seed": options.seed, "threads": options.threads}
+    about = {
+        "name": name, "row": key, "task": task, "seed": options.seed, "threads": options.threads,
+        "precision": options.precision,
+    }  # fmt: skip
     out = options.work / name
     if key == STATIC:
         made = static(options, run, out)
@@ -194,7 +197,8 @@ def main() -> None:
     file = options.comparison / "teachers" / f"seed={options.seed}" / "report.json"
     if not file.is_file():
         parser.error(f"--comparison: '{options.comparison}' has no finished teacher of seed {options.seed}")
-    task = json.loads(file.read_text())["task"]
+    teacher = json.loads(file.read_text())
+    task, options.precision = teacher["task"], teacher["config"]["trainer"]["precision"]
     for key in options.only:
         if key != TIMES:
             make(options, task, key)

@@ -12,8 +12,8 @@ HEAD = """## {task}: 8-bit programs, beside what a user would pick instead
 
 Programs of OpenVINO: 8 bits, but the first row (32 bits). Static vectors are 16 bits, in NumPy. {metric} in %
 on the dev set ({rows:,} rows) ± a standard error. Speed relative to the program of the dense model in 8 bits
-(texts x tokens), in turns, {threads} thread, processor time: median (p10 - p90) of {rounds} rounds. {seeds}. The last
-two columns are of the same program with the vocabulary of the data.
+(texts x tokens), in turns, {threads} thread, processor time: median (p10 - p90) of {rounds} rounds. {seeds}; trained in
+{precision}. The last two columns are of the same program with the vocabulary of the data.
 """
 MISSING = "Rows whose runs are not finished: {labels}.\n"
 
@@ -52,6 +52,7 @@ def sections() -> Iterator[str]:
         yield HEAD.format(
             task=NAMES.get(task, task), metric=measure[0].upper() + measure[1:], rows=first["program"]["rows"],
             threads=first["threads"], rounds=times["shapes"][0]["rounds"] if times else 0,
+            precision=" and ".join(sorted({row["precision"] for row in rows.values()})),
             seeds="One seed" if len({row["seed"] for row in rows.values()}) == 1 else "Several seeds",
         )  # fmt: skip
         shapes = [f"{shape['texts']} x {shape['tokens']}" for shape in times["shapes"]] if times else []
