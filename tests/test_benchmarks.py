@@ -173,13 +173,13 @@ def test_a_row_of_an_8_bit_program_has_nothing_of_the_model_in_float32() -> None
     float32 = {
         "compressed": {"metric": 0.9, "bytes": 40, "latency_ms": {"median": 1.0}},
         "dense": {"metric": 0.9, "bytes": 40},
-        "ratios": {"bytes": 1.0, "flops": 1.0, "speedup": 1.0}, "held_out": {"val/accuracy": 0.9},
+        "ratios": {"bytes": 1.0, "flops": 1.0, "speedup": 1.0}, "held_out": {"val/accuracy": 0.9}, "stages": {},
     }  # fmt: skip
     assert comparison_tables.of_its_program(float32) is float32
     integers = comparison_tables.of_its_program(
         float32 | {"program": {"dtype": "int8", "metric": 0.8, "interval": None, "bytes": 10}}
     )
-    assert integers["compressed"] == {"metric": 0.8, "interval": None, "bytes": 10, "latency_ms": None}
+    assert integers["compressed"]["metric"] == 0.8 and integers["compressed"]["latency_ms"]["median"] is None
     assert integers["ratios"]["bytes"] == 0.25 and integers["ratios"]["speedup"] is integers["held_out"] is None
 
 

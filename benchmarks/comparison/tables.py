@@ -49,15 +49,9 @@ def comparisons() -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
 
 
 def of_its_program(run: dict[str, Any]) -> dict[str, Any]:
-    """Return a run; if it is of an 8-bit program, with the program's scores, and without those of the model in float32.
-
-    The run scored its held-out rows, and its export was timed in PyTorch, before there was a program.
-    """
+    """Return a run as :func:`of_program`; the held-out rows were scored before there was a program."""
     small = of_program(run)
-    if small is run:
-        return run
-    unknown = {"compressed": small["compressed"] | {"latency_ms": None}, "held_out": None}
-    return small | unknown | {"ratios": small["ratios"] | {"speedup": None}}
+    return run if small is run else small | {"held_out": None}
 
 
 def _times(gain: float | None) -> str:

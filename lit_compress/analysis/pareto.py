@@ -38,7 +38,7 @@ def costs_of(reports: Sequence[dict[str, Any]]) -> tuple[list[dict[str, float | 
     A machine is not as fast at all times. Each report timed its model and its dense model in turns, so that speed-ups
     can be compared where milliseconds cannot: a model's latency is the mean of all dense models' over its own speed-up.
     """
-    dense = {cost: _mean([cost_of(report["dense"], cost) for report in reports]) for cost in COSTS}
+    dense = {cost: mean_of_known([cost_of(report["dense"], cost) for report in reports]) for cost in COSTS}
     costs_by_net = []
     for report in reports:
         costs = {cost: cost_of(report["compressed"], cost) for cost in COSTS}
@@ -48,14 +48,15 @@ def costs_of(reports: Sequence[dict[str, Any]]) -> tuple[list[dict[str, float | 
     return costs_by_net, dense
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean_of_known(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the values that are known; None if none is."""
     known = [value for value in values if value is not None]
     return mean(known) if known else None
 
 
 def mean_costs(entries: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
     """Return the mean of every cost that is known."""
-    return {cost: _mean([entry[cost] for entry in entries]) for cost in COSTS}
+    return {cost: mean_of_known([entry[cost] for entry in entries]) for cost in COSTS}
 
 
 def front(points: Sequence[tuple[float, float]], mode: str = "max") -> list[tuple[float, float]]:

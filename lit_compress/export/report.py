@@ -210,12 +210,19 @@ def final_metric(report: dict[str, Any]) -> float:
 
 
 def of_program(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the report with the metric, its interval and the bytes of the program of integers, if there is one."""
+    """Return the report with the metric, its interval and the bytes of the program of integers, if there is one.
+
+    The times are the model's in PyTorch. They are left out.
+    """
     if "metric" not in (made := report.get("program") or {}):
         return report
     small = report["compressed"] | {key: made[key] for key in ("metric", "interval", "bytes")}
+    small["latency_ms"] = small["latency_ms"] | dict.fromkeys(("median", "p10", "p90"))
     ratios = {key: small[key] / report["dense"][key] if report["dense"][key] else None for key in ("metric", "bytes")}
-    return report | {"compressed": small, "ratios": report["ratios"] | ratios}
+    return report | {
+        "compressed": small, "stages": report["stages"] | {"compressed": small}, "timing": None,
+        "ratios": report["ratios"] | ratios | {"speedup": None},
+    }  # fmt: skip
 
 
 def points_lost(report: dict[str, Any]) -> float:

@@ -118,7 +118,7 @@ def _read(path: Path) -> Any:
 def scores(report: dict[str, Any], folder: Path) -> dict[str, Value]:
     """Return the scores of a run that claims may name; ``folder`` is the run's."""
     compressed, dense, ratios = report["compressed"], report["dense"], report["ratios"]
-    integers = "dtype" in (report.get("program") or {})  # kept answers and times are those of the model in float32
+    integers = "dtype" in (report.get("program") or {})  # the kept answers are those of the model in float32
     rows = None if integers else partial(_rows, report, folder, "compressed")
     values = {
         "metric": Value(compressed["metric"], _error(compressed), rows),
@@ -129,7 +129,7 @@ def scores(report: dict[str, Any], folder: Path) -> dict[str, Value]:
         "fewer_params": Value(1 / ratios["params"]["total"], 0.0),
         "fewer_bytes": Value(1 / ratios["bytes"], 0.0),
     }
-    if not integers and (gain := (report.get("timing") or {}).get("speedup")):
+    if gain := (report.get("timing") or {}).get("speedup"):
         # between a tenth and nine tenths of the rounds lie 2.56 standard deviations of one round
         values["speedup"] = Value(gain["median"], (gain["high"] - gain["low"]) / 2.56)
     return values

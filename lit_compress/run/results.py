@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from lit_compress.analysis.pareto import costs_of, mean_costs
+from lit_compress.analysis.pareto import costs_of, mean_costs, mean_of_known
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import of_program
 from lit_compress.run.folder import flatten
@@ -301,7 +301,7 @@ def groups(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
             "mean": mean(values) if values else None, "spread": (spread := stdev(values) if len(values) > 1 else None),
             "bar": errors[0] if spread is None and errors else spread,
             "density": mean(e["density"] for e in entries) if entries else None,
-            "speedup": mean(r.report["ratios"]["speedup"] for r in done if r.report) if done else None,
+            "speedup": mean_of_known([run.report["ratios"]["speedup"] for run in done if run.report]),
             "costs": mean_costs(list(own.values())), "each": own, "runs": some,
         })  # fmt: skip
     return grouped

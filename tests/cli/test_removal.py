@@ -178,6 +178,8 @@ def test_a_run_that_is_killed_behind_its_choice_reads_it(short_run, tmp_path, ca
         main([*args, asked])
     assert Run(folder).removal() == chosen and report_of(folder)["budget"]["density"] == chosen["density"]
     args[args.index(str(folder))] = str(tmp_path / "other")
+    (tmp_path / "other" / "retrain").mkdir()
+    (tmp_path / "other" / "retrain" / "last.ckpt").write_text("of the first choice")
     main([*args, other, "--allow_changed"])
     again, report = Run(tmp_path / "other"), report_of(tmp_path / "other")
     assert again.removal()["asked"] == [other, *WAYS] and report["tried"] == again.removal()["tried"]

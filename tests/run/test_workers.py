@@ -145,14 +145,18 @@ def test_rows_are_right_or_wrong_where_the_metric_is_their_mean(tmp_path):
 
 def test_a_run_whose_export_is_a_program_of_integers_counts_as_that_program(tmp_path):
     """Metric, interval and bytes are the program's; the answers that were kept are not."""
-    nets = {"metric": 0.75, "density": 1, "interval": [0.6, 0.9], "bytes": 40}
+    nets = {"metric": 0.75, "density": 1, "interval": [0.6, 0.9], "bytes": 40, "latency_ms": {"median": 3.0}}
     lines = ['{"given": 1, "dense": 1, "compressed": 1}', '{"given": 1, "dense": 0, "compressed": 0}']
     report = {"compressed": nets, "dense": nets, "metric": {"name": "accuracy", "rows": 4},
-              "ratios": {"flops": 1, "params": {"total": 1}, "bytes": 1, "metric": 1}}  # fmt: skip
+              "ratios": {"flops": 1, "params": {"total": 1}, "bytes": 1, "metric": 1, "speedup": 2.0},
+              "stages": {"dense": nets, "compressed": nets}, "timing": {"speedup": {"median": 2.0}}}  # fmt: skip
     assert of_program(report) is report and of_program(report | {"program": {"file": "model.onnx"}})["program"]
     made = {"dtype": "int8", "metric": 0.5, "interval": [0.3, 0.7], "bytes": 10}
     small = of_program(report | {"program": made})
-    assert small["compressed"] == nets | {"metric": 0.5, "interval": [0.3, 0.7], "bytes": 10} and small["dense"] == nets
+    untimed = {"latency_ms": dict.fromkeys(("median", "p10", "p90"))}  # PyTorch's is not the program's
+    assert small["compressed"] == nets | {"metric": 0.5, "interval": [0.3, 0.7], "bytes": 10} | untimed
+    assert small["stages"] == {"dense": small["dense"], "compressed": small["compressed"]} and small["dense"] == nets
+    assert small["ratios"]["speedup"] is small["timing"] is None
     (tmp_path / "answers.jsonl").write_text("\n".join(lines * 2))
     values = scores(small, tmp_path)
     assert (values["metric"].value, values["fewer_bytes"].value, values["metric"].rows) == (0.5, 4, None)
