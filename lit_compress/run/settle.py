@@ -125,13 +125,18 @@ def _from_first(run: Run, read: Callable[[], T | None], lack: str) -> T:
 
 @contextmanager
 def failure_told(run: Run) -> Iterator[None]:
-    """Leave a file next to the run folder if the first of several processes fails, so that no other waits for it."""
+    """Leave a file next to the run folder if the first of several processes fails, so that no other waits for it.
+
+    The others must not read the density of an earlier start, which was killed before the run began.
+    """
     several = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) > 1
     if not is_first_process() or not several:
         yield
         return
     file = _failure(run)
     file.unlink(missing_ok=True)
+    if not run.started:
+        (run.folder / "budget.json").unlink(missing_ok=True)
     try:
         yield
     except BaseException as error:

@@ -23,6 +23,17 @@ def test_the_density_of_the_first_process(run):
     assert density_of_first(run, "speedup=3x") == 0.3
 
 
+def test_the_density_of_a_start_that_was_killed_before_the_run_began_is_not_taken(run):
+    """Milliseconds differ from start to start, and shapes must not differ between processes."""
+    run.begin({}, budget={"asked": "speedup=3x", "density": 0.3})
+    with failure_told(run):
+        assert run.density("speedup=3x") is None
+    run.begin({}, budget={"asked": "speedup=3x", "density": 0.4})
+    run.finish({"name": "dense"})
+    with failure_told(run):
+        assert run.density("speedup=3x") == 0.4
+
+
 def test_a_failure_of_the_first_process_ends_the_others(run, monkeypatch):
     with pytest.raises(UserError, match="cannot be met"), failure_told(run):
         raise UserError("the budget cannot be met")
