@@ -44,11 +44,12 @@ LINES = {
     "block-structures": [*KFAC, "--removes", "structures", "--by_block", "float32"],
 }  # fmt: skip
 UNIFORM = ["--calibration_examples", "20", "--density", "0.5", "--removes", "structures", "--shape", "uniform"]
+SLICED = ["--method", "SliceGPT", "--density", "0.6", "--model.prune.examples", "20"]
 DECODER_LINES = {
     "uniform": UNIFORM,
     "block-uniform": [*UNIFORM, "--by_block", "float32"],
-    "block-SliceGPT": ["--method", "SliceGPT", "--density", "0.6", "--model.prune.examples", "20",
-                       "--by_block", "float32"],
+    "SliceGPT": SLICED,
+    "block-SliceGPT": [*SLICED, "--by_block", "float32"],
 }  # fmt: skip
 
 

@@ -191,3 +191,13 @@ def test_the_time_is_linear_in_the_number_of_blocks(family):
         module.register_forward_pre_hook(lambda module, _: calls.append(module))
     axes_of(net)
     assert calls.count(block) <= 3 and calls.count(first) <= 4  # and once to see the form of its output
+
+
+@pytest.mark.parametrize("family", ["bert", "opt"])
+def test_a_process_without_examples_has_the_axes_of_the_others(family):
+    net, batch, sums = make_net(family), make_batch(16, 12), []
+    asked, kind = Axes([WIDTH] * len(residual_stream(net).sites)), task_type("classification")
+    axes = asked.answer(net, [batch], kind, lambda total: sums.append(total.clone()))
+    filled = batch | {"index": torch.full_like(batch["index"], -1)}
+    others = asked.answer(net, [filled], kind, lambda total: total.copy_(sums.pop(0)))
+    assert not sums and all(torch.equal(others[site], own) for site, own in axes.items())
