@@ -56,6 +56,7 @@ ROWS = {
     "cofi-0.1": Row("CoFi, 0.10", "CoFi", "density=0.1"),
     "structures-0.25": Row("SecondOrder, heads and neurons, 0.25", "SecondOrder, structures", "density=0.25"),
     "structures-0.1": Row("SecondOrder, heads and neurons, 0.10", "SecondOrder, structures", "density=0.1"),
+    "structures-0.05": Row("SecondOrder, heads and neurons, 0.05", "SecondOrder, structures", "density=0.05"),
     "components-0.1": Row("SecondOrder, components, 0.10", "SecondOrder", "density=0.1"),
     STATIC: Row("static vectors (model2vec)", dtype="float16"),
 }

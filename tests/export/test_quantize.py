@@ -8,10 +8,15 @@ import torch
 from helpers import net_of
 
 from lit_compress.data.datamodule import DataModule
+from lit_compress.export import quantize as small
 from lit_compress.export.number_format import Program
 from lit_compress.export.program import program_bytes, read_program, write_program
 from lit_compress.export.quantize import GRAPH, integer_rows, integer_tables, quantize, training_feeds
+from lit_compress.layers import LowRankLinear
+from lit_compress.models.accounting import dense_layers
 from lit_compress.models.outline import integer_bytes
+from lit_compress.models.surgery import factorize
+from lit_compress.numerics.decompose import decompose
 from lit_compress.utils.errors import UserError
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
@@ -130,3 +135,32 @@ def test_texts_that_are_missing_are_one_line(tiny_backbone, tiny_data, tmp_path)
     data = DataModule("sst2", str(tiny_backbone), str(tmp_path))
     with pytest.raises(UserError, match=r"^export: --dtype int8 reads the ranges of activations from training texts: "):
         training_feeds(data, "export: --dtype int8")
+
+
+def test_factors_whose_ranges_differ(monkeypatch, tmp_path):
+    """Between two factors ranges may differ by 50 times, as after training; a program is hardly worse for it.
+
+    It takes the better of two ways to smooth them, whichever it tries first.
+    """
+    pytest.importorskip("nncf")
+    torch.manual_seed(0)
+    net = net_of("bert", torch.float32, hidden_size=64, intermediate_size=128).eval()
+    ranks = {name: min(layer.weight.shape) // 2 for name, layer in dense_layers(net).items()}
+    net = factorize(net, ranks, lambda _, weight, rank: decompose(weight, rank)).eval()
+    given = {name: torch.from_numpy(value) for name, value in feeds()[1].items()}
+
+    def error(*smooth):
+        monkeypatch.setattr(small, "SMOOTH", smooth)
+        quantize(tmp_path / made["file"], tmp_path / "small.xml", feeds())
+        answer = Program(read_program(tmp_path / "small.xml", ("logits",)), net.config)(**given).logits
+        return float((answer - net(**given).logits.detach()).pow(2).mean().sqrt())
+
+    made = write_program(net, Tokenizer(NAMES), tmp_path, "openvino")
+    like = error(*small.SMOOTH)
+    for layer in net.modules():
+        if isinstance(layer, LowRankLinear):
+            layer.right.data[::7] *= 50
+            layer.left.data[:, ::7] /= 50
+    made = write_program(net, Tokenizer(NAMES), tmp_path, "openvino")
+    alone = {share: error(share) for share in (0.95, 0.5)}
+    assert error(0.95, 0.5) == error(0.5, 0.95) == min(alone.values()) < 2.5 * like, (alone, like)
