@@ -50,6 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_backbone: Path, tiny_da
     make_net("bert", "wiki_qa").save_pretrained(folder / "reranker")
     write_backbone(folder / "opt", "opt", "wikitext2")
     write_backbone(folder / "bart", "bart", "xsum")
+    write_backbone(folder / "my_decoder", "llama", "plain_text", max_position_embeddings=256)
     for name in ("my_data", "data/sst2"):
         shutil.copytree(tiny_data, folder / name)
     write_rows(folder / "labelled_test", {"test": rows_of("sst2", 12)})

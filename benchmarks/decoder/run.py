@@ -1,0 +1,212 @@
+"""SmolLM2-135M, a real decoder, made smaller without training: perplexity on WikiText-2 and on news, time, memory.
+
+    python -m benchmarks.decoder.run --backbone DIR --data DIR [--work DIR] [--only structures ...]
+        [--densities 0.8 ...] [--refine 0 100] [--results DIR]
+
+``--backbone`` is the folder that ``python -m benchmarks.speed.smollm2`` writes; the weights are 4-bit values made
+float. ``--data`` has wikitext2/ and cnn_dailymail/ as parquet files; texts.py says how WikiText-2 is read. 64 blocks of
+256 tokens of the validation split calibrate. A row is one method at one density, as ``factorize`` makes it; whole
+blocks are chosen on 8 of the texts. Statistics that do not depend on the density are gathered once for all densities.
+``--refine`` trains the blocks of the same compressed models for so many steps each (``factorize --refine``).
+
+Every method has a process of its own. Its seconds are those of the processor, because another program may share the
+machine. Writes benchmarks/decoder/results/<method>-<density>[-refined].json; existing ones are kept, so the script can
+be stopped and started again. `python -m benchmarks.tables` makes the tables.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import common
+from benchmarks.decoder import texts
+
+STUDY = "decoder"
+TASK, LENGTH, CALIBRATED, MEASURED = "plain_text", 256, 64, 24
+DENSITIES = (0.8, 0.6, 0.9)
+STEPS = 100
+METHODS: dict[str, list[object]] = {
+    "structures": ["SecondOrder", "--model.retrain.removes", "structures", "--model.shape", "uniform"],
+    "components": ["SecondOrder"],
+    "inputs": ["FWSVD", "--model.retrain.weighting", "inputs"],
+    "svd": ["SVD"],
+    "llm_pruner": ["LLMPruner", "--model.prune.keep_first", 4, "--model.prune.keep_last", 2],  # as in the paper
+    "slicegpt": ["SliceGPT"],
+    "layers": ["Layers", "--model.prune.choice", "measured", "--model.prune.examples", 8],
+}
+ONE_MEASUREMENT = ("structures", "components")  # it serves all densities
+NOT_REFINED = ("slicegpt", "layers")  # behind their blocks are no dense hidden states
+
+
+def prepare(options: Any) -> None:
+    """Write the calibration texts, and both kinds of measured texts as tokens, to ``--work``."""
+    from transformers import AutoTokenizer
+
+    folder = options.work / "data"
+    if (folder / "measured.pt").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer, wiki = AutoTokenizer.from_pretrained(options.backbone), options.data / "wikitext2"
+    for split in ("train", "validation"):  # the second is asked for, and not read
+        (folder / f"{split}.txt").write_text("\n".join(texts.wikitext(wiki / "validation.parquet")) + "\n")
+    count, length = options.measured, options.length
+    measured = {
+        "wikitext2": texts.blocks(tokenizer, texts.wikitext(wiki / "test.parquet"), count, length),
+        "news": texts.beginnings(tokenizer, options.data / "cnn_dailymail" / "test.parquet", count, length),
+    }
+    torch.save(measured, folder / "measured.pt")
+
+
+def command_line(options: Any, method: str) -> Any:
+    """Return the command ``factorize`` of a method, which builds it at every density."""
+    from lit_compress.cli.options import CommandLine
+
+    words = [
+        "--model", *METHODS[method], "--model.backbone", options.backbone, *common.source(TASK, options.work / "data"),
+        "--data.max_length", options.length, "--data.train_examples", options.calibrated,
+        "--trainer.accelerator", "cpu",
+    ]  # fmt: skip
+    return CommandLine([str(word) for word in words], "factorize")
+
+
+def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterator[tuple[float, Any, dict[str, float]]]:
+    """Yield each density with the compressed model and facts about it: file density, seconds."""
+    from lit_compress.cli.one_shot import load_model, one_shot_stage
+    from lit_compress.stages.calibration import OfModel, collected
+    from lit_compress.stages.compression import compress
+
+    cli, device, start = command_line(options, method), torch.device("cpu"), time.process_time()
+    parts = cli.build()
+    task, data, dense = parts.method.task, parts.data, load_model(str(options.backbone), parts.method)
+    statistics: list[tuple[list[str], dict[Any, Any]]] = []
+    measured: dict[str, Any] = {}
+    gathered = 0.0
+    for density in densities:
+        stage = one_shot_stage(cli.at_density(density))
+        stage.check_shapes(dense)
+        compression = stage.compression(options.backbone)
+        assert compression is not None
+        calibration = compression.calibration(dense, data)
+        if not statistics or (calibration is not None and isinstance(calibration.statistic, OfModel)):
+            statistics = list(collected(dense, calibration, task, device, most=inf))
+            gathered, start = time.process_time() - start, time.process_time()
+        if not measured or method not in ONE_MEASUREMENT:
+            found = (compression.measure(dense, names, dict(sums)) for names, sums in statistics)
+            measured = {name: value for part in found for _, tensors in part for name, value in tensors.items()}
+            if method in ONE_MEASUREMENT:
+                gathered, start = gathered + time.process_time() - start, time.process_time()
+        net, _ = compress(dense, compression, task, data, device, keep=True, measured=measured)
+        facts = {"file_density": stage.density_left(net), "seconds": gathered + time.process_time() - start}
+        yield density, net, facts
+        del net
+        start = time.process_time()
+
+
+def refined(options: Any, method: str, density: float, steps: int) -> tuple[Any, dict[str, Any]]:
+    """Return the compressed model that is in ``--work`` after its refinement, and facts about that."""
+    from lit_compress.calibration.by_block import calibration_parts
+    from lit_compress.cli.one_shot import load_model, one_shot_stage
+    from lit_compress.models.storage import load_net
+    from lit_compress.stages.refinement import refine_net
+
+    cli = command_line(options, method)
+    stage, parts = one_shot_stage(cli.at_density(density)), cli.build()
+    dense, net = load_model(str(options.backbone), parts.method), load_net(options.work / f"{method}-{density:g}")
+    start, kind = time.process_time(), parts.method.kind
+    rows = calibration_parts(kind, stage.texts(parts.data), None)
+    with tempfile.TemporaryDirectory() as states:
+        told = refine_net(dense, net, kind, rows, steps, Path(states), torch.device("cpu"))
+    return net.eval(), {"refined": told, "refine_seconds": time.process_time() - start}
+
+
+def make(options: Any, method: str, densities: Sequence[float], steps: int) -> None:
+    """Make the results of a method, or of the dense model, at some densities, in this process."""
+    from lit_compress.cli.one_shot import load_model
+    from lit_compress.models.accounting import count_params
+    from lit_compress.models.storage import save_net
+
+    torch.set_num_threads(options.threads)
+    measured = torch.load(options.work / "data" / "measured.pt")
+
+    def store(name: str, density: float, net: Any, facts: dict[str, Any]) -> None:
+        folder = options.work / name
+        folder.mkdir(exist_ok=True)
+        save_net(net, folder)
+        size = (folder / "model.safetensors").stat().st_size
+        found = {key: texts.losses(net.eval(), rows) for key, rows in measured.items()}
+        made = {
+            "name": name, "method": method, "target": density, "losses": found, "bytes": size,
+            "params": asdict(count_params(net)), "tokens": options.length, "calibrated": options.calibrated,
+            "threads": options.threads, "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }  # fmt: skip
+        common.write(options, name, made | facts | common.frame())
+        print(name, facts, flush=True)
+
+    if method == "dense":
+        net = load_model(str(options.backbone), command_line(options, "svd").build().method)
+        store(method, 1.0, net, {})
+    elif steps:
+        for density in densities:
+            before = f"{method}-{density:g}"
+            net, facts = refined(options, method, density, steps)
+            own = {key: read(options, before)[key] for key in ("file_density", "seconds")}
+            store(f"{before}-refined", density, net, own | facts)
+    else:
+        for density, net, facts in compressed(options, method, densities):
+            store(f"{method}-{density:g}", density, net, facts)
+
+
+def read(options: Any, name: str) -> dict[str, Any]:
+    """Return a result that was made."""
+    return next(result for result in common.load(options.results) if result["name"] == name)
+
+
+def alone(*work: Any) -> None:
+    """Call :func:`make` in a process of its own; its failure ends the script."""
+    process = multiprocessing.get_context("spawn").Process(target=make, args=work)
+    process.start()
+    process.join()
+    if process.exitcode:
+        sys.exit(process.exitcode)
+
+
+def add_sizes(parser: common.Parser) -> None:
+    """Add the options on the number and the length of texts."""
+    for name, usual in (("length", LENGTH), ("calibrated", CALIBRATED), ("measured", MEASURED)):
+        parser.add_argument(f"--{name}", type=int, default=usual, help="to try the script")
+
+
+def main() -> None:
+    """Make what is missing: every method at all densities, then the same ones refined."""
+    parser = common.parser(STUDY, __doc__, "backbone", "data", only=tuple(METHODS), work=Path("runs/decoder"))
+    parser.add_argument("--densities", nargs="+", type=float, default=DENSITIES)
+    parser.add_argument("--refine", nargs="+", type=int, default=(0, STEPS), help="steps; 0: without")
+    add_sizes(parser)
+    options = parser.parse_args()
+    options.list = None
+    prepare(options)
+    if common.missing(options, "dense"):
+        alone(options, "dense", (1.0,), 0)
+    for steps in options.refine:
+        for method in (m for m in options.only if not (steps and m in NOT_REFINED)):
+            ended = "-refined" if steps else ""
+            todo = [d for d in options.densities if common.missing(options, f"{method}-{d:g}{ended}")]
+            if before := [d for d in todo if steps and not (options.work / f"{method}-{d:g}").exists()]:
+                alone(options, method, before, 0)
+            if todo:
+                alone(options, method, todo, steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The table of a real decoder without training, from results/*.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import exp
+from statistics import mean, stdev
+from typing import Any
+
+from benchmarks.common import load, origin, table
+
+STUDY, INTEGERS = "decoder", "decoder/integers"
+TITLE = "A real decoder: SmolLM2-135M"
+ABOUT = (
+    "SmolLM2-135M at 0.9, 0.8 and 0.6 of the blocks' matrices without training: perplexity on WikiText-2 and on news."
+)
+NAMES = {
+    "structures": "K-FAC heads and neurons, uniform",
+    "components": "K-FAC components",
+    "inputs": "moments of the inputs (SVD-LLM's weighting)",
+    "svd": "SVD",
+    "llm_pruner": "LLM-Pruner",
+    "slicegpt": "SliceGPT",
+    "layers": "whole blocks, by measured loss",
+}
+TEXTS = {"wikitext2": "WikiText-2", "news": "news"}
+
+HEAD = """## Perplexity right after `factorize`
+
+SmolLM2-135M-Instruct. Its weights are 4-bit values made float, and every row starts from them. Dense: {dense}; the float32 file has
+{dense_mb:.0f} MB.
+
+- *Texts*: {texts} blocks of {tokens} tokens of WikiText-2's test split, and the first {tokens} tokens of {texts} articles of CNN/DailyMail's test split.
+  WikiText-2 is read as people write: headings and sentences with `<unk>` are left out, and the spaces around marks are removed. So the
+  perplexities differ from those of papers.
+- *Calibration*: {calibrated} blocks of WikiText-2's validation split, read the same way. Whole blocks are chosen on 8 of them. LLM-Pruner reads 10
+  and keeps the first four and the last two blocks whole, as in its paper.
+- *more*: how much higher the perplexity is than the dense one, in %. Errors are standard errors over the texts. The errors of *more* are over
+  the differences, text by text.
+- *refined*: {steps}
+- *seconds* of the processor with one thread, statistics included, which one process gathers for all densities. *GB* is the peak memory of
+  that process, *MB* the float32 file.
+
+Only finished rows are shown.
+"""
+REFINED = "the blocks were trained for {steps} steps each on the same texts, without labels (`--refine {steps}`); the seconds are added."
+PROGRAMS = """## With integers
+
+The same models as OpenVINO programs (`--format openvino --dtype int8`, `int4`), on the same texts, with the bytes of the program. int8: weights
+and activations. int4: the weights of the matrices, and 8 bits for the table. The GGUF file that the weights came from has 98 MB and the dense
+model's perplexity, as its 4-bit values are exactly the dense weights.
+"""
+
+
+def sections() -> Iterator[str]:
+    """Yield the table, if there are results."""
+    found = {result["name"]: result for result in load(STUDY)}
+    dense = found.pop("dense", None)
+    if dense is None or not found:
+        return
+    steps = {result["refined"]["steps"] for result in found.values() if "refined" in result}
+    yield HEAD.format(
+        dense=", ".join(f"{perplexity(dense['losses'][key])} on {name}" for key, name in TEXTS.items()),
+        dense_mb=dense["bytes"] / 1e6, texts=len(dense["losses"]["news"]),
+        tokens=dense["tokens"], calibrated=dense["calibrated"],
+        steps=REFINED.format(steps=steps.pop()) if steps else "no row is.",
+    )  # fmt: skip
+    yield table(
+        ["density", "method", "refined", *(f"{name}{what}" for name in TEXTS.values() for what in ("", ", more")),
+         "seconds", "GB", "MB"],
+        [_row(result, dense) for result in sorted(found.values(), key=_place)],
+    )  # fmt: skip
+    yield origin(dense, STUDY, dense["threads"])
+    if small := load(INTEGERS):
+        yield PROGRAMS
+        rows = [(found.get(r["of"], dense), r) for r in sorted(small, key=lambda r: r["bytes"])]
+        yield table(
+            ["MB", "method", "density", "integers", *(f"{name}{what}" for name in TEXTS.values() for what in ("", ", more"))],
+            [[f"{r['bytes'] / 1e6:.0f}", NAMES.get(of["method"], "dense"), f"{of['target']:.1f}", r["dtype"],
+              *_scores(r, dense)] for of, r in rows],
+        )  # fmt: skip
+        yield origin(small[0], INTEGERS, small[0]["threads"])
+
+
+def ordinary() -> str:
+    """Return the rows of the models that are ordinary Llamas, for docs/how_to/compress_a_decoder.md."""
+    found = {result["name"]: result for result in load(STUDY)}
+    dense = found["dense"]
+    rows = [["dense", *(perplexity(dense["losses"][key]) for key in TEXTS), "0", f"{dense['bytes'] / 1e6:.0f}"]]
+    for result in sorted(found.values(), key=lambda result: (-result["target"], "refined" in result)):
+        if result["method"] == "structures":
+            scores = [perplexity(result["losses"][key]) for key in TEXTS]
+            seconds = result["seconds"] + result.get("refine_seconds", 0)
+            label = f"density {result['target']}" + ", refined" * ("refined" in result)
+            rows.append([label, *scores, f"{seconds / 60:.0f}", f"{result['bytes'] / 1e6:.0f}"])
+    return table(["model", *TEXTS.values(), "minutes", "MB"], rows)
+
+
+def perplexity(losses: Sequence[float]) -> str:
+    """Return the perplexity of texts with its standard error.
+
+    >>> perplexity([3.0, 3.2])
+    '22.2 ± 2.2'
+    """
+    value = exp(mean(losses))
+    return f"{value:.1f} ± {value * stdev(losses) / len(losses) ** 0.5:.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def more(losses: Sequence[float], dense: Sequence[float]) -> str:
+    """Return by how many % the perplexity is higher than the dense model's, with the standard error of that.
+
+    >>> more([3.0, 3.2], [2.9, 3.0])
+    '16.2 ± 5.8'
+    """
+    added = [own - other for own, other in zip(losses, dense, strict=True)]
+    ratio = exp(mean(added))
+    if ratio > 10:
+        return "over 900"
+    return f"{100 * (ratio - 1):.1f} ± {100 * ratio * stdev(added) / len(added) ** 0.5:.1f}"
+
+
+def _place(result: dict[str, Any]) -> tuple[float, int, bool]:
+    return -result["target"], list(NAMES).index(result["method"]), "refined" in result
+
+
+def _row(result: dict[str, Any], dense: dict[str, Any]) -> list[str]:
+    seconds = result["seconds"] + result.get("refine_seconds", 0)
+    return [
+        f"{result['file_density']:.2f}", NAMES[result["method"]], "yes" if "refined" in result else "no", *_scores(result, dense),
+        f"{seconds:,.0f}", f"{result['memory_mib'] / 1024:.1f}", f"{result['bytes'] / 1e6:.0f}",
+    ]  # fmt: skip
+
+
+def _scores(result: dict[str, Any], dense: dict[str, Any]) -> list[str]:
+    own, theirs = result["losses"], dense["losses"]
+    return [text for key in TEXTS for text in (perplexity(own[key]), more(own[key], theirs[key]))]

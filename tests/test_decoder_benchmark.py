@@ -1,0 +1,153 @@
+"""The benchmark of a real decoder, its whole way on a tiny one: texts, every method, refinement, table."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import WORDS, write_model
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import common
+from benchmarks.decoder import integers, run, tables, texts
+
+
+def write_rows(file: Path, column: str, rows: list[str]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({column: rows}), file)
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """The options that try the script."""
+    rng = random.Random(0)
+    lines = [f" {' '.join(rng.choices(WORDS, k=30))} . \n" for _ in range(40)]
+    for split in ("validation", "test"):
+        write_rows(tmp_path / "data" / "wikitext2" / f"{split}.parquet", "text", ["", " = Title = \n", *lines])
+    write_rows(tmp_path / "data" / "cnn_dailymail" / "test.parquet", "article", ["short", *lines])
+    (tmp_path / "net").mkdir()
+    write_model(tmp_path / "net", "llama", "plain_text")
+    given = {"backbone": "net", "data": "data", "work": "work", "results": "results"}
+    folders = [word for name, folder in given.items() for word in (f"--{name}", str(tmp_path / folder))]
+    return ["run", *folders, "--length", "12", "--calibrated", "16", "--measured", "3", "--densities", "0.8", "0.6"]
+
+
+def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    work: list[tuple[Any, ...]] = []
+
+    def here(options: Any, *rest: Any) -> None:
+        work.append(rest)
+        run.make(options, *rest)
+
+    monkeypatch.setattr(run, "alone", here)
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "structures", "svd", "slicegpt", "--refine", "0", "3"])
+    run.main()
+    assert [(method, steps) for method, _, steps in work] == [
+        ("dense", 0), ("structures", 0), ("svd", 0), ("slicegpt", 0), ("structures", 3), ("svd", 3)
+    ]  # fmt: skip
+    made = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "results").glob("*.json")}
+    assert len(made) == 1 + 2 * 3 + 2 * 2
+    assert all(0.7 < made[f"{m}-0.8"]["file_density"] <= 0.8 for m in ("structures", "svd", "slicegpt"))
+    assert made["structures-0.6"]["bytes"] < made["structures-0.8"]["bytes"] < made["dense"]["bytes"]
+    told = made["svd-0.8-refined"]["refined"]
+    assert (told["steps"], told["texts"]) == (3, 16)
+
+    before = len(work)
+    run.main()
+    assert len(work) == before  # all is there
+    (tmp_path / "results" / "svd-0.6.json").unlink()
+    run.main()
+    assert work[before:] == [("svd", [0.6], 0)]
+
+    program = made["structures-0.8"] | {"of": "structures-0.8", "dtype": "int4", "bytes": 9_600_000}
+    stored = {"decoder": common.load(tmp_path / "results"), "decoder/integers": [program]}
+    monkeypatch.setattr(tables, "load", stored.get)
+    _, rows, origin, _, programs, _ = tables.sections()
+    assert "| 10 | K-FAC heads and neurons, uniform | 0.8 | int4 | " in programs
+    ordinary = tables.ordinary().splitlines()[2:]
+    assert [line.split(" | ")[0] for line in ordinary] == [
+        "| dense", "| density 0.8", "| density 0.8, refined", "| density 0.6", "| density 0.6, refined"
+    ]  # fmt: skip
+    shown = [line.split(" | ") for line in rows.splitlines()[2:]]
+    assert len(shown) == 10 and all(len(line) == 10 and all(line) for line in shown)
+    assert [line[2] for line in shown[:5]] == ["no", "yes", "no", "yes", "no"]
+    assert "benchmarks.decoder.run" in origin
+
+
+def test_programs_of_integers(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("openvino", "nncf"):
+        pytest.importorskip(package)
+    monkeypatch.setattr(run, "alone", run.make)
+    words = words[: words.index("--densities")]
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "structures", "--densities", "0.8", "--refine", "0"])
+    run.main()
+    where = words.index("--results") + 1
+    words = [*words[:where], str(tmp_path / "integers"), *words[where + 1 :]]
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "dense", "structures-0.8"])
+    integers.main()
+    made = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "integers").glob("*.json")}
+    assert set(made) == {f"{model}-{dtype}" for model in ("dense", "structures-0.8") for dtype in ("int8", "int4")}
+    dense = json.loads((tmp_path / "results" / "dense.json").read_text())
+    for name, result in made.items():
+        if name.startswith("dense"):
+            assert result["losses"]["news"] == pytest.approx(dense["losses"]["news"], abs=0.3)
+
+
+def test_one_measurement_serves_all_densities(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its models are those of ``factorize``."""
+    from lit_compress.__main__ import main as command
+    from lit_compress.models.storage import load_net
+
+    monkeypatch.setattr(run, "alone", run.make)
+    only = ["structures", "components", "inputs"]
+    monkeypatch.setattr(sys, "argv", [*words, "--only", *only, "--refine", "0"])
+    run.main()
+    removes = ["--removes", "structures", "--shape", "uniform"]
+    for method, own in (("structures", removes), ("components", []), ("inputs", ["--weighting", "inputs"])):
+        out = tmp_path / "out" / method
+        line = ["factorize", str(tmp_path / "net"), str(out), "--density", "0.6", *own, "--data.task", "plain_text",
+                "--data.path", str(tmp_path / "work" / "data"), "--data.max_length", "12",
+                "--data.train_examples", "16"]  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["lit_compress", *line])
+        command(line)
+        theirs, ours = (load_net(folder).state_dict() for folder in (out, tmp_path / "work" / f"{method}-0.6"))
+        assert theirs.keys() == ours.keys()
+        assert all(torch.equal(value, ours[name]) for name, value in theirs.items())
+
+
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        (" At 22 : 15 , the 24th ( a regiment ) had 1 @,@ 200 men ; it did n't move . \n",
+         "At 22:15, the 24th (a regiment) had 1,200 men; it did n't move."),
+        (' The band \'s " Kiss You " sold $ 4 @.@ 5 million . In <unk> it failed . It rose again . \n',
+         'The band\'s "Kiss You" sold $4.5 million. It rose again.'),
+        (" <unk> wrote it . \n", ""),
+    ],
+)  # fmt: skip
+def test_wikitext_as_people_write(line: str, written: str) -> None:
+    assert texts.natural(line) == written
+
+
+def test_losses_are_those_of_single_tokens() -> None:
+    """The literal way: every token predicted from those before it."""
+    from tiny import make_net
+
+    net, rows = make_net("llama", "plain_text").eval(), torch.randint(5, 90, (2, 7))
+    for row, found in zip(rows, texts.losses(net, rows), strict=True):
+        total = 0.0
+        for i in range(1, 7):
+            with torch.no_grad():
+                total -= float(net(input_ids=row[None, :i]).logits[0, -1].log_softmax(-1)[row[i]])
+        assert found == pytest.approx(total / 6, rel=1e-4)
