@@ -268,3 +268,25 @@ def test_the_front_table_has_what_is_finished(
         in shown
     )
     assert "Accuracy in %" in head and "CoFi, 0.10" in left and "benchmarks.comparison.front" in made
+
+
+def test_files_that_are_not_smaller_are_a_group_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single weights leave zeros, which are stored; no such row is on the first screen."""
+    from benchmarks.comparison import tables as compared
+
+    original = compared.load
+
+    def load(script: str) -> list[dict[str, Any]]:
+        results = original(script)
+        if script == "comparison/stsb":
+            (run,) = [run for run in results if run["label"] == "ITP"]
+            run["label"], run["ratios"]["bytes"] = "Movement", 1.0
+        return results
+
+    before = "".join(compared.sections())
+    assert compared.STORED not in before and "| ITP |" in compared.every_task()
+    monkeypatch.setattr(compared, "load", load)
+    pages = "".join(compared.sections())
+    smaller, rest = pages.split(compared.STORED)
+    assert "| Movement |" not in smaller and rest.count("| Movement |") == 1 and "| LoSparse |" in smaller
+    assert "Movement" not in compared.every_task() and "| ITP |" not in compared.every_task()

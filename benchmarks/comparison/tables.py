@@ -28,6 +28,20 @@ rows; the dense model has {dense}. Of dense: dev. Steps and minutes: all stages 
 """  # fmt: skip
 
 PROGRAMS = "Rows of 8-bit programs have the program's dev score and bytes. It was not timed here, nor scored on held-out rows.\n"
+COLUMNS = [
+    "budget",
+    "method",
+    "density",
+    "dev",
+    "held out",
+    "of dense",
+    "FLOPs",
+    "speed-up",
+    "bytes",
+    "steps",
+    "minutes",
+]
+STORED = "Single weights. Their zeros are stored: **the file is not smaller**.\n"
 MISSING = "Not run at {budget}: {labels}.\n"
 ONLY = "At {budgets} only the rows above were run.\n"
 
@@ -66,6 +80,23 @@ def _held_out(scores: dict[str, float] | None, made: dict[str, Any]) -> str:
     return percent(scores[f"val/{made['metric']['name']}"]) if scores else ""
 
 
+def smaller(run: dict[str, Any]) -> bool:
+    """Return whether a run's file is smaller than the dense one: single weights that are zero are stored."""
+    return bool(run["ratios"]["bytes"] < 0.99)
+
+
+def _table(made: dict[str, Any], runs: list[dict[str, Any]]) -> str:
+    return table(COLUMNS, [
+        [
+            f"{_asked(run):g}", run["label"], f"{file_density(run):.3f}", percent(run["compressed"]["metric"]),
+            _held_out(run["held_out"], made), percent(run["compressed"]["metric"] / run["dense"]["metric"]),
+            _times(1 / run["ratios"]["flops"]), _times(run["ratios"]["speedup"]), f"{run['ratios']['bytes']:.3f}",
+            f"{sum(record['steps'] for record in run['records'][1:]):,}", f"{run['seconds'] / 60:.0f}",
+        ]
+        for run in runs
+    ])  # fmt: skip
+
+
 def sections() -> Iterator[str]:
     """Yield the tables of every task, if there are results."""
     for made, runs in comparisons():
@@ -78,18 +109,11 @@ def sections() -> Iterator[str]:
             metric=SCORES[made["metric"]["name"]], error=percent((high - low) / 3.92),
             dense=f"{percent(dense['metric'])} / {_held_out(made['teachers_held_out'][0], made)}",
         )  # fmt: skip
-        rows = [
-            [
-                f"{_asked(run):g}", run["label"], f"{file_density(run):.3f}", percent(run["compressed"]["metric"]),
-                _held_out(run["held_out"], made), percent(run["compressed"]["metric"] / dense["metric"]),
-                _times(1 / run["ratios"]["flops"]), _times(run["ratios"]["speedup"]), f"{run['ratios']['bytes']:.3f}",
-                f"{sum(record['steps'] for record in run['records'][1:]):,}", f"{run['seconds'] / 60:.0f}",
-            ]
-            for run in runs
-        ]  # fmt: skip
-        head = ["budget", "method", "density", "dev", "held out", "of dense", "FLOPs", "speed-up", "bytes", "steps",
-                "minutes"]  # fmt: skip
-        yield table(head, rows)
+        small = [run for run in runs if smaller(run)]
+        yield _table(made, small)
+        if rest := [run for run in runs if run not in small]:
+            yield STORED
+            yield _table(made, rest)
         if any(run["ratios"]["speedup"] is None for run in runs):
             yield PROGRAMS
         done = {(run["label"], _asked(run)) for run in runs}
@@ -146,7 +170,10 @@ def complete() -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     Returns:
         The runs of the first tasks of NAMES, by task, and the labels of the methods, best on the first task first.
     """
-    runs_of = {made["name"]: [run for run in runs if run["asked"] == "density=0.1"] for made, runs in comparisons()}
+    runs_of = {
+        made["name"]: [run for run in runs if run["asked"] == "density=0.1" and smaller(run)]
+        for made, runs in comparisons()
+    }
     tables = []
     for count in range(1, len(runs_of) + 1):
         first, *others = list(runs_of)[:count]
