@@ -212,7 +212,7 @@ def test_lpaf_beside_svd_with_and_without_results(monkeypatch: pytest.MonkeyPatc
     assert "0.158: " in tables.methods()
     monkeypatch.setattr(lpaf_tables, "load", lambda where: common.load(where) if "/" in where else [])
     assert "No results yet" in "\n".join(lpaf_tables.sections())
-    assert "| LPAF |  |  |  |  |  |" in tables.methods()
+    assert "| LPAF | - | - | - | - | - |" in tables.methods()
 
 
 def test_the_front_table_has_what_is_finished(

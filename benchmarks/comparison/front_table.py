@@ -70,3 +70,21 @@ def _cells(key: str, row: dict[str, Any], times: dict[str, Any] | None, shapes: 
         *(speed(times, number, key) for number in range(shapes)),
         *((f"{small['bytes'] / 1e6:.1f}", scored(small)) if small else ("", "")),
     ]  # fmt: skip
+
+
+def short() -> str:
+    """Return the rows that every timed task has: metric on each, then size and speed of 32 texts of 32 tokens."""
+    from benchmarks.comparison.tables import NAMES
+
+    timed = [(task, rows, times) for task, rows, times in fronts() if times]
+    keys = [key for key in ROWS if all(key in rows for _, rows, _ in timed)]
+    _, first, times = timed[0]
+    (shape,) = (i for i, one in enumerate(times["shapes"]) if (one["texts"], one["tokens"]) == (32, 32))
+    head = ["program", *(NAMES[task] for task, *_ in timed), "MB", "speed"]
+    return table(head, [
+        [
+            ROWS[key].shown, *(scored(rows[key]["program"]) for _, rows, _ in timed),
+            f"{first[key]['program']['bytes'] / 1e6:.1f}", speed(times, shape, key).split(" ")[0] + "x",
+        ]
+        for key in keys
+    ])  # fmt: skip

@@ -193,3 +193,8 @@ def every_task() -> str:
         scores = [percent(mean(run["compressed"]["metric"] for run in runs)) for runs in cells]
         rows.append([label, *scores, f"{1 / first['ratios']['flops']:.1f}x", f"{first['ratios']['speedup']:.1f}x"])
     return table(["method, density 0.10", *(NAMES[task] for task in tasks), "fewer FLOPs", "speed-up"], rows)
+
+
+def front() -> str:
+    """Return the front table's first page: 8-bit programs compared with the dense model's."""
+    return front_table.short()

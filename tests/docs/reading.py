@@ -273,7 +273,8 @@ def run_alone(item: Item) -> str:
     assert done.returncode == 0, f"{item.where}: {done.stderr}"
     labels = re.findall(r"-> (.+)", done.stdout)
     assert labels and len([line for line in item.text.splitlines() if line]) <= 10, f"{item.where}: {done.stdout}"
-    known = json.loads(Path("small/config.json").read_text())["id2label"].values()
+    (config,) = re.findall(r'"(\w+/config\.json)"', item.text)
+    known = json.loads(Path(config).read_text())["id2label"].values()
     assert set(labels) <= set(known), f"{item.where}: {labels}"
     return done.stdout
 
