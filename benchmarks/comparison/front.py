@@ -52,11 +52,11 @@ ROWS = {
     BASE: Row("dense, int8: the program of the dense model"),
     "layers-3": Row("Layers, 3 of 6", "Layers", "density=0.5"),
     "layers-2": Row("Layers, 2 of 6", "Layers", "density=0.33"),
-    "cofi-0.25": Row("CoFi, 0.25", "CoFi", "density=0.25"),
     "cofi-0.1": Row("CoFi, 0.10", "CoFi", "density=0.1"),
     "structures-0.25": Row("SecondOrder, heads and neurons, 0.25", "SecondOrder, structures", "density=0.25"),
     "structures-0.1": Row("SecondOrder, heads and neurons, 0.10", "SecondOrder, structures", "density=0.1"),
     "structures-0.05": Row("SecondOrder, heads and neurons, 0.05", "SecondOrder, structures", "density=0.05"),
+    "structures-0.03": Row("SecondOrder, heads and neurons, 0.03", "SecondOrder, structures", "density=0.03"),
     "components-0.1": Row("SecondOrder, components, 0.10", "SecondOrder", "density=0.1"),
     STATIC: Row("static vectors (model2vec)", dtype="float16"),
 }

@@ -55,7 +55,9 @@ def training_feeds(data: DataModule, option: str) -> list[Feed]:
     return [{name: value.numpy() for name, value in batch.items() if hasattr(value, "numpy")} for batch in batches]
 
 
-def quantize(path: Path, out: Path, feeds: Sequence[Feed], dtype: Integers = "int8") -> None:
+def quantize(
+    path: Path, out: Path, feeds: Sequence[Feed], dtype: Integers = "int8", smooth: Sequence[float] = SMOOTH
+) -> None:
     """Write the program ``path`` with small integers to ``out``, which may be the same file.
 
     Args:
@@ -63,6 +65,7 @@ def quantize(path: Path, out: Path, feeds: Sequence[Feed], dtype: Integers = "in
         out: the file to write, and for ``.xml`` the weights next to it.
         feeds: batches that the program can read, also with other arrays.
         dtype: ``int4`` is of weights alone, in OpenVINO.
+        smooth: the shares that are tried for OpenVINO; one is enough to time the program.
 
     Raises:
         UserError: the library cannot quantize it.
@@ -72,7 +75,7 @@ def quantize(path: Path, out: Path, feeds: Sequence[Feed], dtype: Integers = "in
         if path.suffix == ".onnx":
             _quantize_onnx(path, small, feeds)
         else:
-            _quantize_openvino(path, small, feeds, dtype)
+            _quantize_openvino(path, small, feeds, dtype, smooth)
     except Exception as error:  # the libraries raise anything
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise UserError(f"export: --dtype {dtype} cannot quantize {path.name}: {reason}") from error
@@ -194,11 +197,11 @@ def silent() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- OpenVINO
 
 
-def _quantize_openvino(path: Path, out: Path, feeds: Sequence[Feed], dtype: Integers) -> None:
+def _quantize_openvino(path: Path, out: Path, feeds: Sequence[Feed], dtype: Integers, smooth: Sequence[float]) -> None:
     """Quantize weights and activations, or the weights alone to 4 bits, by NNCF.
 
-    Of :data:`SMOOTH` the one is taken whose answers to ``feeds`` are nearest to those of ``path``. NNCF's 0.95 is
-    better for a dense MiniLM on STS-B (its score off by 0.10 instead of 0.14, RMS on 500 training rows). It is far
+    Of the shares ``smooth`` the one is taken whose answers to ``feeds`` are nearest to those of ``path``. NNCF's 0.95
+    is better for a dense MiniLM on STS-B (its score off by 0.10 instead of 0.14, RMS on 500 training rows). It is far
     worse for components at 0.10 (0.74 instead of 0.09): ranges between two factors differ by up to 52 times there, and
     with 0.95 of them the columns of the second factor do.
     """
@@ -228,9 +231,9 @@ def _quantize_openvino(path: Path, out: Path, feeds: Sequence[Feed], dtype: Inte
                         smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=share),
                     ),
                 )
-                for share in SMOOTH
+                for share in smooth
             ]  # fmt: skip
-            small = min(made, key=_off(model, given))
+            small = min(made, key=_off(model, given)) if made[1:] else made[0]
         openvino.save_model(small, out, compress_to_fp16=False)
 
 

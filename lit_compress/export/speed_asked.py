@@ -21,7 +21,7 @@ import torch
 
 from lit_compress.export.choices import Choices, Dtype
 from lit_compress.export.program import Format, example_inputs, write_program
-from lit_compress.export.quantize import quantize
+from lit_compress.export.quantize import SMOOTH, quantize
 from lit_compress.export.runtimes import RUNTIMES, Inputs, Runner, Setting
 from lit_compress.models.positions import usable_positions
 from lit_compress.models.shapes import with_random_values
@@ -209,7 +209,7 @@ class Programs:
             path = Path(folder) / made["file"]
             if integers := choices.integers:
                 texts = [example_inputs(net, self._tokenizer, 8, 32) for _ in range(2)]
-                quantize(path, path, [{k: v.numpy() for k, v in text.items()} for text in texts], integers)
+                quantize(path, path, [{k: v.numpy() for k, v in text.items()} for text in texts], integers, SMOOTH[:1])
             return runtime.load(path, self._setting)
 
 

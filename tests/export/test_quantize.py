@@ -8,10 +8,9 @@ import torch
 from helpers import net_of
 
 from lit_compress.data.datamodule import DataModule
-from lit_compress.export import quantize as small
 from lit_compress.export.number_format import Program
 from lit_compress.export.program import program_bytes, read_program, write_program
-from lit_compress.export.quantize import GRAPH, integer_rows, integer_tables, quantize, training_feeds
+from lit_compress.export.quantize import GRAPH, SMOOTH, integer_rows, integer_tables, quantize, training_feeds
 from lit_compress.layers import LowRankLinear
 from lit_compress.models.accounting import dense_layers
 from lit_compress.models.outline import integer_bytes
@@ -137,7 +136,7 @@ def test_texts_that_are_missing_are_one_line(tiny_backbone, tiny_data, tmp_path)
         training_feeds(data, "export: --dtype int8")
 
 
-def test_factors_whose_ranges_differ(monkeypatch, tmp_path):
+def test_factors_whose_ranges_differ(tmp_path):
     """Between two factors ranges may differ by 50 times, as after training; a program is hardly worse for it.
 
     It takes the better of two ways to smooth them, whichever it tries first.
@@ -150,13 +149,12 @@ def test_factors_whose_ranges_differ(monkeypatch, tmp_path):
     given = {name: torch.from_numpy(value) for name, value in feeds()[1].items()}
 
     def error(*smooth):
-        monkeypatch.setattr(small, "SMOOTH", smooth)
-        quantize(tmp_path / made["file"], tmp_path / "small.xml", feeds())
+        quantize(tmp_path / made["file"], tmp_path / "small.xml", feeds(), smooth=smooth)
         answer = Program(read_program(tmp_path / "small.xml", ("logits",)), net.config)(**given).logits
         return float((answer - net(**given).logits.detach()).pow(2).mean().sqrt())
 
     made = write_program(net, Tokenizer(NAMES), tmp_path, "openvino")
-    like = error(*small.SMOOTH)
+    like = error(*SMOOTH)
     for layer in net.modules():
         if isinstance(layer, LowRankLinear):
             layer.right.data[::7] *= 50
