@@ -272,9 +272,7 @@ def test_the_front_table_has_what_is_finished(
 
 def test_files_that_are_not_smaller_are_a_group_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Single weights leave zeros, which are stored; no such row is on the first screen."""
-    from benchmarks.comparison import tables as compared
-
-    original = compared.load
+    compared, original = comparison_tables, comparison_tables.load
 
     def load(script: str) -> list[dict[str, Any]]:
         results = original(script)

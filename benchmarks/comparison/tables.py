@@ -195,6 +195,4 @@ def every_task() -> str:
     return table(["method, density 0.10", *(NAMES[task] for task in tasks), "fewer FLOPs", "speed-up"], rows)
 
 
-def front() -> str:
-    """Return the front table's first page: 8-bit programs compared with the dense model's."""
-    return front_table.short()
+front = front_table.short

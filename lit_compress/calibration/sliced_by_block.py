@@ -106,8 +106,11 @@ class BlockAxes:
         for sublayer in self.sublayers(number):
             with self._sliced(number, block, axes):
                 gram = self._gram(number, block, sublayer)
-            axes[sublayer.reads] = self.agree(lambda gram=gram: self.find(gram.whole())[0])  # type: ignore[misc]
+            axes[sublayer.reads] = self._found(gram)
         return axes
+
+    def _found(self, gram: Gram) -> Tensor:
+        return self.agree(lambda: self.find(gram.whole())[0])
 
     def _gram(self, number: int, block: nn.Module, sublayer: StreamSubLayer) -> Gram:
         """Return the sum of x x^T over the tokens that reach the norms of a sub-layer's site."""

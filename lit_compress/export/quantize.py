@@ -201,9 +201,8 @@ def _quantize_openvino(path: Path, out: Path, feeds: Sequence[Feed], dtype: Inte
     """Quantize weights and activations, or the weights alone to 4 bits, by NNCF.
 
     Of the shares ``smooth`` the one is taken whose answers to ``feeds`` are nearest to those of ``path``. NNCF's 0.95
-    is better for a dense MiniLM on STS-B (its score off by 0.10 instead of 0.14, RMS on 500 training rows). It is far
-    worse for components at 0.10 (0.74 instead of 0.09): ranges between two factors differ by up to 52 times there, and
-    with 0.95 of them the columns of the second factor do.
+    is nearer for a dense MiniLM, and far off for components at 0.10: ranges between two factors differ by up to 52
+    times there, and with 0.95 of them the columns of the second factor do.
     """
     os.environ.setdefault("NNCF_CI", "1")  # else it sends how it is used to its makers
     import openvino
@@ -238,7 +237,7 @@ def _quantize_openvino(path: Path, out: Path, feeds: Sequence[Feed], dtype: Inte
 
 
 def _off(model: Any, feeds: Sequence[Feed]) -> Callable[[Any], float]:
-    """Return what measures how far the answers of a program are from those of ``model``, a sum of squares.
+    """Return a function of a program: the sum of squares by which its answers differ from ``model``'s.
 
     Padding counts in no answer that has one per token. One batch of answers is in memory.
     """
