@@ -16,6 +16,7 @@ import hub as small_hub
 import offline
 import pytest
 import torch
+from process_groups import pytest_runtest_call  # noqa: F401
 from quick import quick_runs
 from reloads import Reloader
 from stage_fixtures import dense, fit  # noqa: F401
