@@ -78,6 +78,17 @@ One teacher per task, of 3 to 5 epochs, of QNLI on 3,000, of CoNLL-2003 on 5,000
 1,024 training examples, one seed, no training after it. The metric in % on the dev set. {rows}.
 """
 
+UNTRAINED = """### Without labels, compared with K-prune
+
+One teacher per task, trained without the held-out rows (as `compare` does), and 1,024 training texts for all methods. K-prune
+(arXiv 2308.03449) is re-implemented here from the paper. After it: `--refine 100` trains each block, `--distil {steps}` the whole
+model on {texts} training texts, both without labels. The metric in % on the dev set / on the held-out rows. {rows}.
+Processor seconds at the smallest density: of everything between the dense model and the smaller one.
+"""
+
+UNTRAINED_NAMES = {"structures": "K-FAC, heads and neurons", "kprune": "K-prune", "components": "K-FAC, components"}
+AFTER = {"": "nothing", "refined": "`--refine`", "distilled": "`--distil`"}
+
 NAMES = {
     "kfac": "K-FAC",
     "kfac-exact": "K-FAC, exact labels",
@@ -140,6 +151,7 @@ def sections() -> Iterator[str]:
         yield ABLATION
         yield table(["choice", "accuracy", "estimate"], shown)
     yield from on_tasks()
+    yield from untrained()
     yield EXPORTS
     rows = []
     for cell in ("kfac", "both", "structures"):
@@ -219,6 +231,36 @@ def on_tasks() -> Iterator[str]:
                 rows.append(["", "", name, *(percent(r["compressed"]["metric"]) if r else "" for r in shown)])
     yield table(["task", "metric", "weighting", *(f"{target:g}" for target in densities)], rows)
     yield origin(next(iter(some.values())), f"{STUDY}/tasks", 1)
+
+
+def untrained() -> Iterator[str]:
+    """Yield the table of what is made smaller without labels, next to K-prune."""
+    found: dict[str, dict[tuple[str, str, float], dict[str, Any]]] = {}
+    for result in load(f"{STUDY}/untrained"):
+        found.setdefault(result["task"], {})[result["cell"], result["after"], result["target"]] = result
+    if not found:
+        return
+
+    def scores(result: dict[str, Any]) -> str:
+        return " / ".join(percent(result[part][f"val/{result['metric']}"]) for part in ("dev", "held_out"))
+
+    densities = sorted({target for cells in found.values() for *_, target in cells} - {1.0}, reverse=True)
+    rows, sizes = [], []
+    for task, cells in found.items():
+        dense = cells["dense", "", 1.0]
+        sizes.append(f"{task}: {dense['dev']['val/rows']:,.0f} / {dense['held_out']['val/rows']:,.0f} rows")
+        rows.append([f"{task}, {dense['metric']}", f"dense: {scores(dense)}"] + [""] * (2 + len(densities)))
+        for cell, after in ((c, a) for a in AFTER for c in UNTRAINED_NAMES):
+            own = [cells.get((cell, after, target)) for target in densities]
+            if any(own):
+                seconds = f"{own[-1]['seconds']:,.0f}" if own[-1] else ""
+                shown = (scores(result) if result else "" for result in own)
+                rows.append(["", UNTRAINED_NAMES[cell], AFTER[after], *shown, seconds])
+    told = [r["told"] for cells in found.values() for r in cells.values() if r["after"] == "distilled"]
+    facts = {"steps": told[0]["steps"] if told else "", "texts": "at most 8,000"}
+    yield UNTRAINED.format(rows="; ".join(sizes), **facts)
+    yield table(["task", "method", "after it", *(f"{target:g}" for target in densities), "seconds"], rows)
+    yield origin(next(iter(next(iter(found.values())).values())), f"{STUDY}/untrained", 1)
 
 
 def prices() -> Iterator[str]:
