@@ -45,6 +45,7 @@ _CONTEXT.set_forkserver_preload(
         "torch.utils.tensorboard",
         "transformers.models.auto.modeling_auto",
         "transformers.models.bert.modeling_bert",
+        "warm",
     ]
 )
 
