@@ -15,7 +15,7 @@ from tiny import WORDS, write_model
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common
-from benchmarks.decoder import integers, run, tables, texts
+from benchmarks.decoder import integers, run, serve, tables, texts
 
 
 def write_rows(file: Path, column: str, rows: list[str]) -> None:
@@ -69,7 +69,7 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     assert work[before:] == [("svd", [0.6], 0)]
 
     program = made["structures-0.8"] | {"of": "structures-0.8", "dtype": "int4", "bytes": 9_600_000}
-    stored = {"decoder": common.load(tmp_path / "results"), "decoder/integers": [program]}
+    stored = {"decoder": common.load(tmp_path / "results"), "decoder/integers": [program], "decoder/serve": []}
     monkeypatch.setattr(tables, "load", stored.get)
     _, rows, origin, _, programs, _ = tables.sections()
     assert "| 10 | K-FAC heads and neurons, uniform | 0.8 | int4 | " in programs
@@ -100,6 +100,44 @@ def test_programs_of_integers(tmp_path: Path, words: list[str], monkeypatch: pyt
     for name, result in made.items():
         if name.startswith("dense"):
             assert result["losses"]["news"] == pytest.approx(dense["losses"]["news"], abs=0.3)
+
+
+def test_tokens_a_second(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch reads the ordinary folder; other runtimes need tools of their own and a converter."""
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(run, "alone", run.make)
+    words = words[: words.index("--densities")]
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "structures", "--densities", "0.8", "--refine", "0"])
+    run.main()
+    where = words.index("--results") + 1
+    words = [*words[:where], str(tmp_path / "serve"), *words[where + 1 :]]
+    monkeypatch.setattr(
+        sys, "argv", [*words, "--only", "dense", "structures-0.8", "--prompt", "8", "--new", "4", "--rounds", "2"]
+    )
+    serve.main()
+    (made,) = common.load(tmp_path / "serve")
+    answer = made["models"]["structures-0.8/float32"]
+    assert len(answer["prompt"]) == len(answer["generation"]) == 2
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "work" / "served" / "structures-0.8")
+    tokens = torch.tensor([json.loads((tmp_path / "work" / "served" / "prompt.json").read_text())])
+    assert tokens.shape == (1, 8)
+    expected = model.generate(tokens, do_sample=False, max_new_tokens=5, min_new_tokens=5)[0, 8:]
+    assert answer["tokens"] == expected.tolist()
+
+    for part in ("prompt", "generation"):
+        made["models"]["dense/float32"][part], answer[part] = [2.0, 3.0], [1.0, 2.0]
+    other = made | {"name": "llama.cpp"}
+    other["models"] = {name: dict(value, tokens=[0] * 5) for name, value in made["models"].items()}
+    stored = {"decoder": [], "decoder/integers": [], "decoder/serve": [other, made]}
+    monkeypatch.setattr(tables, "load", stored.get)
+    *_, rows, _, origin = tables.sections()
+    shown = [line.split(" | ") for line in rows.splitlines()[2:]]
+    assert [line[0] for line in shown] == ["| pytorch", "| pytorch", "| llama.cpp", "| llama.cpp"]
+    assert shown[1][2:-1][0] == "K-FAC heads and neurons, uniform, 0.8"
+    assert shown[1][4:8] == ["5.3", "1.75 (1.50 - 2.00)", "2.7", "1.75 (1.50 - 2.00)"]
+    assert [line[-1] for line in shown][:2] == ["4 |", "4 |"]
+    assert "benchmarks.decoder.serve" in origin
 
 
 def test_one_measurement_serves_all_densities(

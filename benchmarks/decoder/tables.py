@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import exp
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
-from benchmarks.common import load, origin, table
+from benchmarks.common import load, origin, spread, table
 
-STUDY, INTEGERS = "decoder", "decoder/integers"
+STUDY, INTEGERS, SERVED = "decoder", "decoder/integers", "decoder/serve"
 TITLE = "A real decoder: SmolLM2-135M"
 ABOUT = (
     "SmolLM2-135M at 0.9, 0.8 and 0.6 of the blocks' matrices without training: perplexity on WikiText-2 and on news."
@@ -24,6 +24,7 @@ NAMES = {
     "layers": "whole blocks, by measured loss",
 }
 TEXTS = {"wikitext2": "WikiText-2", "news": "news"}
+RUNTIMES = ("pytorch", "openvino", "llama.cpp")
 
 HEAD = """## Perplexity right after `factorize`
 
@@ -51,13 +52,27 @@ and activations. int4: the weights of the matrices, and 8 bits for the table. Th
 model's perplexity, as its 4-bit values are exactly the dense weights.
 """
 
+SPEED = """## Tokens a second
+
+The ordinary models as a server has them: PyTorch reads the export, OpenVINO what `optimum-cli export openvino` makes of it (with a cache),
+llama.cpp what its converter `convert_hf_to_gguf.py` makes of it.
+
+- A prompt of {prompt} tokens of WikiText-2, then {new} tokens, greedily, one text at a time. Tokens per second of one thread's processor time,
+  median of {rounds} rounds in which all models of a runtime take turns. *times*: of the dense model in the same form and round, with the range.
+- *same tokens*: how many of the first {new} tokens are those of the same model in PyTorch, before the first other one.
+- *MB*: the file of weights. Other programs ran on the machine.
+"""
+
 
 def sections() -> Iterator[str]:
-    """Yield the table, if there are results."""
+    """Yield the tables that have results."""
     found = {result["name"]: result for result in load(STUDY)}
-    dense = found.pop("dense", None)
-    if dense is None or not found:
-        return
+    if dense := found.pop("dense", None):
+        yield from _perplexities(found, dense)
+    yield from _served(sorted(load(SERVED), key=lambda result: RUNTIMES.index(result["name"])))
+
+
+def _perplexities(found: dict[str, dict[str, Any]], dense: dict[str, Any]) -> Iterator[str]:
     steps = {result["refined"]["steps"] for result in found.values() if "refined" in result}
     yield HEAD.format(
         dense=", ".join(f"{perplexity(dense['losses'][key])} on {name}" for key, name in TEXTS.items()),
@@ -80,6 +95,21 @@ def sections() -> Iterator[str]:
               *_scores(r, dense)] for of, r in rows],
         )  # fmt: skip
         yield origin(small[0], INTEGERS, small[0]["threads"])
+
+
+def _served(served: Sequence[dict[str, Any]]) -> Iterator[str]:
+    if not served:
+        return
+    facts = served[0]
+    rounds = len(next(iter(facts["models"].values()))["prompt"])
+    yield SPEED.format(prompt=facts["prompt"], new=facts["new"], rounds=rounds)
+    yield table(
+        ["runtime", "form", "model", "MB", "prompt", "times", "generation", "times", "same tokens"],
+        [row for result in served for row in _speeds(result, served)],
+    )
+    runtimes = ", ".join(f"{name} {version}" for result in served for name, version in result["runtime"].items())
+    yield f"Versions: {runtimes}.\n"
+    yield origin(facts, SERVED, facts["threads"])
 
 
 def ordinary() -> str:
@@ -117,6 +147,32 @@ def more(losses: Sequence[float], dense: Sequence[float]) -> str:
     if ratio > 10:
         return "over 900"
     return f"{100 * (ratio - 1):.1f} ± {100 * ratio * stdev(added) / len(added) ** 0.5:.1f}"
+
+
+def first_equal(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many tokens are equal before the first that is not.
+
+    >>> first_equal([5, 6, 7], [5, 6, 8])
+    2
+    """
+    return next((i for i, (own, other) in enumerate(zip(tokens, others, strict=True)) if own != other), len(tokens))
+
+
+def _speeds(result: dict[str, Any], served: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+    expected = {key.split("/")[0]: made["tokens"] for key, made in served[0]["models"].items()}  # PyTorch's
+    counts = {"prompt": result["prompt"], "generation": result["new"]}
+    for key, made in sorted(result["models"].items(), key=lambda item: item[0].partition("/")[2]):
+        name, _, form = key.partition("/")
+        dense = result["models"][f"dense/{form}"]
+        cells = []
+        for part, tokens in counts.items():
+            times = [theirs / own for own, theirs in zip(made[part], dense[part], strict=True)]
+            ratio = {"median": median(times), "min": min(times), "max": max(times)}
+            cells += [f"{tokens / median(made[part]):.1f}", spread(ratio)]
+        kind, _, density = name.partition("-")
+        label = f"{NAMES[kind]}, {density}" if density else "dense"
+        same = str(first_equal(made["tokens"][: result["new"]], expected[name][: result["new"]]))
+        yield [result["name"], form, label, f"{made['bytes'] / 1e6:.0f}", *cells, same]
 
 
 def _place(result: dict[str, Any]) -> tuple[float, int, bool]:
