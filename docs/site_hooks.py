@@ -19,8 +19,8 @@ from lit_compress.__main__ import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK = "tutorials/from_python.ipynb"
-OUTSIDE = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/*/README.md",
-           "benchmarks/*/figures/*.png")  # fmt: skip
+OUTSIDE = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/studies.md",
+           "benchmarks/*/README.md", "benchmarks/*/figures/*.png")  # fmt: skip
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 
 

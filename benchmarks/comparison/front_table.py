@@ -7,7 +7,16 @@ from typing import Any
 
 from benchmarks.common import load, origin, percent, table
 from benchmarks.comparison.front import BASE, ROWS, SCRIPT, TIMES
+from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
+from lit_compress.evaluation.intervals import standard_error
 
+PICTURE = """## 8-bit programs: metric and megabytes
+
+![Metric of 8-bit programs over megabytes](figures/front.png)
+
+Filled marks: the program. Open marks: the same program with the vocabulary of the data. Bars: one standard error.
+Static vectors are far below and only in the tables.
+"""
 HEAD = """## {task}: 8-bit programs, beside what a user would pick instead
 
 Programs of OpenVINO: 8 bits, but the first row (32 bits). Static vectors are 16 bits, in NumPy. {metric} in %
@@ -15,6 +24,14 @@ on the dev set ({rows:,} rows) ± a standard error. Speed relative to the progra
 (texts x tokens), in turns, {threads} thread, processor time: median (p10 - p90) of {rounds} rounds. {seeds}; trained in
 {precision}. The last two columns are of the same program with the vocabulary of the data.
 """
+# of a line in the picture: its label, and how the keys of its rows begin
+LINES = {
+    "dense, int8": BASE,
+    "Layers, 2 and 3 of 6": "layers",
+    "CoFi, 0.10": "cofi",
+    "SecondOrder, heads and neurons, 0.25 to 0.03": "structures",
+    "SecondOrder, components, 0.10": "components",
+}
 MISSING = "Rows whose runs are not finished: {labels}.\n"
 
 
@@ -45,6 +62,8 @@ def sections() -> Iterator[str]:
     """Yield the table of every task, if there are results."""
     from benchmarks.comparison.tables import NAMES, SCORES
 
+    if any(times for *_, times in fronts()):
+        yield PICTURE
     for task, rows, times in fronts():
         first = next(iter(rows.values()))
         name = first["program"]["name"]
@@ -88,3 +107,36 @@ def short() -> str:
         ]
         for key in keys
     ])  # fmt: skip
+
+
+def figure() -> Any:
+    """Return the picture of metric and megabytes, a panel for each timed task; open marks: the data's vocabulary."""
+    from matplotlib.figure import Figure
+
+    from benchmarks.comparison.tables import NAMES
+
+    timed = [(task, rows) for task, rows, times in fronts() if times]
+    made = Figure(figsize=(7.2 * len(timed), 5), layout="constrained", dpi=100)
+    for axes, (task, rows) in zip(made.subplots(1, len(timed), squeeze=False).flat, timed, strict=True):
+        for label, number in numbers_of(LINES).items():
+            colour, shape = look(number)
+            for part, style, fill in (("program", "-", LIGHT[colour]), ("vocabulary", "--", "white")):
+                programs = [row[part] for key, row in rows.items() if key.startswith(LINES[label]) and part in row]
+                axes.errorbar(
+                    [program["bytes"] / 1e6 for program in programs], [100 * program["metric"] for program in programs],
+                    [100 * standard_error(program["interval"]) for program in programs], capsize=2, elinewidth=0.8,
+                    linestyle=style, linewidth=1, color=LIGHT[colour], marker=MARKERS[shape], markerfacecolor=fill,
+                    markersize=6, label=label if part == "program" else None,
+                )  # fmt: skip
+        dense = rows["dense"]["program"]
+        label = f"dense, float32: {dense['bytes'] / 1e6:.0f} MB"
+        axes.axhline(100 * dense["metric"], color="grey", linewidth=0.8, linestyle="--", label=label)
+        axes.set(
+            xlabel="megabytes of the program",
+            ylabel="dev metric in %",
+            title=f"{NAMES[task]}, MiniLM-L6-H384, 8-bit programs",
+        )
+        axes.set_xlim(left=0)
+        axes.grid(alpha=0.3)
+    made.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=2, frameon=False)
+    return made

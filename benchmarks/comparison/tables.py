@@ -136,7 +136,7 @@ def sections() -> Iterator[str]:
 
 
 def figures() -> Iterator[tuple[str, Any]]:
-    """Yield the command's own picture of every task."""
+    """Yield the command's own picture of every task, and the picture of 8-bit programs."""
     from lit_compress.analysis.pareto import costs_of, mean_costs, pareto_figure
 
     for made, runs in comparisons():
@@ -150,6 +150,7 @@ def figures() -> Iterator[tuple[str, Any]]:
             groups.append({"label": key[0], "mean": mean(values), "bar": bar, "costs": costs})
         net = {"mean": mean(run["dense"]["metric"] for run in runs), "costs": dense}
         yield made["name"], pareto_figure(groups, net, f"dev {made['metric']['name']}", made["metric"]["mode"])
+    yield "front", front_table.figure()
 
 
 def facts() -> dict[str, str]:
