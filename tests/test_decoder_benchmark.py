@@ -87,15 +87,16 @@ def test_programs_of_integers(tmp_path: Path, words: list[str], monkeypatch: pyt
     for package in ("openvino", "nncf"):
         pytest.importorskip(package)
     monkeypatch.setattr(run, "alone", run.make)
+    monkeypatch.setitem(run.METHODS, "even", [*run.METHODS["even"][:-1], 2])  # as narrow as the tiny model
     words = words[: words.index("--densities")]
-    monkeypatch.setattr(sys, "argv", [*words, "--only", "structures", "--densities", "0.8", "--refine", "0"])
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "even", "--densities", "0.8", "--refine", "0"])
     run.main()
     where = words.index("--results") + 1
     words = [*words[:where], str(tmp_path / "integers"), *words[where + 1 :]]
-    monkeypatch.setattr(sys, "argv", [*words, "--only", "dense", "structures-0.8"])
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "dense", "even-0.8"])
     integers.main()
     made = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "integers").glob("*.json")}
-    assert set(made) == {f"{model}-{dtype}" for model in ("dense", "structures-0.8") for dtype in ("int8", "int4")}
+    assert set(made) == {f"{model}-{dtype}" for model in ("dense", "even-0.8") for dtype in ("int8", "int4")}
     dense = json.loads((tmp_path / "results" / "dense.json").read_text())
     for name, result in made.items():
         if name.startswith("dense"):
@@ -107,19 +108,20 @@ def test_tokens_a_second(tmp_path: Path, words: list[str], monkeypatch: pytest.M
     from transformers import AutoModelForCausalLM
 
     monkeypatch.setattr(run, "alone", run.make)
+    monkeypatch.setitem(run.METHODS, "even", [*run.METHODS["even"][:-1], 2])  # as narrow as the tiny model
     words = words[: words.index("--densities")]
-    monkeypatch.setattr(sys, "argv", [*words, "--only", "structures", "--densities", "0.8", "--refine", "0"])
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "even", "--densities", "0.8", "--refine", "0"])
     run.main()
     where = words.index("--results") + 1
     words = [*words[:where], str(tmp_path / "serve"), *words[where + 1 :]]
     monkeypatch.setattr(
-        sys, "argv", [*words, "--only", "dense", "structures-0.8", "--prompt", "8", "--new", "4", "--rounds", "2"]
+        sys, "argv", [*words, "--only", "dense", "even-0.8", "--prompt", "8", "--new", "4", "--rounds", "2"]
     )
     serve.main()
     (made,) = common.load(tmp_path / "serve")
-    answer = made["models"]["structures-0.8/float32"]
+    answer = made["models"]["even-0.8/float32"]
     assert len(answer["prompt"]) == len(answer["generation"]) == 2
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "work" / "served" / "structures-0.8")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "work" / "served" / "even-0.8")
     tokens = torch.tensor([json.loads((tmp_path / "work" / "served" / "prompt.json").read_text())])
     assert tokens.shape == (1, 8)
     expected = model.generate(tokens, do_sample=False, max_new_tokens=5, min_new_tokens=5)[0, 8:]

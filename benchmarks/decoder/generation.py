@@ -1,8 +1,7 @@
-"""Tokens a second of ordinary decoders in one runtime, in turns; serve.py starts this file with that runtime's Python.
+"""Tokens a second of ordinary decoders in one runtime, in turns.
 
-    PYTHON generation.py RUNTIME ROUNDS NEW TOKENS.json NAME=MODEL ...
-
-``RUNTIME``: ``pytorch`` (folders), ``openvino`` (folders; needs optimum-intel), ``llama.cpp`` (GGUF files; needs
+serve.py calls :func:`main` in that runtime's own Python, which need not have lit_compress. ``RUNTIME``: ``pytorch``
+(folders), ``openvino`` (folders of ``optimum-cli``; needs optimum-intel), ``llama.cpp`` (GGUF files; needs
 llama-cpp-python). Every round continues the same tokens with every model: once with one token, once
 with ``NEW`` more, greedily, one thread, seconds of the processor. Prints one JSON object: versions of the runtime, and
 for every model the seconds of the rounds and the tokens of the answer.
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -101,7 +99,3 @@ def main(runtime: str, rounds: str, new: str, prompt: str, *models: str) -> None
     versions = {package: importlib.metadata.version(package) for package in PACKAGES[runtime]}
     found = measure(answers, tokens, int(new), int(rounds))
     print(json.dumps({"runtime": versions, "models": found}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 """The models of run.py as OpenVINO programs with integers of 8 and 4 bits: perplexity and bytes.
 
-    python -m benchmarks.decoder.integers --backbone DIR --data DIR [--work DIR] [--only dense structures-0.8 ...]
+    python -m benchmarks.decoder.integers --backbone DIR --data DIR [--work DIR] [--only dense even-0.8 ...]
 
 Needs ``pip install '.[openvino]'``, and the models that run.py left in ``--work``. Programs are made as by
 ``export --format openvino --dtype int8`` and ``int4``: 8 bits for weights and activations, whose ranges are those of
@@ -21,7 +21,7 @@ from benchmarks import common
 from benchmarks.decoder import run, texts
 
 SCRIPT = "decoder/integers"
-MODELS = ("dense", "structures-0.9", "structures-0.8", "structures-0.6")
+MODELS = ("dense", "even-0.9", "even-0.8", "even-0.6")
 DTYPES = ("int8", "int4")
 
 

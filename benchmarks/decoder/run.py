@@ -38,6 +38,15 @@ DENSITIES = (0.8, 0.6, 0.9)
 STEPS = 100
 METHODS: dict[str, list[object]] = {
     "structures": ["SecondOrder", "--model.retrain.removes", "structures", "--model.shape", "uniform"],
+    "even": [
+        "SecondOrder",
+        "--model.retrain.removes",
+        "structures",
+        "--model.shape",
+        "uniform",
+        "--model.round_to",
+        32,
+    ],
     "components": ["SecondOrder"],
     "inputs": ["FWSVD", "--model.retrain.weighting", "inputs"],
     "svd": ["SVD"],
@@ -45,7 +54,7 @@ METHODS: dict[str, list[object]] = {
     "slicegpt": ["SliceGPT"],
     "layers": ["Layers", "--model.prune.choice", "measured", "--model.prune.examples", 8],
 }
-ONE_MEASUREMENT = ("structures", "components")  # it serves all densities
+ONE_MEASUREMENT = ("structures", "even", "components")  # it serves all densities
 NOT_REFINED = ("slicegpt", "layers")  # behind their blocks are no dense hidden states
 
 

@@ -1,6 +1,6 @@
 """Tokens a second of the ordinary models of run.py, prompt and generation: PyTorch, OpenVINO, llama.cpp.
 
-    python -m benchmarks.decoder.serve --backbone DIR --data DIR [--work DIR] [--only dense structures-0.8 ...]
+    python -m benchmarks.decoder.serve --backbone DIR --data DIR [--work DIR] [--only dense even-0.8 ...]
         [--openvino PYTHON] [--llama_cpp PYTHON --converter .../convert_hf_to_gguf.py] [--rounds 5]
 
 Takes the models that run.py left in ``--work``, as the folders that an export has, so servers read them without
@@ -22,7 +22,7 @@ from benchmarks import common
 from benchmarks.decoder import run
 
 SCRIPT = "decoder/serve"
-MODELS = ("dense", "structures-0.9", "structures-0.8", "structures-0.6")
+MODELS = ("dense", "even-0.9", "even-0.8", "even-0.6")
 FORMS = {"pytorch": ("float32",), "openvino": ("fp32", "int8"), "llama.cpp": ("f16", "q8_0")}
 PROMPT, NEW, ROUNDS = 256, 64, 5
 
@@ -93,7 +93,7 @@ def measure(options: Any, runtime: str, python: str) -> None:
     }  # fmt: skip
     prompt = options.work / "served" / "prompt.json"
     prompt.write_text(json.dumps(tokens(options)))
-    script = Path(__file__).with_name("generation.py")
+    script = "import sys; from generation import main; main(*sys.argv[1:])"
     words = [
         python,
         script,
@@ -105,7 +105,7 @@ def measure(options: Any, runtime: str, python: str) -> None:
     ]
     told = subprocess.run(
         [*map(str, words)], check=True, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)},
     ).stdout  # fmt: skip
     found = json.loads(told.splitlines()[-1])
     for key, (_, size) in made.items():

@@ -16,6 +16,7 @@ ABOUT = (
 )
 NAMES = {
     "structures": "K-FAC heads and neurons, uniform",
+    "even": "K-FAC heads and neurons, uniform, multiples of 32",
     "components": "K-FAC components",
     "inputs": "moments of the inputs (SVD-LLM's weighting)",
     "svd": "SVD",
@@ -118,7 +119,7 @@ def ordinary() -> str:
     dense = found["dense"]
     rows = [["dense", *(perplexity(dense["losses"][key]) for key in TEXTS), "0", f"{dense['bytes'] / 1e6:.0f}"]]
     for result in sorted(found.values(), key=lambda result: (-result["target"], "refined" in result)):
-        if result["method"] == "structures":
+        if result["method"] == "even":
             scores = [perplexity(result["losses"][key]) for key in TEXTS]
             seconds = result["seconds"] + result.get("refine_seconds", 0)
             label = f"density {result['target']}" + ", refined" * ("refined" in result)
