@@ -96,6 +96,7 @@ def measure(options: Any, runtime: str, python: str) -> None:
     script = "import sys; from generation import main; main(*sys.argv[1:])"
     words = [
         python,
+        "-c",
         script,
         runtime,
         options.rounds,
