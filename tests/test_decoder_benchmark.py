@@ -123,7 +123,7 @@ def test_tokens_a_second(tmp_path: Path, words: list[str], monkeypatch: pytest.M
     (made,) = common.load(tmp_path / "serve")
     answer = made["models"]["even-0.8/float32"]
     assert len(answer["prompt"]) == len(answer["generation"]) == 2
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "work" / "served" / "even-0.8")
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "work" / "served" / "even-0.8")
     tokens = torch.tensor([json.loads((tmp_path / "work" / "served" / "prompt.json").read_text())])
     assert tokens.shape == (1, 8)
     expected = model.generate(tokens, do_sample=False, max_new_tokens=5, min_new_tokens=5)[0, 8:]

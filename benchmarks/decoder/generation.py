@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +50,14 @@ def open_pytorch(path: str, _: int) -> Answer:
 
 def open_openvino(path: str, _: int) -> Answer:
     """Return the model in a folder that ``optimum-cli export openvino`` wrote."""
-    from optimum.intel import OVModelForCausalLM
-
-    return greedy(OVModelForCausalLM.from_pretrained(path, ov_config={"INFERENCE_NUM_THREADS": 1}))
+    optimum = import_module("optimum.intel")  # of that Python: it needs an older transformers
+    return greedy(optimum.OVModelForCausalLM.from_pretrained(path, ov_config={"INFERENCE_NUM_THREADS": 1}))
 
 
 def open_llama_cpp(path: str, length: int) -> Answer:
     """Return the model in a GGUF file."""
-    from llama_cpp import Llama
-
-    model = Llama(path, n_ctx=length, n_batch=length, n_threads=1, n_threads_batch=1, verbose=False)
+    llama_cpp = import_module("llama_cpp")  # of that Python
+    model = llama_cpp.Llama(path, n_ctx=length, n_batch=length, n_threads=1, n_threads_batch=1, verbose=False)
 
     def answer(tokens: list[int], new: int) -> list[int]:
         model.reset()
