@@ -22,6 +22,8 @@ from reloads import Reloader
 from stage_fixtures import dense, fit  # noqa: F401
 from tiny import WORDS, make_net, write_sentences
 
+from lit_compress.utils import devices
+
 torch.set_num_threads(1)
 offline.refuse()
 
@@ -52,6 +54,12 @@ def _quick() -> Iterator[None]:
         patch.setattr("lit_compress.export.check.subprocess", reloader)
         yield
     reloader.close()
+
+
+@pytest.fixture(autouse=True)
+def _own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device that a command of a test names is not the next test's."""
+    monkeypatch.setattr(devices, "_asked", devices._asked)
 
 
 @pytest.fixture
