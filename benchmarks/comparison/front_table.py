@@ -130,6 +130,7 @@ def figure() -> Any:
                 )  # fmt: skip
         dense = rows["dense"]["program"]
         label = f"dense, float32: {dense['bytes'] / 1e6:.0f} MB"
+        axes.plot([], [], "o", color="grey", markerfacecolor="white", label="open: with the data's vocabulary")
         axes.axhline(100 * dense["metric"], color="grey", linewidth=0.8, linestyle="--", label=label)
         axes.set(
             xlabel="megabytes of the program",
