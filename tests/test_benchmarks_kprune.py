@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import make_batch, make_net
+from tiny import WORDS, make_batch, make_net, write_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import common
+from benchmarks.second_order import tables, untrained
 from benchmarks.second_order.kprune import Settings, fitted, highest_within, kprune, predictive, representational
 from lit_compress.models.accounting import stored_density
 from lit_compress.tasks import task_type
@@ -87,6 +89,40 @@ def test_a_model_at_a_density(task: str) -> None:
         logits = dense(input_ids=batches[0]["input_ids"], attention_mask=batches[0]["attention_mask"]).logits
     assert torch.allclose(same.logits, logits, atol=1e-4)
     for density in (0.5, 0.25):
-        net = kprune(dense, batches, kind, density, Settings(heads=1.0))
+        net = kprune(dense, batches, kind, density, Settings())
         assert density - 0.06 < stored_density(net) <= density
     assert all(torch.equal(value, before[name]) for name, value in dense.state_dict().items())
+
+
+def test_the_rows_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole script on a tiny model; what is made is not made again."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write_model(tmp_path / "teachers" / "sst2", "bert", "sst2")
+    (tmp_path / "data" / "sst2").mkdir(parents=True)
+    for split, count in (("train", 60), ("validation", 20)):
+        rows = {
+            "sentence": [" ".join(WORDS[i % 7 : i % 7 + 9]) for i in range(count)],
+            "label": [i % 2 for i in range(count)],
+        }
+        pq.write_table(pa.table(rows), tmp_path / "data" / "sst2" / f"{split}.parquet")
+    monkeypatch.setattr(untrained, "HELD_OUT", {"sst2": 20})
+    monkeypatch.setattr(untrained, "STEPS", {"refined": 1, "distilled": 1})
+    folders = [word for name in ("teachers", "data", "work", "results") for word in (f"--{name}", str(tmp_path / name))]
+    monkeypatch.setattr(sys, "argv", ["untrained", *folders, "--tasks", "sst2", "--densities", "0.5"])
+    untrained.main()
+    made = {result["name"]: result for result in common.load(tmp_path / "results")}
+    after = {f"sst2-{cell}-0.5{end}" for cell in untrained.REMOVES for end in ("", "-refined", "-distilled")}
+    assert set(made) == {"sst2-dense", "sst2-kprune-0.5"} | after
+    assert all(r["dev"]["val/rows"] == r["held_out"]["val/rows"] == 20 and r["file_density"] <= 0.51
+               for name, r in made.items() if name != "sst2-dense")  # fmt: skip
+    monkeypatch.setattr(untrained.Untrained, "store", None)
+    untrained.main()
+
+    monkeypatch.setattr(tables, "load", lambda script: list(made.values()) if script.endswith("untrained") else [])
+    _, shown, _ = tables.untrained()
+    assert [line.split(" | ")[1] for line in shown.splitlines()[3:]] == [
+        *("K-FAC, heads and neurons", "K-prune", "K-FAC, components"),
+        *["K-FAC, heads and neurons", "K-FAC, components"] * 2,
+    ]  # fmt: skip

@@ -85,17 +85,21 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     assert "benchmarks.decoder.run" in origin
 
 
-def test_programs_of_integers(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("openvino", "nncf"):
-        pytest.importorskip(package)
+def words_of_a_model(results: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Make the dense and a smaller model; return the options of a script that measures both."""
     monkeypatch.setattr(run, "alone", run.make)
     monkeypatch.setitem(run.METHODS, "even", [*run.METHODS["even"][:-1], 2])  # as narrow as the tiny model
     words = words[: words.index("--densities")]
     monkeypatch.setattr(sys, "argv", [*words, "--only", "even", "--densities", "0.8", "--refine", "0"])
     run.main()
     where = words.index("--results") + 1
-    words = [*words[:where], str(tmp_path / "integers"), *words[where + 1 :]]
-    monkeypatch.setattr(sys, "argv", [*words, "--only", "dense", "even-0.8"])
+    return [*words[:where], str(results), *words[where + 1 :], "--only", "dense", "even-0.8"]
+
+
+def test_programs_of_integers(tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("openvino", "nncf"):
+        pytest.importorskip(package)
+    monkeypatch.setattr(sys, "argv", words_of_a_model(tmp_path / "integers", words, monkeypatch))
     integers.main()
     made = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "integers").glob("*.json")}
     assert set(made) == {f"{model}-{dtype}" for model in ("dense", "even-0.8") for dtype in ("int8", "int4")}
@@ -109,16 +113,8 @@ def test_tokens_a_second(tmp_path: Path, words: list[str], monkeypatch: pytest.M
     """PyTorch reads the ordinary folder; other runtimes need tools of their own and a converter."""
     from transformers import AutoModelForCausalLM
 
-    monkeypatch.setattr(run, "alone", run.make)
-    monkeypatch.setitem(run.METHODS, "even", [*run.METHODS["even"][:-1], 2])  # as narrow as the tiny model
-    words = words[: words.index("--densities")]
-    monkeypatch.setattr(sys, "argv", [*words, "--only", "even", "--densities", "0.8", "--refine", "0"])
-    run.main()
-    where = words.index("--results") + 1
-    words = [*words[:where], str(tmp_path / "serve"), *words[where + 1 :]]
-    monkeypatch.setattr(
-        sys, "argv", [*words, "--only", "dense", "even-0.8", "--prompt", "8", "--new", "4", "--rounds", "2"]
-    )
+    words = words_of_a_model(tmp_path / "serve", words, monkeypatch)
+    monkeypatch.setattr(sys, "argv", [*words, "--prompt", "8", "--new", "4", "--rounds", "2"])
     serve.main()
     (made,) = common.load(tmp_path / "serve")
     answer = made["models"]["even-0.8/float32"]

@@ -1,4 +1,4 @@
-"""What a process does once, done in the server that processes.py forks from: every fork begins with it.
+"""Preparations of a process, made in the server that processes.py forks from, so that no fork makes them again.
 
 No gradient is computed: autograd counts the devices at its first backward, and a fork may have a second one.
 """

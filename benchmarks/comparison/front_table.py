@@ -46,8 +46,7 @@ def fronts() -> Iterator[tuple[str, dict[str, dict[str, Any]], dict[str, Any] | 
 
 def scored(made: dict[str, Any]) -> str:
     """Return a metric with its standard error."""
-    low, high = made["interval"] or (None, None)
-    return percent(made["metric"]) + ("" if low is None or high is None else f" ± {percent((high - low) / 3.92)}")
+    return f"{percent(made['metric'])} ± {percent(standard_error(made['interval']))}"
 
 
 def speed(times: dict[str, Any] | None, shape: int, key: str) -> str:

@@ -36,17 +36,10 @@ STUDY = "decoder"
 TASK, LENGTH, CALIBRATED, MEASURED = "plain_text", 256, 64, 24
 DENSITIES = (0.8, 0.6, 0.9)
 STEPS = 100
+STRUCTURES = ("SecondOrder", "--model.retrain.removes", "structures", "--model.shape", "uniform")
 METHODS: dict[str, list[object]] = {
-    "structures": ["SecondOrder", "--model.retrain.removes", "structures", "--model.shape", "uniform"],
-    "even": [
-        "SecondOrder",
-        "--model.retrain.removes",
-        "structures",
-        "--model.shape",
-        "uniform",
-        "--model.round_to",
-        32,
-    ],
+    "structures": [*STRUCTURES],
+    "even": [*STRUCTURES, "--model.round_to", 32],
     "components": ["SecondOrder"],
     "inputs": ["FWSVD", "--model.retrain.weighting", "inputs"],
     "svd": ["SVD"],

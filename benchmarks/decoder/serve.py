@@ -60,17 +60,10 @@ def write_openvino(options: Any, folder: Path, form: str) -> Path:
     path = folder.parent / f"{folder.name}-openvino-{form}"
     if not (path / "openvino_model.bin").exists():
         words = [
-            "export",
-            "openvino",
-            "--model",
-            folder,
-            "--task",
-            "text-generation-with-past",
-            "--weight-format",
-            form,
-        ]
-        start = [options.openvino, "-m", "optimum.commands.optimum_cli"]
-        subprocess.run([*map(str, [*start, *words, path])], check=True)
+            options.openvino, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", folder,
+            "--task", "text-generation-with-past", "--weight-format", form, path,
+        ]  # fmt: skip
+        subprocess.run([*map(str, words)], check=True)
     return path
 
 
@@ -95,15 +88,9 @@ def measure(options: Any, runtime: str, python: str) -> None:
     prompt.write_text(json.dumps(tokens(options)))
     script = "import sys; from generation import main; main(*sys.argv[1:])"
     words = [
-        python,
-        "-c",
-        script,
-        runtime,
-        options.rounds,
-        options.new,
-        prompt,
-        *(f"{k}={path}" for k, (path, _) in made.items()),
-    ]
+        python, "-c", script, runtime, options.rounds, options.new, prompt,
+        *(f"{key}={path}" for key, (path, _) in made.items()),
+    ]  # fmt: skip
     told = subprocess.run(
         [*map(str, words)], check=True, stdout=subprocess.PIPE, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)},

@@ -234,7 +234,7 @@ def on_tasks() -> Iterator[str]:
 
 
 def untrained() -> Iterator[str]:
-    """Yield the table of what is made smaller without labels, next to K-prune."""
+    """Yield the table of models made smaller without labels, next to K-prune."""
     found: dict[str, dict[tuple[str, str, float], dict[str, Any]]] = {}
     for result in load(f"{STUDY}/untrained"):
         found.setdefault(result["task"], {})[result["cell"], result["after"], result["target"]] = result

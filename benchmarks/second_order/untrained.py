@@ -30,9 +30,8 @@ STUDY = "second_order/untrained"
 DENSITIES = (0.25, 0.1)
 HELD_OUT = {"stsb": 500, "sst2": 2000, "mrpc": 500}
 SEED, CALIBRATED, TEXTS = 1, 1024, 8000
-REMOVES = {"structures": "structures", "components": "components"}
+REMOVES = ("structures", "components")
 STEPS = {"refined": 100, "distilled": 300}
-KPRUNE = Settings(representation=1e-5, heads=1.0)  # the best that was tried: findings.md
 
 
 class Untrained:
@@ -124,7 +123,7 @@ class Untrained:
         from lit_compress.cli.one_shot import one_shot_stage
         from lit_compress.stages.compression import compress, measure
 
-        cli, start, measured = self.command_line(REMOVES[cell], self.folders[0]), time.process_time(), None
+        cli, start, measured = self.command_line(cell, self.folders[0]), time.process_time(), None
         gathered = 0.0
         for density in densities:
             compression = one_shot_stage(cli.at_density(density)).compression(self.options.teachers / self.task)
@@ -138,9 +137,9 @@ class Untrained:
             self.store(f"{self.task}-{cell}-{density:g}", net, {"cell": cell, "target": density, "after": ""} | facts)
             start = time.process_time()
 
-    def kpruned(self, density: float, settings: Settings, name: str) -> None:
+    def kpruned(self, density: float, name: str) -> None:
         """Make a row of K-prune."""
-        start, kind = time.process_time(), self.parts.method.kind
+        start, kind, settings = time.process_time(), self.parts.method.kind, Settings()
         data = self.parts.data
         texts = list(data.calibration_dataloader(min(CALIBRATED, data.train_size())))
         net = kprune(self.dense, texts, kind, density, settings)
@@ -190,7 +189,7 @@ def main() -> None:
                 made.compressed(cell, left)
         for density in options.densities if "kprune" in options.only else ():
             if common.missing(options, name := f"{task}-kprune-{density:g}"):
-                made.kpruned(density, KPRUNE, name)
+                made.kpruned(density, name)
         for after in (a for a in STEPS if a in options.only):
             for density, cell in ((d, c) for d in options.densities for c in REMOVES):
                 if common.missing(options, f"{task}-{cell}-{density:g}-{after}"):

@@ -13,7 +13,7 @@ from lit_compress.evaluation.intervals import standard_error
 
 STUDY = "size"
 TITLE = "Accuracy against megabytes"
-ABOUT = "Budgets of `size=<N>MB` on SST-2, with more and more of what makes a file small: blocks, table, vocabulary, 16 and 8 bits."
+ABOUT = "Budgets of `size=<N>MB` on SST-2, with one more way to a smaller file each time: blocks, table, vocabulary, 16 and 8 bits."
 KEY = "val/accuracy"
 SHOWN = {"dense": "dense", "second_order": "factors", "structures": "heads and neurons"}
 
