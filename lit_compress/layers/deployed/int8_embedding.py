@@ -17,7 +17,7 @@ class Int8Embedding(nn.Module):
 
     Attributes:
         weight: int8 [num_embeddings, width].
-        scale: [num_embeddings], in the dtype of the net.
+        scale: [num_embeddings], in the dtype of the model.
     """
 
     kind = "int8_embedding"

@@ -1,6 +1,6 @@
 """Norms and Linears for hidden states whose width differs from site to site: the export of SP3.
 
-A hidden state of the dense net is x in R^d; here its width is the number of directions that its site has kept. Widths
+A hidden state of the dense model is x in R^d; here its width is the number of directions that its site has kept. Widths
 differ, so the residual sum x + f(x) of a sub-layer f needs a matrix (W_R, Hu et al. 2024, Eqs. 15, 16). The model's own
 code adds the output of a sub-layer to its input: so zeros are appended to a hidden state, as many as the next site is
 wide; a sub-layer reads the front and writes into the back; the norm at the next site splits the two.

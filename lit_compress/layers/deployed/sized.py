@@ -1,4 +1,4 @@
-"""A Linear whose sizes differ from the net's configuration.
+"""A Linear whose sizes differ from the model's configuration.
 
 The class is self-contained on purpose: the export copies its source into the modelling file, so that an
 exported folder loads where this package is not installed.
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 class SizedLinear(nn.Module):
-    """y = weight x + bias, smaller than the net's configuration says because heads or neurons were removed.
+    """y = weight x + bias, smaller than the model's configuration says because heads or neurons were removed.
 
     Attributes:
         weight: [out_features, in_features]; either may be 0.

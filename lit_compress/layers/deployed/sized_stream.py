@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 class SizedEmbedding(nn.Module):
-    """A table of embeddings whose vectors are shorter than the net's configuration says.
+    """A table of embeddings whose vectors are shorter than the model's configuration says.
 
     Attributes:
         weight: [num_embeddings, width].
@@ -37,7 +37,7 @@ class SizedEmbedding(nn.Module):
 
 
 class SizedNorm(nn.Module):
-    """A LayerNorm over fewer dimensions than the net's configuration says.
+    """A LayerNorm over fewer dimensions than the model's configuration says.
 
     Attributes:
         weight, bias: [width].

@@ -24,7 +24,7 @@ class StackedLowRankLinear(nn.Module):
         left: [out_features, rank]
         right: [rank, in_features], in the first layer of the stack only.
         bias: [out_features] or None; never factorized.
-        first: name in the net of the first layer of the stack; empty in that layer itself.
+        first: name in the model of the first layer of the stack; empty in that layer itself.
         readers: number of layers in the stack.
     """
 

@@ -68,7 +68,7 @@ class StreamBlock(nn.Module):
 
 
 class NarrowEmbedding(nn.Embedding):
-    """A table of embeddings with another width than the net's configuration says and the forward of its own class."""
+    """A table of embeddings with another width than the model's configuration says and the forward of its own class."""
 
     kind = "stream_table"
 
