@@ -243,13 +243,18 @@ class Refuse:
 
 
 class Fill:
-    """Fill the disk at event ``at``: no file can be longer than ``size`` bytes from then on; what is begun is cut."""
+    """Fill the disk at event ``at``: no file can be longer than ``size`` bytes from then on; what is begun is cut.
 
-    def __init__(self, at: int, size: int) -> None:
+    Args:
+        at: as :class:`Refuse`'s.
+        size: bytes.
+    """
+
+    def __init__(self, at: int | tuple[str, str], size: int) -> None:
         self.at, self.size = at, size
 
     def __call__(self, watch: Watch, event: Event) -> None:
-        if watch.number == self.at:
+        if self.at in (watch.number, (event.kind, event.name)):
             _limit(self.size)
 
 

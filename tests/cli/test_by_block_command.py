@@ -6,14 +6,17 @@ import json
 import random
 import shutil
 
+import processes
 import pytest
 import torch
 from mistakes import fails
 from tiny import WORDS, make_net, write_backbone, write_texts
 from transformers import AutoModelForCausalLM
 
+from benchmarks.reliability.events import Fill
 from lit_compress.__main__ import main
 from lit_compress.calibration.by_block import Sweeps
+from lit_compress.cli.by_block import TRAINED
 from lit_compress.export.check import check_export
 from lit_compress.models.shards import INDEX, load_tensors
 from lit_compress.models.storage import load_net
@@ -261,3 +264,39 @@ def test_blocks_are_refined_as_in_memory_also_after_a_kill(llama, options, tmp_p
     monkeypatch.setattr(Refinement, "_write", once)
     report = factorize(llama, tmp_path / "killed", *line, "--by_block", "float32")
     assert same(tmp_path / "killed", tmp_path / "blocks") == 0 and report["refined"]["after"] == told["after"]
+
+
+def test_an_encoder_is_refined_by_blocks_as_in_memory(tmp_path):
+    """Its last block's outputs go to the head, and its texts have padding."""
+    model = write_backbone(tmp_path / "bert", "bert", "stsb", num_hidden_layers=3, initializer_range=0.2)
+    rows = [
+        {"first": " ".join(random.Random(i).choices(WORDS, k=3 + i % 9)), "second": WORDS[i % 7], "score": i % 5}
+        for i in range(40)
+    ]
+    for split, some in (("train", rows[:28]), ("validation", rows[28:])):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    line = ["--data.path", tmp_path, "--data.custom.text", "[first,second]", "--data.custom.label", "score",
+            "--data.task", "custom", "--data.custom.kind", "regression", "--data.batch_size", "5",
+            "--density", "0.5", "--refine", "20"]  # fmt: skip
+    whole = factorize(model, tmp_path / "whole", *line)
+    blocks = factorize(model, tmp_path / "blocks", *line, "--by_block", "float32")
+    assert same(tmp_path / "blocks", tmp_path / "whole") < 1e-5
+    for told in (whole["refined"], blocks["refined"]):
+        assert len(told["after"]) == 3 and all(b < a for a, b in zip(told["before"], told["after"], strict=True))
+
+
+@pytest.mark.parametrize("folder", TRAINED)
+def test_a_disk_that_fills_while_a_block_is_refined_is_one_line(llama, options, tmp_path, folder):
+    """The files before it are kept, and the same command goes on with them to the same tensors."""
+    line = [*options, "--density", "0.6", "--refine", "5", "--by_block", "float32"]
+    out, errors = tmp_path / "out", tmp_path / "errors"
+    words = [str(word) for word in ("factorize", llama, out, *line)]
+    full = processes.fork(words, errors, met=(tmp_path, Fill(("open", f"out.by_block/{folder}/states-00002"), 1000)))
+    full.join()
+    said = errors.read_text()
+    assert full.exitcode == 2 and "Traceback" not in said, said[-3000:]
+    assert said.splitlines()[-1].startswith("error: ") and not out.exists()
+    assert (tmp_path / "out.by_block" / folder / "states-00001").is_file()
+    processes.finish(processes.fork(words, errors), errors)
+    factorize(llama, tmp_path / "straight", *line)
+    assert same(out, tmp_path / "straight") == 0
