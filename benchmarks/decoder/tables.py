@@ -61,7 +61,7 @@ llama.cpp what its converter `convert_hf_to_gguf.py` makes of it.
 - A prompt of {prompt} tokens of WikiText-2, then {new} tokens, greedily, one text at a time. Tokens per second of one thread's processor time,
   median of {rounds} rounds in which all models of a runtime take turns. *times*: of the dense model in the same form and round, with the range.
 - *same tokens*: how many of the first {new} tokens are those of the same model in PyTorch, before the first other one.
-- *MB*: the file of weights. Other programs ran on the machine.
+- *MB*: the file of weights.
 """
 
 
@@ -125,6 +125,16 @@ def ordinary() -> str:
             label = f"density {result['target']}" + ", refined" * ("refined" in result)
             rows.append([label, *scores, f"{seconds / 60:.0f}", f"{result['bytes'] / 1e6:.0f}"])
     return table(["model", *TEXTS.values(), "minutes", "MB"], rows)
+
+
+def llama_cpp() -> str:
+    """Return the tokens a second in llama.cpp, for docs/how_to/ordinary_models.md."""
+    served = sorted(load(SERVED), key=lambda result: RUNTIMES.index(result["name"]))
+    rows = [
+        [form, model.removeprefix(f"{NAMES['even']}, "), size, speed, gain]
+        for _, form, model, size, _, _, speed, gain, _ in _speeds(served[-1], served)
+    ]
+    return table(["form", "density", "MB", "tokens a second", "times"], rows)
 
 
 def perplexity(losses: Sequence[float]) -> str:
