@@ -16,10 +16,18 @@ from lit_compress.export.runtimes import RUNTIMES, Runtime
 FEW = ["--runtimes", "eager", "--rounds", "3", "--batch", "1"]
 
 
+FRESH = {name: 1.0 for name in ("import_seconds", "load_seconds", "first_seconds", "peak_mib")}
+
+
+def _told(programs, batch, length, work, keep):
+    for program in programs:
+        keep({**program.entry(), "fresh": FRESH, "failed": None})
+
+
 @pytest.fixture(autouse=True)
 def _no_process(monkeypatch):
     """Processes of their own are started in tests/export/test_bench.py."""
-    monkeypatch.setattr(module, "_measure_fresh", lambda *_: None)
+    monkeypatch.setattr(module, "_measure_fresh", _told)
 
 
 def found(folder):
@@ -73,8 +81,7 @@ def test_any_model_and_any_baseline(tiny_backbone, run, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_several_models_have_their_accuracy_in_one_table(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.undo()  # the bytes of a program are measured in its own process
+def test_several_models_have_their_accuracy_in_one_table(run, tmp_path, capsys):
     shutil.copytree(run / "export", tmp_path / "one")
     line = ["bench", str(run), "--runtimes", "eager", "onnx", "onnx-int8", "--rounds", "2", "--batch", "1", "2",
             "--length", "8", "--output", str(tmp_path)]  # fmt: skip
@@ -113,17 +120,12 @@ def test_static_vectors_are_one_of_several_models(run, tiny_backbone, tmp_path, 
 
 def test_integers_that_are_far_off_are_a_warning(run, tmp_path, capsys, monkeypatch):
     """Without --against, too: with the metric where there is data, without it elsewhere."""
-    monkeypatch.undo()
 
     def load(folder, setting):
         eager = RUNTIMES["eager"].load(folder, setting)
         return lambda inputs: [3 - 5 * result for result in eager(inputs)]
 
     monkeypatch.setitem(RUNTIMES, "far", Runtime("far", ("torch",), load, dtype="int8", tolerance=0.25))
-    fresh = {name: 1.0 for name in ("import_seconds", "load_seconds", "first_seconds", "peak_mib")}
-    monkeypatch.setattr(module, "_measure_fresh", lambda programs, batch, length, work, keep: [
-        keep({**program.entry(), "fresh": fresh, "failed": None}) for program in programs
-    ])  # fmt: skip
     line = ["--runtimes", "eager", "far", "--rounds", "2", "--batch", "1", "--length", "8", "--output", str(tmp_path)]
     main(["bench", str(run), *line])
     said, report = capsys.readouterr().out, json.loads((run / "export" / "report.json").read_text())
