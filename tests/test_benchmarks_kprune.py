@@ -94,23 +94,29 @@ def test_a_model_at_a_density(task: str) -> None:
     assert all(torch.equal(value, before[name]) for name, value in dense.state_dict().items())
 
 
-def test_the_rows_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole script on a tiny model; what is made is not made again."""
+def write_teacher(folder: Path) -> list[str]:
+    """Write a tiny teacher and its data; return the options of the scripts that read them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    write_model(tmp_path / "teachers" / "sst2", "bert", "sst2")
-    (tmp_path / "data" / "sst2").mkdir(parents=True)
+    write_model(folder / "teachers" / "sst2", "bert", "sst2")
+    (folder / "data" / "sst2").mkdir(parents=True)
     for split, count in (("train", 60), ("validation", 20)):
         rows = {
             "sentence": [" ".join(WORDS[i % 7 : i % 7 + 9]) for i in range(count)],
             "label": [i % 2 for i in range(count)],
         }
-        pq.write_table(pa.table(rows), tmp_path / "data" / "sst2" / f"{split}.parquet")
+        pq.write_table(pa.table(rows), folder / "data" / "sst2" / f"{split}.parquet")
+    folders = [word for name in ("teachers", "data", "work", "results") for word in (f"--{name}", str(folder / name))]
+    return [*folders, "--tasks", "sst2"]
+
+
+def test_the_rows_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole script on a tiny model; what is made is not made again."""
+    words = write_teacher(tmp_path)
     monkeypatch.setattr(untrained, "HELD_OUT", {"sst2": 20})
     monkeypatch.setattr(untrained, "STEPS", {"refined": 1, "distilled": 1})
-    folders = [word for name in ("teachers", "data", "work", "results") for word in (f"--{name}", str(tmp_path / name))]
-    monkeypatch.setattr(sys, "argv", ["untrained", *folders, "--tasks", "sst2", "--densities", "0.5"])
+    monkeypatch.setattr(sys, "argv", ["untrained", *words, "--densities", "0.5"])
     untrained.main()
     made = {result["name"]: result for result in common.load(tmp_path / "results")}
     after = {f"sst2-{cell}-0.5{end}" for cell in untrained.REMOVES for end in ("", "-refined", "-distilled")}

@@ -86,6 +86,17 @@ model on {texts} training texts, both without labels. The metric in % on the dev
 Processor seconds at the smallest density: of everything between the dense model and the smaller one.
 """
 
+ESTIMATES = """### Other estimates of the Fisher information
+
+What each estimate chooses right after the factorization: the measured loss, which is the mean KL from the dense model on the held-out rows
+({rows}) with its standard error, and in brackets the metric in % on these rows. Calibration on {texts} training texts, one seed.
+K-FAC: this project's estimate. Ladder: its costs are rescaled to divergences that are measured by removing shares of one sub-layer at a
+time; heads and neurons only. 1 / length: a token of a long text counts less. Reduce: K-FAC-reduce. Nearest: the Kronecker product nearest
+to the observed Fisher information.
+"""
+
+ESTIMATE_NAMES = {"kfac": "K-FAC", "ladder": "ladder", "length": "1 / length", "reduce": "reduce", "nearest": "nearest"}
+
 UNTRAINED_NAMES = {"structures": "K-FAC, heads and neurons", "kprune": "K-prune", "components": "K-FAC, components"}
 AFTER = {"": "nothing", "refined": "`--refine`", "distilled": "`--distil`"}
 
@@ -152,6 +163,7 @@ def sections() -> Iterator[str]:
         yield table(["choice", "accuracy", "estimate"], shown)
     yield from on_tasks()
     yield from untrained()
+    yield from estimates()
     yield EXPORTS
     rows = []
     for cell in ("kfac", "both", "structures"):
@@ -261,6 +273,31 @@ def untrained() -> Iterator[str]:
     yield UNTRAINED.format(rows="; ".join(sizes), **facts)
     yield table(["task", "method", "after it", *(f"{target:g}" for target in densities), "seconds"], rows)
     yield origin(next(iter(next(iter(found.values())).values())), f"{STUDY}/untrained", 1)
+
+
+def estimates() -> Iterator[str]:
+    """Yield the table of other estimates of the Fisher information."""
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for result in load(f"{STUDY}/estimates"):
+        found.setdefault((result["task"], result["removes"]), {})[result["variant"]] = result
+    if not found:
+        return
+
+    def shown(made: dict[str, Any] | None, density: str) -> str:
+        if made is None:
+            return "-"
+        row = made["rows"][density]
+        return f"{row['measured']:.3f} ± {row['error']:.3f} ({percent(row['metric'])})"
+
+    rows, first = [], next(iter(next(iter(found.values())).values()))
+    for (task, removes), made in sorted(found.items(), key=lambda item: (item[0][0], item[0][1] != "structures")):
+        removed = "heads, neurons" if removes == "structures" else removes
+        for density in next(iter(made.values()))["rows"]:
+            rows.append([task, removed, density, *(shown(made.get(name), density) for name in ESTIMATE_NAMES)])
+    held = {task: next(iter(made.values()))["held_out"] for (task, _), made in found.items()}
+    yield ESTIMATES.format(rows=", ".join(f"{task}: {count:,}" for task, count in held.items()), texts=first["texts"])
+    yield table(["task", "removed", "density", *ESTIMATE_NAMES.values()], rows)
+    yield origin(first, f"{STUDY}/estimates", 1)
 
 
 def prices() -> Iterator[str]:
