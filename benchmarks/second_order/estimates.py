@@ -1,6 +1,7 @@
 """Other estimates of the Fisher information than K-FAC's: what is chosen by them, and what that adds to the loss.
 
-    python -m benchmarks.second_order.estimates --teachers DIR --data DATA_DIR --tasks stsb [--only kfac ...] [--work DIR]
+    python -m benchmarks.second_order.estimates --teachers DIR --data DATA_DIR --tasks stsb [--only kfac ...]
+        [--work DIR]
 
 Teachers, data and held-out rows are those of untrained.py; 512 training texts calibrate. At the matrix of a site, an
 example has the gradient D = sum_t d_t x_t^T over its T tokens. The inputs x end with a 1, for the bias. The estimate
@@ -259,7 +260,7 @@ class Estimates:
         from lit_compress.evaluation.evaluate import evaluate
         from lit_compress.stages.compression import compress
 
-        parts, rows = self.made.parts, {}
+        parts, rows, device = self.made.parts, {}, torch.device("cpu")
         for density in self.options.densities:
             compression, measured = self.compression(removes, density), self.measured(variant, removes)
             net, loss = compress(
