@@ -49,7 +49,7 @@ def test_the_nearest_product_is_nearer_than_kfac(tokens: Tokens) -> None:
     middle = torch.randn(4, 4).double()
     middle = middle @ middle.T
     for inputs, gradients in of_examples(tokens):
-        each = sum(torch.outer(d, x) for x, d in zip(inputs, gradients, strict=True))
+        each = torch.stack([torch.outer(d, x) for x, d in zip(inputs, gradients, strict=True)]).sum(0)
         fisher += torch.outer(each.flatten(), each.flatten()) / 3
         sandwich += each @ middle @ each.T / 3
     found = quadratic(tokens.gradients, tokens.inputs @ middle, tokens.inputs, tokens.examples)

@@ -264,13 +264,7 @@ class Estimates:
         for density in self.options.densities:
             compression, measured = self.compression(removes, density), self.measured(variant, removes)
             net, loss = compress(
-                self.dense,
-                compression,
-                parts.method.task,
-                parts.data,
-                torch.device("cpu"),
-                keep=True,
-                measured=measured,
+                self.dense, compression, parts.method.task, parts.data, device, keep=True, measured=measured
             )
             found = self.divergences(net, self.held, self.expected)
             key = parts.data.record.metrics[0]
