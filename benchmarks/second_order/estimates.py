@@ -96,8 +96,8 @@ class TokenList(MomentSums):
         """Yield nothing: there is one process."""
         yield from ()
 
-    def result(self) -> dict[str, Tokens]:
-        """Return the tokens of every group of sites."""
+    def result(self) -> dict[str, Any]:
+        """Return the :class:`Tokens` of every group of sites."""
         found = {}
         for name, inputs in self._inputs.items():
             x = torch.cat(inputs)
