@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from importlib import import_module
+from typing import Any
 
 USAGE = """usage: python -m lit_compress COMMAND ...
 
@@ -50,12 +52,10 @@ def main(argv: list[str] | None = None) -> None:
 
     # Threads that wait for another one sleep: where it does not get a core, spinning ones would take it from it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
+    if not sys.stderr.isatty():  # bars of other libraries would fill a file
+        for library in ("HUB", "DATASETS"):
+            os.environ.setdefault(f"HF_{library}_DISABLE_PROGRESS_BARS", "1")
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help"):
-        from lit_compress.cli.recipes import recipes
-
-        print(USAGE.format(configs="\n  ".join(_grouped(recipes()))))
-        return
     if argv[0] == "--version":
         from lit_compress.version import __version__
 
@@ -64,10 +64,12 @@ def main(argv: list[str] | None = None) -> None:
     raised = threading.excepthook
     threading.excepthook = _told_by_main
     try:
+        if not argv or argv[0] in ("-h", "--help"):
+            print(USAGE.format(configs="\n  ".join(_grouped(_of_package("recipes").recipes()))))
+            return
         if argv[0] not in COMMANDS:
             raise UserError(f"unknown command '{argv[0]}'; {nearest(argv[0], COMMANDS)}")
-        from lit_compress.cli import commands
-
+        commands = _of_package("commands")
         commands.silence_libraries()
         getattr(commands, "list_" if argv[0] == "list" else argv[0])(argv[1:])
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
@@ -85,6 +87,18 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(2)
     finally:
         threading.excepthook = raised
+
+
+def _of_package(module: str) -> Any:
+    """Return a module of the command line; end with one line if this Python lacks a package that all commands need."""
+    try:
+        return import_module(f"lit_compress.cli.{module}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "lit_compress":
+            raise
+        advice = "run `. .venv/bin/activate` in the clone after `make quickstart`, or `pip install .`"
+        print(f"error: this Python has no package '{error.name}'; {advice}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _told_by_main(raised: threading.ExceptHookArgs) -> None:

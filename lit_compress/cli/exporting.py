@@ -96,8 +96,8 @@ def print_choices(report: dict[str, Any]) -> None:
             print(f"write.py: with the cache of {wrote['files'][2]}, {wrote['tokens']} tokens as the model writes them")
     for item in report["certificate"]:
         difference, shapes = item["difference"], " and ".join(f"{texts} x {tokens}" for texts, tokens in item["shapes"])
-        off = "cannot be compared" if difference is None else f"differs by {difference:.1e}, {item['verdict']}"
-        print(f"on {shapes} tokens of the data, {item['file']} {off}")
+        off = "not comparable" if difference is None else f"largest difference {difference:.1e}, {item['verdict']}"
+        print(f"{item['file']}, answers compared with the model before export (texts x tokens: {shapes}): {off}")
 
 
 def _print_integers(made: dict[str, Any], report: dict[str, Any]) -> None:

@@ -68,11 +68,13 @@ def _unknown(key: str, method: type[Method] | None, own: Sequence[str]) -> str:
     if method and (line := _not_a_stage(key, method)):
         return line
     known = [*own, *option_names(method)]
-    if method and (whole := next((k for k in (key, f"model.{key}") if k in option_names()), None)):
+    same = min((name for name in known if name.endswith(f".{key}")), key=len, default=None)
+    if key == "method":
+        same = "model"
+    if not same and method and (whole := next((k for k in (key, f"model.{key}") if k in option_names()), None)):
         group = whole.rpartition(".")[0]
         options = ", ".join(name for name in known if name.rpartition(".")[0] == group)
         return f"unknown option '{key}' for {method.__name__}; its options: {options}"
-    same = min((name for name in known if name.endswith(f".{key}")), key=len, default=None)
     groups = ("model.", "data.", "export.", "trainer.")
     prefixes = ("",) if key.startswith(groups) else ("", *groups)
 

@@ -212,10 +212,10 @@ def facts_lines(facts: DataFacts) -> Iterator[str]:
     for split in facts.splits:
         if split.classes:
             ordered = sorted(split.classes, key=lambda c: -c["count"])
-            shown = [f"{c['name']} {c['count']:,}" for c in ordered]
+            shown = [f"{c['name']}: {c['count']:,}" for c in ordered]
             if len(shown) > MOST_CLASSES:
                 shown[MOST_CLASSES - 1 : -1] = [f"{len(shown) - MOST_CLASSES} more"]
-            yield f"classes of {split.split}: {', '.join(shown)}"
+            yield f"rows of each class in {split.split}: {', '.join(shown)}"
     yield f"longest: tokens of the longest input; cut: inputs of more than {facts.max_length} tokens"
 
 

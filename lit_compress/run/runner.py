@@ -386,7 +386,7 @@ def _check_teacher(parts: Components, run: Run) -> None:
         return
     finding = f"dev {name} {score:.4f}, the best constant answer has {floor:.4f}"
     if not method.teacher:
-        rank_zero_warn(f"model.dense: the teacher has learned nothing ({finding}); train it longer, e.g. dense.epochs")
+        rank_zero_warn(f"model.dense: the teacher has learned nothing ({finding}); add e.g. --model.dense.epochs 10")
     elif score < floor and method.distillation.alpha > 0:
         raise UserError(f"model.teacher: '{method.teacher}' has {finding}; are its labels in another order?")
     else:

@@ -78,7 +78,7 @@ def refusal(error: BaseException, name: str, kind: str = "model", revision: str 
         return f"{cannot}: your token may not read it ({_first(text)})"
     if is_offline_mode() and status == 0:
         return f"{cannot}: HF_HUB_OFFLINE is set, and the cache does not have all of it; without network give {folder}"
-    return f"{cannot} ({reason_of(cause)}); without network give {folder}"
+    return f"{cannot} ({reason_of(cause)}), and there is no folder '{name}' here; without network give {folder}"
 
 
 def refused_push(error: BaseException, name: str) -> str:

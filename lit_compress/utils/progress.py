@@ -27,8 +27,13 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
 
 def _with_lines(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
     with Lines(description, total) as lines:
-        for item in items:
-            yield item
+        for number, item in enumerate(items, 1):
+            try:
+                yield item
+            except GeneratorExit:
+                if number != total:
+                    raise
+                return  # the caller does not ask whether there are more
             lines.advance(1)
 
 

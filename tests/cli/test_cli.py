@@ -210,3 +210,12 @@ def test_options_hold_wherever_they_stand():
     """A config that comes later does not undo them."""
     parts = CommandLine(["--model.density", "0.1", "--config", "lpaf_sst2.yaml", "--data.batch_size=8"], "fit").build()
     assert (parts.method.density, parts.data.batch_size) == (0.1, 8)
+
+
+@pytest.mark.parametrize("args", [["--help"], ["fit", "--config", "lpaf_sst2.yaml"]])
+def test_a_python_without_the_packages_is_one_line(args):
+    """As in a shell that has not activated the environment of `make quickstart`."""
+    line = [sys.executable, "-S", "-m", "lit_compress", *args]
+    said = subprocess.run(line, cwd=FOLDER.parents[0], capture_output=True, text=True)
+    assert said.returncode == 2 and said.stderr.startswith("error: this Python has no package '"), said.stderr
+    assert "activate" in said.stderr and said.stderr.count("\n") == 1

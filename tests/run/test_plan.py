@@ -39,8 +39,9 @@ def test_classes_are_listed_with_their_counts_most_frequent_first():
     few = [{"name": "bad", "count": 2}, {"name": "good", "count": 1062}]
     many = [{"name": f"c{i}", "count": i} for i in range(20)]
     first, second, last = facts_lines(DataFacts(128, [split(classes=few), split("validation", classes=many)]))
-    assert first == "classes of train: good 1,062, bad 2"
-    assert second == "classes of validation: c19 19, c18 18, c17 17, c16 16, c15 15, c14 14, c13 13, 12 more, c0 0"
+    assert first == "rows of each class in train: good: 1,062, bad: 2"
+    counts = ", ".join(f"c{i}: {i}" for i in range(19, 12, -1))
+    assert second == f"rows of each class in validation: {counts}, 12 more, c0: 0"
     assert "128 tokens" in last
 
 
@@ -98,7 +99,7 @@ def test_a_run_shows_and_keeps_what_it_has_found(short_run, tmp_path, capsys, ti
         with pytest.raises(ZeroDivisionError):
             main(args)
     said = capsys.readouterr().out
-    assert "classes of train: negative 50, positive 50" in said and "30 of 40" in said
+    assert "rows of each class in train: negative: 50, positive: 50" in said and "30 of 40" in said
     assert "SVD: dense 2 epochs = 26 steps, retrain 2 epochs = 26 steps" in said
     assert "weights of the sites 16,384 -> about 8,192 (density 0.5)" in said
     main([*args, "--ckpt_path", "last"])

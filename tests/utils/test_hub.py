@@ -81,7 +81,8 @@ def test_the_cache_serves_while_the_hub_does_not(trouble, hub, capsys):
     assert model_snapshot(OPTION, "me/net").commit == commit and len(hub.asked()) <= 3
     said = capsys.readouterr().err
     assert "the hub does not answer" in said and f"is read from the cache, at commit {commit[:7]}" in said
-    with pytest.raises(UserError, match=r"cannot load the model 'me/other' from the hub \(.*without network give the"):
+    expected = r"cannot load the model 'me/other' from the hub \(.*no folder 'me/other' here; without network give"
+    with pytest.raises(UserError, match=expected):
         model_snapshot(OPTION, "me/other")
 
 

@@ -75,6 +75,14 @@ def test_an_error_or_an_early_end_is_no_end(clock, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == "evaluate: stopped after 9 s"
 
 
+def test_a_caller_that_takes_the_last_part_only_need_not_ask_for_more(clock, capsys):
+    for number, _ in enumerate(track(iter(range(9)), "compare", 4), 1):
+        clock.now += 9
+        if number == 4:
+            break
+    assert capsys.readouterr().err.splitlines()[-1] == "compare: ended after 36 s"
+
+
 def test_a_bar_has_lines_too(clock, capsys):
     with Bar("time", 100) as bar:
         clock.now += 10
