@@ -162,7 +162,8 @@ def factorize(args: list[str]) -> None:
     out, report = run_factorize(args, factorize.__doc__)
     print_table(report)
     if (loss := report["calibration"]) and loss["estimated_loss"] is not None:
-        print(f"loss added: {loss['estimated_loss']:.2g} estimated, {loss['measured_loss']:.2g} measured on dev rows")
+        estimated, measured = (f"{loss[f'{name}_loss']:.2g}" for name in ("estimated", "measured"))
+        print(f"added to the loss of an example: {estimated} estimated, {measured} measured on dev rows")
     if refined := report["refined"]:
         print(f"refined: {refined['steps']} steps of every block, {refined['texts']:,} texts")
     if distilled := report.get("distilled"):

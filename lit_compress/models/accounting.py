@@ -191,7 +191,7 @@ def forward_times(
     nets: Sequence[PreTrainedModel], length: int, batch: int = 1, threads: int = 1, repeats: int = 30
 ) -> list[list[float]]:
     """Return the milliseconds of ``repeats`` forwards of each model; the models take turns."""
-    with pinned(threads), Bar("time forwards", repeats) as bar:
+    with pinned(threads), Bar("measure the latency", repeats) as bar:
         return in_turns(forwards(nets, length, batch), repeats, after_round=lambda: bar.advance(1))
 
 

@@ -11,13 +11,13 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.io import CheckpointIO, TorchCheckpointIO
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_compress.run.strategies import OtherAccelerator
 from lit_compress.stages.base import Stage, count_steps
 from lit_compress.utils.devices import find_device
-from lit_compress.utils.errors import UserError
+from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.memory import trim
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ def make_trainer(**arguments: Any) -> Trainer:
         arguments = arguments | {"plugins": plugins}
         return Trainer(**arguments | _on_accelerator(arguments))
     except (TypeError, ValueError, MisconfigurationException) as error:
+        if "invalid strategy name" in str(error):
+            hint = nearest(arguments["strategy"], ["auto", *StrategyRegistry.available_strategies()])
+            raise UserError(f"trainer.strategy: unknown strategy '{arguments['strategy']}'; {hint}") from error
         named = next((name for name in arguments if f"`{name}`" in str(error)), None)
         option = f"trainer.{named}: '{arguments[named]}'" if named else "trainer"
         raise UserError(f"{option}: {error}") from error

@@ -132,6 +132,8 @@ def test_bad_data_is_one_line_and_writes_nothing(capsys, short_run, tmp_path):
 
 
 def test_trainer_refusal_is_one_line(capsys, short_run, tmp_path):
+    said = fails(capsys, *fit(short_run, tmp_path / "run", "--trainer.strategy", "dpp"))
+    assert "trainer.strategy: unknown strategy 'dpp'; did you mean 'ddp'?" in said
     assert "trainer.devices: 'foo': " in fails(capsys, *fit(short_run, tmp_path / "run", "--trainer.devices", "foo"))
 
 
