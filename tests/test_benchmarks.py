@@ -29,7 +29,8 @@ TRAIN = ["fwsvd", "sp3/decoders", "tasks", "architectures", "second_order", "sec
 MEASURE = ["fwsvd/fisher", "fwsvd/decompose", "pruning/speed", "cofi/gated_step", "sp3/speed", "sp3/where", "data",
            "device", "device/accelerator", "speed", "speed/low_rank", "speed/lora", "speed/one_shot",
            "speed/smollm2", "speed/vocabulary", "threads", "scaling",
-           "second_order/divergence", "second_order/price", "second_order/untrained", "comparison", "comparison/front",
+           "second_order/divergence", "second_order/price", "second_order/untrained", "second_order/estimates",
+           "comparison", "comparison/front",
            "reliability", "decoder", "decoder/integers", "decoder/serve",
            *(f"reliability/{name}" for name in ("fuzz", "kills", "faults", "memory", "agreement")),
            "reliability/compare_under_kills", "scaling/by_block"]  # fmt: skip
