@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
         for library in ("HUB", "DATASETS"):
             os.environ.setdefault(f"HF_{library}_DISABLE_PROGRESS_BARS", "1")
     argv = sys.argv[1:] if argv is None else argv
-    if argv[0] == "--version":
+    if argv[:1] == ["--version"]:
         from lit_compress.version import __version__
 
         print(__version__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tiny import make_batch, make_net
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common
-from benchmarks.second_order import estimates, tables, untrained
+from benchmarks.second_order import estimates, untrained, untrained_tables
 from benchmarks.second_order.estimates import EveryToken, Tokens, factors, product, quadratic, rescaled
 from lit_compress.calibration.kronecker import Moments
 from lit_compress.calibration.statistics import whole
@@ -89,9 +90,20 @@ def test_the_rows_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """The whole script on a tiny model; what is made is not made again."""
     words = write_teacher(tmp_path)
     monkeypatch.setattr(untrained, "HELD_OUT", {"sst2": 20})
+    ladders, once = [], estimates.rescaled
+
+    def keep(costs: torch.Tensor, levels: list[tuple[int, float]]) -> torch.Tensor:
+        ladders.append((len(costs), levels))
+        return once(costs, levels)
+
+    monkeypatch.setattr(estimates, "rescaled", keep)
     line = ["estimates", *words, "--densities", "0.5", "--texts", "20", "--ladder_texts", "8"]
     monkeypatch.setattr(sys, "argv", line)
     estimates.main()
+    config = json.loads((tmp_path / "teachers" / "sst2" / "config.json").read_text())
+    assert len(ladders) == 2 * config["num_hidden_layers"]
+    for steps, levels in ladders:  # each sub-layer alone, until it has no units
+        assert levels[-1][0] == steps and 0 < levels[0][1] < levels[-1][1]
     made = list(common.load(tmp_path / "results"))
     pairs = {(result["variant"], result["removes"]) for result in made}
     assert pairs == {(v, r) for v in estimates.VARIANTS for r in untrained.REMOVES} - {("ladder", "components")}
@@ -101,6 +113,6 @@ def test_the_rows_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(estimates.Estimates, "result", None)
     estimates.main()
 
-    monkeypatch.setattr(tables, "load", lambda script: made if script.endswith("estimates") else [])
-    _, shown, _ = tables.estimates()
+    monkeypatch.setattr(untrained_tables, "load", lambda script: made if script.endswith("estimates") else [])
+    _, shown, _ = untrained_tables.estimates()
     assert [len(line.split("|")) for line in shown.splitlines()] == [2 + 3 + len(estimates.VARIANTS)] * 4

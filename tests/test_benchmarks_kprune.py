@@ -12,7 +12,7 @@ from tiny import WORDS, make_batch, make_net, write_model
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common
-from benchmarks.second_order import tables, untrained
+from benchmarks.second_order import untrained, untrained_tables
 from benchmarks.second_order.kprune import Settings, fitted, highest_within, kprune, predictive, representational
 from lit_compress.models.accounting import stored_density
 from lit_compress.tasks import task_type
@@ -126,8 +126,10 @@ def test_the_rows_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(untrained.Untrained, "store", None)
     untrained.main()
 
-    monkeypatch.setattr(tables, "load", lambda script: list(made.values()) if script.endswith("untrained") else [])
-    _, shown, _ = tables.untrained()
+    monkeypatch.setattr(
+        untrained_tables, "load", lambda script: list(made.values()) if script.endswith("untrained") else []
+    )
+    _, shown, _ = untrained_tables.untrained()
     assert [line.split(" | ")[1] for line in shown.splitlines()[3:]] == [
         *("K-FAC, heads and neurons", "K-prune", "K-FAC, components"),
         *["K-FAC, heads and neurons", "K-FAC, components"] * 2,

@@ -60,7 +60,7 @@ llama.cpp what its converter `convert_hf_to_gguf.py` makes of it.
 
 - A prompt of {prompt} tokens of WikiText-2, then {new} tokens, greedily, one text at a time. Tokens per second of one thread's processor time,
   median of {rounds} rounds in which all models of a runtime take turns. *times*: of the dense model in the same form and round, with the range.
-- *same tokens*: how many of the first {new} tokens are those of the same model in PyTorch, before the first other one.
+- *same tokens*: how many of the first {new} tokens the same model also gives in PyTorch, before the first other one.
 - *MB*: the file of weights.
 """
 

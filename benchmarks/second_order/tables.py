@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.common import Cell, file_density, load, origin, percent, table
+from benchmarks.second_order import untrained_tables
 
 STUDY = "second_order"
 REPLACED = "--config compare_sst2.yaml"
@@ -80,32 +81,10 @@ One teacher per task, of 3 to 5 epochs, of QNLI on 3,000, of CoNLL-2003 on 5,000
 
 AT_DENSITIES = """### Half, a quarter and a tenth
 
-Teachers of their own in float32 (`--only kfac --densities 0.5 0.25 0.1 --precision 32-true`), as many epochs and rows as above. MRPC's teacher is
-one of 3,268 training rows with the rate 1e-4, given by `--teachers`. The metric in % on the dev set. {rows}.
+Teachers of their own in float32 (`--only kfac --densities 0.5 0.25 0.1 --precision 32-true`), as many epochs and rows as above. MRPC's teacher was
+trained by `fit --model SVD --model.density 1 --data.hold_out 400 --model.dense.epochs 5 --model.dense.learning_rate 1e-4` and given by `--teachers`. The metric in % on the dev set. {rows}.
 """
 OF_TASKS = {"tasks": ON_TASKS, "densities": AT_DENSITIES}
-
-UNTRAINED = """### Without labels, compared with K-prune
-
-One teacher per task, trained without the held-out rows (as `compare` does), and 1,024 training texts for all methods. K-prune
-(arXiv 2308.03449) is re-implemented here from the paper. After it: `--refine 100` trains each block, `--distil {steps}` the whole
-model on {texts} training texts, both without labels. The metric in % on the dev set / on the held-out rows. {rows}.
-Processor seconds at the smallest density: of everything between the dense model and the smaller one.
-"""
-
-ESTIMATES = """### Other estimates of the Fisher information
-
-What each estimate chooses right after the factorization: the measured loss, which is the mean KL from the dense model on the held-out rows
-({rows}) with its standard error, and in brackets the metric in % on these rows. Calibration on {texts} training texts, one seed.
-K-FAC: this project's estimate. Ladder: its costs are rescaled to divergences that are measured by removing shares of one sub-layer at a
-time; heads and neurons only. 1 / length: a token of a long text counts less. Reduce: K-FAC-reduce. Nearest: the Kronecker product nearest
-to the observed Fisher information.
-"""
-
-ESTIMATE_NAMES = {"kfac": "K-FAC", "ladder": "ladder", "length": "1 / length", "reduce": "reduce", "nearest": "nearest"}
-
-UNTRAINED_NAMES = {"structures": "K-FAC, heads and neurons", "kprune": "K-prune", "components": "K-FAC, components"}
-AFTER = {"": "nothing", "refined": "`--refine`", "distilled": "`--distil`"}
 
 NAMES = {
     "kfac": "K-FAC",
@@ -169,8 +148,8 @@ def sections() -> Iterator[str]:
         yield ABLATION
         yield table(["choice", "accuracy", "estimate"], shown)
     yield from on_tasks()
-    yield from untrained()
-    yield from estimates()
+    yield from untrained_tables.untrained()
+    yield from untrained_tables.estimates()
     yield EXPORTS
     rows = []
     for cell in ("kfac", "both", "structures"):
@@ -255,61 +234,6 @@ def _on_tasks(folder: str, head: str) -> Iterator[str]:
                 rows.append(["", "", name, *(percent(r["compressed"]["metric"]) if r else "" for r in shown)])
     yield table(["task", "metric", "weighting", *(f"{target:g}" for target in densities)], rows)
     yield origin(next(iter(some.values())), f"{STUDY}/tasks", 1)
-
-
-def untrained() -> Iterator[str]:
-    """Yield the table of models made smaller without labels, next to K-prune."""
-    found: dict[str, dict[tuple[str, str, float], dict[str, Any]]] = {}
-    for result in load(f"{STUDY}/untrained"):
-        found.setdefault(result["task"], {})[result["cell"], result["after"], result["target"]] = result
-    if not found:
-        return
-
-    def scores(result: dict[str, Any]) -> str:
-        return " / ".join(percent(result[part][f"val/{result['metric']}"]) for part in ("dev", "held_out"))
-
-    densities = sorted({target for cells in found.values() for *_, target in cells} - {1.0}, reverse=True)
-    rows, sizes = [], []
-    for task, cells in found.items():
-        dense = cells["dense", "", 1.0]
-        sizes.append(f"{task}: {dense['dev']['val/rows']:,.0f} / {dense['held_out']['val/rows']:,.0f} rows")
-        rows.append([f"{task}, {dense['metric']}", f"dense: {scores(dense)}"] + [""] * (2 + len(densities)))
-        for cell, after in ((c, a) for a in AFTER for c in UNTRAINED_NAMES):
-            own = [cells.get((cell, after, target)) for target in densities]
-            if any(own):
-                seconds = f"{own[-1]['seconds']:,.0f}" if own[-1] else ""
-                shown = (scores(result) if result else "" for result in own)
-                rows.append(["", UNTRAINED_NAMES[cell], AFTER[after], *shown, seconds])
-    told = [r["told"] for cells in found.values() for r in cells.values() if r["after"] == "distilled"]
-    facts = {"steps": told[0]["steps"] if told else "", "texts": "at most 8,000"}
-    yield UNTRAINED.format(rows="; ".join(sizes), **facts)
-    yield table(["task", "method", "after it", *(f"{target:g}" for target in densities), "seconds"], rows)
-    yield origin(next(iter(next(iter(found.values())).values())), f"{STUDY}/untrained", 1)
-
-
-def estimates() -> Iterator[str]:
-    """Yield the table of other estimates of the Fisher information."""
-    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    for result in load(f"{STUDY}/estimates"):
-        found.setdefault((result["task"], result["removes"]), {})[result["variant"]] = result
-    if not found:
-        return
-
-    def shown(made: dict[str, Any] | None, density: str) -> str:
-        if made is None:
-            return "-"
-        row = made["rows"][density]
-        return f"{row['measured']:.3f} ± {row['error']:.3f} ({percent(row['metric'])})"
-
-    rows, first = [], next(iter(next(iter(found.values())).values()))
-    for (task, removes), made in sorted(found.items(), key=lambda item: (item[0][0], item[0][1] != "structures")):
-        removed = "heads, neurons" if removes == "structures" else removes
-        for density in next(iter(made.values()))["rows"]:
-            rows.append([task, removed, density, *(shown(made.get(name), density) for name in ESTIMATE_NAMES)])
-    held = {task: next(iter(made.values()))["held_out"] for (task, _), made in found.items()}
-    yield ESTIMATES.format(rows=", ".join(f"{task}: {count:,}" for task, count in held.items()), texts=first["texts"])
-    yield table(["task", "removed", "density", *ESTIMATE_NAMES.values()], rows)
-    yield origin(first, f"{STUDY}/estimates", 1)
 
 
 def prices() -> Iterator[str]:

@@ -68,14 +68,14 @@ def _unknown(key: str, method: type[Method] | None, own: Sequence[str]) -> str:
     if method and (line := _not_a_stage(key, method)):
         return line
     known = [*own, *option_names(method)]
-    same = min((name for name in known if name.endswith(f".{key}")), key=len, default=None)
-    if key == "method":
-        same = "model"
-    if not same and method and (whole := next((k for k in (key, f"model.{key}") if k in option_names()), None)):
+    groups = ("model.", "data.", "export.", "trainer.")
+    whole_names = ("model",) if key == "method" else (group + key for group in groups)
+    direct = next((name for name in whole_names if name in known), None)
+    if not direct and method and (whole := next((k for k in (key, f"model.{key}") if k in option_names()), None)):
         group = whole.rpartition(".")[0]
         options = ", ".join(name for name in known if name.rpartition(".")[0] == group)
         return f"unknown option '{key}' for {method.__name__}; its options: {options}"
-    groups = ("model.", "data.", "export.", "trainer.")
+    same = direct or min((name for name in known if name.endswith(f".{key}")), key=len, default=None)
     prefixes = ("",) if key.startswith(groups) else ("", *groups)
 
     def likeness(prefix: str) -> float:

@@ -214,7 +214,14 @@ def test_options_hold_wherever_they_stand():
     assert (parts.method.density, parts.data.batch_size) == (0.1, 8)
 
 
-@pytest.mark.parametrize("args", [["--help"], ["fit", "--config", "lpaf_sst2.yaml"]])
+@pytest.mark.parametrize("args", [[], ["--help"], ["-h"]])
+def test_the_usage_is_shown_without_a_command(args, capsys):
+    main(args)
+    said = capsys.readouterr().out
+    assert said.startswith("usage: python -m lit_compress COMMAND") and "quickstart.yaml" in said
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], ["fit", "--config", "lpaf_sst2.yaml"]])
 def test_a_python_without_the_packages_is_one_line(args):
     """As in a shell that has not activated the environment of `make quickstart`."""
     line = [sys.executable, "-S", "-m", "lit_compress", *args]

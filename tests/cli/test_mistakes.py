@@ -100,6 +100,10 @@ def test_the_nearest_is_the_option_that_was_meant(capsys, tmp_path, monkeypatch)
         (("SVD", "--epochs", "3"), "unknown option 'epochs'; did you mean 'model.dense.epochs'?"),
         (("SVD", "--budget", "size=2MB"), "unknown option 'budget'; did you mean 'model.budget'?"),
         (("SVD", "--dense.epochs", "3"), "unknown option 'dense.epochs'; did you mean 'model.dense.epochs'?"),
+        (
+            ("FirstOrder", "--rank", "1"),
+            "'rank' for FirstOrder; its options: model.backbone, model.budget, model.dense,",
+        ),
         (("SVD", "--method", "LPAF"), "unknown option 'method'; did you mean 'model'?"),
         (("SVD", "--task", "sst2"), "unknown option 'task'; did you mean 'data.task'?"),
         (("SVD", "--run_dr", "x"), "unknown option 'run_dr'; did you mean 'run_dir'?"),
