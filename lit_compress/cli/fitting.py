@@ -211,8 +211,7 @@ def decide_run(cli: CommandLine, run: Run, dense: Path) -> None:
     if run.removal(asked) is None and is_first_process():
         with failure_told(run), alone(), ExitStack() as stack:
             tried, _ = decide(cli, load_net(dense), stack)
-        for checkpoint in run.stage(method.stages()[-1].name).glob("*.ckpt"):
-            checkpoint.unlink()  # of another choice
+        run.drop_checkpoints(method.stages()[-1].name)
         run.keep_removal({"asked": asked, "density": cli.density, "removes": cli.removes, "tried": tried})
     chosen = removal_of_first(run, asked)
     cli.at_density(chosen["density"], chosen["removes"])

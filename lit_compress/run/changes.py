@@ -7,10 +7,10 @@ written down in RUN/changed.json, in the record of the stage, and in the report.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lit_compress.run.folder import ConfigChange, Run
 from lit_compress.run.trainer import processes, stage_steps
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
     from lit_compress.methods.base import Method
     from lit_compress.stages.base import Stage
+
+
+_TRAINING = ("learning_rate", "warmup", "weight_decay", "epochs")  # how options that a stage can go on with end
 
 
 class OtherData(Callback):
@@ -36,7 +39,7 @@ def go_on(
 ) -> Callable[[], None]:
     """Return a function that gives the run another config with its ``budget``, and records the differences.
 
-    They hold from the next stage on.
+    They hold from the next stage on. Its checkpoints go if the model in them is of the former options.
 
     Raises:
         UserError: the run is finished: its models would not match the config.
@@ -44,7 +47,22 @@ def go_on(
     if (run.folder / "report.json").is_file():
         raise UserError(f"allow_changed: '{run.folder}' is finished, nothing would change; give another --run_dir")
     stage = next((stage.name for stage in method.stages() if stage.name not in run.finished()), "export")
-    return partial(run.change, config, changed, stage, budget)
+
+    def change() -> None:
+        if option := next((c["what"] for c in changed if _shapes_model(c["what"], stage, method)), None):
+            run.drop_checkpoints(stage)
+            rank_zero_info(f"{stage}: begins again, as {option} has changed")
+        run.change(config, changed, stage, budget)
+
+    return change
+
+
+def _shapes_model(option: str, stage: str, method: Method) -> bool:
+    """Whether the model of a stage depends on an option; training and distillation may go on otherwise."""
+    part, *names = option.split(".")
+    alone = {"distillation", "dense", *(other.name for other in method.stages())}
+    own = names[:1] == [stage] or (stage != "dense" and names[0] not in alone)
+    return part == "model" and own and not names[-1].endswith(_TRAINING)
 
 
 def check_unchanged(run: Run, data: DataModule, mark: dict[str, Any], allowed: bool) -> list[ConfigChange]:

@@ -233,6 +233,11 @@ class Run:
         self._keep_budget(budget)
         write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
+    def drop_checkpoints(self, stage: str) -> None:
+        """Remove the checkpoints of an unfinished stage, since its model will be another: it begins again."""
+        for checkpoint in self.stage(stage).glob("*.ckpt"):
+            checkpoint.unlink()
+
     def keep_changes(self, changed: list[ConfigChange], stage: str) -> None:
         """Record the changes from a stage on; equal ones are recorded once."""
         if new := [change for change in ({"stage": stage, **f} for f in changed) if change not in self.changes()]:

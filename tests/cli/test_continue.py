@@ -55,6 +55,39 @@ def stopped(run, tmp_path):
     return folder
 
 
+def stop_at_a_checkpoint(args: list[str]) -> None:
+    """Continue a run up to its first checkpoint."""
+    save = Checkpoints._save
+
+    def once(self, trainer, name, weights_only=False):
+        save(self, trainer, name, weights_only)
+        if name == "last.ckpt":
+            raise RuntimeError("stopped")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "_save", once)
+        with pytest.raises(RuntimeError, match="stopped"):
+            main([*args, "--ckpt_path", "last"])
+
+
+@pytest.mark.parametrize(("option", "value", "again"), [
+    ("model.density", "0.25", True),
+    ("model.allocation", "global", True),
+    ("model.distillation.temperature", "3", False),
+])  # fmt: skip
+def test_a_stage_whose_model_would_be_another_begins_again(option, value, again, stopped, short_run, monkeypatch):
+    said = []
+    monkeypatch.setattr("lit_compress.run.changes.rank_zero_info", said.append)
+    args = fit(short_run, stopped, "--checkpoint_every", "2")
+    stop_at_a_checkpoint(args)
+    main([*args, f"--{option}", value, "--ckpt_path", "last", "--allow_changed"])
+    assert said == [f"retrain: begins again, as {option} has changed"] * again
+    stages, report = (json.loads((stopped / name).read_text()) for name in ("stages.json", "report.json"))
+    assert [change["what"] for change in stages[-1]["changed"]] == [option] and stages[-1]["steps"] == 26
+    density = report["compressed"]["density"]
+    assert density == pytest.approx(float(value) if option == "model.density" else 0.5, abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -90,19 +123,7 @@ def test_a_changed_length_is_refused(run, stopped, capsys, short_run, tmp_path, 
         del record["data"]
     (stopped / "stages.json").write_text(json.dumps(records))
     args = fit(short_run, stopped, "--checkpoint_every", "2")
-    with pytest.MonkeyPatch.context() as patch:  # stop after the first checkpoint
-        from lit_compress.run.callbacks import Checkpoints
-
-        save = Checkpoints._save
-
-        def once(self, trainer, name, weights_only=False):
-            save(self, trainer, name, weights_only)
-            if name == "last.ckpt":
-                raise RuntimeError("stopped")
-
-        patch.setattr(Checkpoints, "_save", once)
-        with pytest.raises(RuntimeError, match="stopped"):
-            main([*args, "--ckpt_path", "last"])
+    stop_at_a_checkpoint(args)
     line = fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))
     assert "began with 26 optimizer steps, this config makes 14" in line
     lines[0] = lines[0].replace("a film", "dull film").replace('"sentence": "', '"sentence": "very ')

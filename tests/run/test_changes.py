@@ -54,6 +54,23 @@ def test_what_is_allowed_is_in_the_record_of_its_stage(run):
     assert changes.changed_line(run.changes()[0]) == "data.batch_size was 8, from stage prune on 4"
 
 
+@pytest.mark.parametrize(("option", "stage", "again"), [
+    ("model.density", "prune", True), ("model.prune.init", "prune", True), ("model.retrain.rank", "prune", False),
+    ("model.prune.learning_rate", "prune", False), ("model.distillation.alpha", "prune", False),
+    ("data.batch_size", "prune", False), ("model.density", "dense", False), ("model.dense.parameters", "dense", True),
+])  # fmt: skip
+def test_only_a_stage_whose_model_changes_loses_its_checkpoints(option, stage, again, tmp_path):
+    run = Run(tmp_path)
+    run.begin(CONFIG)
+    if stage != "dense":
+        run.finish({"name": "dense"})
+    method = SimpleNamespace(stages=lambda: [SimpleNamespace(name=name) for name in ("dense", "prune", "retrain")])
+    run.stage(stage).mkdir()
+    (run.stage(stage) / "last.ckpt").touch()
+    changes.go_on(run, CONFIG, [{"what": option, "was": 1, "now": 2}], method)()
+    assert (run.stage(stage) / "last.ckpt").exists() is not again and run.changes()[0]["stage"] == stage
+
+
 @pytest.mark.parametrize("mark", [{}, {"data": "old", "version": __version__}])
 def test_other_data(run, mark):
     assert changes.check_unchanged(run, data("old"), mark, False) == []
