@@ -15,6 +15,7 @@ import ast
 import io
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -234,6 +235,8 @@ def _quantize_openvino(path: Path, out: Path, feeds: Sequence[Feed], dtype: Inte
             ]  # fmt: skip
             small = min(made, key=_off(model, given)) if made[1:] else made[0]
         openvino.save_model(small, out, compress_to_fp16=False)
+    graph = out.read_text(encoding="utf-8")
+    out.write_text(re.sub(r">\s+<", "><", graph), encoding="utf-8")  # its indentation is a sixth of it
 
 
 def _off(model: Any, feeds: Sequence[Feed]) -> Callable[[Any], float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -228,3 +229,14 @@ def test_a_python_without_the_packages_is_one_line(args):
     said = subprocess.run(line, cwd=FOLDER.parents[0], capture_output=True, text=True)
     assert said.returncode == 2 and said.stderr.startswith("error: this Python has no package '"), said.stderr
     assert "activate" in said.stderr and said.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bars_of_other_libraries_move_in_a_terminal_only(terminal, monkeypatch):
+    names = [f"HF_{library}_DISABLE_PROGRESS_BARS" for library in ("HUB", "DATASETS")]
+    for name in names:
+        monkeypatch.setenv(name, "")  # and as it was afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    main(["--version"])
+    assert [os.environ.get(name) for name in names] == [None if terminal else "1"] * 2

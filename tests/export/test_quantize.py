@@ -150,6 +150,7 @@ def test_factors_whose_ranges_differ(tmp_path):
 
     def error(*smooth):
         quantize(tmp_path / made["file"], tmp_path / "small.xml", feeds(), smooth=smooth)
+        assert b"> <" not in b" ".join((tmp_path / "small.xml").read_bytes().split())  # no indentation
         answer = Program(read_program(tmp_path / "small.xml", ("logits",)), net.config)(**given).logits
         return float((answer - net(**given).logits.detach()).pow(2).mean().sqrt())
 
