@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from lit_compress.cli.one_shot import factorize_model, load_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import Parser, parse_one_shot
 from lit_compress.cli.pins import follows_branches
+from lit_compress.evaluation.evaluate import constant_score
 from lit_compress.export.folder import check_out
 from lit_compress.export.speed_asked import Programs, programs
 from lit_compress.models.backbones import finetuned_on
@@ -337,6 +339,7 @@ def _report(run: Run, cli: CommandLine) -> dict[str, Any]:
     parts = cli.build()
     parts.data.backbone = str(run.net("dense"))  # the tokenizer of the run, as a later export reads it
     report = export_run(run, run.folder / "export", parts.method, parts.data, parts.storage.choices)
+    report["constant"] = constant_score(parts.data)
     keep_details(run, parts.data)
     write_json(path, report)
     log_report(run, report, parts.trainer.get("logger"))
@@ -344,7 +347,10 @@ def _report(run: Run, cli: CommandLine) -> dict[str, Any]:
 
 
 def warn_missed(report: dict[str, Any]) -> None:
-    """Say that the export is beyond its budget, or may be; the run is not lost."""
+    """Say that the export is beyond its budget, or may be, or that its teacher knew nothing; the run is not lost."""
+    if report["dense"].get("metric", inf) <= report.get("constant", -inf):
+        found = f"{report['dense']['metric']:.4f}, the best constant answer has {report['constant']:.4f}"
+        warnings.warn(f"the dense model has learned nothing: dev {report['metric']['name']} {found}", stacklevel=2)
     if (budget := report.get("budget")) and not budget["met"]:
         advice = f"ask for {'more' if budget['kind'] == 'speedup' else 'less'}"
         if budget["met"] is None:

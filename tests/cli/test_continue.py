@@ -44,6 +44,19 @@ def test_a_finished_run_shows_its_table_again(run, capsys, short_run):
     assert (run / "export" / "model.safetensors").stat().st_mtime_ns == before
 
 
+def test_a_teacher_that_knows_nothing_is_named_under_the_table(run, tmp_path, capsys, short_run):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    report = json.loads((folder / "report.json").read_text())
+    assert 0.5 <= report["constant"] < report["dense"]["metric"]
+    report["constant"] = 1.0
+    (folder / "report.json").write_text(json.dumps(report))
+    with pytest.warns(
+        match=r"^the dense model has learned nothing: dev accuracy 0.\d+, the best constant answer has 1.0000$"
+    ):
+        main(fit(short_run, folder, "--ckpt_path", "last"))
+
+
 @pytest.fixture
 def stopped(run, tmp_path):
     """The run as it stood in the middle of its last stage."""
