@@ -115,11 +115,11 @@ def test_the_rows_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """The whole script on a tiny model; what is made is not made again."""
     words = write_teacher(tmp_path)
     monkeypatch.setattr(untrained, "HELD_OUT", {"sst2": 20})
-    monkeypatch.setattr(untrained, "STEPS", {"refined": 1, "distilled": 1})
+    monkeypatch.setattr(untrained, "STEPS", {"refined": 1, "distilled": 1, "longer": 2})
     monkeypatch.setattr(sys, "argv", ["untrained", *words, "--densities", "0.5"])
     untrained.main()
     made = {result["name"]: result for result in common.load(tmp_path / "results")}
-    after = {f"sst2-{cell}-0.5{end}" for cell in untrained.REMOVES for end in ("", "-refined", "-distilled")}
+    after = {f"sst2-{cell}-0.5{end}" for cell in untrained.REMOVES for end in ("", *(f"-{a}" for a in untrained.STEPS))}
     assert set(made) == {"sst2-dense", "sst2-kprune-0.5"} | after
     assert all(r["dev"]["val/rows"] == r["held_out"]["val/rows"] == 20 and r["file_density"] <= 0.51
                for name, r in made.items() if name != "sst2-dense")  # fmt: skip
@@ -130,7 +130,7 @@ def test_the_rows_of_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         untrained_tables, "load", lambda script: list(made.values()) if script.endswith("untrained") else []
     )
     _, shown, _ = untrained_tables.untrained()
-    assert [line.split(" | ")[1] for line in shown.splitlines()[3:]] == [
+    assert [line.split(" | ")[1] for line in shown.splitlines()[2:]] == [
         *("K-FAC, heads and neurons", "K-prune", "K-FAC, components"),
-        *["K-FAC, heads and neurons", "K-FAC, components"] * 2,
+        *["K-FAC, heads and neurons", "K-FAC, components"] * 3,
     ]  # fmt: skip

@@ -5,7 +5,8 @@
 DIR/<task> is a model fine-tuned on the task without the rows that this script holds out: as many as in HELD_OUT, drawn
 by the data's seed 1, as ``compare`` draws them. DATA_DIR has a folder of parquet files per task. All rows of a task
 share the calibration texts (1,024 training rows) and are scored on the dev set and on the held-out rows. ``refined``
-is ``factorize --refine 100``; ``distilled`` is ``factorize --distil`` on at most 8,000 training texts.
+is ``factorize --refine 100``; ``distilled`` is ``factorize --distil 300`` on at most 8,000 training texts, ``longer``
+``--distil 800``.
 
 Seconds are those of the processor, because another program may share the machine; they include everything between the
 loaded model and the smaller one. Writes benchmarks/second_order/results/untrained/<task>-<method>-<density>[-<after>]
@@ -28,10 +29,10 @@ from benchmarks.second_order.kprune import Settings, kprune
 
 STUDY = "second_order/untrained"
 DENSITIES = (0.25, 0.1)
-HELD_OUT = {"stsb": 500, "sst2": 2000, "mrpc": 500}
+HELD_OUT = {"stsb": 500, "sst2": 2000, "mrpc": 400, "qnli": 2000}
 SEED, CALIBRATED, TEXTS = 1, 1024, 8000
 REMOVES = ("structures", "components")
-STEPS = {"refined": 100, "distilled": 300}
+STEPS = {"refined": 100, "distilled": 300, "longer": 800}
 
 
 class Untrained:
