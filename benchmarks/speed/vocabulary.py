@@ -62,12 +62,13 @@ def measure(options: Any, part: str, net: Path, rows: int, data: Path, work: Pat
                        DENSITY, start=START)  # fmt: skip
         peak = common.command(options, "export", work / "small", out, "--format", "onnx", "--data.path", data)
     else:
-        taught = ["--model", "SVD", "--model.density", DENSITY, "--model.teacher", net, "--model.backbone", net]
+        method = ["SVD", "--model.density", DENSITY]
         if part == "lora":
-            taught = ["--model", "SecondOrder", *few, "--model.retrain.parameters", "lora", "--model.backbone", net]
+            method = ["SecondOrder", *few, "--model.retrain.parameters", "lora"]
         peak = common.command(
-            options, "fit", *taught, *own, "--data.batch_size", BATCH, "--data.train_examples", STEPS * BATCH,
-            "--model.retrain.epochs", 1, "--run_dir", out, "--trainer.enable_progress_bar", "false", start=START,
+            options, "fit", "--model", *method, "--model.teacher", net, "--model.backbone", net, *own,
+            "--data.batch_size", BATCH, "--data.train_examples", STEPS * BATCH, "--model.retrain.epochs", 1,
+            "--run_dir", out, "--trainer.enable_progress_bar", "false", start=START,
         )  # fmt: skip
     if part in ("by_block", "onnx"):
         return {"peak": peak * 2**20, "loaded": dense, "moments": 0}

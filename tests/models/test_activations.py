@@ -8,6 +8,7 @@ from tiny import TINY, make_net
 
 from lit_compress.models.activations import forward_bytes
 from lit_compress.models.shapes import without_values
+from lit_compress.stages.lora import LoRA, Retraining, add_updates
 
 
 def kept_by(net, texts, length):
@@ -26,9 +27,13 @@ def kept_by(net, texts, length):
     return sum(storage.nbytes() for storage in kept.values())
 
 
+@pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert"])
-def test_a_forward_of_training_takes_what_is_kept_and_little_more(family):
+def test_a_forward_of_training_takes_what_is_kept_and_little_more(family, lora):
+    """Also of matrices with a low-rank update."""
     net = make_net(family, dropout=0.1)
+    if lora:
+        add_updates(net, Retraining(parameters="lora", lora=LoRA(rank=2)), seed=0)
     found, kept = forward_bytes(net, 8, 32, "parameters"), kept_by(net, 8, 32)
     assert kept <= found < 1.3 * kept
 

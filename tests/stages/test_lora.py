@@ -71,6 +71,8 @@ def test_a_product_with_the_update_is_that_with_the_sum_and_has_no_gradient_of_i
     expected = torch.autograd.grad(torch.nn.functional.linear(x, whole, bias), wanted, given)
     for found, right in zip(torch.autograd.grad(y, wanted, given), expected, strict=True):
         assert torch.allclose(found, right, atol=1e-3)
+    named = torch.nn.functional.linear(x, weight=update(weight), bias=bias)
+    assert torch.allclose(named, y, atol=1e-4)
     with torch.autocast("cpu", torch.bfloat16):
         z = torch.nn.functional.linear(x, update(weight), bias)
     assert z.dtype == torch.bfloat16 and torch.allclose(z.float(), y, atol=0.5)

@@ -33,12 +33,13 @@ def test_the_weights_are_the_same(method, short_run, tmp_path, monkeypatch):
     assert all(torch.equal(value, found["false"][name]) for name, value in found["true"].items())
 
 
-def test_blocks_recompute_above_a_limit_only(short_run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("parameters", ["all", "lora"])
+def test_blocks_recompute_above_a_limit_only(parameters, short_run, tmp_path, monkeypatch):
     notes = []
     monkeypatch.setattr("lit_compress.methods.base.note", notes.append)
     monkeypatch.setattr(recompute, "MOST", 1000)
-    args = ["fit", "--model", "SVD", "--model.density", "0.5", *short_run, "--run_dir"]
-    main([*args, str(tmp_path / "run")])
+    own = ["--model.density", "0.5", "--model.retrain.parameters", parameters, "--model.retrain.lora.rank", "1"]
+    main(["fit", "--model", "SVD", *own, *short_run, "--run_dir", str(tmp_path / "run")])
     assert [line.partition(":")[0] for line in notes if "recompute" in line] == ["dense", "retrain"]
 
 

@@ -32,9 +32,7 @@ class LowRankUpdate(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the updated matrix [out, in], which is summed only where it is not used by ``F.linear``."""
-        updated = weight.as_subclass(_Updated)
-        updated.update = self
-        return updated
+        return _Updated(weight, self)
 
     def merged(self, weight: Tensor) -> Tensor:
         """Return the sum [out, in] of W and its update."""
@@ -42,18 +40,33 @@ class LowRankUpdate(nn.Module):
 
 
 class _Updated(Tensor):
-    """The matrix W of a layer, which functions see with its update."""
+    """The matrix W of a layer, which functions see with its update; it has no values of its own."""
 
+    weight: Tensor
     update: LowRankUpdate
+
+    @staticmethod
+    def __new__(cls, weight: Tensor, update: LowRankUpdate) -> _Updated:
+        return torch.Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype, device=weight.device)
+
+    def __init__(self, weight: Tensor, update: LowRankUpdate) -> None:
+        self.weight, self.update = weight, update
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        def whole(value: Any) -> Any:
+            return value.update.merged(value.weight) if isinstance(value, cls) else value
+
         with torch._C.DisableTorchFunctionSubclass():
-            if func is F.linear and not isinstance(args[0], cls):
-                x, weight, update = args[0], args[1], args[1].update
+            if func is F.linear and [isinstance(value, cls) for value in args[:2]] == [False, True]:
+                x, weight, update = args[0], args[1].weight, args[1].update
                 low_rank = F.linear(update.scale * F.linear(x, update.down), update.up)
                 return func(x, weight, *args[2:], **(kwargs or {})) + low_rank
-            whole = tree_map(lambda value: value.update.merged(value) if isinstance(value, cls) else value, args)
-            return func(*whole, **(kwargs or {}))
+            return func(*tree_map(whole, args), **tree_map(whole, kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:  # type: ignore[override]
+        """Refuse to compute with no values; functions of torch get the sum."""
+        raise NotImplementedError(f"{func} of a matrix with an update")
