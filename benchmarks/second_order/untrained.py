@@ -29,7 +29,7 @@ from benchmarks.second_order.kprune import Settings, kprune
 
 STUDY = "second_order/untrained"
 DENSITIES = (0.25, 0.1)
-HELD_OUT = {"stsb": 500, "sst2": 2000, "mrpc": 400, "qnli": 2000}
+HELD_OUT = {"stsb": 500, "sst2": 2000, "mrpc": 400, "qnli": 400}
 SEED, CALIBRATED, TEXTS = 1, 1024, 8000
 REMOVES = ("structures", "components")
 STEPS = {"refined": 100, "distilled": 300, "longer": 800}
