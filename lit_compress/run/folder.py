@@ -41,9 +41,9 @@ LOCK = ".lock"  # names the process that works on the folder; it stays, since an
 # Options that may differ when a run is continued, because they do not change what is computed.
 _FREE = {
     "run_dir", "ckpt_path", "allow_changed", "checkpoint_every", "max_skipped", "data.path", "data.revision",
-    "data.num_workers", "data.custom.numbered", "data.teacher", "model.init_args.teacher", "trainer.accelerator",
-    "trainer.devices", "trainer.num_nodes", "trainer.enable_progress_bar", "trainer.logger", "trainer.callbacks",
-    "trainer.log_every_n_steps", "trainer.enable_model_summary", "trainer.profiler",
+    "data.num_workers", "data.custom.numbered", "data.teacher", "model.init_args.teacher", "model.init_args.recompute",
+    "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.enable_progress_bar", "trainer.logger",
+    "trainer.callbacks", "trainer.log_every_n_steps", "trainer.enable_model_summary", "trainer.profiler",
 }  # fmt: skip
 # options that earlier versions had not -> what they did
 _ADDED = {"model.init_args.shape": "free", "trust_remote_code": False}

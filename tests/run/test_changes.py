@@ -43,6 +43,11 @@ def test_options_that_may_change_are_returned(run):
             run.check_same(altered(run, path, "other"), allowed=True)
 
 
+def test_what_changes_no_result_may_change(run):
+    for path in ("model.init_args.recompute", "model.init_args.teacher", "trainer.devices", "data.num_workers"):
+        assert run.check_same(altered(run, path, 2)) == []
+
+
 def test_what_is_allowed_is_in_the_record_of_its_stage(run):
     config, found = altered(run, "data.batch_size", 4), [{"what": "data.batch_size", "was": 8, "now": 4}]
     run.change(config, found, "prune")
