@@ -22,7 +22,6 @@ from lit_compress.cli.one_shot import factorize_model, load_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import Parser, parse_one_shot
 from lit_compress.cli.pins import follows_branches
-from lit_compress.evaluation.evaluate import constant_score
 from lit_compress.export.folder import check_out
 from lit_compress.export.speed_asked import Programs, programs
 from lit_compress.models.backbones import finetuned_on
@@ -339,7 +338,6 @@ def _report(run: Run, cli: CommandLine) -> dict[str, Any]:
     parts = cli.build()
     parts.data.backbone = str(run.net("dense"))  # the tokenizer of the run, as a later export reads it
     report = export_run(run, run.folder / "export", parts.method, parts.data, parts.storage.choices)
-    report["constant"] = constant_score(parts.data)
     keep_details(run, parts.data)
     write_json(path, report)
     log_report(run, report, parts.trainer.get("logger"))
