@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from lit_compress.cli.one_shot import factorize_model, load_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import Parser, parse_one_shot
 from lit_compress.cli.pins import follows_branches
+from lit_compress.evaluation.evaluate import not_learned
 from lit_compress.export.folder import check_out
 from lit_compress.export.speed_asked import Programs, programs
 from lit_compress.models.backbones import finetuned_on
@@ -37,6 +37,7 @@ from lit_compress.run.loggers import log_report
 from lit_compress.run.plan import show_plan
 from lit_compress.run.runner import Components, check_stages, run_stages, shapes_of
 from lit_compress.run.settle import (
+    change_of_first,
     config_of_first,
     density_of_first,
     failure_told,
@@ -94,6 +95,8 @@ def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
                 claim.enter_context(run.claim())
             if begin:
                 begin()
+            if config.allow_changed and not is_first_process():
+                change_of_first(run, cli.dump())
         try:
             run_stages(
                 cli.build,
@@ -346,9 +349,9 @@ def _report(run: Run, cli: CommandLine) -> dict[str, Any]:
 
 def warn_missed(report: dict[str, Any]) -> None:
     """Say that the export is beyond its budget, or may be, or that its teacher knew nothing; the run is not lost."""
-    if report["dense"].get("metric", inf) <= report.get("constant", -inf):
-        found = f"{report['dense']['metric']:.4f}, the best constant answer has {report['constant']:.4f}"
-        warnings.warn(f"the dense model has learned nothing: dev {report['metric']['name']} {found}", stacklevel=2)
+    constant = report.get("constant")  # of a run
+    if constant is not None and (found := not_learned(report["metric"]["name"], report["dense"]["metric"], constant)):
+        warnings.warn(f"the dense model has learned nothing: {found}", stacklevel=2)
     if (budget := report.get("budget")) and not budget["met"]:
         advice = f"ask for {'more' if budget['kind'] == 'speedup' else 'less'}"
         if budget["met"] is None:

@@ -95,6 +95,11 @@ def _bounds(metrics: MetricCollection, values: dict[str, float], rows: int) -> d
     return bounds
 
 
+def not_learned(name: str, score: float, constant: float) -> str:
+    """Return in words that a dev metric is not better than the best constant answer's; "" if it is."""
+    return "" if score > constant else f"dev {name} {score:.4f}, the best constant answer has {constant:.4f}"
+
+
 def constant_score(data: DataModule) -> float:
     """Return the first dev metric of the best constant answer, e.g. the accuracy of the majority class.
 

@@ -7,6 +7,7 @@ written down in RUN/changed.json, in the record of the stage, and in the report.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,6 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lit_compress.run.folder import ConfigChange, Run
 from lit_compress.run.trainer import processes, stage_steps
+from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError
 from lit_compress.version import __version__
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from lit_compress.stages.base import Stage
 
 
-_TRAINING = ("learning_rate", "warmup", "weight_decay", "epochs")  # how options that a stage can go on with end
+_TRAINING = tuple(field.name for field in fields(Training))  # how options that a stage can go on with end
 
 
 class OtherData(Callback):

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
-from lit_compress.evaluation.evaluate import constant_score, evaluate
+from lit_compress.evaluation.evaluate import constant_score, evaluate, not_learned
 from lit_compress.export.card import license_of
 from lit_compress.export.folder import read_task
 from lit_compress.export.fuse import compact
@@ -382,9 +382,8 @@ def _check_teacher(parts: Components, run: Run) -> None:
     """
     method, name = parts.method, parts.data.record.metrics[0]
     score, floor = run.finished()["dense"]["metric"][f"val/{name}"], constant_score(parts.data)
-    if score > floor:
+    if not (finding := not_learned(name, score, floor)):
         return
-    finding = f"dev {name} {score:.4f}, the best constant answer has {floor:.4f}"
     if not method.teacher:
         rank_zero_warn(f"model.dense: the teacher has learned nothing ({finding}); add e.g. --model.dense.epochs 10")
     elif score < floor and method.distillation.alpha > 0:

@@ -109,6 +109,19 @@ def config_of_first(run: Run) -> dict[str, Any]:
     return _from_first(run, lambda: run.config() if there.is_file() else None, "run_dir: there is no config")
 
 
+def change_of_first(run: Run, config: dict[str, Any]) -> None:
+    """Wait until the first process has given a run this config, and dropped the checkpoints of another model.
+
+    Raises:
+        UserError: as :func:`density_of_first`; or the run cannot have it.
+    """
+
+    def there() -> bool | None:
+        return ((run.folder / "config.yaml").is_file() and not run.check_same(config, allowed=True)) or None
+
+    _from_first(run, there, "allow_changed: the run has another config")
+
+
 def _from_first(run: Run, read: Callable[[], T | None], lack: str) -> T:
     """Return the result of ``read`` once it is not None; ``lack`` is the start of an error."""
     start, failed = time.monotonic(), 0.0

@@ -1,13 +1,15 @@
 """What processes of a run wait for: the density of the first one, or its failure."""
 
+import copy
 import threading
 
 import pytest
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from test_folder import CONFIG
 
 from lit_compress.run import settle
 from lit_compress.run.folder import Run
-from lit_compress.run.settle import config_of_first, density_of_first, failure_told
+from lit_compress.run.settle import change_of_first, config_of_first, density_of_first, failure_told
 from lit_compress.utils.errors import UserError
 
 
@@ -53,6 +55,25 @@ def test_the_config_of_the_first_process_is_waited_for(run):
     writer = threading.Timer(0.3, run.begin, [config])
     writer.start()
     assert config_of_first(run)["model"]["init_args"]["backbone"] == "me/net"
+    writer.join()
+
+
+def test_a_changed_config_of_the_first_process_is_waited_for(run):
+    """Else a process could read the checkpoint that the first one drops."""
+    new = copy.deepcopy(CONFIG)
+    new["model"]["init_args"]["density"] = 0.5
+    run.begin(CONFIG)
+    run.stage("dense").mkdir()
+    (run.stage("dense") / "last.ckpt").touch()
+
+    def change():
+        run.drop_checkpoints("dense")
+        run.change(new, [], "dense")
+
+    writer = threading.Timer(0.3, change)
+    writer.start()
+    change_of_first(run, new)
+    assert not (run.stage("dense") / "last.ckpt").exists()
     writer.join()
 
 
