@@ -11,12 +11,12 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lit_compress.run.folder import ConfigChange, Run
 from lit_compress.run.trainer import processes, stage_steps
 from lit_compress.stages.base import Training
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.progress import note
 from lit_compress.version import __version__
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def go_on(
     def change() -> None:
         if option := next((c["what"] for c in changed if _shapes_model(c["what"], stage, method)), None):
             run.drop_checkpoints(stage)
-            rank_zero_info(f"{stage}: begins again, as {option} has changed")
+            note(f"{stage}: begins again, as {option} has changed")
         run.change(config, changed, stage, budget)
 
     return change

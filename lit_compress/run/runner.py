@@ -47,6 +47,7 @@ from lit_compress.stages.mark import check_mark
 from lit_compress.utils.devices import current_device, peak_bytes
 from lit_compress.utils.errors import UserError, as_shown
 from lit_compress.utils.files import atomic_folder
+from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import several
 from lit_compress.version import __version__
 
@@ -206,7 +207,7 @@ def run_stages(
         changes = check_unchanged(run, parts.data, mark, changed)
         if changed and (longer := other_length(stage, parts.data, parts.trainer, mark)):
             checkpoint, mark, changes = None, {}, [*changes, *longer]
-            rank_zero_info(f"{name}: begins again, as its number of steps has changed")
+            note(f"{name}: begins again, as its number of steps has changed")
         if changes and is_first_process():
             run.keep_changes(changes, name)
         structure, step, stage.notes = mark.get("structure"), mark.get("step"), mark.get("notes", {})

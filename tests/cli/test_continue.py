@@ -83,20 +83,24 @@ def stop_at_a_checkpoint(args: list[str]) -> None:
             main([*args, "--ckpt_path", "last"])
 
 
-@pytest.mark.parametrize(("option", "value", "again"), [
-    ("model.density", "0.25", True),
-    ("model.allocation", "global", True),
-    ("model.distillation.temperature", "3", False),
+@pytest.mark.parametrize(("option", "value", "because"), [
+    ("model.density", "0.25", "model.density has changed"),
+    ("model.allocation", "global", "model.allocation has changed"),
+    ("model.retrain.epochs", "1", "its number of steps has changed"),
+    ("model.distillation.temperature", "3", None),
 ])  # fmt: skip
-def test_a_stage_whose_model_would_be_another_begins_again(option, value, again, stopped, short_run, monkeypatch):
-    said = []
-    monkeypatch.setattr("lit_compress.run.changes.rank_zero_info", said.append)
+def test_a_stage_whose_model_would_be_another_begins_again(
+    option, value, because, stopped, short_run, capsys, monkeypatch
+):
+    monkeypatch.setattr("lit_compress.utils.progress._noted", set())
     args = fit(short_run, stopped, "--checkpoint_every", "2")
     stop_at_a_checkpoint(args)
     main([*args, f"--{option}", value, "--ckpt_path", "last", "--allow_changed"])
-    assert said == [f"retrain: begins again, as {option} has changed"] * again
+    said = capsys.readouterr().err
+    assert f"note: retrain: begins again, as {because}\n" in said if because else "begins again" not in said
     stages, report = (json.loads((stopped / name).read_text()) for name in ("stages.json", "report.json"))
-    assert [change["what"] for change in stages[-1]["changed"]] == [option] and stages[-1]["steps"] == 26
+    assert stages[-1]["changed"][0]["what"] == option
+    assert stages[-1]["steps"] == (13 if option == "model.retrain.epochs" else 26)
     density = report["compressed"]["density"]
     assert density == pytest.approx(float(value) if option == "model.density" else 0.5, abs=0.1)
 
