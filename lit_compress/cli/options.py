@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import Enum
+from functools import reduce
 from itertools import pairwise
-from typing import Any, NoReturn
+from operator import or_
+from typing import Any, NoReturn, Union, get_args, get_origin
 
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -52,6 +54,9 @@ class _Parser(LightningArgumentParser):
     def add_class_arguments(self, theclass: type, nested_key: str | None = None, **kwargs: Any) -> list[str]:
         """Add the options of a class; those of a method, inherited ones too, in the order in which a run uses them."""
         added = super().add_class_arguments(theclass, nested_key, **kwargs)
+        for action in self._actions:
+            if hasattr(action, "_typehint"):
+                action._typehint = _whole_first(action._typehint)
         if isinstance(theclass, type) and issubclass(theclass, Method):
             names, prefix = list(parameters_of(theclass)), f"{nested_key}." if nested_key else ""
 
@@ -265,6 +270,19 @@ class CommandLine(LightningCLI):
         self._dump_config()
         self.config_dump["model"]["init_args"]["task"] = self.config.data.task  # otherwise known only after build()
         return self.config_dump
+
+
+def _whole_first(typehint: Any) -> Any:
+    """Return a union with int before float. Else ``1`` is read as 1.0, which for the Trainer is all batches, not one.
+
+    typing keeps one order for ``Optional[Union[int, float]]``: that of the library which made such a type first.
+    """
+    kinds = list(get_args(typehint))
+    if get_origin(typehint) is not Union or not {int, float} <= set(kinds):
+        return typehint
+    kinds.remove(int)
+    kinds.insert(kinds.index(float), int)
+    return reduce(or_, kinds)
 
 
 def _take_plain_words(config: Namespace) -> None:

@@ -296,12 +296,12 @@ def count_steps(
         batches: number of batches per epoch and rank.
         epochs: number of epochs of the stage.
         accumulate: batches per optimizer step; the last step of an epoch may have fewer.
-        limit: the Trainer's ``limit_train_batches``: a number of batches, or a fraction (float).
+        limit: the Trainer's ``limit_train_batches``: a number of batches, or a fraction (float of at most 1).
         max_steps: the Trainer's ``max_steps``; None or -1 for no limit.
     """
-    if isinstance(limit, float):
+    if isinstance(limit, float) and limit <= 1:
         batches = int(batches * limit)
     elif limit is not None:
-        batches = min(batches, limit)
+        batches = min(batches, int(limit))
     steps = ceil(batches / accumulate) * epochs
     return min(steps, max_steps) if max_steps and max_steps > 0 else steps

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Union
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ from mistakes import fails, fit
 
 from lit_compress import methods
 from lit_compress.__main__ import main
-from lit_compress.cli.options import CommandLine
+from lit_compress.cli.options import CommandLine, _Parser
 from lit_compress.cli.recipes import FOLDER, find_config, shipped
 
 CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
@@ -240,3 +241,22 @@ def test_bars_of_other_libraries_move_in_a_terminal_only(terminal, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     main(["--version"])
     assert [os.environ.get(name) for name in names] == [None if terminal else "1"] * 2
+
+
+@pytest.mark.parametrize(("given", "kind"), [("1", int), ("50", int), ("1.0", float), ("0.5", float), ("1e-1", float)])
+def test_a_whole_number_is_no_fraction(given, kind):
+    """`--trainer.limit_train_batches 1` was 1.0, all batches, where a library had made this type before Lightning."""
+
+    class Limits:
+        def __init__(self, most: Union[float, int, None] = None) -> None:  # noqa: UP007  as libraries write it
+            self.most = most
+
+    parser = _Parser()
+    parser.add_class_arguments(Limits, "trainer")
+    assert type(parser.parse_args([f"--trainer.most={given}"]).trainer.most) is kind
+
+
+def test_a_limit_of_batches_counts_the_steps_of_a_plan():
+    words = ("plan", "--config", "quickstart.yaml", "--trainer.limit_train_batches", "2")
+    made = subprocess.run([sys.executable, "-m", "lit_compress", *words], capture_output=True, text=True, check=True)
+    assert "dense 4 epochs = 8 steps, prune 2 epochs = 4 steps, retrain 3 epochs = 6 steps" in made.stdout
