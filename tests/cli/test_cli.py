@@ -260,3 +260,14 @@ def test_a_limit_of_batches_counts_the_steps_of_a_plan():
     words = ("plan", "--config", "quickstart.yaml", "--trainer.limit_train_batches", "2")
     made = subprocess.run([sys.executable, "-m", "lit_compress", *words], capture_output=True, text=True, check=True)
     assert "dense 4 epochs = 8 steps, prune 2 epochs = 4 steps, retrain 3 epochs = 6 steps" in made.stdout
+
+
+@pytest.mark.parametrize(("own", "used"), [(None, "64"), ("500", "500")])
+def test_few_products_are_kept_unless_the_user_says_so(monkeypatch, own, used):
+    """Every new length of a batch made another product, and 1,024 of them were kept: 2 GB in bf16-mixed."""
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.setenv(name, own or "")
+    if own is None:
+        monkeypatch.delenv(name)
+    main(["--version"])
+    assert os.environ[name] == used
