@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lit_compress.evaluation.evaluate import constant_score, evaluate, not_learned
 from lit_compress.export.card import license_of
@@ -220,7 +220,8 @@ def run_stages(
         watches = FiniteSteps(skips), Checkpoints(run.stage(name), every), EpochLines(title, stage)
         own = [*watches, *[OtherData()] * changed]
         trainer = _trainer(parts, run, stage, title, step, own)
-        rank_zero_info(f"{title}: {'starts' if step is None else f'continues at step {step}'}")
+        if step is not None:
+            note(f"{title}: continues at step {step}")
         try:
             trainer.fit(parts.method, parts.data, ckpt_path=checkpoint)
         except SIGTERMException:
