@@ -20,6 +20,7 @@ from benchmarks.comparison import front, front_table
 from benchmarks.comparison import run as comparison_run
 from benchmarks.comparison import tables as comparison_tables
 from benchmarks.lpaf_vs_svd import tables as lpaf_tables
+from lit_compress.utils.timing import adds_integers
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
@@ -257,6 +258,7 @@ def test_the_front_table_has_what_is_finished(
     assert [words[1] for words in commands] == [out / "teachers/seed=1/export"] * 2 + [out / "teachers/seed=1"]
     times = json.loads((results / "sst2-times.json").read_text())
     assert times["rows"] == ["dense", "dense-int8"] and [s["texts"] for s in times["shapes"]] == [1, 32, 32]
+    assert times["vnni"] is adds_integers(Path("/proc/cpuinfo").read_text())
     (out / "compare.json").write_text(json.dumps({"cells": cells}))
     commands.clear()
     front.main()
@@ -277,6 +279,11 @@ def test_the_front_table_has_what_is_finished(
         in shown
     )
     assert "Accuracy in %" in head and "CoFi, 0.10" in left and "benchmarks.comparison.front" in made
+    for vnni, column in ((True, "speed with VNNI"), (False, "speed")):
+        (results / "sst2-times.json").write_text(json.dumps(times | {"vnni": vnni}))
+        assert f"processor {'with' if vnni else 'without'} VNNI" in " ".join(list(front_table.sections())[1].split())
+        assert f"| program | SST-2 | MB | {column} |\n" in front_table.short()
+        assert "| dense, int8: the program of the dense model | 80.0 ± 1.0 | 13.0 | 1x |" in front_table.short()
 
 
 def test_files_that_are_not_smaller_are_a_group_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

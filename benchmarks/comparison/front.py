@@ -163,7 +163,7 @@ def measure(options: Any, task: str) -> None:
     """Time the programs of all rows of a task in turns, if a row is new."""
     import numpy
 
-    from lit_compress.utils.timing import in_turns, pinned, speedup, summary
+    from lit_compress.utils.timing import adds_integers, in_turns, pinned, speedup, summary
 
     made = [key for key in ROWS if (options.results / f"{task}-{key}.json").is_file()]
     file = options.results / f"{task}-{TIMES}.json"
@@ -185,7 +185,10 @@ def measure(options: Any, task: str) -> None:
                 "faster": {key: asdict(speedup(times[BASE], each)) for key, each in times.items()},
             })  # fmt: skip
             print(f"{texts} x {tokens}:", {key: round(s["median"], 2) for key, s in shapes[-1]["faster"].items()})
-    about = {"name": f"{task}-{TIMES}", "task": task, "threads": options.threads, "rows": made, "shapes": shapes}
+    about = {
+        "name": f"{task}-{TIMES}", "task": task, "threads": options.threads, "rows": made, "shapes": shapes,
+        "vnni": adds_integers(Path("/proc/cpuinfo").read_text()),
+    }  # fmt: skip
     common.write(options, f"{task}-{TIMES}", {**about, **common.frame()})
 
 

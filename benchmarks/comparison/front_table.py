@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 from typing import Any
 
 from benchmarks.common import load, origin, percent, table
@@ -21,8 +22,8 @@ HEAD = """## {task}: 8-bit programs, beside what a user would pick instead
 
 Programs of OpenVINO: 8 bits, but the first row (32 bits). Static vectors are 16 bits, in NumPy. {metric} in %
 on the dev set ({rows:,} rows) ± a standard error. Speed relative to the program of the dense model in 8 bits
-(texts x tokens), in turns, {threads} thread, processor time: median (p10 - p90) of {rounds} rounds. {seeds}; trained in
-{precision}. The last two columns are of the same program with the vocabulary of the data.
+(texts x tokens), in turns, {threads} thread of a processor {vnni} VNNI, processor time: median (p10 - p90) of {rounds}
+rounds. {seeds}; trained in {precision}. The last two columns are of the same program with the vocabulary of the data.
 """
 # of a line in the picture: its label, and how the keys of its rows begin
 LINES = {
@@ -57,6 +58,11 @@ def speed(times: dict[str, Any] | None, shape: int, key: str) -> str:
     return "1" if key == BASE else f"{gain['median']:.1f} ({gain['low']:.1f} - {gain['high']:.1f})"
 
 
+def has_vnni(times: dict[str, Any] | None) -> bool:
+    """Return whether the processor adds products of 8-bit integers in 32 bits; times without the key: it does not."""
+    return bool(times and times.get("vnni"))
+
+
 def sections() -> Iterator[str]:
     """Yield the table of every task, if there are results."""
     from benchmarks.comparison.tables import NAMES, SCORES
@@ -70,6 +76,7 @@ def sections() -> Iterator[str]:
         yield HEAD.format(
             task=NAMES.get(task, task), metric=measure[0].upper() + measure[1:], rows=first["program"]["rows"],
             threads=first["threads"], rounds=times["shapes"][0]["rounds"] if times else 0,
+            vnni="with" if has_vnni(times) else "without",
             precision=" and ".join(sorted({row["precision"] for row in rows.values()})),
             seeds="One seed" if len({row["seed"] for row in rows.values()}) == 1 else "Several seeds",
         )  # fmt: skip
@@ -91,18 +98,27 @@ def _cells(key: str, row: dict[str, Any], times: dict[str, Any] | None, shapes: 
 
 
 def short() -> str:
-    """Return the rows that every timed task has: metric on each, then size and speed of 32 texts of 32 tokens."""
+    """Return the rows that every timed task has: metric on each, size, and the speed of 32 texts of 32 tokens.
+
+    Size and speed are those of the first task, and with VNNI of the first that was timed on such a processor.
+    """
     from benchmarks.comparison.tables import NAMES
 
     timed = [(task, rows, times) for task, rows, times in fronts() if times]
     keys = [key for key in ROWS if all(key in rows for _, rows, _ in timed)]
-    _, first, times = timed[0]
-    (shape,) = (i for i, one in enumerate(times["shapes"]) if (one["texts"], one["tokens"]) == (32, 32))
-    head = ["program", *(NAMES[task] for task, *_ in timed), "MB", "speed"]
-    return table(head, [
+    first = timed[0][1]
+    (shape,) = (i for i, one in enumerate(timed[0][2]["shapes"]) if (one["texts"], one["tokens"]) == (32, 32))
+    kinds = {"speed": False, "speed with VNNI": True}
+    speeds = {
+        name: next(times for *_, times in timed if has_vnni(times) is vnni)
+        for name, vnni in kinds.items()
+        if any(has_vnni(times) is vnni for *_, times in timed)
+    }
+    return table(["program", *(NAMES[task] for task, *_ in timed), "MB", *speeds], [
         [
             ROWS[key].shown, *(scored(rows[key]["program"]) for _, rows, _ in timed),
-            f"{first[key]['program']['bytes'] / 1e6:.1f}", speed(times, shape, key).split(" ")[0] + "x",
+            f"{first[key]['program']['bytes'] / 1e6:.1f}",
+            *(speed(times, shape, key).split(" ")[0] + "x" for times in speeds.values()),
         ]
         for key in keys
     ])  # fmt: skip
@@ -115,8 +131,10 @@ def figure() -> Any:
     from benchmarks.comparison.tables import NAMES
 
     timed = [(task, rows) for task, rows, times in fronts() if times]
-    made = Figure(figsize=(7.2 * len(timed), 5), layout="constrained", dpi=100)
-    for axes, (task, rows) in zip(made.subplots(1, len(timed), squeeze=False).flat, timed, strict=True):
+    across, down = min(len(timed), 2), ceil(len(timed) / 2)
+    made = Figure(figsize=(7.2 * across, 5 * down), layout="constrained", dpi=100)
+    for place, (task, rows) in enumerate(timed, 1):
+        axes = made.add_subplot(down, across, place)
         for label, number in numbers_of(LINES).items():
             colour, shape = look(number)
             for part, style, fill in (("program", "-", LIGHT[colour]), ("vocabulary", "--", "white")):
