@@ -40,7 +40,7 @@ from lit_compress.tasks.records import get_task
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.given import given_to
-from lit_compress.utils.memory import trim
+from lit_compress.utils.memory import freed_memory_returned, trim
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import send_from_first, several
 
@@ -161,7 +161,7 @@ class Method(Checkpointed):
             return
         if self.stage.from_backbone:
             torch.manual_seed(self._seed)  # its new head is the same on every rank and after a resume
-        with torch.device("cpu"):
+        with torch.device("cpu"), freed_memory_returned():
             net = add_updates(self.stage.build(self, self._previous, self._structure), self.stage.settings, self._seed)
             if self._teacher_folder and self.stage.distil and self.distillation.on:
                 self._teacher = (load_net(self._teacher_folder).requires_grad_(False).eval(),)

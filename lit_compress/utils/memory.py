@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-_MMAP_THRESHOLD, _BYTES = -3, 1 << 20  # number of the option in glibc's mallopt; a tensor of this size or more
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of the options in glibc's mallopt
+_BYTES, _MOST = 1 << 20, 32 << 20  # a tensor of this size or more; the most that glibc keeps by itself
 
 
 def return_freed_memory() -> None:
@@ -15,10 +18,30 @@ def return_freed_memory() -> None:
     glibc takes large tensors from its heap once one as large was freed (up to 32 MiB), and keeps freed memory between
     others. A process that makes and frees matrices of many sizes so grows: `factorize --by_block` did with every block.
     """
+    _mallopt(_MMAP_THRESHOLD, _BYTES)
+
+
+@contextmanager
+def freed_memory_returned() -> Iterator[None]:
+    """Let the memory of a freed tensor go back to the system at once, inside; afterwards glibc keeps some again.
+
+    For a phase with matrices of many sizes before a training. Gaps that the phase leaves in the heap stay with the
+    process, and tensors of the training fall into them. In the training itself, a call to the system for every tensor
+    would cost time; there glibc keeps what it would after a tensor of 32 MiB was freed.
+    """
+    return_freed_memory()
+    try:
+        yield
+    finally:
+        _mallopt(_MMAP_THRESHOLD, _MOST)
+        _mallopt(_TRIM_THRESHOLD, 2 * _MOST)
+
+
+def _mallopt(option: int, value: int) -> None:
     if sys.platform.startswith("linux"):
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):
-            libc.mallopt(_MMAP_THRESHOLD, _BYTES)
+            libc.mallopt(option, value)
 
 
 def trim() -> None:

@@ -14,7 +14,8 @@ from lit_compress.utils.memory import free_memory, resident
 _CODE = """
 import sys
 import torch
-from lit_compress.utils.memory import return_freed_memory
+from contextlib import nullcontext
+from lit_compress.utils.memory import freed_memory_returned, return_freed_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -22,11 +23,15 @@ def resident():
 if sys.argv[1] == "back":
     return_freed_memory()
 torch.ones(8 * 2**20 - 100)  # 32 MiB: from its end on, glibc takes tensors up to this size from its heap
-before = resident()
-tensors = [torch.ones(2**20) for _ in range(60)]
-kept = tensors[-1]
-del tensors
-print(resident() - before)
+if sys.argv[1] == "after":
+    with freed_memory_returned():
+        pass
+with freed_memory_returned() if sys.argv[1] == "inside" else nullcontext():
+    before = resident()
+    tensors = [torch.ones(2**20) for _ in range(60)]
+    kept = tensors[-1]
+    del tensors
+    print(resident() - before)
 """
 
 
@@ -40,8 +45,9 @@ def test_freed_tensors_go_back():
         done = subprocess.run(line, capture_output=True, text=True, check=True, env=plain)
         return int(done.stdout) / 2**20
 
-    assert left("back") < 20
+    assert left("back") < 20 and left("inside") < 20
     assert left("stay") > 100  # else there is nothing to be mended
+    assert left("after") > 100  # a training that makes the same tensors in every step has them at once
 
 
 def made(root, files):
