@@ -13,7 +13,7 @@ from lit_compress.export.report import of_program
 
 STUDY = "comparison"
 TITLE = "All methods by one command"
-ABOUT = "`compare` on SST-2, STS-B and MRPC: one teacher trained to its end, as many steps for every method, one learning rate, the best epoch chosen on held-out rows."
+ABOUT = "`compare` on SST-2, STS-B, MRPC and QNLI: one teacher trained to its end, as many steps for every method, one learning rate, the best epoch chosen on held-out rows."
 NAMES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC", "qnli": "QNLI"}
 SCORES = {
     "accuracy": "accuracy",
