@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
 
     # Threads that wait for another one sleep: where it does not get a core, spinning ones would take it from it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
-    # By default 1,024 products, each of one shape, are kept with their buffers: 2 GB in bf16-mixed on a CPU.
+    # By default 1,024 products, each of one shape, are kept with their buffers: 0.7 GB after 100 steps in bf16-mixed.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     if not sys.stderr.isatty():  # bars of other libraries would fill a file
         for library in ("HUB", "DATASETS"):

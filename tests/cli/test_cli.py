@@ -264,7 +264,7 @@ def test_a_limit_of_batches_counts_the_steps_of_a_plan():
 
 @pytest.mark.parametrize(("own", "used"), [(None, "64"), ("500", "500")])
 def test_few_products_are_kept_unless_the_user_says_so(monkeypatch, own, used):
-    """Every new length of a batch made another product, and 1,024 of them were kept: 2 GB in bf16-mixed."""
+    """Every new length of a batch made another product, and 1,024 of them were kept."""
     name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
     monkeypatch.setenv(name, own or "")
     if own is None:
