@@ -285,9 +285,11 @@ def report_of(run: Path) -> dict[str, Any]:
     report["records"] = json.loads((run / "stages.json").read_text())
     for record in report["records"]:
         record.pop("teacher", None)
+    data, init = report["config"]["data"], report["config"]["model"]["init_args"]
     for key in ("backbone", "path"):  # local folders mean nothing elsewhere
-        report["config"]["data"][key] = Path(report["config"]["data"][key]).name
-    init = report["config"]["model"]["init_args"]
+        data[key] = Path(data[key]).name
+    if data.get("teacher"):
+        data["teacher"] = "dense"
     init["backbone"], init["teacher"] = Path(init["backbone"]).name, init["teacher"] and "dense"
     report["config"].pop("run_dir")
     return report

@@ -147,6 +147,11 @@ def test_folders_are_needed_to_train(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "--backbone is needed" in capsys.readouterr().err
 
 
+def test_results_name_no_folder_of_a_machine() -> None:
+    """The teacher's folder stood in the options of the data, too."""
+    assert not [path.name for path in RESULTS if re.search(r': "/\w', path.read_text())]
+
+
 def test_a_fit_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
 

@@ -1,13 +1,14 @@
 """Comparisons of all methods by the command ``compare``, as far as their runs have been made.
 
     python -m benchmarks.comparison.run --backbone DIR --data DIR [--task sst2] [--work DIR]
-        [--methods SecondOrder ...] [--budgets 0.1] [--seeds 1] [--learning_rates 3e-4]
+        [--methods SecondOrder ...] [--budgets 0.1] [--seeds 1] [--learning_rates 3e-4] [--updates 1000]
 
 Runs ``compare --config compare_<task>.yaml`` in --work and stores what is finished there: runs that were made before
 are not made again. --data is the folder of the GLUE data sets. The choices are those of the command: with ``--methods``
-only these are run, the others are shown as missing; ``--budgets``, ``--seeds`` and ``--learning_rates`` stand in place
-of the config's. ``--collect`` runs nothing. Cells and claims that are stored already and that this folder lacks
-are kept, if its teachers have the scores of theirs; with other teachers the script ends and writes nothing.
+only these are run, the others are shown as missing; ``--budgets``, ``--seeds``, ``--learning_rates`` and ``--updates``
+stand in place of the config's. ``--collect`` runs nothing. Cells and claims that are stored already and that this
+folder lacks are kept, if its teachers have the scores of theirs; with other teachers the script ends and writes
+nothing.
 
 Writes benchmarks/comparison/results/<task>.json (cells and claims of compare.json) and <task>/<run>.json (a run's
 report.json, ``held_out``).
@@ -24,7 +25,7 @@ from benchmarks import common
 STUDY = "comparison"
 TASKS = ("sst2", "stsb", "mrpc", "qnli")
 KEYS = ("budgets", "seeds", "learning_rates", "updates", "hold_out", "teacher")
-CHOICES = ("methods", "budgets", "seeds", "learning_rates")
+CHOICES = ("methods", "budgets", "seeds", "learning_rates", "updates")
 
 
 def with_earlier(made: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
