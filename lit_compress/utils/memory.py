@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of the options in glibc's mallopt
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"
+_OPTIONS = {_TRIM_THRESHOLD: -1, _MMAP_THRESHOLD: -3}  # a user's variable -> number of the option in glibc's mallopt
 _BYTES, _MOST = 1 << 20, 32 << 20  # a tensor of this size or more; the most that glibc keeps by itself
 
 
 def return_freed_memory() -> None:
     """Let the memory of a freed tensor go back to the system at once, from now on; without glibc nothing changes.
+
+    A threshold that the user has set (``MALLOC_MMAP_THRESHOLD_``) stays, here and in the next function.
 
     glibc takes large tensors from its heap once one as large was freed (up to 32 MiB), and keeps freed memory between
     others. A process that makes and frees matrices of many sizes so grows: `factorize --by_block` did with every block.
@@ -37,11 +41,12 @@ def freed_memory_returned() -> Iterator[None]:
         _mallopt(_TRIM_THRESHOLD, 2 * _MOST)
 
 
-def _mallopt(option: int, value: int) -> None:
-    if sys.platform.startswith("linux"):
+def _mallopt(option: str, value: int) -> None:
+    """Set an option of glibc, unless the user has set it."""
+    if sys.platform.startswith("linux") and option not in os.environ:
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):
-            libc.mallopt(option, value)
+            libc.mallopt(_OPTIONS[option], value)
 
 
 def trim() -> None:
