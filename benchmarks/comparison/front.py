@@ -55,6 +55,11 @@ ROWS = {
     "cofi-0.1": Row("CoFi, 0.10", "CoFi", "density=0.1"),
     "structures-0.25": Row("SecondOrder, heads and neurons, 0.25", "SecondOrder, structures", "density=0.25"),
     "structures-0.1": Row("SecondOrder, heads and neurons, 0.10", "SecondOrder, structures", "density=0.1"),
+    "structures-6x": Row(
+        "SecondOrder, heads and neurons, 6x asked",
+        "SecondOrder, structures",
+        "speedup=6x@openvino-int8,32x32",
+    ),
     "structures-0.05": Row("SecondOrder, heads and neurons, 0.05", "SecondOrder, structures", "density=0.05"),
     "structures-0.03": Row("SecondOrder, heads and neurons, 0.03", "SecondOrder, structures", "density=0.03"),
     "components-0.1": Row("SecondOrder, components, 0.10", "SecondOrder", "density=0.1"),
