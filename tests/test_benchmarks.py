@@ -288,7 +288,10 @@ def test_the_front_table_has_what_is_finished(
         (results / "sst2-times.json").write_text(json.dumps(times | {"vnni": vnni}))
         assert f"processor {'with' if vnni else 'without'} VNNI" in " ".join(list(front_table.sections())[1].split())
         assert f"| program | SST-2 | MB | {column} |\n" in front_table.short()
-        assert "| dense, int8: the program of the dense model | 80.0 ± 1.0 | 13.0 | 1x |" in front_table.short()
+        assert (
+            "| dense, int8: the program of the dense model | 80.0 ± 1.0 | 13.0 / 5.0 | 1 / 1 / 1 |"
+            in front_table.short()
+        )
 
 
 def test_files_that_are_not_smaller_are_a_group_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,27 +98,33 @@ def _cells(key: str, row: dict[str, Any], times: dict[str, Any] | None, shapes: 
 
 
 def short() -> str:
-    """Return the rows that every timed task has: metric on each, size, and the speed of 32 texts of 32 tokens.
+    """Return the rows that every timed task has: metric on each, size, and speeds at all shapes.
 
-    Size and speed are those of the first task, and with VNNI of the first that was timed on such a processor.
+    Size and speeds are those of the first task, and with VNNI of the first that was timed on such a processor.
     """
     from benchmarks.comparison.tables import NAMES
 
     timed = [(task, rows, times) for task, rows, times in fronts() if times]
     keys = [key for key in ROWS if all(key in rows for _, rows, _ in timed)]
-    first = timed[0][1]
-    (shape,) = (i for i, one in enumerate(timed[0][2]["shapes"]) if (one["texts"], one["tokens"]) == (32, 32))
     kinds = {"speed": False, "speed with VNNI": True}
     speeds = {
         name: next(times for *_, times in timed if has_vnni(times) is vnni)
         for name, vnni in kinds.items()
         if any(has_vnni(times) is vnni for *_, times in timed)
     }
+
+    def sizes(row: dict[str, Any]) -> str:
+        made = [row[part]["bytes"] for part in ("program", "vocabulary") if part in row]
+        return " / ".join(f"{size / 1e6:.1f}" for size in made)
+
+    def gains(times: dict[str, Any], key: str) -> str:
+        made = [speed(times, shape, key).split(" ")[0] for shape in range(len(times["shapes"]))]
+        return " / ".join(filter(None, made))
+
     return table(["program", *(NAMES[task] for task, *_ in timed), "MB", *speeds], [
         [
-            ROWS[key].shown, *(scored(rows[key]["program"]) for _, rows, _ in timed),
-            f"{first[key]['program']['bytes'] / 1e6:.1f}",
-            *(speed(times, shape, key).split(" ")[0] + "x" for times in speeds.values()),
+            ROWS[key].shown, *(scored(rows[key]["program"]) for _, rows, _ in timed), sizes(timed[0][1][key]),
+            *(gains(times, key) for times in speeds.values()),
         ]
         for key in keys
     ])  # fmt: skip
