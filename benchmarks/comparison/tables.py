@@ -54,11 +54,14 @@ CLAIMS = """### Claims that could be decided on {task}
 
 
 def comparisons() -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Yield every comparison and its finished runs, the best on the dev set first within a budget."""
+    """Yield every comparison and its finished runs at a density, the best on the dev set first within a density.
+
+    Runs with a budget of another kind are in the front table.
+    """
     found = {made["file"]: made for made in load(STUDY)}
     for task in NAMES:
         if task in found:
-            runs = [of_its_program(run) for run in load(f"{STUDY}/{task}")]
+            runs = [of_its_program(run) for run in load(f"{STUDY}/{task}") if run["asked"].startswith("density=")]
             yield found[task], sorted(runs, key=lambda run: (-_asked(run), -run["compressed"]["metric"]))
 
 
