@@ -68,7 +68,8 @@ class Claim:
         text: the claim in words.
         above: labels in falling order, or one label next to ``below``.
         below: label of the other method, ``dense`` for the teacher; None: the order among ``above``.
-        budgets: at which the claim is meant; it holds if it does at each of them.
+        budgets: at which the claim is meant; it holds if it does at each of them. (): those at which one of its
+            methods has a result.
         tasks: for which it is meant; () for any.
         times: factor of the other value.
         by: by how much more the first value is to be, in the unit of the metric.
@@ -203,8 +204,10 @@ def _shown(p: float | None) -> str:
 
 
 def _comparisons(claim: Claim, results: Sequence[ClaimedResult], less_is_better: bool) -> Iterator[_Comparison]:
-    """Yield the comparisons of every pair of methods at every budget."""
-    for budget in claim.budgets or tuple(dict.fromkeys(result.budget for result in results)) or ("any budget",):
+    """Yield the comparisons of every pair of methods, at the claim's budgets or those of the methods' results."""
+    names = {name for pair in claim.pairs for name in pair}
+    tried = tuple(dict.fromkeys(result.budget for result in results if result.label in names))
+    for budget in claim.budgets or tried or ("any budget",):
         for above, below in claim.pairs:
             yield _compare(claim, above, below, budget, results, less_is_better)
 

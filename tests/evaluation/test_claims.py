@@ -135,6 +135,15 @@ def test_what_cannot_be_decided_is_never_held():
     assert verdict(held, above="A", below="B", budgets=["density=0.25", "density=0.1"]) == "not measured"
 
 
+def test_a_claim_without_budgets_is_about_those_of_its_methods():
+    """`Layers` has budgets of its own; because of them no other claim was decided."""
+    found = results("A", [0.9]) + results("B", [0.1]) + results("C", [0.5], budget="density=0.5")
+    assert verdict(found, above="A", below="B") == "held"
+    found += results("A", [0.9], budget="density=0.5")  # what is missing at a budget of its own stays missing
+    assert verdict(found, above="A", below="B") == "not measured"
+    assert verdict(found, above="A", below="dense", times=0.5) == "held"
+
+
 def test_distances_ratios_orders_and_other_scores():
     found = results("A", [0.9]) + results("B", [0.8]) + results("C", [0.5])
     assert verdict(found, above="A", below="B", by=0.01) == "held"
