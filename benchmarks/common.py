@@ -363,9 +363,12 @@ def origin(result: dict[str, Any], script: str, threads: int, compare: str = "")
         threads: of PyTorch.
         compare: words of the command ``compare`` that replaces the script, whose results stay.
     """
+    hardware = result["hardware"]
+    device = hardware.get("accelerator")
     made = (
-        f"Made by `python -m {module(script)}` on {result['hardware']['cpu']}, {threads} thread(s), "
-        f"torch {result['versions']['torch']}; every JSON names its commit. No GPU was measured.\n"
+        f"Made by `python -m {module(script)}` on {f'{device} and ' if device else ''}{hardware['cpu']}, {threads} "
+        f"thread(s), torch {result['versions']['torch']}; every JSON names its commit."
+        f"{'' if device else ' No GPU was measured.'}\n"
     )
     if compare:
         made += (

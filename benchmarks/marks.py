@@ -55,7 +55,7 @@ def measured(name: str) -> float:
     Raises:
         ValueError: no result has this name, or the keys lead to no number.
 
-    >>> round(measured("comparison/sst2/sp3-density=0.1-*:compressed:density"), 2)
+    >>> round(measured("comparison/sst2_4000/sp3-density=0.1-*:compressed:density"), 2)
     0.1
     """
     scale = 100 if name.endswith("%") or ":" not in name else 1e-6 if name.endswith("MB") else 1

@@ -26,14 +26,14 @@ HEAD = """# Benchmarks
 
 ## All methods at density 0.10: MiniLM-L6-H384, by `compare`
 
-Dev metric in %, after {updates}; one seed, one learning rate for all. Standard errors are
-{errors}. FLOPs and speed-up (CPU, one text, one thread) are those on the first task. The table has the methods that were run on
-all its tasks; other methods and {others}: [the comparison](comparison/README.md).
+Dev metric in %, {steps}; seed 1, one learning rate for all, trained on {machine}. Standard
+errors are {errors}. Speed-up: PyTorch on the CPU, one text, one thread, median over the tasks. These are the
+20 best of {rows} rows with smaller files; [the comparison](comparison/README.md) has all, rows with two seeds, and the claims.
 
 {methods}
 ![Accuracy on SST-2 over parameters, FLOPs, bytes and milliseconds](comparison/figures/sst2.png)
 
-Bars: one standard error; of several seeds the standard deviation. `python -m benchmarks.tables` makes this page from the JSONs under
+Bars: one standard error. `python -m benchmarks.tables` makes this page from the JSONs under
 `<study>/results/`, which hold config, commit, versions and hardware.
 """
 
@@ -134,7 +134,7 @@ def single() -> str:
 def summary() -> str:
     """Return the first page."""
     made = tables_of(STUDIES[0])
-    return HEAD.format(methods=made.every_task(), **made.facts())
+    return HEAD.format(methods=made.every_task(20), **made.facts())
 
 
 def studies() -> str:

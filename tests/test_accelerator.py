@@ -42,7 +42,7 @@ def compare(method: str, words: list[str]) -> list[dict[str, Any]]:
     stay_in_this_process()
     size = SMALL
     with tempfile.TemporaryDirectory() as work, second_device.without_float64():
-        write_inputs(Path(work), size.width, size.layers, size.words, size.rows)
+        write_inputs(Path(work), size.width, size.layers, size.words, size.rows, dropout=0.0)
         return contract(method, "second", size, Path(work), *words)["rows"]
 
 

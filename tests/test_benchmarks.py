@@ -294,21 +294,27 @@ def test_the_front_table_has_what_is_finished(
         )
 
 
-def test_files_that_are_not_smaller_are_a_group_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Single weights leave zeros, which are stored; no such row is on the first screen."""
+def test_the_first_table_has_whole_rows_of_smaller_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single weights store their zeros: a group of their own. A row that a task lacks is in neither."""
     compared, original = comparison_tables, comparison_tables.load
+    smaller, rest = "".join(compared.sections()).split(compared.STORED)
+    assert "| ITP |" in smaller and "| PLATON |" not in smaller and "| PLATON |" in rest
+    assert compared.rows_of(2).keys() < compared.rows_of(1).keys() and not compared.rows_of(9)
+    row, twice = compared.rows_of(1)["ITP"], compared.rows_of(2)["ITP"]
+    first, second = twice["stsb"]
+    assert row["stsb"] == [first] and (first["seed"], second["seed"]) == (1, 2)
+    middle = (first["compressed"]["metric"] + second["compressed"]["metric"]) / 2
+    assert compared.scores(twice)[1] == pytest.approx(middle)
+    assert compared.every_task(100).count("\n") == 2 + 1 + int(compared.facts()["rows"])
 
     def load(script: str) -> list[dict[str, Any]]:
         results = original(script)
-        if script == "comparison/stsb":
-            (run,) = [run for run in results if run["label"] == "ITP"]
-            run["label"], run["ratios"]["bytes"] = "Movement", 1.0
-        return results
+        for run in results:
+            if script == "comparison/sst2" and run["label"] == "ITP":
+                run["ratios"]["bytes"] = 1.0
+        return [run for run in results if script != "comparison/stsb" or run["label"] != "LoSparse"]
 
-    before = "".join(compared.sections())
-    assert compared.STORED not in before and "| ITP |" in compared.every_task()
     monkeypatch.setattr(compared, "load", load)
-    pages = "".join(compared.sections())
-    smaller, rest = pages.split(compared.STORED)
-    assert "| Movement |" not in smaller and rest.count("| Movement |") == 1 and "| LoSparse |" in smaller
-    assert "Movement" not in compared.every_task() and "| ITP |" not in compared.every_task()
+    smaller, rest = "".join(compared.sections()).split(compared.STORED)
+    assert "| ITP |" not in smaller and "| ITP |" in rest.partition("\n\n")[2].partition("\n\n")[0]
+    assert "| LoSparse |" not in compared.every_task(100) and "| 0.1 | LoSparse |" in rest

@@ -11,6 +11,9 @@ from benchmarks.comparison.front import BASE, ROWS, SCRIPT, TIMES
 from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
 from lit_compress.evaluation.intervals import standard_error
 
+NAMES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC", "qnli": "QNLI"}
+SCORES = {"accuracy": "accuracy", "pearson_spearman": "mean of Pearson's and Spearman's correlation"}
+
 PICTURE = """## 8-bit programs: metric and megabytes
 
 ![Metric of 8-bit programs over megabytes](figures/front.png)
@@ -65,8 +68,6 @@ def has_vnni(times: dict[str, Any] | None) -> bool:
 
 def sections() -> Iterator[str]:
     """Yield the table of every task, if there are results."""
-    from benchmarks.comparison.tables import NAMES, SCORES
-
     if any(times for *_, times in fronts()):
         yield PICTURE
     for task, rows, times in fronts():
@@ -102,8 +103,6 @@ def short() -> str:
 
     Size and speeds are those of the first task, and with VNNI of the first that was timed on such a processor.
     """
-    from benchmarks.comparison.tables import NAMES
-
     timed = [(task, rows, times) for task, rows, times in fronts() if times]
     keys = [key for key in ROWS if all(key in rows for _, rows, _ in timed)]
     kinds = {"speed": False, "speed with VNNI": True}
@@ -133,8 +132,6 @@ def short() -> str:
 def figure() -> Any:
     """Return the picture of metric and megabytes, a panel for each timed task; open marks: the data's vocabulary."""
     from matplotlib.figure import Figure
-
-    from benchmarks.comparison.tables import NAMES
 
     timed = [(task, rows) for task, rows, times in fronts() if times]
     across, down = min(len(timed), 2), ceil(len(timed) / 2)

@@ -58,9 +58,11 @@ def collect(options: Any, task: str, out: Path) -> None:
     found = json.loads((out / "compare.json").read_text())
     kept = {key: found[key] for key in ("fairness", "cells", "claims", "metric", "task")}
     teachers = [json.loads(path.read_text())[0] for path in sorted(out.glob("teachers/*/stages.json"))]
+    reports = [json.loads(path.read_text()) for path in sorted(out.glob("teachers/*/report.json"))]
     made = {
         "name": task, **kept, "config": {key: found["config"][key] for key in KEYS},
-        "teachers_held_out": [found["held_out"] for found in teachers], **common.frame(),
+        "teachers_held_out": [found["held_out"] for found in teachers],
+        **{key: reports[0][key] for key in common.frame()},  # of the machine of the runs
     }  # fmt: skip
     stored = options.results / f"{task}.json"
     if stored.exists():

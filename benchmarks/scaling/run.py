@@ -41,11 +41,12 @@ WORDS = "a film of great bad warm dull charm wit the plot is so not very fine po
 
 
 def write_inputs(
-    folder: Path, width: int, layers: int = 2, words: tuple[int, int] = (6, 6), examples: int = 96
+    folder: Path, width: int, layers: int = 2, words: tuple[int, int] = (6, 6), examples: int = 96, dropout: float = 0.1
 ) -> None:
     """Write a model with a tokenizer, and ``examples`` texts of so many ``words``, at least and at most.
 
-    The first word says the class.
+    The first word says the class. Devices draw other numbers for ``dropout``, so that only without it their runs are
+    the same.
     """
     from transformers import BertTokenizer
 
@@ -56,7 +57,8 @@ def write_inputs(
     made = timing.random_bert(
         timing.MINILM, vocab_size=128, hidden_size=width, num_hidden_layers=layers,
         num_attention_heads=max(4, width // 64), intermediate_size=4 * width,
-        max_position_embeddings=max(32, words[1] + 2),
+        max_position_embeddings=max(32, words[1] + 2), hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
     )  # fmt: skip
     made.config.id2label = {0: "negative", 1: "positive"}
     made.config.label2id = {"negative": 0, "positive": 1}

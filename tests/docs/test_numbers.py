@@ -16,7 +16,7 @@ from pages import PAGES, ROOT, blocks
 from benchmarks import marks
 
 METRIC = r"(?<![\d./=,-])(?:[3-9]\d|\d{3})\.\d\b(?![\d.x]|<!--)"  # as metrics in percent and perplexities are written
-SP3 = "comparison/results/sst2/sp3-density=0.1-seed=1-rate=0.0003.json"
+SP3 = "comparison/results/sst2_4000/sp3-density=0.1-seed=1-rate=0.0003.json"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -29,7 +29,7 @@ def test_every_metric_names_its_source(page: Path) -> None:
 def test_a_changed_result_changes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree((marks.HERE / SP3).parent, (tmp_path / SP3).parent)
     monkeypatch.setattr(marks, "HERE", tmp_path)
-    page = "SP3 has 86.1<!--comparison/sst2/sp3-density=0.1-*--> and 9,000.25<!--paper-->, 3<!--a note--> of 7."
+    page = "SP3 has 86.1<!--comparison/sst2_4000/sp3-density=0.1-*--> and 9,000.25<!--paper-->, 3<!--a note--> of 7."
     assert marks.filled(page) == page
     result = json.loads((tmp_path / SP3).read_text())
     result["compressed"]["metric"] = 0.5
