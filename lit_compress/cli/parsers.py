@@ -125,7 +125,8 @@ def silence_libraries() -> None:
     """Hide messages of libraries that do not help the user of a command."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.formatwarning = lambda message, *_: f"warning: {as_shown(str(message))}\n"
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    for name in ("utilities.rank_zero", "accelerators.cuda"):  # which devices there are
+        logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.WARNING)
     for name in ("transformers", "huggingface_hub", "datasets", "torch.export", "torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)

@@ -70,6 +70,12 @@ class Need:
         """Bytes of all parts."""
         return sum(self.parts.values())
 
+    def on(self, device: torch.device | None) -> Need:
+        """Return the need of a device's own memory: an accelerator's has no libraries."""
+        if device is None or device.type == "cpu":
+            return self
+        return replace(self, parts={name: value for name, value in self.parts.items() if name != "libraries"})
+
     def line(self) -> str:
         """Return the line for the user."""
         parts = ", ".join(f"{name} {shown(value)}" for name, value in self.parts.items() if value >= 0.05e9)
@@ -115,8 +121,7 @@ def _wanted(need: Need, device: torch.device | None) -> tuple[float, float]:
     if device is None or device.type == "cpu":
         free = free_memory()
         return need.total - resident(), inf if free is None else free
-    size = need.total - need.parts.get("libraries", 0)
-    return size, free_bytes(device)
+    return need.on(device).total, free_bytes(device)
 
 
 # ------------------------------------------------------------------------------------------------- fit
@@ -159,7 +164,7 @@ def check_fit(parts: Components, dense: PreTrainedModel, finished: Collection[st
         return "give a smaller model" + (", or --model.distillation.alpha 0" if need.parts.get("teacher") else "")
 
     check_need(need, less, device)
-    return need.line()
+    return need.on(device).line()
 
 
 def fit_needs(
@@ -183,7 +188,12 @@ def fit_needs(
             if stage.moments:
                 yield _calibration(method, net, stage.moments, length, stage.name)
             trained, shape = after if stage.shrinks_first else net, (min(texts, rows), length)
-            yield _training(method, stage, trained, dense, shape, half, most)
+            if stage.settings.epochs:
+                yield _training(method, stage, trained, dense, shape, half, most)
+            else:
+                models = {"model": _bytes(trained), "dense model": _bytes(dense)}
+                loaders = parts.data.val_dataloader()
+                yield largest_of(evaluation_need([trained], method.kind, loader, models) for loader in loaders)
         net = after
 
 
@@ -312,8 +322,9 @@ def _check_evaluation(needs: Sequence[Need], otherwise: str) -> str:
     def less() -> str:
         return otherwise if few or need.phase != EVALUATION else "--data.eval_batch_size 1, or a few more, needs less"
 
-    check_need(need, less, current_device())
-    return need.line()
+    device = current_device()
+    check_need(need, less, device)
+    return need.on(device).line()
 
 
 def evaluation_need(

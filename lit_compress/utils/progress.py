@@ -15,6 +15,7 @@ from lit_compress.utils.errors import as_shown
 
 T = TypeVar("T")
 LONG = 5.0  # seconds; a phase that takes less prints no lines
+SHORT = 1.0  # seconds; work of less says little about the rest: on an accelerator its first step is the slowest by far
 _noted: set[str] = set()
 
 
@@ -40,8 +41,9 @@ def _with_lines(items: Iterable[T], description: str, total: int | None) -> Iter
 class Lines:
     """Two lines for a phase whose output is no terminal: when it begins, with its expected time, and when it ends.
 
-    The time follows from the first part of the work. A phase shorter than :data:`LONG` prints nothing. If its first
-    part takes longer, the line comes before it is done and has no time. Nothing is printed in a terminal.
+    The time follows from the first part of the work; if that takes less than :data:`SHORT`, from the parts after it. A
+    phase shorter than :data:`LONG` prints nothing. If its first part takes longer, the line comes before it is done and
+    has no time. Nothing is printed in a terminal.
 
     Args:
         description: of the phase.
@@ -51,6 +53,7 @@ class Lines:
     def __init__(self, description: str, total: float | None = None) -> None:
         self.description, self.total, self._done, self._began = description, total, 0.0, False
         self._off = _terminal() or not _first()
+        self._first = (0.0, 0.0)  # seconds and amount of the first part
         self._start = time.perf_counter()
         self._lock, self._timer = threading.Lock(), threading.Timer(LONG, self._begin)
         self._timer.daemon = True
@@ -74,7 +77,14 @@ class Lines:
         if self._off or self._began or not self._done:
             return
         gone = time.perf_counter() - self._start
-        whole = gone * self.total / self._done if self.total else gone
+        seconds, first = self._first = self._first if self._first[1] else (gone, self._done)
+        if gone < SHORT:
+            return
+        whole = gone
+        if self.total and self._done > first:
+            whole = seconds + (gone - seconds) * (self.total - first) / (self._done - first)
+        elif self.total:
+            whole = gone * self.total / self._done
         if max(gone, whole) >= LONG:
             self._begin(f", about {spoken(whole)}" if self.total else "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+import torch
 from mistakes import fails
 from tiny import make_net
 
@@ -66,6 +67,12 @@ def test_the_line_has_the_parts():
     assert line == "memory: about 4.0 GB at the peak, in retrain (model 3.0 GB, activations 1.0 GB)"
 
 
+def test_an_accelerator_has_no_libraries_in_its_memory():
+    need = Need("retrain", {"model": 2e9, "libraries": 1e9})
+    assert need.on(None) == need.on(torch.device("cpu")) == need
+    assert need.on(torch.device("cuda")).line() == "memory: about 2.0 GB at the peak, in retrain (model 2.0 GB)"
+
+
 def test_fit_says_it_and_refuses_with_a_batch_that_fits(short_run, tmp_path, capsys, free, monkeypatch):
     monkeypatch.setattr(memory, "LIBRARIES", 0)
     args = ["fit", "--model", "SVD", "--model.density", 0.5, *short_run, "--run_dir", tmp_path / "run"]
@@ -89,6 +96,21 @@ def test_fit_says_it_and_refuses_with_a_batch_that_fits(short_run, tmp_path, cap
     free(1000)
     assert "--model.retrain.parameters lora" in (line := fails(capsys, *args)) or "smaller model" in line
     assert not (tmp_path / "run").exists()
+
+
+def test_a_stage_without_training_needs_no_memory_for_it(short_run, tmp_path, monkeypatch):
+    """It was planned with activations, gradients and moments, up to five times what it took on a GPU."""
+    monkeypatch.setattr("lit_compress.cli.fitting.run_stages", lambda *_: 1 / 0)
+    found, original = [], memory.fit_needs
+    monkeypatch.setattr(memory, "fit_needs", lambda *args: found.append(list(original(*args))) or iter(found[-1]))
+    for epochs in (1, 0):
+        words = ["fit", "--model", "SVD", "--model.density", 0.5, *short_run, "--model.retrain.epochs", epochs]
+        with pytest.raises(ZeroDivisionError):
+            main([*map(str, words), "--run_dir", str(tmp_path / str(epochs))])
+    trained, untrained = (needs[-1] for needs in found)
+    assert [need.phase for need in found[0]] == ["dense", "retrain"] and "gradients and moments" in trained.parts
+    assert set(untrained.parts) == {"model", "dense model", "activations", "logits", "libraries"}
+    assert untrained.total < trained.total
 
 
 def test_plan_refuses_too(short_run, capsys, free):

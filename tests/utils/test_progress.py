@@ -54,6 +54,13 @@ def test_parts_that_become_longer_are_noticed(clock, capsys):
     assert capsys.readouterr().err.splitlines() == ["decompose: begins, about 11 s", "decompose: ended after 11 s"]
 
 
+def test_a_short_first_part_is_no_measure_of_the_rest(clock, capsys):
+    """The first step on a GPU took 0.7 s, the others 0.08 s: "about 12 min" of training ended after 82 s."""
+    for i, _ in enumerate(track(range(1000), "training", 1000)):
+        clock.now += 0.08 if i else 0.72
+    assert capsys.readouterr().err.splitlines() == ["training: begins, about 81 s", "training: ended after 81 s"]
+
+
 def test_a_phase_of_unknown_size_has_no_time(clock, capsys):
     consume(clock, 3, total=None)
     assert capsys.readouterr().err.splitlines() == ["decompose: begins", "decompose: ended after 12 s"]
