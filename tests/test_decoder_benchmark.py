@@ -33,7 +33,7 @@ def words(tmp_path: Path) -> list[str]:
     lines = [f" {' '.join(rng.choices(WORDS, k=30))} . \n" for _ in range(40)]
     for split in ("validation", "test"):
         write_rows(tmp_path / "data" / "wikitext2" / f"{split}.parquet", "text", ["", " = Title = \n", *lines])
-    write_rows(tmp_path / "data" / "cnn_dailymail" / "test.parquet", "article", ["short", *lines])
+        write_rows(tmp_path / "data" / "cnn_dailymail" / f"{split}.parquet", "article", ["short", *lines])
     (tmp_path / "net").mkdir()
     write_model(tmp_path / "net", "llama", "plain_text")
     given = {"backbone": "net", "data": "data", "work": "work", "results": "results"}
@@ -64,6 +64,15 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     before = len(work)
     run.main()
     assert len(work) == before  # all is there
+    monkeypatch.setattr(
+        sys, "argv", [*words, "--only", "structures", "--densities", "0.8", "--refine", "3", "--mixed", "99"]
+    )
+    run.main()
+    mixed = json.loads((tmp_path / "results" / "structures-0.8-mixed.json").read_text())
+    assert mixed["mixed"] == mixed["refined"]["texts"] == 99 and mixed["seconds"] == made["structures-0.8"]["seconds"]
+    assert len((tmp_path / "work/mixed/train.txt").read_text().splitlines()) > 40
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "structures", "svd", "slicegpt", "--refine", "0", "3"])
+    before = len(work)
     (tmp_path / "results" / "svd-0.6.json").unlink()
     run.main()
     assert work[before:] == [("svd", [0.6], 0)]
@@ -77,11 +86,12 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
         result["method"] = {"structures": "even"}.get(result["method"], result["method"])
     ordinary = tables.ordinary().splitlines()[2:]
     assert [line.split(" | ")[0] for line in ordinary] == [
-        "| dense", "| density 0.8", "| density 0.8, refined", "| density 0.6", "| density 0.6, refined"
+        "| dense", "| density 0.8", "| density 0.8, refined", "| density 0.8, refined on both kinds", "| density 0.6",
+        "| density 0.6, refined",
     ]  # fmt: skip
     shown = [line.split(" | ") for line in rows.splitlines()[2:]]
-    assert len(shown) == 10 and all(len(line) == 10 and all(line) for line in shown)
-    assert [line[2] for line in shown[:5]] == ["no", "yes", "no", "yes", "no"]
+    assert len(shown) == 11 and all(len(line) == 10 and all(line) for line in shown)
+    assert [line[2] for line in shown[:5]] == ["no", "same texts", "both kinds", "no", "same texts"]
     assert "benchmarks.decoder.run" in origin
 
 

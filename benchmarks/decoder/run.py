@@ -1,17 +1,18 @@
 """SmolLM2-135M, a real decoder, made smaller without training: perplexity on WikiText-2 and on news, time, memory.
 
     python -m benchmarks.decoder.run --backbone DIR --data DIR [--work DIR] [--only structures ...]
-        [--densities 0.8 ...] [--refine 0 100] [--results DIR]
+        [--densities 0.8 ...] [--refine 0 100] [--mixed 256] [--results DIR]
 
 ``--backbone`` is the folder that ``python -m benchmarks.speed.smollm2`` writes; the weights are 4-bit values made
 float. ``--data`` has wikitext2/ and cnn_dailymail/ as parquet files; texts.py says how WikiText-2 is read. 64 blocks of
 256 tokens of the validation split calibrate. A row is one method at one density, as ``factorize`` makes it; whole
 blocks are chosen on 8 of the texts. Statistics that do not depend on the density are gathered once for all densities.
-``--refine`` trains the blocks of the same compressed models for so many steps each (``factorize --refine``).
+``--refine`` trains the blocks of the same compressed models for so many steps each (``factorize --refine``). With
+``--mixed`` it reads so many blocks of WikiText-2's validation split and of as many letters of CNN/DailyMail's.
 
 Every method has a process of its own. Its seconds are those of the processor, because another program may share the
-machine. Writes benchmarks/decoder/results/<method>-<density>[-refined].json; existing ones are kept, so the script can
-be stopped and started again. `python -m benchmarks.tables` makes the tables.
+machine. Writes benchmarks/decoder/results/<method>-<density>[-refined | -mixed].json; existing ones are kept, so the
+script can be stopped and started again. `python -m benchmarks.tables` makes the tables.
 """
 
 from __future__ import annotations
@@ -56,12 +57,15 @@ def prepare(options: Any) -> None:
     from transformers import AutoTokenizer
 
     folder = options.work / "data"
-    if (folder / "measured.pt").exists():
+    if (folder / "measured.pt").exists() and (options.work / "mixed").exists():
         return
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer, wiki = AutoTokenizer.from_pretrained(options.backbone), options.data / "wikitext2"
-    for split in ("train", "validation"):  # the second is asked for, and not read
-        (folder / f"{split}.txt").write_text("\n".join(texts.wikitext(wiki / "validation.parquet")) + "\n")
+    own = "\n".join(texts.wikitext(wiki / "validation.parquet"))
+    news = texts.articles(options.data / "cnn_dailymail" / "validation.parquet", len(own))
+    for name, text in (("data", own), ("mixed", own + "\n" + news)):
+        (options.work / name).mkdir(parents=True, exist_ok=True)
+        for split in ("train", "validation"):  # the second is asked for, and not read
+            (options.work / name / f"{split}.txt").write_text(text + "\n")
     count, length = options.measured, options.length
     measured = {
         "wikitext2": texts.blocks(tokenizer, texts.wikitext(wiki / "test.parquet"), count, length),
@@ -70,14 +74,14 @@ def prepare(options: Any) -> None:
     torch.save(measured, folder / "measured.pt")
 
 
-def command_line(options: Any, method: str) -> Any:
-    """Return the command ``factorize`` of a method, which builds it at every density."""
+def command_line(options: Any, method: str, mixed: int = 0) -> Any:
+    """Return the command ``factorize`` of a method, at every density; ``mixed``: so many blocks of both texts."""
     from lit_compress.cli.options import CommandLine
 
     words = [
-        "--model", *METHODS[method], "--model.backbone", options.backbone, *common.source(TASK, options.work / "data"),
-        "--data.max_length", options.length, "--data.train_examples", options.calibrated,
-        "--trainer.accelerator", "cpu",
+        "--model", *METHODS[method], "--model.backbone", options.backbone,
+        *common.source(TASK, options.work / ("mixed" if mixed else "data")), "--data.max_length", options.length,
+        "--data.train_examples", mixed or options.calibrated, "--trainer.accelerator", "cpu",
     ]  # fmt: skip
     return CommandLine([str(word) for word in words], "factorize")
 
@@ -122,7 +126,7 @@ def refined(options: Any, method: str, density: float, steps: int) -> tuple[Any,
     from lit_compress.models.storage import load_net
     from lit_compress.stages.refinement import refine_net
 
-    cli = command_line(options, method)
+    cli = command_line(options, method, options.mixed)
     stage, parts = one_shot_stage(cli.at_density(density)), cli.build()
     dense, net = load_model(str(options.backbone), parts.method), load_net(options.work / f"{method}-{density:g}")
     start, kind = time.process_time(), parts.method.kind
@@ -163,10 +167,15 @@ def make(options: Any, method: str, densities: Sequence[float], steps: int) -> N
             before = f"{method}-{density:g}"
             net, facts = refined(options, method, density, steps)
             own = {key: read(options, before)[key] for key in ("file_density", "seconds")}
-            store(f"{before}-refined", density, net, own | facts)
+            store(f"{before}-{ending(options)}", density, net, own | facts | {"mixed": options.mixed})
     else:
         for density, net, facts in compressed(options, method, densities):
             store(f"{method}-{density:g}", density, net, facts)
+
+
+def ending(options: Any) -> str:
+    """Return the end of the name of a refined row."""
+    return "mixed" if options.mixed else "refined"
 
 
 def read(options: Any, name: str) -> dict[str, Any]:
@@ -194,6 +203,7 @@ def main() -> None:
     parser = common.parser(STUDY, __doc__, "backbone", "data", only=tuple(METHODS), work=Path("runs/decoder"))
     parser.add_argument("--densities", nargs="+", type=float, default=DENSITIES)
     parser.add_argument("--refine", nargs="+", type=int, default=(0, STEPS), help="steps; 0: without")
+    parser.add_argument("--mixed", type=int, default=0, help="refine on so many blocks of both kinds of texts")
     add_sizes(parser)
     options = parser.parse_args()
     options.list = None
@@ -202,7 +212,7 @@ def main() -> None:
         alone(options, "dense", (1.0,), 0)
     for steps in options.refine:
         for method in (m for m in options.only if not (steps and m in NOT_REFINED)):
-            ended = "-refined" if steps else ""
+            ended = f"-{ending(options)}" if steps else ""
             todo = [d for d in options.densities if common.missing(options, f"{method}-{d:g}{ended}")]
             if before := [d for d in todo if steps and not (options.work / f"{method}-{d:g}").exists()]:
                 alone(options, method, before, 0)

@@ -45,6 +45,16 @@ def wikitext(file: Path) -> list[str]:
     return [text for line in lines if not line.startswith(HEADING) and (text := natural(line))]
 
 
+def articles(file: Path, letters: int) -> str:
+    """Return the first news articles (parquet) that together have so many letters, one a line."""
+    made: list[str] = []
+    for row in _rows(file):
+        if sum(map(len, made)) >= letters:
+            break
+        made.append(" ".join(row["article"].split()))
+    return "\n".join(made)
+
+
 def blocks(tokenizer: Any, paragraphs: list[str], count: int, length: int) -> Tensor:
     """Return ``count`` evenly spaced blocks of ``length`` + 1 tokens of a long text, int64 [count, length + 1]."""
     tokens = torch.tensor(tokenizer("\n".join(paragraphs), add_special_tokens=False)["input_ids"])
