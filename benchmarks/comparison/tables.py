@@ -22,8 +22,8 @@ FIRST_SCREEN = 10  # rows
 
 ALL = """## Every method at a tenth of the weights
 
-MiniLM-L6-H384, {steps}, batches of 32, bf16-mixed, {seeds}. Dev metric in %: accuracy, or the mean of
-Pearson's and Spearman's correlation on STS-B. *Mean*: of the tasks; *held out*: the same of the held-out rows. *Speed-up*: PyTorch on the CPU, one
+MiniLM-L6-H384; {steps}; batches of 32, bf16-mixed, {seeds}. Dev metric
+in %: accuracy, or the mean of Pearson's and Spearman's correlation on STS-B. *Mean*: of the tasks; *held out*: the same of the held-out rows. *Speed-up*: PyTorch on the CPU, one
 text, one thread, median over the tasks, while the other cores were busy. *Bytes*: of the file, over the dense model's.
 """  # fmt: skip
 STORED = "Single weights. Their zeros are stored: **the file is not smaller**.\n"
@@ -174,9 +174,12 @@ def facts() -> dict[str, str]:
     """Return steps, seeds, standard errors and the number of rows of :func:`every_task`, in words."""
     made = list(comparisons())
     errors = {NAMES[each["name"]]: runs[0]["dense"]["interval"] for each, runs in made}
-    steps = ", ".join(f"{each['config']['updates']:,} training steps on {NAMES[each['name']]}" for each, _ in made)
+    tasks: dict[int, list[str]] = {}
+    for each, _ in made:
+        tasks.setdefault(each["config"]["updates"], []).append(NAMES[each["name"]])
+    steps = ", ".join(f"{updates:,} on {' and '.join(names)}" for updates, names in tasks.items())
     return {
-        "steps": f"{steps} after the teacher",
+        "steps": f"training steps after the teacher: {steps}",
         "errors": ", ".join(f"{percent((high - low) / 3.92)} ({task})" for task, (low, high) in errors.items()),
         "rows": str(len(_parts()[0])),
         "machine": made[0][0]["hardware"]["accelerator"],
