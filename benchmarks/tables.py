@@ -19,6 +19,7 @@ STUDIES = (
 )  # fmt: skip
 DENSITIES = (0.25, 0.16, 0.10, 0.06)
 
+MOST = 20  # rows of the first page
 HEAD = """# Benchmarks
 
 - [The same comparison with every method, and with int8, distilled and static models](comparison/README.md)
@@ -28,7 +29,7 @@ HEAD = """# Benchmarks
 
 Dev metric in %; {steps}; seed 1, one learning rate for all, trained on
 {machine}. Standard errors are {errors}. Speed-up: PyTorch on the CPU, one text, one
-thread, median over the tasks. These are the 20 best of {rows} rows with smaller files; [the comparison](comparison/README.md) has all,
+thread, median over the tasks. These are the {count} best of {rows} rows with smaller files; [the comparison](comparison/README.md) has all,
 rows with two seeds, and the claims.
 
 {methods}
@@ -135,7 +136,7 @@ def single() -> str:
 def summary() -> str:
     """Return the first page."""
     made = tables_of(STUDIES[0])
-    return HEAD.format(methods=made.every_task(20), **made.facts())
+    return HEAD.format(methods=made.every_task(MOST), count=MOST, **made.facts())
 
 
 def studies() -> str:

@@ -97,8 +97,7 @@ def main() -> None:
         given = [word for name in CHOICES if getattr(options, name) for word in (f"--{name}", *getattr(options, name))]
         common.command(
             options, "compare", "--config", f"{config}.yaml", "--out", out, "--model.backbone", options.backbone,
-            "--data.path", options.data / options.task, "--trainer.precision", options.precision,
-            "--trainer.accelerator", "cpu", *given,
+            "--data.path", options.data / options.task, "--trainer.precision", options.precision, *given,
         )  # fmt: skip
     if not options.list:
         collect(options, options.task, out)

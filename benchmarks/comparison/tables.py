@@ -132,14 +132,8 @@ def scores(row: Row, net: str = "compressed") -> list[float]:
 def _dense(row: Row) -> list[str]:
     """Return the cells of the dense model: those of a row's teachers."""
     values = scores(row, "dense")
-    made = [held_out for held_out, _ in _teachers()]
+    made = [each["teachers_held_out"][0][f"val/{each['metric']['name']}"] for each, _ in comparisons()]
     return ["dense", *map(percent, (*values, mean(values))), "100.0", percent(mean(made)), "1x", "1"]
-
-
-def _teachers() -> Iterator[tuple[float, dict[str, Any]]]:
-    """Yield the held-out score of every comparison's first teacher, and the comparison."""
-    for made, _ in comparisons():
-        yield made["teachers_held_out"][0][f"val/{made['metric']['name']}"], made
 
 
 def _cells(name: str, row: Row) -> list[str]:
@@ -182,7 +176,7 @@ def facts() -> dict[str, str]:
         "steps": f"training steps after the teacher: {steps}",
         "errors": ", ".join(f"{percent((high - low) / 3.92)} ({task})" for task, (low, high) in errors.items()),
         "rows": str(len(_parts()[0])),
-        "machine": made[0][0]["hardware"]["accelerator"],
+        "machine": made[0][0]["hardware"]["accelerator"] or made[0][0]["hardware"]["cpu"],
     }
 
 

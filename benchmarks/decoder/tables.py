@@ -24,7 +24,7 @@ NAMES = {
     "slicegpt": "SliceGPT",
     "layers": "whole blocks, by measured loss",
 }
-REFINED_ON = ("no", "same texts", "both kinds")
+REFINED_ON = {"no": "", "same texts": ", refined", "both kinds": ", refined on both kinds"}  # cell -> end of a name
 TEXTS = {"wikitext2": "WikiText-2", "news": "news"}
 RUNTIMES = ("pytorch", "openvino", "llama.cpp")
 
@@ -47,8 +47,8 @@ SmolLM2-135M-Instruct. Its weights are 4-bit values made float, and every row st
 Only finished rows are shown.
 """
 REFINED = (
-    "the blocks were trained for {steps} steps each without labels (`--refine {steps}`); the seconds are added. *same texts*: those of the "
-    "calibration.\n  *both kinds*: 256 blocks, of the same split of WikiText-2 and of as many letters of CNN/DailyMail's validation split."
+    "the blocks were trained for {steps} steps each without labels (`--refine {steps}`); the seconds are added. *same texts*: the calibration's."
+    "\n  *both kinds*: 256 blocks, of the same split of WikiText-2 and of as many letters of CNN/DailyMail's validation split."
 )
 PROGRAMS = """## With integers
 
@@ -125,7 +125,7 @@ def ordinary() -> str:
     for result in sorted((each for each in found.values() if each["method"] == "even"), key=_place):
         scores = [perplexity(result["losses"][key]) for key in TEXTS]
         seconds = result["seconds"] + result.get("refine_seconds", 0)
-        label = f"density {result['target']}" + ("", ", refined", ", refined on both kinds")[_place(result)[-1]]
+        label = f"density {result['target']}" + REFINED_ON[_texts(result)]
         rows.append([label, *scores, f"{seconds / 60:.0f}", f"{result['bytes'] / 1e6:.0f}"])
     return table(["model", *TEXTS.values(), "minutes", "MB"], rows)
 
@@ -190,12 +190,14 @@ def _speeds(result: dict[str, Any], served: Sequence[dict[str, Any]]) -> Iterato
 
 
 def _place(result: dict[str, Any]) -> tuple[float, int, int]:
-    return -result["target"], list(NAMES).index(result["method"]), REFINED_ON.index(_texts(result))
+    return -result["target"], list(NAMES).index(result["method"]), list(REFINED_ON).index(_texts(result))
 
 
 def _texts(result: dict[str, Any]) -> str:
     """Return on which texts a model was refined."""
-    return REFINED_ON[1 + bool(result.get("mixed"))] if "refined" in result else REFINED_ON[0]
+    if "refined" not in result:
+        return "no"
+    return "both kinds" if result.get("mixed") else "same texts"
 
 
 def _row(result: dict[str, Any], dense: dict[str, Any]) -> list[str]:

@@ -53,7 +53,7 @@ class Lines:
     def __init__(self, description: str, total: float | None = None) -> None:
         self.description, self.total, self._done, self._began = description, total, 0.0, False
         self._off = _terminal() or not _first()
-        self._first = (0.0, 0.0)  # seconds and amount of the first part
+        self._first_part = (0.0, 0.0)  # seconds and amount of the first part
         self._start = time.perf_counter()
         self._lock, self._timer = threading.Lock(), threading.Timer(LONG, self._begin)
         self._timer.daemon = True
@@ -77,7 +77,7 @@ class Lines:
         if self._off or self._began or not self._done:
             return
         gone = time.perf_counter() - self._start
-        seconds, first = self._first = self._first if self._first[1] else (gone, self._done)
+        seconds, first = self._first_part = self._first_part if self._first_part[1] else (gone, self._done)
         if gone < SHORT:
             return
         whole = gone
