@@ -85,9 +85,10 @@ def _asked(run: dict[str, Any]) -> float:
     return float(run["asked"].removeprefix("density="))
 
 
-def _held_out(run: dict[str, Any]) -> float | None:
-    scores = run["held_out"]
-    return scores and scores[f"val/{run['metric']['name']}"]
+def _held_out(runs: list[dict[str, Any]]) -> str:
+    """Return the cell of the held-out rows: the mean over runs, or nothing if one was not scored on them."""
+    found = [run["held_out"][f"val/{run['metric']['name']}"] for run in runs if run["held_out"]]
+    return percent(mean(found)) if len(found) == len(runs) else ""
 
 
 def smaller(run: dict[str, Any]) -> bool:
@@ -99,7 +100,7 @@ def _table(runs: list[dict[str, Any]]) -> str:
     return table(COLUMNS, [
         [
             f"{_asked(run):g}", run["label"], f"{file_density(run):.3f}", percent(run["compressed"]["metric"]),
-            percent(_held_out(run)) if run["held_out"] else "", percent(run["compressed"]["metric"] / run["dense"]["metric"]),
+            _held_out([run]), percent(run["compressed"]["metric"] / run["dense"]["metric"]),
             _times(1 / run["ratios"]["flops"]), _times(run["ratios"]["speedup"]), f"{run['ratios']['bytes']:.3f}",
             f"{sum(record['steps'] for record in run['records'][1:]):,}", f"{run['seconds'] / 60:.0f}",
         ]
@@ -141,7 +142,7 @@ def _cells(name: str, row: Row) -> list[str]:
     runs, values = [row[task][0] for task in TASKS], scores(row)
     return [
         name, *map(percent, (*values, mean(values), mean(values) / mean(scores(row, "dense")))),
-        percent(mean(_held_out(run) or 0 for run in runs)) if all(run["held_out"] for run in runs) else "",
+        _held_out(runs),
         _times(median(run["ratios"]["speedup"] for run in runs)),
         f"{mean(run['ratios']['bytes'] for run in runs):.2f}",
     ]  # fmt: skip
