@@ -152,7 +152,6 @@ class Untrained:
         from lit_compress.calibration.by_block import calibration_parts
         from lit_compress.cli.one_shot import one_shot_stage
         from lit_compress.models.storage import load_net
-        from lit_compress.stages.distil import TEXTS as OF_A_STEP
         from lit_compress.stages.distil import distil
         from lit_compress.stages.refinement import refine_net
 
@@ -164,7 +163,7 @@ class Untrained:
             with tempfile.TemporaryDirectory() as states:
                 told = refine_net(self.dense, net, kind, rows, steps, Path(states), self.device)
         else:
-            texts = data.texts_dataloader(OF_A_STEP, None)
+            texts = data.texts_dataloader()
             told = distil(self.dense, net, kind, texts, steps, self.device, stage.layer_loss)
         facts = {"cell": cell, "target": density, "after": after, "told": told}
         self.store(f"{before}-{after}", net, facts | {"seconds": time.process_time() - start})

@@ -160,10 +160,11 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     )  # fmt: skip
     parser.add_argument("--distil_texts", metavar="FILE", help="texts for --distil in place of the training texts")
     given, cli = parse_one_shot(parser, args, "factorize")
-    recovery = Recovery(given.refine, given.distil, given.distil_texts)
+    Recovery(given.refine, given.distil, given.distil_texts)  # checked before anything is read
     out = Path(given.out).expanduser()
     check_out(out)
     parts = cli.ready()
+    recovery = Recovery(given.refine, given.distil, given.distil_texts, parts.trainer.get("precision"))
     kinds, budget = parts.method.kinds, parts.method.budget
     if given.by_block:
         check_budget(budget)

@@ -35,7 +35,7 @@ from lit_compress.run.folder import Run
 from lit_compress.run.solve import check_choices
 from lit_compress.stages.calibration import collected
 from lit_compress.stages.compression import CompressedStage
-from lit_compress.stages.distil import NO_RECOVERY, TEXTS, Recovery, distil
+from lit_compress.stages.distil import NO_RECOVERY, Recovery, distil
 from lit_compress.stages.low_rank import Decomposer
 from lit_compress.stages.refinement import check_refinement, refine_net
 from lit_compress.stages.weighting import KRONECKER, Weighted, calibration_for, weigh
@@ -130,13 +130,13 @@ def factorize_model(
     if recovery.refine is not None:
         compression = stage.compression(Path(method.backbone).expanduser())
         check_refinement(dense, compression is None or compression.by_itself, name)
-    texts = None if recovery.distil is None else data.texts_dataloader(TEXTS, recovery.texts)
+    texts = None if recovery.distil is None else data.texts_dataloader(recovery.texts)
     net, made = compressed(method, dense, data)
     recovered: dict[str, Any] = {"refined": None, "distilled": None}
     if recovery.refine is not None:
         recovered["refined"] = _refined(dense, net, stage, data, recovery.refine)
     if texts is not None and recovery.distil is not None:
-        told = distil(dense, net, method.kind, texts, recovery.distil, current_device(), stage.layer_loss)
+        told = distil(dense, net, method.kind, texts, recovery.distil, current_device(), stage.layer_loss, recovery.mixed)
         recovered["distilled"] = told | {"file": recovery.texts and Path(recovery.texts).name}
         trim()
     if made is not None:

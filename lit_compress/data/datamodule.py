@@ -271,11 +271,10 @@ class DataModule(Splits):
         note(f"calibration: {len(split.encoded)} of {self.train_size()} training examples are read")
         return self._loader(split, self.batch_size, shuffle=False)
 
-    def texts_dataloader(self, batch_size: int, path: str | None = None) -> ResumableLoader:
+    def texts_dataloader(self, path: str | None = None) -> ResumableLoader:
         """Return batches of texts, in a new order every epoch: of the training split, or all of a file.
 
         Args:
-            batch_size: texts of a batch.
             path: of a file whose rows need no labels; None: the training texts.
 
         Raises:
@@ -284,7 +283,7 @@ class DataModule(Splits):
         if path is None:
             self.setup("fit")
         split = self._split("train") if path is None else self._texts_of(path)
-        return self._loader(split, batch_size, shuffle=True)
+        return self._loader(split, self.batch_size, shuffle=True)
 
     def rest_dataloader(self, examples: int, rows: int, seed: int | None = None) -> ResumableLoader:
         """Return training examples that :meth:`calibration_dataloader` leaves out; the last drawn if it leaves too few.

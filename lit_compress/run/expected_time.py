@@ -18,7 +18,7 @@ from torch import nn
 from lit_compress.calibration.statistics import TOKENS
 from lit_compress.models.accounting import counted_weights
 from lit_compress.stages.compression import EXAMPLES
-from lit_compress.stages.distil import NO_RECOVERY, TEXTS, Recovery
+from lit_compress.stages.distil import NO_RECOVERY, Recovery
 from lit_compress.stages.weighting import KRONECKER, Weighted
 from lit_compress.utils.devices import current_device, synchronize
 from lit_compress.utils.progress import spoken
@@ -108,7 +108,7 @@ def factorize_flops(
         read = each * (min(EXAMPLES, texts) if weighted is None else weighted.examples(texts))
         flops += recovery.refine * min(TOKENS, read) * 3 * smaller + read * (first + 2 * smaller)
     if recovery.distil is not None:
-        flops += recovery.distil * TEXTS * each * (dense + 3 * own)
+        flops += recovery.distil * data.batch_size * each * (dense + 3 * own)
     return flops
 
 

@@ -6,7 +6,8 @@ as in a stage of ``fit`` with weight 0 of the labels,
     L = L_logits + 10 sum over l of MSE(H^l, H_dense^l) / Var(H_dense^l)
 
 with the same ratio of both terms as the stages of SecondOrder; hidden states are left out if they differ in width.
-AdamW, its groups, its schedule and the clipping of gradients are also as in ``fit``. Nothing is dropped out.
+AdamW, its groups, its schedule, the clipping of gradients and the texts of a step (``data.batch_size``) are also as in
+``fit``. Nothing is dropped out.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LayerLoss = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None, Distillation], Tensor]
-TEXTS = 32  # of a step
 LOSSES = Distillation(alpha=1.0, alpha_layers=10.0, mask_padding=True, relative=True)
 TRAINING = Training(learning_rate=3e-4)
+_SINGLE, _MIXED = ("None", "32", "32-true"), ("bf16", "bf16-mixed")  # as users write them
 
 
 @dataclass(frozen=True)
@@ -51,22 +52,34 @@ class Recovery:
         refine: steps for every block, each by itself (stages/refinement.py); None: none.
         distil: steps for the whole model; None: none.
         texts: file of the texts of ``distil``; None: the training texts.
+        precision: of ``distil``, as the Trainer's: ``32-true`` or ``bf16-mixed``; None: ``32-true``.
     """
 
     refine: int | None = None
     distil: int | None = None
     texts: str | None = None
+    precision: str | None = None
 
     def __post_init__(self) -> None:
         for option, steps in (("refine", self.refine), ("distil", self.distil)):
             if steps is not None and steps < 1:
                 raise UserError(f"--{option}: {steps} is below 1, the smallest valid value; usual: 100")
+        if self.distil is not None and str(self.precision) not in (*_SINGLE, *_MIXED):
+            raise UserError(
+                f"trainer.precision: '{self.precision}' is not known to --distil; valid: 32-true, bf16-mixed"
+            )
         if self.texts is None:
             return
         if self.distil is None:
             raise UserError(f"--distil_texts: '{self.texts}' is read by --distil only; add --distil 100")
         if not Path(self.texts).expanduser().is_file():
             raise UserError(f"--distil_texts: '{self.texts}' is no file; give one, e.g. texts.txt with a text a line")
+
+
+    @property
+    def mixed(self) -> bool:
+        """Whether ``distil`` computes in bfloat16 where that is exact enough; parameters stay in float32."""
+        return str(self.precision) in _MIXED
 
 
 NO_RECOVERY = Recovery()
@@ -97,7 +110,7 @@ def part_losses(
 
 def distil(
     dense: PreTrainedModel, net: PreTrainedModel, kind: TaskType, texts: DataLoader, steps: int, device: torch.device,
-    layer_loss: LayerLoss,
+    layer_loss: LayerLoss, mixed: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Train all parameters of ``net``, in place, to give the outputs of ``dense``; return the report's entry.
 
@@ -110,6 +123,7 @@ def distil(
         steps: of AdamW.
         device: of the passes.
         layer_loss: distance between the hidden states of both models (Stage.layer_loss).
+        mixed: as :attr:`Recovery.mixed`.
 
     Raises:
         UserError: the model reads labels, and the texts have none.
@@ -122,7 +136,8 @@ def distil(
     kind.freeze(net)
     stage, losses = Stage("distil", TRAINING), []
     stage.set_total_steps(steps)
-    optimizer = build_adamw(stage, net, "32-true")
+    precision = "bf16-mixed" if mixed else "32-true"
+    optimizer = build_adamw(stage, net, precision)
     schedule: Any = build_schedule(stage, optimizer)["scheduler"]
     with frozen(dense), torch.enable_grad():
         for batch in track(islice(_endless(texts), steps), "distil", steps):
@@ -132,9 +147,9 @@ def distil(
             loss = torch.zeros((), device=device)
             for part in row_parts(kind, rows, TOKENS) if kind.over_vocabulary else [rows]:
                 share = len(part["index"]) / count
-                one = (
-                    share * torch.stack(list(part_losses(kind, dense, net, part, settings, layer_loss).values())).sum()
-                )
+                with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+                    terms = part_losses(kind, dense, net, part, settings, layer_loss)
+                one = share * torch.stack([*terms.values()]).sum()
                 one.backward()
                 loss += one.detach()
             losses.append(loss)
@@ -145,7 +160,7 @@ def distil(
     move(dense, "cpu")
     move(net, "cpu")
     return {
-        "steps": steps, "texts": read, "learning_rate": TRAINING.learning_rate,
+        "steps": steps, "texts": read, "learning_rate": TRAINING.learning_rate, "precision": precision,
         "seconds": round(time.perf_counter() - start, 2), "loss": [float(losses[0]), float(losses[-1])],
     }  # fmt: skip
 

@@ -81,6 +81,22 @@ def test_parts_of_a_batch_count_by_their_texts(monkeypatch):
     assert distil(net, small, kind, [batch], 1, CPU, LAYERS)["loss"][0] == pytest.approx(expected, rel=1e-5)
 
 
+def test_mixed_precision_computes_both_models_in_bfloat16():
+    """The loss is near that of float32; parameters stay as they were."""
+    net, kind, found = make_net("bert", "sst2", initializer_range=0.2).eval(), KINDS["classification"], set()
+    net.classifier.register_forward_hook(lambda module, inputs, output: found.add(output.dtype))
+    told = []
+    for mixed in (False, True):
+        small = damaged(net)
+        small.classifier.register_forward_hook(lambda module, inputs, output: found.add((output.dtype,)))
+        told.append(distil(net, small, kind, [unlabelled()], 1, CPU, LAYERS, mixed))
+        assert {value.dtype for value in small.parameters()} == {torch.float32}
+    single, half = torch.float32, torch.bfloat16
+    assert found == {single, half, (single,), (half,)}
+    assert [each["precision"] for each in told] == ["32-true", "bf16-mixed"]
+    assert told[0]["loss"][0] != told[1]["loss"][0] == pytest.approx(told[0]["loss"][0], rel=0.05)
+
+
 def test_a_model_that_reads_labels_needs_them():
     net = make_net("llama", "plain_text").eval()
     with pytest.raises(UserError, match="labels: the data has none"):
@@ -93,6 +109,7 @@ def test_a_model_that_reads_labels_needs_them():
         ({"refine": 0}, "--refine: 0 is below 1, the smallest valid value; usual: 100"),
         ({"distil": -3}, "--distil: -3 is below 1"),
         ({"texts": "a.txt"}, "--distil_texts: 'a.txt' is read by --distil only; add --distil 100"),
+        ({"distil": 5, "precision": "16-mixed"}, "trainer.precision: '16-mixed' is not known to --distil; valid: 32-tr"),
         ({"distil": 5, "texts": "nowhere.txt"}, "--distil_texts: 'nowhere.txt' is no file"),
     ],
 )
