@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import common
 from benchmarks.second_order import estimates, untrained, untrained_tables
-from benchmarks.second_order.estimates import EveryToken, Tokens, factors, product, quadratic, rescaled
+from benchmarks.second_order.estimates import EveryToken, OtherFactors, Tokens, factors, product, quadratic, rescaled
 from lit_compress.calibration.kronecker import Moments
 from lit_compress.calibration.statistics import whole
 
@@ -72,6 +72,11 @@ def test_the_tokens_are_those_of_kfac() -> None:
     kept = whole(net, EveryToken(labels="drawn"), batches, "classification")
     found = {name: own for tokens in kept.values() for name, own in factors("kfac", tokens).items()}
     assert found.keys() == expected.keys() and len(kept) < len(found)
+    sites = ["bert.encoder.layer.1.output.dense"]
+    other = whole(net, OtherFactors(labels="drawn", sites=sites, variant="reduce"), batches, "classification")
+    group = next(tokens for tokens in kept.values() if sites[0] in tokens.sites)
+    expected_one = factors("reduce", group)[sites[0]]
+    assert list(other) == sites and torch.equal(other[sites[0]].inputs(), expected_one.inputs())
     for name, own in found.items():
         assert torch.allclose(own.mean, expected[name].mean, atol=1e-5), name
         for part in ("inputs", "gradients"):

@@ -71,6 +71,13 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     mixed = json.loads((tmp_path / "results" / "structures-0.8-mixed.json").read_text())
     assert mixed["mixed"] == mixed["refined"]["texts"] == 99 and mixed["seconds"] == made["structures-0.8"]["seconds"]
     assert len((tmp_path / "work/mixed/train.txt").read_text().splitlines()) > 40
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "structures", "--densities", "0.8", "--distil", "4"])
+    run.main()
+    distilled = json.loads((tmp_path / "results" / "structures-0.8-distilled.json").read_text())
+    told = distilled["distilled"]
+    assert (told["steps"], told["texts"], told["precision"], distilled["mixed"]) == (4, 8, "bf16-mixed", 99)
+    assert distilled["losses"] != mixed["losses"] and distilled["refined"] == mixed["refined"]
+    assert tables.spent(distilled) == tables.spent(mixed) + distilled["distil_seconds"]
     monkeypatch.setattr(sys, "argv", [*words, "--only", "structures", "svd", "slicegpt", "--refine", "0", "3"])
     before = len(work)
     (tmp_path / "results" / "svd-0.6.json").unlink()
@@ -86,12 +93,13 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
         result["method"] = {"structures": "even"}.get(result["method"], result["method"])
     ordinary = tables.ordinary().splitlines()[2:]
     assert [line.split(" | ")[0] for line in ordinary] == [
-        "| dense", "| density 0.8", "| density 0.8, refined", "| density 0.8, refined on both kinds", "| density 0.6",
-        "| density 0.6, refined",
+        "| dense", "| density 0.8", "| density 0.8, refined", "| density 0.8, refined on both kinds",
+        "| density 0.8, refined on both kinds and distilled", "| density 0.6", "| density 0.6, refined",
     ]  # fmt: skip
     shown = [line.split(" | ") for line in rows.splitlines()[2:]]
-    assert len(shown) == 11 and all(len(line) == 10 and all(line) for line in shown)
-    assert [line[2] for line in shown[:5]] == ["no", "same texts", "both kinds", "no", "same texts"]
+    assert len(shown) == 12 and all(len(line) == 10 and all(line) for line in shown)
+    on = ["no", "same texts", "both kinds", "both kinds, distilled", "no", "same texts"]
+    assert [line[2] for line in shown[:6]] == on
     assert "benchmarks.decoder.run" in origin
 
 

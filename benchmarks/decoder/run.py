@@ -1,7 +1,7 @@
 """SmolLM2-135M, a real decoder, made smaller without training: perplexity on WikiText-2 and on news, time, memory.
 
     python -m benchmarks.decoder.run --backbone DIR --data DIR [--work DIR] [--only structures ...]
-        [--densities 0.8 ...] [--refine 0 100] [--mixed 256] [--results DIR]
+        [--densities 0.8 ...] [--refine 0 100] [--mixed 256] [--distil 300] [--results DIR]
 
 ``--backbone`` is the folder that ``python -m benchmarks.speed.smollm2`` writes; the weights are 4-bit values made
 float. ``--data`` has wikitext2/ and cnn_dailymail/ as parquet files; texts.py says how WikiText-2 is read. 64 blocks of
@@ -9,10 +9,13 @@ float. ``--data`` has wikitext2/ and cnn_dailymail/ as parquet files; texts.py s
 blocks are chosen on 8 of the texts. Statistics that do not depend on the density are gathered once for all densities.
 ``--refine`` trains the blocks of the same compressed models for so many steps each (``factorize --refine``). With
 ``--mixed`` it reads so many blocks of WikiText-2's validation split and of as many letters of CNN/DailyMail's.
+``--distil`` trains the models that were refined on these for so many steps more, each of two of all those blocks, in
+mixed precision (``factorize --distil``). ``reduce`` and ``nearest`` are heads and neurons by other estimates of the
+Fisher information than K-FAC's; second_order/estimates.py says which.
 
 Every method has a process of its own. Its seconds are those of the processor, because another program may share the
-machine. Writes benchmarks/decoder/results/<method>-<density>[-refined | -mixed].json; existing ones are kept, so the
-script can be stopped and started again. `python -m benchmarks.tables` makes the tables.
+machine. Writes benchmarks/decoder/results/<method>-<density>[-refined | -mixed | -distilled].json; existing ones are
+kept, so the script can be stopped and started again. `python -m benchmarks.tables` makes the tables.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -32,15 +35,18 @@ import torch
 
 from benchmarks import common
 from benchmarks.decoder import texts
+from benchmarks.second_order.estimates import OtherFactors
 
 STUDY = "decoder"
 TASK, LENGTH, CALIBRATED, MEASURED = "plain_text", 256, 64, 24
 DENSITIES = (0.8, 0.6, 0.9)
-STEPS = 100
+STEPS, OF_A_STEP = 100, 2  # of refinement; texts of a step of distillation
 STRUCTURES = ("SecondOrder", "--model.retrain.removes", "structures", "--model.shape", "uniform")
 METHODS: dict[str, list[object]] = {
     "structures": [*STRUCTURES],
     "even": [*STRUCTURES, "--model.round_to", 32],
+    "reduce": [*STRUCTURES],
+    "nearest": [*STRUCTURES],
     "components": ["SecondOrder"],
     "inputs": ["FWSVD", "--model.retrain.weighting", "inputs"],
     "svd": ["SVD"],
@@ -48,8 +54,9 @@ METHODS: dict[str, list[object]] = {
     "slicegpt": ["SliceGPT"],
     "layers": ["Layers", "--model.prune.choice", "measured", "--model.prune.examples", 8],
 }
-ONE_MEASUREMENT = ("structures", "even", "components")  # it serves all densities
-NOT_REFINED = ("slicegpt", "layers")  # behind their blocks are no dense hidden states
+ESTIMATES = ("reduce", "nearest")
+ONE_MEASUREMENT = ("structures", "even", "components", *ESTIMATES)  # it serves all densities
+NOT_REFINED = ("slicegpt", "layers", *ESTIMATES)  # behind the first two's blocks are no dense hidden states
 
 
 def prepare(options: Any) -> None:
@@ -81,7 +88,8 @@ def command_line(options: Any, method: str, mixed: int = 0) -> Any:
     words = [
         "--model", *METHODS[method], "--model.backbone", options.backbone,
         *common.source(TASK, options.work / ("mixed" if mixed else "data")), "--data.max_length", options.length,
-        "--data.train_examples", mixed or options.calibrated, "--trainer.accelerator", "cpu",
+        "--data.train_examples", mixed or options.calibrated, "--data.batch_size", OF_A_STEP,
+        "--trainer.accelerator", "cpu",
     ]  # fmt: skip
     return CommandLine([str(word) for word in words], "factorize")
 
@@ -104,6 +112,10 @@ def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterato
         compression = stage.compression(options.backbone)
         assert compression is not None
         calibration = compression.calibration(dense, data)
+        if method in ESTIMATES:
+            assert calibration is not None
+            other = OtherFactors(**vars(calibration.statistic), variant=method)
+            calibration = replace(calibration, statistic=other)
         if not statistics or (calibration is not None and isinstance(calibration.statistic, OfModel)):
             statistics = list(collected(dense, calibration, task, device, most=inf))
             gathered, start = time.process_time() - start, time.process_time()
@@ -136,6 +148,22 @@ def refined(options: Any, method: str, density: float, steps: int) -> tuple[Any,
     return net.eval(), {"refined": told, "refine_seconds": time.process_time() - start}
 
 
+def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str, Any]]:
+    """Return the model of ``--work`` that was refined on both kinds of texts after its distillation, and facts."""
+    from lit_compress.cli.one_shot import load_model, one_shot_stage
+    from lit_compress.models.storage import load_net
+    from lit_compress.stages.distil import distil
+
+    cli = command_line(options, method, options.mixed)
+    stage, parts = one_shot_stage(cli.at_density(density)), cli.build()
+    dense, net = load_model(str(options.backbone), parts.method), load_net(options.work / f"{method}-{density:g}-mixed")
+    start, rows = time.process_time(), parts.data.texts_dataloader(str(options.work / "mixed" / "train.txt"))
+    told = distil(
+        dense, net, parts.method.kind, rows, options.distil, torch.device("cpu"), stage.layer_loss, mixed=True
+    )
+    return net.eval(), {"distilled": told, "distil_seconds": time.process_time() - start}
+
+
 def make(options: Any, method: str, densities: Sequence[float], steps: int) -> None:
     """Make the results of a method, or of the dense model, at some densities, in this process."""
     from lit_compress.cli.one_shot import load_model
@@ -165,9 +193,16 @@ def make(options: Any, method: str, densities: Sequence[float], steps: int) -> N
     elif steps:
         for density in densities:
             before = f"{method}-{density:g}"
-            net, facts = refined(options, method, density, steps)
-            own = {key: read(options, before)[key] for key in ("file_density", "seconds")}
-            store(f"{before}-{ending(options)}", density, net, own | facts | {"mixed": options.mixed})
+            if options.distil:
+                own = read(options, f"{before}-mixed")
+                keys = ("file_density", "seconds", "mixed", "refined", "refine_seconds")
+                net, facts = distilled(options, method, density)
+                facts |= {key: own[key] for key in keys}
+            else:
+                net, facts = refined(options, method, density, steps)
+                own = read(options, before)
+                facts |= {key: own[key] for key in ("file_density", "seconds")} | {"mixed": options.mixed}
+            store(f"{before}-{ending(options)}", density, net, facts)
     else:
         for density, net, facts in compressed(options, method, densities):
             store(f"{method}-{density:g}", density, net, facts)
@@ -175,7 +210,7 @@ def make(options: Any, method: str, densities: Sequence[float], steps: int) -> N
 
 def ending(options: Any) -> str:
     """Return the end of the name of a refined row."""
-    return "mixed" if options.mixed else "refined"
+    return "distilled" if options.distil else "mixed" if options.mixed else "refined"
 
 
 def read(options: Any, name: str) -> dict[str, Any]:
@@ -204,9 +239,12 @@ def main() -> None:
     parser.add_argument("--densities", nargs="+", type=float, default=DENSITIES)
     parser.add_argument("--refine", nargs="+", type=int, default=(0, STEPS), help="steps; 0: without")
     parser.add_argument("--mixed", type=int, default=0, help="refine on so many blocks of both kinds of texts")
+    parser.add_argument("--distil", type=int, default=0, help="steps, of the rows that --mixed has made")
     add_sizes(parser)
     options = parser.parse_args()
     options.list = None
+    if options.distil:  # the refined models are read
+        options.refine = (options.distil,)
     prepare(options)
     if common.missing(options, "dense"):
         alone(options, "dense", (1.0,), 0)

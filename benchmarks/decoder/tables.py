@@ -16,6 +16,8 @@ ABOUT = (
 )
 NAMES = {
     "structures": "K-FAC heads and neurons, uniform",
+    "nearest": "nearest Kronecker product, heads and neurons, uniform",
+    "reduce": "K-FAC-reduce, heads and neurons, uniform",
     "even": "K-FAC heads and neurons, uniform, multiples of 32",
     "components": "K-FAC components",
     "inputs": "moments of the inputs (SVD-LLM's weighting)",
@@ -24,7 +26,8 @@ NAMES = {
     "slicegpt": "SliceGPT",
     "layers": "whole blocks, by measured loss",
 }
-REFINED_ON = {"no": "", "same texts": ", refined", "both kinds": ", refined on both kinds"}  # cell -> end of a name
+REFINED_ON = {"no": "", "same texts": ", refined", "both kinds": ", refined on both kinds",
+              "both kinds, distilled": ", refined on both kinds and distilled"}  # fmt: skip  # cell -> end of a name
 TEXTS = {"wikitext2": "WikiText-2", "news": "news"}
 RUNTIMES = ("pytorch", "openvino", "llama.cpp")
 
@@ -124,7 +127,7 @@ def ordinary() -> str:
     rows = [["dense", *(perplexity(dense["losses"][key]) for key in TEXTS), "0", f"{dense['bytes'] / 1e6:.0f}"]]
     for result in sorted((each for each in found.values() if each["method"] == "even"), key=_place):
         scores = [perplexity(result["losses"][key]) for key in TEXTS]
-        seconds = result["seconds"] + result.get("refine_seconds", 0)
+        seconds = spent(result)
         label = f"density {result['target']}" + REFINED_ON[_texts(result)]
         rows.append([label, *scores, f"{seconds / 60:.0f}", f"{result['bytes'] / 1e6:.0f}"])
     return table(["model", *TEXTS.values(), "minutes", "MB"], rows)
@@ -138,6 +141,11 @@ def llama_cpp() -> str:
         for _, form, model, size, _, _, speed, gain, _ in _speeds(served[-1], served)
     ]
     return table(["form", "density", "MB", "tokens a second", "times"], rows)
+
+
+def spent(result: dict[str, Any]) -> float:
+    """Return the seconds of a row, what was trained afterwards included."""
+    return float(sum(result.get(key, 0) for key in ("seconds", "refine_seconds", "distil_seconds")))
 
 
 def perplexity(losses: Sequence[float]) -> str:
@@ -197,14 +205,14 @@ def _texts(result: dict[str, Any]) -> str:
     """Return on which texts a model was refined."""
     if "refined" not in result:
         return "no"
-    return "both kinds" if result.get("mixed") else "same texts"
+    on = "both kinds" if result.get("mixed") else "same texts"
+    return f"{on}, distilled" if "distilled" in result else on
 
 
 def _row(result: dict[str, Any], dense: dict[str, Any]) -> list[str]:
-    seconds = result["seconds"] + result.get("refine_seconds", 0)
     return [
         f"{result['file_density']:.2f}", NAMES[result["method"]], _texts(result), *_scores(result, dense),
-        f"{seconds:,.0f}", f"{result['memory_mib'] / 1024:.1f}", f"{result['bytes'] / 1e6:.0f}",
+        f"{spent(result):,.0f}", f"{result['memory_mib'] / 1024:.1f}", f"{result['bytes'] / 1e6:.0f}",
     ]  # fmt: skip
 
 

@@ -109,6 +109,35 @@ class TokenList(MomentSums):
         return found
 
 
+@dataclass(frozen=True)
+class OtherFactors(Moments):
+    """The Kronecker factors of a variant, from all tokens.
+
+    Attributes:
+        variant: a name; see the module. The ``ladder`` has none.
+    """
+
+    variant: str = "kfac"
+
+    def collector(self, net: Any, names: Sequence[str], device: torch.device | str) -> TokenFactors:
+        """Return empty lists."""
+        return TokenFactors(self.variant, net, names, self.dtype or net.dtype, device, True)
+
+
+class TokenFactors(TokenList):
+    """The tokens, of which the result is the factors of a variant."""
+
+    def __init__(self, variant: str, *args: Any) -> None:
+        super().__init__(*args)
+        self._variant = variant
+
+    def result(self) -> dict[str, Any]:
+        """Return the :class:`KroneckerFactors` of every site."""
+        return {
+            name: own for tokens in super().result().values() for name, own in factors(self._variant, tokens).items()
+        }
+
+
 def sums(rows: Tensor, examples: Tensor) -> Tensor:
     """Return the sum of the tokens of each example [examples, n] of ``rows`` [tokens, n]."""
     return torch.zeros(int(examples[-1]) + 1, rows.shape[1], dtype=rows.dtype).index_add_(0, examples, rows)

@@ -136,7 +136,8 @@ def factorize_model(
     if recovery.refine is not None:
         recovered["refined"] = _refined(dense, net, stage, data, recovery.refine)
     if texts is not None and recovery.distil is not None:
-        told = distil(dense, net, method.kind, texts, recovery.distil, current_device(), stage.layer_loss, recovery.mixed)
+        device, layer_loss = current_device(), stage.layer_loss
+        told = distil(dense, net, method.kind, texts, recovery.distil, device, layer_loss, recovery.mixed)
         recovered["distilled"] = told | {"file": recovery.texts and Path(recovery.texts).name}
         trim()
     if made is not None:

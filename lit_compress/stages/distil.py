@@ -75,7 +75,6 @@ class Recovery:
         if not Path(self.texts).expanduser().is_file():
             raise UserError(f"--distil_texts: '{self.texts}' is no file; give one, e.g. texts.txt with a text a line")
 
-
     @property
     def mixed(self) -> bool:
         """Whether ``distil`` computes in bfloat16 where that is exact enough; parameters stay in float32."""

@@ -381,7 +381,10 @@ def test_factorize_refines_and_distils_without_labels(words, tmp_path, capsys):
             "--refine: SliceGPT leaves no dense hidden states",
         ),
         (["--distil", "5", "--distil_texts", "nowhere.txt"], "--distil_texts: 'nowhere.txt' is no file"),
-        (["--distil", "5", "--trainer.precision", "16-mixed"], "'16-mixed' is not known to --distil; valid: 32-true, bf"),
+        (
+            ["--distil", "5", "--trainer.precision", "16-mixed"],
+            "'16-mixed' is not known to --distil; valid: 32-true, bf",
+        ),
         (["--distil", "5", "--by_block", "float32"], "--by_block: --distil 5 needs the whole model; nearest: --refine"),
     ],
 )

@@ -109,7 +109,10 @@ def test_a_model_that_reads_labels_needs_them():
         ({"refine": 0}, "--refine: 0 is below 1, the smallest valid value; usual: 100"),
         ({"distil": -3}, "--distil: -3 is below 1"),
         ({"texts": "a.txt"}, "--distil_texts: 'a.txt' is read by --distil only; add --distil 100"),
-        ({"distil": 5, "precision": "16-mixed"}, "trainer.precision: '16-mixed' is not known to --distil; valid: 32-tr"),
+        (
+            {"distil": 5, "precision": "16-mixed"},
+            "trainer.precision: '16-mixed' is not known to --distil; valid: 32-tr",
+        ),
         ({"distil": 5, "texts": "nowhere.txt"}, "--distil_texts: 'nowhere.txt' is no file"),
     ],
 )
