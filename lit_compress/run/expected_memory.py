@@ -288,7 +288,9 @@ def check_factorize(
         _, length = data.train_dataloader().largest
         texts = max(1, TOKENS // length) if method.kind.over_vocabulary else data.batch_size
         needs.append(_training(method, Stage("distil", TRAINING), net, dense, (texts, length), False, inf))
-    return _check_evaluation(needs, "--by_block float32 has one block in memory")
+    fewer = "" if method.kind.over_vocabulary else "a smaller --data.batch_size needs less, "
+    advice = {"distil": f"{fewer}no --distil and --by_block float32 the least"}
+    return _check_evaluation(needs, "--by_block float32 has one block in memory", advice)
 
 
 def check_loading(size: int) -> None:
@@ -312,14 +314,17 @@ def check_evaluation(net: PreTrainedModel, kind: TaskType, loaders: Sequence[Res
         UserError: the machine has less.
     """
     needs = [evaluation_need([net], kind, loader, {"model": _bytes(net)}) for loader in loaders]
-    return _check_evaluation(needs, "give a machine with more")
+    return _check_evaluation(needs, "give a machine with more", {})
 
 
-def _check_evaluation(needs: Sequence[Need], otherwise: str) -> str:
+def _check_evaluation(needs: Sequence[Need], otherwise: str, advice: Mapping[str, str]) -> str:
+    """Refuse the largest of ``needs``, with the ``advice`` for its phase or what fits the others; return its line."""
     need = largest_of(needs)
     few = need.parts.get("activations", 0) < need.total / 4
 
     def less() -> str:
+        if need.phase in advice:
+            return advice[need.phase]
         return otherwise if few or need.phase != EVALUATION else "--data.eval_batch_size 1, or a few more, needs less"
 
     device = current_device()

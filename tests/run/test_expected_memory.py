@@ -131,6 +131,9 @@ def test_factorize_validate_and_by_block(tiny_backbone, tiny_data, tmp_path, cap
     factorize = ["factorize", tmp_path / "net", out, *data, "--density", 0.5]
     free(1000)
     assert "--by_block float32" in fails(capsys, *factorize) or "--data.eval_batch_size" in fails(capsys, *factorize)
+    assert "a smaller --data.batch_size needs less, no --distil" in fails(
+        capsys, *factorize, "--distil", 5, "--data.batch_size", 4096
+    )
     assert "--weighting none" in fails(capsys, *factorize, "--by_block", "float32")
     assert "smaller model" in fails(capsys, "validate", tmp_path / "net", *data)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]
