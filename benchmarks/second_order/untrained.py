@@ -152,7 +152,7 @@ class Untrained:
         from lit_compress.calibration.by_block import calibration_parts
         from lit_compress.cli.one_shot import one_shot_stage
         from lit_compress.models.storage import load_net
-        from lit_compress.stages.distil import distil
+        from lit_compress.stages.distil import Recovery, distil
         from lit_compress.stages.refinement import refine_net
 
         before = f"{self.task}-{cell}-{density:g}"
@@ -164,7 +164,7 @@ class Untrained:
                 told = refine_net(self.dense, net, kind, rows, steps, Path(states), self.device)
         else:
             texts = data.texts_dataloader()
-            told = distil(self.dense, net, kind, texts, steps, self.device, stage.layer_loss)
+            told = distil(self.dense, net, kind, texts, Recovery(distil=steps), self.device, stage.layer_loss)
         facts = {"cell": cell, "target": density, "after": after, "told": told}
         self.store(f"{before}-{after}", net, facts | {"seconds": time.process_time() - start})
 

@@ -47,7 +47,7 @@ from lit_compress.run.settle import (
     speed_place,
 )
 from lit_compress.run.trials import choose_removal, possible_kind
-from lit_compress.stages.distil import Recovery
+from lit_compress.stages.distil import RATE, Recovery
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import check_folder, read_json, write_json
@@ -159,12 +159,16 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
         "without labels, on the training texts, e.g. 100",
     )  # fmt: skip
     parser.add_argument("--distil_texts", metavar="FILE", help="texts for --distil in place of the training texts")
+    parser.add_argument(
+        "--distil_rate", type=float, metavar="RATE", help=f"learning rate of --distil, default {RATE:g}"
+    )
     given, cli = parse_one_shot(parser, args, "factorize")
-    Recovery(given.refine, given.distil, given.distil_texts)  # checked before anything is read
+    asked = (given.refine, given.distil, given.distil_texts, given.distil_rate)
+    Recovery(*asked)  # checked before anything is read
     out = Path(given.out).expanduser()
     check_out(out)
     parts = cli.ready()
-    recovery = Recovery(given.refine, given.distil, given.distil_texts, parts.trainer.get("precision"))
+    recovery = Recovery(*asked, parts.trainer.get("precision"))
     kinds, budget = parts.method.kinds, parts.method.budget
     if given.by_block:
         check_budget(budget)

@@ -135,9 +135,8 @@ def factorize_model(
     recovered: dict[str, Any] = {"refined": None, "distilled": None}
     if recovery.refine is not None:
         recovered["refined"] = _refined(dense, net, stage, data, recovery.refine)
-    if texts is not None and recovery.distil is not None:
-        device, layer_loss = current_device(), stage.layer_loss
-        told = distil(dense, net, method.kind, texts, recovery.distil, device, layer_loss, recovery.mixed)
+    if texts is not None:
+        told = distil(dense, net, method.kind, texts, recovery, current_device(), stage.layer_loss)
         recovered["distilled"] = told | {"file": recovery.texts and Path(recovery.texts).name}
         trim()
     if made is not None:

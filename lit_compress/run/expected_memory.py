@@ -24,7 +24,7 @@ from lit_compress.numerics.chunked_logits import chunk_size
 from lit_compress.run.trainer import make_trainer
 from lit_compress.stages.base import Stage
 from lit_compress.stages.calibration import MOST_BYTES
-from lit_compress.stages.distil import TRAINING
+from lit_compress.stages.distil import NO_RECOVERY
 from lit_compress.stages.recompute import activations, most_kept, states_bytes
 from lit_compress.utils.devices import current_device, free_bytes
 from lit_compress.utils.errors import UserError
@@ -287,7 +287,7 @@ def check_factorize(
     if distils:
         _, length = data.train_dataloader().largest
         texts = max(1, TOKENS // length) if method.kind.over_vocabulary else data.batch_size
-        needs.append(_training(method, Stage("distil", TRAINING), net, dense, (texts, length), False, inf))
+        needs.append(_training(method, Stage("distil", NO_RECOVERY.training), net, dense, (texts, length), False, inf))
     fewer = "" if method.kind.over_vocabulary else "a smaller --data.batch_size needs less, "
     advice = {"distil": f"{fewer}no --distil and --by_block float32 the least"}
     return _check_evaluation(needs, "--by_block float32 has one block in memory", advice)

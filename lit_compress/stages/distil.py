@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 LayerLoss = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor | None, Distillation], Tensor]
 LOSSES = Distillation(alpha=1.0, alpha_layers=10.0, mask_padding=True, relative=True)
-TRAINING = Training(learning_rate=3e-4)
+RATE = 3e-4  # for 32 texts a step
 _SINGLE, _MIXED = ("None", "32", "32-true"), ("bf16", "bf16-mixed")  # as users write them
 
 
@@ -52,28 +52,36 @@ class Recovery:
         refine: steps for every block, each by itself (stages/refinement.py); None: none.
         distil: steps for the whole model; None: none.
         texts: file of the texts of ``distil``; None: the training texts.
+        rate: learning rate of ``distil``; None: :data:`RATE`.
         precision: of ``distil``, as the Trainer's: ``32-true`` or ``bf16-mixed``; None: ``32-true``.
     """
 
     refine: int | None = None
     distil: int | None = None
     texts: str | None = None
+    rate: float | None = None
     precision: str | None = None
 
     def __post_init__(self) -> None:
         for option, steps in (("refine", self.refine), ("distil", self.distil)):
             if steps is not None and steps < 1:
                 raise UserError(f"--{option}: {steps} is below 1, the smallest valid value; usual: 100")
+        for option, value in (("texts", self.texts), ("rate", self.rate)):
+            if value is not None and self.distil is None:
+                raise UserError(f"--distil_{option}: '{value}' is read by --distil only; add --distil 100")
         if self.distil is not None and str(self.precision) not in (*_SINGLE, *_MIXED):
             raise UserError(
                 f"trainer.precision: '{self.precision}' is not known to --distil; valid: 32-true, bf16-mixed"
             )
-        if self.texts is None:
-            return
-        if self.distil is None:
-            raise UserError(f"--distil_texts: '{self.texts}' is read by --distil only; add --distil 100")
-        if not Path(self.texts).expanduser().is_file():
+        if self.rate is not None and not 0 < self.rate < 1:
+            raise UserError(f"--distil_rate: {self.rate:g} is not between 0 and 1; usual: {RATE:g}")
+        if self.texts is not None and not Path(self.texts).expanduser().is_file():
             raise UserError(f"--distil_texts: '{self.texts}' is no file; give one, e.g. texts.txt with a text a line")
+
+    @property
+    def training(self) -> Training:
+        """Settings of the stage that ``distil`` is."""
+        return Training(learning_rate=RATE if self.rate is None else self.rate)
 
     @property
     def mixed(self) -> bool:
@@ -108,8 +116,8 @@ def part_losses(
 
 
 def distil(
-    dense: PreTrainedModel, net: PreTrainedModel, kind: TaskType, texts: DataLoader, steps: int, device: torch.device,
-    layer_loss: LayerLoss, mixed: bool = False,
+    dense: PreTrainedModel, net: PreTrainedModel, kind: TaskType, texts: DataLoader, recovery: Recovery,
+    device: torch.device, layer_loss: LayerLoss,
 ) -> dict[str, Any]:  # fmt: skip
     """Train all parameters of ``net``, in place, to give the outputs of ``dense``; return the report's entry.
 
@@ -119,23 +127,23 @@ def distil(
         kind: of the task.
         texts: batches, in a new order whenever they are iterated; labels in them are not read. Texts of a language
             model go through it in parts of 512 tokens.
-        steps: of AdamW.
+        recovery: steps of AdamW, their learning rate and precision.
         device: of the passes.
         layer_loss: distance between the hidden states of both models (Stage.layer_loss).
-        mixed: as :attr:`Recovery.mixed`.
 
     Raises:
         UserError: the model reads labels, and the texts have none.
     """
-    start, read, settings = time.perf_counter(), 0, LOSSES
+    start, read, settings, steps = time.perf_counter(), 0, LOSSES, recovery.distil
+    assert steps is not None, "no steps"
     if net.config.hidden_size != dense.config.hidden_size:
         settings = replace(settings, alpha_layers=0.0)
     move(dense, device).eval()
     move(net, device).eval()
     kind.freeze(net)
-    stage, losses = Stage("distil", TRAINING), []
+    stage, losses = Stage("distil", recovery.training), []
     stage.set_total_steps(steps)
-    precision = "bf16-mixed" if mixed else "32-true"
+    precision = "bf16-mixed" if recovery.mixed else "32-true"
     optimizer = build_adamw(stage, net, precision)
     schedule: Any = build_schedule(stage, optimizer)["scheduler"]
     with frozen(dense), torch.enable_grad():
@@ -146,7 +154,7 @@ def distil(
             loss = torch.zeros((), device=device)
             for part in row_parts(kind, rows, TOKENS) if kind.over_vocabulary else [rows]:
                 share = len(part["index"]) / count
-                with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+                with torch.autocast(device.type, torch.bfloat16, enabled=recovery.mixed):
                     terms = part_losses(kind, dense, net, part, settings, layer_loss)
                 one = share * torch.stack([*terms.values()]).sum()
                 one.backward()
@@ -159,7 +167,7 @@ def distil(
     move(dense, "cpu")
     move(net, "cpu")
     return {
-        "steps": steps, "texts": read, "learning_rate": TRAINING.learning_rate, "precision": precision,
+        "steps": steps, "texts": read, "learning_rate": stage.settings.learning_rate, "precision": precision,
         "seconds": round(time.perf_counter() - start, 2), "loss": [float(losses[0]), float(losses[-1])],
     }  # fmt: skip
 

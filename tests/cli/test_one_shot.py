@@ -359,13 +359,14 @@ def test_factorize_refines_and_distils_without_labels(words, tmp_path, capsys):
     line = [*data, "--density", "0.5", "--calibration_examples", "30"]
     main(["factorize", *model, str(tmp_path / "plain"), *line])
     main(["factorize", *model, str(tmp_path / "out"), *line, "--refine", "10", "--distil", "8",
-          "--distil_texts", str(texts), "--data.batch_size", "16", "--trainer.precision", "bf16-mixed"])  # fmt: skip
+          "--distil_texts", str(texts), "--data.batch_size", "16", "--trainer.precision", "bf16-mixed",
+          "--distil_rate", "1e-4"])  # fmt: skip
     plain, report = (json.loads((tmp_path / name / "report.json").read_text()) for name in ("plain", "out"))
     assert plain["refined"] is None and plain["distilled"] is None
     refined, distilled = report["refined"], report["distilled"]
     assert (refined["steps"], refined["texts"], len(refined["after"])) == (10, 30, 2)
     assert (distilled["steps"], distilled["texts"], distilled["file"]) == (8, 104, "texts.txt")  # 16, 16 and 8, mixed
-    assert distilled["precision"] == "bf16-mixed"
+    assert (distilled["precision"], distilled["learning_rate"]) == ("bf16-mixed", 1e-4)
     assert all(after <= before for before, after in zip(refined["before"], refined["after"], strict=True))
     assert "10 steps of every block" in (tmp_path / "out" / "README.md").read_text()
     assert "distilled: 8 steps" in capsys.readouterr().out

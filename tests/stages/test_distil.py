@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_a_damaged_model_comes_nearer_to_the_dense_one(family, task, name):
             return sum(float(sum(part_losses(kind, net, small, rows, LOSSES, LAYERS).values())) for rows in batches)
 
     start = distance()
-    told = distil(net, small, kind, batches, 40, CPU, LAYERS)
+    told = distil(net, small, kind, batches, Recovery(distil=40), CPU, LAYERS)
     assert distance() < 0.8 * start and told["loss"][1] < told["loss"][0]
     assert (told["steps"], told["texts"]) == (40, 240)
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
@@ -78,7 +79,9 @@ def test_parts_of_a_batch_count_by_their_texts(monkeypatch):
     with torch.no_grad():
         losses = [float(sum(part_losses(kind, net, small, rows, LOSSES, LAYERS).values())) for rows in parts]
     expected = (2 * losses[0] + 2 * losses[1] + losses[2]) / 5
-    assert distil(net, small, kind, [batch], 1, CPU, LAYERS)["loss"][0] == pytest.approx(expected, rel=1e-5)
+    assert distil(net, small, kind, [batch], Recovery(distil=1), CPU, LAYERS)["loss"][0] == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_mixed_precision_computes_both_models_in_bfloat16():
@@ -86,21 +89,23 @@ def test_mixed_precision_computes_both_models_in_bfloat16():
     net, kind, found = make_net("bert", "sst2", initializer_range=0.2).eval(), KINDS["classification"], set()
     net.classifier.register_forward_hook(lambda module, inputs, output: found.add(output.dtype))
     told = []
-    for mixed in (False, True):
+    for precision in (None, "bf16-mixed"):
         small = damaged(net)
         small.classifier.register_forward_hook(lambda module, inputs, output: found.add((output.dtype,)))
-        told.append(distil(net, small, kind, [unlabelled()], 1, CPU, LAYERS, mixed))
+        recovery = Recovery(distil=1, rate=1e-4, precision=precision)
+        told.append(distil(net, small, kind, [unlabelled()], recovery, CPU, LAYERS))
         assert {value.dtype for value in small.parameters()} == {torch.float32}
     single, half = torch.float32, torch.bfloat16
     assert found == {single, half, (single,), (half,)}
     assert [each["precision"] for each in told] == ["32-true", "bf16-mixed"]
+    assert [each["learning_rate"] for each in told] == [1e-4, 1e-4]
     assert told[0]["loss"][0] != told[1]["loss"][0] == pytest.approx(told[0]["loss"][0], rel=0.05)
 
 
 def test_a_model_that_reads_labels_needs_them():
     net = make_net("llama", "plain_text").eval()
     with pytest.raises(UserError, match="labels: the data has none"):
-        distil(net, damaged(net), KINDS["language_modelling"], [unlabelled()], 1, CPU, LAYERS)
+        distil(net, damaged(net), KINDS["language_modelling"], [unlabelled()], Recovery(distil=1), CPU, LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +118,9 @@ def test_a_model_that_reads_labels_needs_them():
             {"distil": 5, "precision": "16-mixed"},
             "trainer.precision: '16-mixed' is not known to --distil; valid: 32-tr",
         ),
+        ({"rate": 1e-4}, "--distil_rate: '0.0001' is read by --distil only; add --distil 100"),
+        ({"distil": 5, "rate": 0.0}, "--distil_rate: 0 is not between 0 and 1; usual: 0.0003"),
+        ({"distil": 5, "rate": math.nan}, "--distil_rate: nan is not between 0 and 1"),
         ({"distil": 5, "texts": "nowhere.txt"}, "--distil_texts: 'nowhere.txt' is no file"),
     ],
 )
