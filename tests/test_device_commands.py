@@ -34,7 +34,7 @@ LINES = {
     "SliceGPT": ["--method", "SliceGPT", "--density", "0.7", "--model.prune.examples", "30"],
     "Layers": ["--method", "Layers", "--density", "0.5", "--model.prune.choice", "measured",
                "--model.prune.examples", "30"],
-    "trained": [*KFAC, "--refine", "5", "--distil", "3"],
+    "trained": [*KFAC, "--refine", "5", "--distil", "3", "--data.batch_size", "32"],
     "block-kfac": [*KFAC, "--by_block", "float32"],
     "block-refined": [*KFAC, "--refine", "5", "--by_block", "float32"],
     "block-fisher": ["--weighting", "fisher", "--fisher_examples", "20", "--by_block", "float32"],
@@ -78,6 +78,7 @@ def factorize_on_both(line: list[str], model: str, data: list[str], out: Path) -
             "logits": load_net(out / device)(**inputs()).logits.detach(),
             "loss": (report["calibration"] or {"measured_loss": 0})["measured_loss"],
             "metric": report["compressed"]["metric"],
+            "distilled": report["distilled"],
             "calls": second_device.counts()["calls"],
         }
     return found
@@ -100,6 +101,17 @@ def test_factorize(line, model, tmp_path):
         factorize_on_both, line, str(model[0] / "dense" / "net"), model[1], tmp_path
     ).values()
     check_alike(cpu, second)
+
+
+def test_distil_in_mixed_precision(model, tmp_path):
+    """bfloat16 rounds differently on each device, so only the losses are near."""
+    line = [*KFAC, "--distil", "3", "--trainer.precision", "bf16-mixed"]
+    cpu, second = processes.on_second_device(
+        factorize_on_both, line, str(model[0] / "dense" / "net"), model[1], tmp_path
+    ).values()
+    assert cpu["distilled"]["precision"] == second["distilled"]["precision"] == "bf16-mixed"
+    assert second["distilled"]["loss"] == pytest.approx(cpu["distilled"]["loss"], rel=0.05)
+    assert second["calls"] > 100
 
 
 @pytest.fixture(scope="module")
