@@ -61,6 +61,15 @@ def test_the_whole_way(tmp_path: Path, words: list[str], monkeypatch: pytest.Mon
     told = made["svd-0.8-refined"]["refined"]
     assert (told["steps"], told["texts"]) == (3, 16)
 
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "layers", "--densities", "0.6", "--refine", "0", "3"])
+    monkeypatch.setitem(run.METHODS, "layers", [*run.METHODS["layers"][:-1], 3])  # texts that decide
+    run.main()
+    told = json.loads((tmp_path / "results" / "layers-0.6-refined.json").read_text())["refined"]
+    assert len(told["after"]) == 1 and told["after"][0] < told["before"][0] and told["texts"] == 16
+    for name in ("layers-0.6", "layers-0.6-refined"):
+        (tmp_path / "results" / f"{name}.json").unlink()
+    monkeypatch.setattr(sys, "argv", [*words, "--only", "structures", "svd", "slicegpt", "--refine", "0", "3"])
+
     before = len(work)
     run.main()
     assert len(work) == before  # all is there

@@ -57,7 +57,7 @@ METHODS: dict[str, list[object]] = {
 }
 ESTIMATES = ("reduce", "nearest")
 ONE_MEASUREMENT = ("structures", "even", "components", *ESTIMATES)  # it serves all densities
-NOT_REFINED = ("slicegpt", "layers", *ESTIMATES)  # behind the first two's blocks are no dense hidden states
+NOT_REFINED = ("slicegpt", *ESTIMATES)  # SliceGPT's hidden states have other axes than the dense ones
 
 
 def prepare(options: Any) -> None:
@@ -145,8 +145,18 @@ def refined(options: Any, method: str, density: float, steps: int) -> tuple[Any,
     start, kind = time.process_time(), parts.method.kind
     rows = calibration_parts(kind, stage.texts(parts.data), None)
     with tempfile.TemporaryDirectory() as states:
-        told = refine_net(dense, net, kind, rows, steps, Path(states), torch.device("cpu"))
+        behind = behind_kept(dense, net) if method == "layers" else None
+        told = refine_net(dense, net, kind, rows, steps, Path(states), torch.device("cpu"), behind)
     return net.eval(), {"refined": told, "refine_seconds": time.process_time() - start}
+
+
+def behind_kept(dense: Any, net: Any) -> list[int]:
+    """Return behind which dense blocks the states are that the kept blocks of ``net`` learn, as Layers' stage does."""
+    from lit_compress.models.sites import blocks
+
+    first = [[next(block.parameters()) for *_, block in blocks(model)] for model in (dense, net)]
+    kept = [next(i for i, value in enumerate(first[0]) if torch.equal(value, own)) for own in first[1]]
+    return [*kept[1:], len(first[0])]
 
 
 def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str, Any]]:

@@ -128,10 +128,9 @@ def factorize_model(
     dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)
     if recovery.refine is not None:
-        compression = stage.compression(Path(method.backbone).expanduser())
-        check_refinement(dense, compression is None or compression.by_itself, name)
+        check_refinement(dense, stage.behind(dense) is not None, name)
     texts = None if recovery.distil is None else data.texts_dataloader(recovery.texts)
-    net, made = compressed(method, dense, data)
+    net, made = compressed(stage, method, dense, data)
     recovered: dict[str, Any] = {"refined": None, "distilled": None}
     if recovery.refine is not None:
         recovered["refined"] = _refined(dense, net, stage, data, recovery.refine)
@@ -160,16 +159,15 @@ def _refined(
     kind = task_type(data.record)
     parts = calibration_parts(kind, stage.texts(data), None)
     with tempfile.TemporaryDirectory() as states:
-        told = refine_net(dense, net, kind, parts, steps, Path(states), current_device())
+        told = refine_net(dense, net, kind, parts, steps, Path(states), current_device(), stage.behind(net))
     trim()
     return told
 
 
 def compressed(
-    method: Method, dense: PreTrainedModel, data: DataModule
+    stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule
 ) -> tuple[PreTrainedModel, dict[str, Any] | None]:
-    """Return a compressed copy of ``dense``, and the report's entry on the calibration."""
-    stage = one_shot_stage(method)
+    """Return a copy of ``dense``, compressed by ``stage``, and the report's entry on the calibration."""
     stage.check_shapes(dense)
     stage.check_data(data.train_size())
     folder = Path(method.backbone).expanduser()

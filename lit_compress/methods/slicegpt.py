@@ -164,6 +164,9 @@ class SlicingStage(CompressedStage):
                 steps[site] -= 1
         return (steps * step).tolist()
 
+    def behind(self, net: PreTrainedModel) -> None:
+        """Return None: hidden states have other axes, and fewer."""
+
     def compression(self, previous: Path | None) -> Slices:
         """Return the slices."""
         return Slices(self)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.models.accounting import stored_density
+from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.stages.base import Stage, StageContext
@@ -249,6 +250,17 @@ class CompressedStage(Stage):
     def texts(self, data: DataModule) -> Iterable[dict[str, Tensor]]:
         """Return the batches of the examples that calibrate, or of 1,024 training examples without a calibration."""
         return data.calibration_dataloader(min(EXAMPLES, data.train_size()))
+
+    def behind(self, net: PreTrainedModel) -> list[int] | None:
+        """Return behind which dense blocks, counted from 1, the states behind each block of ``net`` are.
+
+        Args:
+            net: the compressed model, or the dense one before; only shapes are read.
+
+        Returns:
+            One number per block; None if the states are not those of the dense model.
+        """
+        return [number for number, _ in enumerate(blocks(net), 1)]
 
     def other_texts(self, data: DataModule, rows: int) -> ResumableLoader:
         """Return the batches of ``rows`` training examples that :meth:`texts` leaves out."""

@@ -5,7 +5,8 @@ the parameters of f' are trained so that
 
     E(f') = sum over tokens t of |f'(x')_t - f(x)_t|^2 / |f(x)_t|^2     ->  min
 
-over all tokens of some texts, without padding. So a block also repairs the losses of the blocks before it. That is the
+over all tokens of some texts, without padding. So a block also repairs the losses of the blocks before it. If the dense
+blocks behind f were removed, f(x) is what the last of them gives, so f' also learns their work. That is the
 idea of AA-SVD (https://arxiv.org/abs/2604.02119), which trains compressed blocks against dense outputs. The rest is
 chosen here:
 
@@ -87,16 +88,18 @@ class Refinement:
         own: the same in the compressed model. Its model gives inputs, masks and positions, and may be the dense one if
             both are alike outside the blocks.
         steps: of AdamW, for every block.
+        behind: behind which dense block, counted from 1, the states are that each block learns; None: behind the same.
     """
 
-    def __init__(self, dense: Sweeps, own: Sweeps, steps: int) -> None:
+    def __init__(self, dense: Sweeps, own: Sweeps, steps: int, behind: Sequence[int] | None = None) -> None:
         self.dense, self.own, self.steps = dense, own, steps
+        self.behind = behind or range(1, len(own.net) + 1)
 
     def __call__(self, number: int, block: nn.Module) -> None:
         """Train a compressed block, on the CPU before and afterwards, and write the next one's input."""
         own, device, start = self.own, self.own.net.device, time.perf_counter()
         own.drop("states", number - 1)
-        self.dense.reach(number + 1, keep=False)
+        self.dense.reach(self.behind[number], keep=False)
         block.to(device)
         before = self._error(number, block)
         values = {name: value.detach().clone() for name, value in block.named_parameters()}
@@ -139,7 +142,7 @@ class Refinement:
         self, number: int, block: nn.Module, order: Sequence[int] | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the block's outputs for some parts of the examples, by default all, and their errors."""
-        targets = self.dense.states(number + 1, order)
+        targets = self.dense.states(self.behind[number], order)
         parts = zip(self.own.rows(order), self.own.states(number, order), targets, strict=True)
         for rows, hidden, target in parts:
             assert target is not None
@@ -190,25 +193,25 @@ class Refinement:
         block.requires_grad_(False)
 
 
-def check_refinement(net: PreTrainedModel, by_itself: bool, method: str) -> None:
+def check_refinement(net: PreTrainedModel, comparable: bool, method: str) -> None:
     """Refuse a refinement that cannot work; only shapes are read.
 
     Args:
         net: dense.
-        by_itself: whether the compression changes a block without the others.
+        comparable: whether the states behind its blocks are to be those of the dense model.
         method: name of the method.
 
     Raises:
         UserError: see above.
     """
-    if not by_itself:
+    if not comparable:
         raise UserError(f"--refine: {method} leaves no dense hidden states behind its blocks; nearest: SecondOrder")
     check_by_block(net, "--refine")
 
 
 def refine_net(
     dense: PreTrainedModel, net: PreTrainedModel, kind: TaskType, parts: Sequence[Batch], steps: int, folder: Path,
-    device: torch.device,
+    device: torch.device, behind: Sequence[int] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Refine the compressed ``net`` in place, and return the report's entry.
 
@@ -220,6 +223,7 @@ def refine_net(
         steps: of AdamW, for every block.
         folder: for the states.
         device: of the passes.
+        behind: as :class:`Refinement`.
 
     Raises:
         UserError: the states do not fit on the disk.
@@ -229,7 +233,7 @@ def refine_net(
         def sweeps(blocks: Blocks, name: str) -> Sweeps:
             return Sweeps(blocks, kind, parts, folder / name, torch.float32)
 
-        refinement = Refinement(sweeps(theirs, "dense"), sweeps(ours, "refined"), steps)
+        refinement = Refinement(sweeps(theirs, "dense"), sweeps(ours, "refined"), steps, behind)
         check_disk(folder, refinement.disk_bytes(), "--refine")
         for i in track(range(len(ours)), "refine", len(ours)):
             refinement(i, ours.blocks[i])

@@ -372,15 +372,21 @@ def test_factorize_refines_and_distils_without_labels(words, tmp_path, capsys):
     assert "distilled: 8 steps" in capsys.readouterr().out
 
 
+def test_kept_blocks_are_refined(words, tmp_path):
+    """The one block that is left learns what both gave."""
+    model, data = words
+    more = ["--model.prune.choice", "measured", "--model.prune.examples", "20", "--refine", "20"]
+    main(["factorize", *model, str(tmp_path / "out"), *data, "--method", "Layers", "--density", "0.5", *more])
+    refined = json.loads((tmp_path / "out" / "report.json").read_text())["refined"]
+    assert len(refined["before"]) == 1 and refined["after"][0] < refined["before"][0] and refined["texts"] == 100
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--refine", "5", "--method", "Magnitude"], "Magnitude has to train"),
         (["--refine", "few"], "argument --refine: invalid int value: 'few'"),
-        (
-            ["--distil", "5", "--method", "SliceGPT", "--refine", "5"],
-            "--refine: SliceGPT leaves no dense hidden states",
-        ),
+        (["--distil", "5", "--method", "SliceGPT", "--refine", "5"], "--refine: SliceGPT leaves no dense hidden"),
         (["--distil", "5", "--distil_texts", "nowhere.txt"], "--distil_texts: 'nowhere.txt' is no file"),
         (
             ["--distil", "5", "--trainer.precision", "16-mixed"],

@@ -10,7 +10,9 @@ from tiny import make_batch, make_net
 from torch import nn
 
 from lit_compress.calibration.by_block import Sweeps, calibration_parts
+from lit_compress.methods.layers import KeptBlocks, LayersStage
 from lit_compress.models.block_net import one_by_one
+from lit_compress.models.shorten import stack_lengths
 from lit_compress.stages.refinement import Refinement, check_refinement, rates, refine_net, token_errors
 from lit_compress.tasks import KINDS
 from lit_compress.utils.errors import UserError
@@ -113,14 +115,32 @@ def test_outputs_come_nearer_to_the_dense_ones(family, task, tmp_path):
     assert told["after"][-1] < 0.5 * told["before"][-1]
 
 
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_kept_blocks_learn_the_work_of_removed_ones(family, tmp_path):
+    """Of four blocks the second and the third stay: they learn the states behind the second and the fourth."""
+    net = make_net(family, "sst2", num_hidden_layers=4, initializer_range=0.2).eval()
+    small, [path] = copy.deepcopy(net), stack_lengths(net)
+    stage = LayersStage(KeptBlocks(), 0.5, None)
+    stage.keep(small, {path: [1, 2]})
+    assert stage.behind(small) == [2, 4]
+    parts = calibration_parts(KIND, batches(), None)
+    with torch.no_grad():
+        states = KIND.run(net, parts[0], output_hidden_states=True).hidden_states
+        own = KIND.run(small, parts[0], output_hidden_states=True).hidden_states
+    first = token_errors(own[1], states[2], parts[0]["attention_mask"])
+    told = refine_net(net, small, KIND, parts[:1], 30, tmp_path, torch.device("cpu"), stage.behind(small))
+    assert told["before"][0] == pytest.approx(float(first), rel=1e-5)
+    assert all(after < before for before, after in zip(told["before"], told["after"], strict=True))
+
+
 @pytest.mark.parametrize(
-    ("family", "by_itself", "message"),
+    ("family", "comparable", "message"),
     [
         ("llama", False, "--refine: SliceGPT leaves no dense hidden states"),
         ("albert", True, "--refine: 'albert' cannot go block by block"),
         ("t5", True, "--refine: 't5' cannot go block by block"),
     ],
 )
-def test_what_cannot_be_refined_is_one_line(family, by_itself, message):
+def test_what_cannot_be_refined_is_one_line(family, comparable, message):
     with pytest.raises(UserError, match=message):
-        check_refinement(make_net(family, "sst2"), by_itself, "SliceGPT")
+        check_refinement(make_net(family, "sst2"), comparable, "SliceGPT")
