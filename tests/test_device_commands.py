@@ -78,7 +78,7 @@ def factorize_on_both(line: list[str], model: str, data: list[str], out: Path) -
             "logits": load_net(out / device)(**inputs()).logits.detach(),
             "loss": (report["calibration"] or {"measured_loss": 0})["measured_loss"],
             "metric": report["compressed"]["metric"],
-            "distilled": report["distilled"],
+            "distilled": report.get("distilled"),
             "calls": second_device.counts()["calls"],
         }
     return found
