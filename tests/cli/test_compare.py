@@ -92,7 +92,7 @@ def test_the_shipped_comparisons_and_claims_can_be_read():
     tasks = ("sst2", "stsb", "mrpc", "qnli", "quickstart")
     assert list(made) == [f"compare_{task}.yaml" for task in tasks]
     claims = read_claims(read_yaml(COMPARISONS / "claims.yaml"), budget_name)
-    assert len(claims) == 22 and all(claim.paper for claim in claims)
+    assert len(claims) == 25 and all(claim.paper for claim in claims)
     labels = {entry.label for entry in made["compare_sst2.yaml"].entries()} | {"dense"}
     assert {name for claim in claims for pair in claim.pairs for name in pair} <= labels
     assert {budget for claim in claims for budget in claim.budgets} == set(
