@@ -77,6 +77,7 @@ def test_the_tokens_are_those_of_kfac() -> None:
     group = next(tokens for tokens in kept.values() if sites[0] in tokens.sites)
     expected_one = factors("reduce", group)[sites[0]]
     assert list(other) == sites and torch.equal(other[sites[0]].inputs(), expected_one.inputs())
+    assert torch.allclose(other[sites[0]].gradients(), expected_one.gradients(), rtol=1e-4)
     for name, own in found.items():
         assert torch.allclose(own.mean, expected[name].mean, atol=1e-5), name
         for part in ("inputs", "gradients"):

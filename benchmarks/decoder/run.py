@@ -89,8 +89,7 @@ def command_line(options: Any, method: str, mixed: int = 0) -> Any:
     words = [
         "--model", *METHODS[method], "--model.backbone", options.backbone,
         *common.source(TASK, options.work / ("mixed" if mixed else "data")), "--data.max_length", options.length,
-        "--data.train_examples", mixed or options.calibrated, "--data.batch_size", OF_A_STEP,
-        "--trainer.accelerator", "cpu",
+        "--data.train_examples", mixed or options.calibrated, "--trainer.accelerator", "cpu",
     ]  # fmt: skip
     return CommandLine([str(word) for word in words], "factorize")
 
@@ -168,6 +167,7 @@ def distilled(options: Any, method: str, density: float) -> tuple[Any, dict[str,
     cli = command_line(options, method, options.mixed)
     stage, parts = one_shot_stage(cli.at_density(density)), cli.build()
     dense, net = load_model(str(options.backbone), parts.method), load_net(options.work / f"{method}-{density:g}-mixed")
+    parts.data.batch_size = OF_A_STEP
     start, rows = time.process_time(), parts.data.texts_dataloader(str(options.work / "mixed" / "train.txt"))
     recovery = Recovery(distil=options.distil, rate=RATE, precision="bf16-mixed")
     told = distil(dense, net, parts.method.kind, rows, recovery, torch.device("cpu"), stage.layer_loss)

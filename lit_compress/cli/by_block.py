@@ -132,7 +132,7 @@ def factorize_by_block(
     stage = one_shot_stage(method)
     compression = _checked(stage, method, dense, data)
     if recovery.refine is not None:
-        check_refinement(dense, stage.behind(dense) is not None, type(method).__name__)
+        check_refinement(dense, stage.dense_states, type(method).__name__)
     walks = _Walks(out.with_name(f"{out.name}.by_block"), method, data, dense, compression, getattr(torch, precision))
     if recovery.refine is not None:
         walks.refine_by(recovery.refine, stage.texts(data))

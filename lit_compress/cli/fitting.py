@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,12 +163,11 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
         "--distil_rate", type=float, metavar="RATE", help=f"learning rate of --distil, default {RATE:g}"
     )
     given, cli = parse_one_shot(parser, args, "factorize")
-    asked = (given.refine, given.distil, given.distil_texts, given.distil_rate)
-    Recovery(*asked)  # checked before anything is read
+    recovery = Recovery(given.refine, given.distil, given.distil_texts, given.distil_rate)
     out = Path(given.out).expanduser()
     check_out(out)
     parts = cli.ready()
-    recovery = Recovery(*asked, parts.trainer.get("precision"))
+    recovery = replace(recovery, precision=parts.trainer.get("precision"))
     kinds, budget = parts.method.kinds, parts.method.budget
     if given.by_block:
         check_budget(budget)

@@ -128,7 +128,7 @@ def factorize_model(
     dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)
     if recovery.refine is not None:
-        check_refinement(dense, stage.behind(dense) is not None, name)
+        check_refinement(dense, stage.dense_states, name)
     texts = None if recovery.distil is None else data.texts_dataloader(recovery.texts)
     net, made = compressed(stage, method, dense, data)
     recovered: dict[str, Any] = {"refined": None, "distilled": None}
@@ -159,7 +159,7 @@ def _refined(
     kind = task_type(data.record)
     parts = calibration_parts(kind, stage.texts(data), None)
     with tempfile.TemporaryDirectory() as states:
-        told = refine_net(dense, net, kind, parts, steps, Path(states), current_device(), stage.behind(net))
+        told = refine_net(dense, net, kind, parts, steps, Path(states), current_device(), stage.behind)
     trim()
     return told
 

@@ -89,7 +89,6 @@ class LayersStage(CompressedStage):
         super().__init__("prune", settings)
         self.density, self.blocks, self.digits = density, blocks, digits
         self.kept: Kept = {}
-        self.totals: dict[str, int] = {}  # blocks of the dense model, by list
 
     @property
     def keeps_all(self) -> bool:
@@ -176,18 +175,12 @@ class LayersStage(CompressedStage):
 
     def keep(self, net: PreTrainedModel, kept: Kept) -> None:
         """Remove the other blocks of ``net``, in place."""
-        self.kept, self.totals = kept, {path: total for path, (_, total) in stack_lengths(net).items()}
-        self.share = sum(map(len, kept.values())) / sum(self.totals.values())
-        shorten(net, kept)
-
-    def behind(self, net: PreTrainedModel) -> list[int] | None:
-        """Return the states that the next kept block reads in the dense model, the last ones behind its last block."""
-        found, before = list[int](), 0
-        for path, numbers in (self.kept or self.evenly(net)).items():
-            total = self.totals.get(path) or stack_lengths(net)[path][1]
-            found += [before + number for number in (*numbers[1:], total)]
+        self.kept, self.behind, before = kept, [], 0
+        for path, (_, total) in stack_lengths(net).items():  # a block gives what the next kept one reads
+            self.behind += [before + number for number in (*kept[path][1:], total)]
             before += total
-        return found
+        self.share = len(self.behind) / before
+        shorten(net, kept)
 
     def density_left(self, net: PreTrainedModel) -> float:
         """Return the fraction of the blocks that was kept."""

@@ -95,6 +95,7 @@ class SlicingStage(CompressedStage):
         round_to: widths are multiples of it.
     """
 
+    dense_states = False  # they have other axes, and fewer
     settings: Slicing
     density: float
 
@@ -163,9 +164,6 @@ class SlicingStage(CompressedStage):
             if left(steps) > budget or steps[site] * step > d:
                 steps[site] -= 1
         return (steps * step).tolist()
-
-    def behind(self, net: PreTrainedModel) -> None:
-        """Return None: hidden states have other axes, and fewer."""
 
     def compression(self, previous: Path | None) -> Slices:
         """Return the slices."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from lit_compress.models.accounting import stored_density
-from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import Structure, rebuild
 from lit_compress.stages.base import Stage, StageContext
@@ -210,8 +209,15 @@ def _keep(
 
 
 class CompressedStage(Stage):
-    """A stage that compresses the model of the stage before in one shot, and then trains it."""
+    """A stage that compresses the model of the stage before in one shot, and then trains it.
 
+    Attributes:
+        dense_states: whether the states behind the blocks are to be those of the dense model.
+        behind: behind how many dense blocks those of each block are, in forward order; None: no block is missing.
+    """
+
+    dense_states: ClassVar[bool] = True
+    behind: Sequence[int] | None = None
     shrinks_first = repeatable = True
 
     def plain(self) -> Stage:
@@ -250,17 +256,6 @@ class CompressedStage(Stage):
     def texts(self, data: DataModule) -> Iterable[dict[str, Tensor]]:
         """Return the batches of the examples that calibrate, or of 1,024 training examples without a calibration."""
         return data.calibration_dataloader(min(EXAMPLES, data.train_size()))
-
-    def behind(self, net: PreTrainedModel) -> list[int] | None:
-        """Return behind which dense blocks, counted from 1, the states behind each block of ``net`` are.
-
-        Args:
-            net: the compressed model, or the dense one before; only shapes are read.
-
-        Returns:
-            One number per block; None if the states are not those of the dense model.
-        """
-        return [number for number, _ in enumerate(blocks(net), 1)]
 
     def other_texts(self, data: DataModule, rows: int) -> ResumableLoader:
         """Return the batches of ``rows`` training examples that :meth:`texts` leaves out."""

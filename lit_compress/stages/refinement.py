@@ -5,11 +5,11 @@ the parameters of f' are trained so that
 
     E(f') = sum over tokens t of |f'(x')_t - f(x)_t|^2 / |f(x)_t|^2     ->  min
 
-over all tokens of some texts, without padding. So a block also repairs the losses of the blocks before it. If the dense
-blocks behind f were removed, f(x) is what the last of them gives, so f' also learns their work. That is the
+over all tokens of some texts, without padding. So a block also repairs the losses of the blocks before it. That is the
 idea of AA-SVD (https://arxiv.org/abs/2604.02119), which trains compressed blocks against dense outputs. The rest is
 chosen here:
 
+    - Where the dense blocks behind f were removed, f(x) is what the last of them gives, so f' also learns their work.
     - A token's error is divided by the length of its own target. The norm that reads a hidden state also divides by
       that length; without it a decoder's few tokens with huge states would dominate the loss.
     - AdamW without weight decay. A parameter's rate is :data:`RATE` times the root mean square of its values: factors
@@ -88,7 +88,7 @@ class Refinement:
         own: the same in the compressed model. Its model gives inputs, masks and positions, and may be the dense one if
             both are alike outside the blocks.
         steps: of AdamW, for every block.
-        behind: behind which dense block, counted from 1, the states are that each block learns; None: behind the same.
+        behind: behind how many dense blocks the states are that each block learns; None: as many as own ones.
     """
 
     def __init__(self, dense: Sweeps, own: Sweeps, steps: int, behind: Sequence[int] | None = None) -> None:
@@ -193,18 +193,18 @@ class Refinement:
         block.requires_grad_(False)
 
 
-def check_refinement(net: PreTrainedModel, comparable: bool, method: str) -> None:
+def check_refinement(net: PreTrainedModel, dense_states: bool, method: str) -> None:
     """Refuse a refinement that cannot work; only shapes are read.
 
     Args:
         net: dense.
-        comparable: whether the states behind its blocks are to be those of the dense model.
+        dense_states: whether those behind its blocks are to be those of the dense model.
         method: name of the method.
 
     Raises:
         UserError: see above.
     """
-    if not comparable:
+    if not dense_states:
         raise UserError(f"--refine: {method} leaves no dense hidden states behind its blocks; nearest: SecondOrder")
     check_by_block(net, "--refine")
 

@@ -35,8 +35,8 @@ def test_operations_of_a_token(tied):
 
 @pytest.mark.parametrize(("weighting", "gradients"), [("kfac", True), ("inputs", False), ("none", False)])
 def test_operations_of_factorize(weighting, gradients, tiny_backbone, tiny_data):
-    """Dev texts through both models twice; 20 calibration texts; 5 steps of every block; 7 steps of 32 texts."""
-    data = DataModule("sst2", str(tiny_backbone), path=str(tiny_data))
+    """Dev texts through both models twice; 20 calibration texts; 5 steps of every block; 7 steps of 16 texts."""
+    data = DataModule("sst2", str(tiny_backbone), path=str(tiny_data), batch_size=16)
     settings = KroneckerWeighted(calibration_examples=20, weighting=weighting)
     method = SecondOrder(backbone=str(tiny_backbone), density=0.5, task="sst2", retrain=settings)
     dense, own = make_net("bert", "sst2"), make_net("bert", "sst2", intermediate_size=8)
@@ -54,7 +54,7 @@ def test_operations_of_factorize(weighting, gradients, tiny_backbone, tiny_data)
     assert flops(NO_RECOVERY) == pytest.approx(plain)
     step, read = min(512, 20 * each) * 3 * smaller, 20 * each * (forward + 2 * smaller)
     assert flops(Recovery(refine=5)) - plain == pytest.approx(5 * step + read)
-    assert flops(Recovery(distil=7)) - plain == pytest.approx(7 * 32 * each * (forward + 3 * smaller))
+    assert flops(Recovery(distil=7)) - plain == pytest.approx(7 * 16 * each * (forward + 3 * smaller))
 
 
 def test_without_a_number_a_thousand_texts_calibrate(tiny_backbone, tiny_data, monkeypatch):

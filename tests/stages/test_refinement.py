@@ -122,25 +122,35 @@ def test_kept_blocks_learn_the_work_of_removed_ones(family, tmp_path):
     small, [path] = copy.deepcopy(net), stack_lengths(net)
     stage = LayersStage(KeptBlocks(), 0.5, None)
     stage.keep(small, {path: [1, 2]})
-    assert stage.behind(small) == [2, 4]
+    assert stage.behind == [2, 4]
     parts = calibration_parts(KIND, batches(), None)
     with torch.no_grad():
         states = KIND.run(net, parts[0], output_hidden_states=True).hidden_states
         own = KIND.run(small, parts[0], output_hidden_states=True).hidden_states
     first = token_errors(own[1], states[2], parts[0]["attention_mask"])
-    told = refine_net(net, small, KIND, parts[:1], 30, tmp_path, torch.device("cpu"), stage.behind(small))
+    outputs = []
+    told = refine_net(net, small, KIND, parts[:1], 30, tmp_path, torch.device("cpu"), stage.behind)
     assert told["before"][0] == pytest.approx(float(first), rel=1e-5)
+    for model, number in ((net, 3), (small, 1)):  # a decoder's last hidden states come from behind its norm
+        module = model.get_submodule(f"{path}.{number}")
+        module.register_forward_hook(
+            lambda _, __, output: outputs.append(output if torch.is_tensor(output) else output[0])
+        )
+        with torch.no_grad():
+            KIND.run(model, parts[0])
+    last = token_errors(outputs[1], outputs[0], parts[0]["attention_mask"])
+    assert told["after"][1] == pytest.approx(float(last), rel=1e-4)
     assert all(after < before for before, after in zip(told["before"], told["after"], strict=True))
 
 
 @pytest.mark.parametrize(
-    ("family", "comparable", "message"),
+    ("family", "dense_states", "message"),
     [
         ("llama", False, "--refine: SliceGPT leaves no dense hidden states"),
         ("albert", True, "--refine: 'albert' cannot go block by block"),
         ("t5", True, "--refine: 't5' cannot go block by block"),
     ],
 )
-def test_what_cannot_be_refined_is_one_line(family, comparable, message):
+def test_what_cannot_be_refined_is_one_line(family, dense_states, message):
     with pytest.raises(UserError, match=message):
-        check_refinement(make_net(family, "sst2"), comparable, "SliceGPT")
+        check_refinement(make_net(family, "sst2"), dense_states, "SliceGPT")
