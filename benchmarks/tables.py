@@ -27,10 +27,10 @@ HEAD = """# Benchmarks
 
 ## All methods at density 0.10: MiniLM-L6-H384, by `compare`
 
-Dev metric in %; {steps}; seed 1, one learning rate for all, trained on
-{machine}. Standard errors are {errors}. Speed-up: PyTorch on the CPU, one text, one
-thread, median over the tasks. These are the {count} best of {rows} rows with smaller files; [the comparison](comparison/README.md) has all,
-rows with two seeds, and the claims.
+Dev metric in %; {steps}; means over {seeds} seeds ± their standard deviation, one learning
+rate for all, trained on {machine}. Standard errors over the dev set are {errors}. Speed-up: PyTorch on the CPU, one
+text, one thread, median. These are the {count} best of {rows} rows with smaller files; [the comparison](comparison/README.md) has all,
+single weights, other densities and the claims.
 
 {methods}
 ![Accuracy on SST-2 over parameters, FLOPs, bytes and milliseconds](comparison/figures/sst2.png)

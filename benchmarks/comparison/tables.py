@@ -7,8 +7,10 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.common import file_density, load, mean_and_deviation, origin, percent, table
-from benchmarks.comparison import front_table
+from benchmarks.comparison import curve, front_table
 from benchmarks.comparison.front_table import NAMES, SCORES
+from lit_compress.cli.recipes import COMPARISONS, read_yaml
+from lit_compress.evaluation.claims import Claim, read_claims
 from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import of_program
 
@@ -22,23 +24,23 @@ FIRST_SCREEN = 10  # rows
 
 ALL = """## Every method at a tenth of the weights
 
-MiniLM-L6-H384; {steps}; batches of 32, bf16-mixed, {seeds}. Dev metric
-in %: accuracy, or the mean of Pearson's and Spearman's correlation on STS-B. *Mean*: of the tasks; *held out*: the same of the held-out rows. *Speed-up*: PyTorch on the CPU, one
-text, one thread, median over the tasks, while the other cores were busy. *Bytes*: of the file, over the dense model's.
-"""  # fmt: skip
-STORED = "Single weights. Their zeros are stored: **the file is not smaller**.\n"
-TWICE = """## Rows with {count} seeds on every task
-
-Means over the seeds ± the standard deviation, with a teacher for each seed. The other methods have one seed.
+MiniLM-L6-H384; {steps}; batches of 32, bf16-mixed. Dev metric in %: accuracy,
+or the mean of Pearson's and Spearman's correlation on STS-B. Means over {seeds} seeds ± their standard deviation; every seed has a teacher of its own.
+*Mean*: of the tasks; *held out*: the same of the held-out rows. *Speed-up*: PyTorch on the CPU, one
+text, one thread, median over all runs, while the other cores were busy. *Bytes*: of the file, over the dense model's.
 """
-CLAIMS = """### Claims, decided with seed {seed}
+STORED = "Single weights. Their zeros are stored: **the file is not smaller**.\n"
+CLAIMS = """### Claims, decided with {seeds} seeds
 
+A paired t-test over the seeds, corrected for all claims of a task. With {seeds} seeds it asks for much: a difference has to be about ten times
+its spread. *Ahead*: of the {pairs} pairs of runs with one task and seed, those in which the first method is ahead of the second, and the mean difference in points. All pairs in
+one direction have a probability of {chance:.3f} by chance alone (sign test, not corrected).
 """
 HEAD = """## {task}: a teacher of {epochs} epochs on all rows, {updates:,} steps after it
 
 {fairness}
-Learning rates: {rates}; seed {seed}. In %: {metric}, on the dev set ({rows:,} rows, a standard error {error}) / on the held-out
-rows; the dense model has {dense}. Of dense: dev. Steps and minutes: all stages after the teacher, on a shared machine.
+Learning rates: {rates}. In %: {metric}, means over the seeds, on the dev set ({rows:,} rows, a standard error {error}) / on the held-out
+rows; the dense models have {dense}. Of dense: dev, the same seed's teacher. Steps and minutes: all stages after the teacher, on a shared machine.
 """  # fmt: skip
 PROGRAMS = "Rows of 8-bit programs have the program's dev score and bytes. It was not timed here, nor scored on held-out rows.\n"
 COLUMNS = [
@@ -53,6 +55,7 @@ COLUMNS = [
     "bytes",
     "steps",
     "minutes",
+    "seeds",
 ]
 PICTURE = """![Pareto fronts on {task}](figures/{name}.png)
 
@@ -77,10 +80,6 @@ def of_its_program(run: dict[str, Any]) -> dict[str, Any]:
     return run if small is run else small | {"held_out": None}
 
 
-def _times(gain: float | None) -> str:
-    return "" if gain is None else f"{gain:.2f}x"
-
-
 def _asked(run: dict[str, Any]) -> float:
     return float(run["asked"].removeprefix("density="))
 
@@ -96,15 +95,42 @@ def smaller(run: dict[str, Any]) -> bool:
     return bool(run["ratios"]["bytes"] < 0.99)
 
 
+def grouped(runs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the runs of every density and method, which differ in their seed; the best mean first at a density."""
+    found: dict[tuple[float, str], list[dict[str, Any]]] = {}
+    for run in runs:
+        found.setdefault((_asked(run), run["label"]), []).append(run)
+    return sorted(found.values(), key=lambda group: (-_asked(group[0]), -_mean(group, "compressed", "metric")))
+
+
+def _mean(runs: list[dict[str, Any]], *keys: str) -> float:
+    """Return the mean of a number of every run."""
+    values = []
+    for run in runs:
+        value: Any = run
+        for key in keys:
+            value = value[key]
+        values.append(value)
+    return mean(values)
+
+
+def _speedup(runs: list[dict[str, Any]]) -> str:
+    """Return the cell of the speed-up: the median; nothing if a run was not timed."""
+    found = [run["ratios"]["speedup"] for run in runs]
+    return "" if None in found else f"{median(found):.2f}x"
+
+
 def _table(runs: list[dict[str, Any]]) -> str:
     return table(COLUMNS, [
         [
-            f"{_asked(run):g}", run["label"], f"{file_density(run):.3f}", percent(run["compressed"]["metric"]),
-            _held_out([run]), percent(run["compressed"]["metric"] / run["dense"]["metric"]),
-            _times(1 / run["ratios"]["flops"]), _times(run["ratios"]["speedup"]), f"{run['ratios']['bytes']:.3f}",
-            f"{sum(record['steps'] for record in run['records'][1:]):,}", f"{run['seconds'] / 60:.0f}",
+            f"{_asked(group[0]):g}", group[0]["label"], f"{mean(map(file_density, group)):.3f}",
+            percent(_mean(group, "compressed", "metric")), _held_out(group),
+            percent(_mean(group, "compressed", "metric") / _mean(group, "dense", "metric")),
+            f"{1 / _mean(group, 'ratios', 'flops'):.2f}x", _speedup(group), f"{_mean(group, 'ratios', 'bytes'):.3f}",
+            f"{sum(record['steps'] for record in group[0]['records'][1:]):,}", f"{_mean(group, 'seconds') / 60:.0f}",
+            str(len(group)),
         ]
-        for run in runs
+        for group in grouped(runs)
     ])  # fmt: skip
 
 
@@ -112,45 +138,58 @@ SHOWN = [NAMES[task] for task in TASKS]
 Row = dict[str, list[dict[str, Any]]]  # task -> runs, one per seed, in their order
 
 
-def rows_of(seeds: int) -> dict[str, Row]:
-    """Return the rows that every task has with the first ``seeds`` seeds, by name, the best mean first."""
+def seeds_of(runs: list[dict[str, Any]]) -> set[int]:
+    """Return the seeds of some runs."""
+    return {run["seed"] for run in runs}
+
+
+def rows_of() -> dict[str, Row]:
+    """Return the rows that every task has with all seeds, by name, the best mean first."""
     made: dict[str, Row] = {}
+    seeds = {}
     for comparison, runs in comparisons():
-        chosen = sorted({run["seed"] for run in runs})[:seeds]
+        seeds[comparison["name"]] = seeds_of(runs)
         for run in sorted(runs, key=lambda run: run["seed"]):
             name = run["label"] + (f" at {_asked(run):g}" if _asked(run) != USUAL else "")
-            if run["seed"] in chosen:
-                made.setdefault(name, {}).setdefault(comparison["name"], []).append(run)
-    whole = {name: row for name, row in made.items() if all(len(row.get(task, [])) == seeds for task in TASKS)}
+            made.setdefault(name, {}).setdefault(comparison["name"], []).append(run)
+    whole = {
+        name: row for name, row in made.items() if all(seeds_of(row.get(task, [])) == seeds[task] for task in TASKS)
+    }
     return dict(sorted(whole.items(), key=lambda item: -mean(scores(item[1]))))
 
 
 def scores(row: Row, net: str = "compressed") -> list[float]:
     """Return the dev metric of every task, means over the seeds."""
-    return [mean(run[net]["metric"] for run in row[task]) for task in TASKS]
+    return [_mean(row[task], net, "metric") for task in TASKS]
 
 
 def _dense(row: Row) -> list[str]:
-    """Return the cells of the dense model: those of a row's teachers."""
-    values = scores(row, "dense")
-    made = [each["teachers_held_out"][0][f"val/{each['metric']['name']}"] for each, _ in comparisons()]
-    return ["dense", *map(percent, (*values, mean(values))), "100.0", percent(mean(made)), "1x", "1"]
+    """Return the cells of the dense models: those of a row's teachers."""
+    made = [
+        mean(held_out[f"val/{each['metric']['name']}"] for held_out in each["teachers_held_out"])
+        for each, _ in comparisons()
+    ]
+    return ["dense", *_means(row, "dense"), "100.0", percent(mean(made)), "1x", "1"]
 
 
 def _cells(name: str, row: Row) -> list[str]:
-    """Return the cells of a row of one seed."""
-    runs, values = [row[task][0] for task in TASKS], scores(row)
+    """Return the cells of a row."""
+    runs = [run for task in TASKS for run in row[task]]
     return [
-        name, *map(percent, (*values, mean(values), mean(values) / mean(scores(row, "dense")))),
-        _held_out(runs),
-        _times(median(run["ratios"]["speedup"] for run in runs)),
-        f"{mean(run['ratios']['bytes'] for run in runs):.2f}",
+        name, *_means(row, "compressed"), percent(mean(scores(row)) / mean(scores(row, "dense"))), _held_out(runs),
+        _speedup(runs), f"{_mean(runs, 'ratios', 'bytes'):.2f}",
     ]  # fmt: skip
 
 
+def _means(row: Row, net: str) -> list[str]:
+    """Return mean and standard deviation over the seeds of every task, and of the mean of the tasks."""
+    each = [[run[net]["metric"] for run in row[task]] for task in TASKS]
+    return [mean_and_deviation(values) for values in (*each, [mean(seed) for seed in zip(*each, strict=True)])]
+
+
 def _parts() -> tuple[dict[str, Row], dict[str, Row]]:
-    """Return the rows of one seed: those with smaller files, and the others."""
-    rows = rows_of(1)
+    """Return the rows: those with smaller files, and the others."""
+    rows = rows_of()
     small = {name: row for name, row in rows.items() if smaller(row[TASKS[0]][0])}
     return small, {name: row for name, row in rows.items() if name not in small}
 
@@ -159,7 +198,7 @@ SHORT = [*SHOWN, "mean", "of dense", "held out", "speed-up", "bytes"]
 
 
 def every_task(count: int = FIRST_SCREEN) -> str:
-    """Return the best rows whose file is smaller, with one seed."""
+    """Return the best rows whose file is smaller."""
     small, _ = _parts()
     rows = [_dense(next(iter(small.values()))), *(_cells(name, row) for name, row in list(small.items())[:count])]
     return table(["method, density 0.10", *SHORT], rows)
@@ -177,25 +216,26 @@ def facts() -> dict[str, str]:
         "steps": f"training steps after the teacher: {steps}",
         "errors": ", ".join(f"{percent((high - low) / 3.92)} ({task})" for task, (low, high) in errors.items()),
         "rows": str(len(_parts()[0])),
-        "machine": made[0][0]["hardware"]["accelerator"] or made[0][0]["hardware"]["cpu"],
+        "seeds": str(len(seeds_of(made[0][1]))),
+        "machine": " and ".join(sorted({run["hardware"]["accelerator"] or "CPU" for _, runs in made for run in runs})),
     }
 
 
 def _all() -> Iterator[str]:
-    """Yield the tables of all tasks: every row with one seed, the rows with more, and the claims."""
+    """Yield the tables of all tasks: the rows of all seeds, the claims, and the curves."""
     small, rest = _parts()
-    yield ALL.format(seeds="seed 1", **facts())
+    yield ALL.format(**facts())
     yield every_task(len(small))
     yield STORED
     yield table(["method, density 0.10", *SHORT], [_cells(name, row) for name, row in rest.items()])
     first = next(comparisons())[1][0]
-    yield origin(first, STUDY, first["threads"])
-    count = max(len({run["seed"] for run in runs}) for _, runs in comparisons())
-    if count > 1 and (twice := rows_of(count)):
-        yield TWICE.format(count=count)
-        body = [["dense", *_means(next(iter(twice.values())), "dense")]]
-        body += [[name, *_means(row, "compressed")] for name, row in twice.items()]
-        yield table(["method, density 0.10", *SHOWN, "mean"], body)
+    yield origin(first, STUDY, first["threads"]).replace(first["hardware"]["accelerator"] or "", facts()["machine"])
+    yield from _claims()
+    yield from curve.section({made["name"]: runs for made, runs in comparisons()})
+
+
+def _claims() -> Iterator[str]:
+    """Yield the table of the claims: the verdict on every task, and how often the first method is ahead."""
     verdicts: dict[str, dict[str, str]] = {}
     papers: dict[str, str] = {}
     for made, _ in comparisons():
@@ -203,41 +243,56 @@ def _all() -> Iterator[str]:
             if claim["verdict"] != "not measured":
                 verdicts.setdefault(claim["text"], {})[made["name"]] = claim["verdict"]
                 papers[claim["text"]] = claim.get("paper") or ""
-    yield CLAIMS.format(seed=first["seed"])
+    pairs = sum(len(seeds_of(runs)) for _, runs in comparisons())
+    yield CLAIMS.format(seeds=facts()["seeds"], pairs=pairs, chance=2 * 0.5**pairs)
+    rows, asked = rows_of(), {claim.text: claim for claim in read_claims(read_yaml(COMPARISONS / "claims.yaml"))}
     yield table(
-        ["claim", *SHOWN, "the paper's numbers"],
-        [[text, *(found.get(task, "") for task in TASKS), papers[text]] for text, found in verdicts.items()],
+        ["claim", *SHOWN, "ahead", "the paper's numbers"],
+        [
+            [text, *(found.get(task, "") for task in TASKS), _ahead(asked[text], rows), papers[text]]
+            for text, found in verdicts.items()
+        ],
     )
 
 
-def _means(row: Row, net: str) -> list[str]:
-    """Return mean and standard deviation over the seeds of every task, and of the mean of the tasks."""
-    each = [[run[net]["metric"] for run in row[task]] for task in TASKS]
-    return [mean_and_deviation(values) for values in (*each, [mean(seed) for seed in zip(*each, strict=True)])]
+def _ahead(claim: Claim, rows: dict[str, Row]) -> str:
+    """Return for every pair of a claim in how many runs its first method is ahead, and the mean difference in points.
+
+    Nothing is returned for a claim on another value than the metric, or with a factor or a distance.
+    """
+    if (claim.value, claim.times, claim.by) != ("metric", 1.0, 0.0):
+        return ""
+    shown = []
+    for above, below in claim.pairs:
+        gaps = [
+            one["compressed"]["metric"] - other["compressed"]["metric"]
+            for task in TASKS
+            for one, other in zip(rows[above][task], rows[below][task], strict=True)
+        ]
+        shown.append(f"{sum(gap > 0 for gap in gaps)}, {100 * mean(gaps):+.1f}")
+    return "; ".join(shown)
 
 
 def _one(made: dict[str, Any], runs: list[dict[str, Any]], name: str) -> Iterator[str]:
-    """Yield the table of one comparison's first seed, and its picture if it is of the shipped one."""
-    dense, config = runs[0]["dense"], made["config"]
-    (low, high), score = dense["interval"], f"val/{made['metric']['name']}"
+    """Yield the table of one comparison; its picture if it is of the shipped one, else its machine."""
+    config, score = made["config"], f"val/{made['metric']['name']}"
+    low, high = runs[0]["dense"]["interval"]
+    held_out = mean(found[score] for found in made["teachers_held_out"])
     yield HEAD.format(
         task=NAMES[made["name"]], epochs=config["teacher"]["model.dense.epochs"], fairness=made["fairness"],
         updates=config["updates"], rates=", ".join(f"{float(rate):g}" for rate in config["learning_rates"]),
-        seed=runs[0]["seed"], rows=made["metric"]["rows"], metric=SCORES[made["metric"]["name"]],
-        error=percent((high - low) / 3.92),
-        dense=f"{percent(dense['metric'])} / {percent(made['teachers_held_out'][0][score])}",
+        rows=made["metric"]["rows"], metric=SCORES[made["metric"]["name"]], error=percent((high - low) / 3.92),
+        dense=f"{percent(mean(_teachers(runs).values()))} / {percent(held_out)}",
     )  # fmt: skip
     yield _table(runs)
     if any(run["ratios"]["speedup"] is None for run in runs):
         yield PROGRAMS
-    if name in TASKS:
-        yield PICTURE.format(task=NAMES[name], name=name)
-    yield origin(runs[0], STUDY, runs[0]["threads"])
+    yield PICTURE.format(task=NAMES[name], name=name) if name in TASKS else origin(runs[0], STUDY, runs[0]["threads"])
 
 
-def first_seed(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the runs of the first seed."""
-    return [run for run in runs if run["seed"] == min(run["seed"] for run in runs)]
+def _teachers(runs: list[dict[str, Any]]) -> dict[int, float]:
+    """Return the dev metric of every seed's teacher."""
+    return {run["seed"]: run["dense"]["metric"] for run in runs}
 
 
 def sections() -> Iterator[str]:
@@ -246,25 +301,27 @@ def sections() -> Iterator[str]:
     yield from front_table.sections()
     for name in (*TASKS, LONGER):
         for made, runs in comparisons(name):
-            yield from _one(made, first_seed(runs), name)
+            yield from _one(made, runs, name)
 
 
 def figures() -> Iterator[tuple[str, Any]]:
     """Yield the command's own picture of every task, and the picture of 8-bit programs."""
     from lit_compress.analysis.pareto import costs_of, mean_costs, pareto_figure
 
-    for made, several in comparisons():
-        runs = first_seed(several)
-        each, dense = costs_of(runs)
+    for made, runs in comparisons():
+        _, dense = costs_of(runs)
         groups = [
             {
-                "label": run["label"], "mean": run["compressed"]["metric"], "costs": mean_costs([costs]),
-                "bar": standard_error(run["compressed"]["interval"]),
+                "label": group[0]["label"], "mean": _mean(group, "compressed", "metric"),
+                "costs": mean_costs(costs_of(group)[0]),
+                "bar": mean(standard_error(run["compressed"]["interval"]) for run in group),
             }
-            for run, costs in zip(runs, each, strict=True)
+            for group in grouped(runs)
         ]  # fmt: skip
-        net = {"mean": runs[0]["dense"]["metric"], "costs": dense}
+        net = {"mean": mean(_teachers(runs).values()), "costs": dense}
         yield made["name"], pareto_figure(groups, net, f"dev {made['metric']['name']}", made["metric"]["mode"])
+    tasks = {made["name"]: runs for made, runs in comparisons()}
+    yield "curve", curve.figure(tasks, {made["name"]: made["metric"]["name"] for made, _ in comparisons()})
     yield "front", front_table.figure()
 
 

@@ -1,0 +1,97 @@
+"""Six methods at three densities: their table, and the picture for README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.common import percent, table
+from benchmarks.comparison.front_table import NAMES, SCORES
+from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
+from lit_compress.evaluation.intervals import standard_error
+
+HEAD = """## The six best at other densities
+
+Dev metric in %, seed {seed}, as above. All runs of a task have one teacher.
+"""
+PICTURE = """![Dev metric over density, six methods on two tasks](figures/curve.png)
+
+Bars: one standard error over the dev set. Points at one density are drawn next to each other.
+"""
+APART = 1.025  # factor between two points of one density
+Curves = dict[str, dict[float, dict[str, Any]]]  # method -> density asked for -> run
+
+
+def curves(runs: list[dict[str, Any]]) -> Curves:
+    """Return the methods that the task's runs have at several densities with one seed; {} without any."""
+    found: dict[tuple[str, int], dict[float, dict[str, Any]]] = {}
+    for run in runs:
+        found.setdefault((run["label"], run["seed"]), {})[float(run["asked"].removeprefix("density="))] = run
+    most = max((len(made) for made in found.values()), default=0)
+    several = {
+        label: dict(sorted(made.items(), reverse=True))
+        for (label, _), made in found.items()
+        if len(made) == most > 1 and label != "Layers"  # whole blocks have densities of their own
+    }
+    return dict(sorted(several.items(), key=lambda item: -sum(run["compressed"]["metric"] for run in item[1].values())))
+
+
+def section(made: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """Yield the table of all tasks that have such runs, and the picture.
+
+    Args:
+        made: every run of every task.
+    """
+    tasks = {task: found for task, runs in made.items() if (found := curves(runs))}
+    if not tasks:
+        return
+    first = next(iter(tasks.values()))
+    densities = list(next(iter(first.values())))
+    rows, columns = [], [(task, density) for task in tasks for density in densities]
+    for label in first:
+        rows.append([label, *(percent(tasks[task][label][size]["compressed"]["metric"]) for task, size in columns)])
+    dense = {task: next(iter(next(iter(found.values())).values()))["dense"]["metric"] for task, found in tasks.items()}
+    yield HEAD.format(seed=next(iter(next(iter(first.values())).values()))["seed"])
+    header = ["method", *(f"{NAMES[task]}, {density:.2f}" for task, density in columns)]
+    yield table(header, [["dense", *(percent(dense[task]) for task, _ in columns)], *rows])
+    yield PICTURE
+
+
+def figure(made: dict[str, list[dict[str, Any]]], metrics: dict[str, str]) -> Any:
+    """Return the picture: a panel for each task, the metric over the density of the file, with standard errors.
+
+    Args:
+        made: every run of every task.
+        metrics: the name of each task's metric.
+    """
+    from matplotlib.figure import Figure
+
+    tasks = {task: found for task, runs in made.items() if (found := curves(runs))}
+    drawn = Figure(figsize=(5.6 * len(tasks), 4.4), layout="constrained", dpi=110)
+    panels = drawn.subplots(1, len(tasks), squeeze=False)[0]
+    for axes, (task, found) in zip(panels, tasks.items(), strict=True):
+        for place, (label, number) in enumerate(numbers_of(sorted(found)).items()):
+            colour, shape = look(number)
+            own, runs = label.startswith("SecondOrder"), found[label]
+            axes.errorbar(
+                [100 * density * APART ** (place - (len(found) - 1) / 2) for density in runs],
+                [100 * run["compressed"]["metric"] for run in runs.values()],
+                [100 * standard_error(run["compressed"]["interval"]) for run in runs.values()], capsize=2,
+                elinewidth=0.8, linewidth=2 if own else 1.2, color=LIGHT[colour], marker=MARKERS[shape],
+                markersize=7 if own else 6, label=label, zorder=3 if own else 2,
+            )  # fmt: skip
+        any_run = next(iter(next(iter(found.values())).values()))
+        axes.axhline(100 * any_run["dense"]["metric"], color="grey", linewidth=0.8, linestyle="--", label="dense")
+        axes.set_xscale("log")
+        ticks = [100 * density for density in next(iter(found.values()))]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.set(
+            xlabel="density: % of the weights of the blocks' matrices",
+            ylabel=f"dev {SCORES[metrics[task]].partition(',')[0]} in %",
+            title=f"{NAMES[task]}, MiniLM-L6-H384",
+        )
+        axes.grid(alpha=0.3)
+    handles, names = panels[0].get_legend_handles_labels()
+    drawn.legend(handles, names, fontsize=8, loc="outside lower center", ncols=4, frameon=False)
+    return drawn
