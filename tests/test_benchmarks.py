@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from benchmarks.comparison import front, front_table
 from benchmarks.comparison import run as comparison_run
 from benchmarks.comparison import tables as comparison_tables
 from benchmarks.lpaf_vs_svd import tables as lpaf_tables
+from lit_compress.evaluation.claims import Claim
 from lit_compress.utils.timing import adds_integers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -299,12 +301,12 @@ def test_the_first_table_has_whole_rows_of_smaller_files(monkeypatch: pytest.Mon
     compared, original = comparison_tables, comparison_tables.load
     smaller, rest = "".join(compared.sections()).split(compared.STORED)
     assert "| ITP |" in smaller and "| PLATON |" not in smaller and "| PLATON |" in rest
-    assert compared.rows_of(2).keys() < compared.rows_of(1).keys() and not compared.rows_of(9)
-    row, twice = compared.rows_of(1)["ITP"], compared.rows_of(2)["ITP"]
-    first, second = twice["stsb"]
-    assert row["stsb"] == [first] and (first["seed"], second["seed"]) == (1, 2)
-    middle = (first["compressed"]["metric"] + second["compressed"]["metric"]) / 2
-    assert compared.scores(twice)[1] == pytest.approx(middle)
+    row = compared.rows_of()["ITP"]
+    values = [run["compressed"]["metric"] for run in row["stsb"]]
+    assert [run["seed"] for run in row["stsb"]] == [1, 2, 3] and compared.scores(row)[1] == pytest.approx(mean(values))
+    cells = compared.mean_and_deviation(values), compared.percent(mean(compared.scores(row)))
+    assert f"| {cells[0]} |" in next(line for line in smaller.splitlines() if line.startswith("| ITP | "))
+    assert f"| {cells[1]} ±" in next(line for line in smaller.splitlines() if line.startswith("| ITP | "))
     assert compared.every_task(100).count("\n") == 2 + 1 + int(compared.facts()["rows"])
 
     def load(script: str) -> list[dict[str, Any]]:
@@ -312,9 +314,37 @@ def test_the_first_table_has_whole_rows_of_smaller_files(monkeypatch: pytest.Mon
         for run in results:
             if script == "comparison/sst2" and run["label"] == "ITP":
                 run["ratios"]["bytes"] = 1.0
-        return [run for run in results if script != "comparison/stsb" or run["label"] != "LoSparse"]
+        return [run for run in results if script != "comparison/stsb" or (run["label"], run["seed"]) != ("LoSparse", 2)]
 
     monkeypatch.setattr(compared, "load", load)
     smaller, rest = "".join(compared.sections()).split(compared.STORED)
-    assert "| ITP |" not in smaller and "| ITP |" in rest.partition("\n\n")[2].partition("\n\n")[0]
+    assert "| ITP |" not in smaller and "| ITP |" in rest.partition(compared.CLAIMS[:11])[0]
     assert "| LoSparse |" not in compared.every_task(100) and "| 0.1 | LoSparse |" in rest
+    order = next(line for line in rest.splitlines() if line.startswith("| LoSparse > ITP > movement |"))
+    assert order.split(" | ")[-2] == "-"  # without the row no pair is counted
+    assert "| LoSparse | 88" not in rest.partition(compared.curve.HEAD[:20])[2]
+
+
+def test_how_often_a_method_is_ahead() -> None:
+    def row(*values: float) -> dict[str, list[dict[str, Any]]]:
+        return {task: [{"compressed": {"metric": value}} for value in values] for task in comparison_tables.TASKS}
+
+    rows = {"A": row(0.5, 0.7), "B": row(0.4, 0.7), "C": row(0.1, 0.1)}
+    ahead = comparison_tables._ahead
+    assert ahead(Claim("text", ("A", "B", "C")), rows) == "3, +5.0; 6, +45.0"
+    assert ahead(Claim("text", ("A",), "D"), rows) == "" == ahead(Claim("text", ("A",), "B", by=0.1), rows)
+
+
+def test_curves_are_of_one_seed() -> None:
+    """A method with one density has none; nor have whole blocks, whose densities are others."""
+
+    def run(label: str, seed: int, density: float, metric: float) -> dict[str, Any]:
+        return {"label": label, "seed": seed, "asked": f"density={density}", "compressed": {"metric": metric}}
+
+    runs = [run("A", seed, 0.1, 0.6) for seed in (1, 2, 3)] + [run("A", 2, 0.25, 0.7), run("B", 2, 0.1, 0.9)]
+    runs += [run("C", 2, density, 0.8) for density in (0.1, 0.25)] + [run("Layers", 2, d, 0.9) for d in (0.1, 0.25)]
+    found = comparison_tables.curve.curves(runs)
+    assert list(found) == ["C", "A"] and list(found["A"]) == [0.25, 0.1]
+    assert all(each["seed"] == 2 for made in found.values() for each in made.values())
+    assert not comparison_tables.curve.curves([run("A", 1, 0.1, 0.6)])
+    assert list(comparison_tables.curve.section({"sst2": [run("A", 1, 0.1, 0.6)]})) == []

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.common import percent, table
-from benchmarks.comparison.front_table import NAMES, SCORES
+from benchmarks.comparison.front_table import NAMES
+from lit_compress.analysis.pareto import edge_of, is_beyond
 from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
 from lit_compress.evaluation.intervals import standard_error
 
@@ -17,6 +18,7 @@ Dev metric in %, seed {seed}, as above. All runs of a task have one teacher.
 PICTURE = """![Dev metric over density, six methods on two tasks](figures/curve.png)
 
 Bars: one standard error over the dev set. Points at one density are drawn next to each other.
+Points far below are at the edge, with their number.
 """
 APART = 1.025  # factor between two points of one density
 Curves = dict[str, dict[float, dict[str, Any]]]  # method -> density asked for -> run
@@ -48,7 +50,7 @@ def section(made: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     first = next(iter(tasks.values()))
     densities = list(next(iter(first.values())))
     rows, columns = [], [(task, density) for task in tasks for density in densities]
-    for label in first:
+    for label in (label for label in first if all(label in found for found in tasks.values())):
         rows.append([label, *(percent(tasks[task][label][size]["compressed"]["metric"]) for task, size in columns)])
     dense = {task: next(iter(next(iter(found.values())).values()))["dense"]["metric"] for task, found in tasks.items()}
     yield HEAD.format(seed=next(iter(next(iter(first.values())).values()))["seed"])
@@ -57,12 +59,11 @@ def section(made: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     yield PICTURE
 
 
-def figure(made: dict[str, list[dict[str, Any]]], metrics: dict[str, str]) -> Any:
+def figure(made: dict[str, list[dict[str, Any]]]) -> Any:
     """Return the picture: a panel for each task, the metric over the density of the file, with standard errors.
 
     Args:
         made: every run of every task.
-        metrics: the name of each task's metric.
     """
     from matplotlib.figure import Figure
 
@@ -70,25 +71,37 @@ def figure(made: dict[str, list[dict[str, Any]]], metrics: dict[str, str]) -> An
     drawn = Figure(figsize=(5.6 * len(tasks), 4.4), layout="constrained", dpi=110)
     panels = drawn.subplots(1, len(tasks), squeeze=False)[0]
     for axes, (task, found) in zip(panels, tasks.items(), strict=True):
+        runs = [run for made in found.values() for run in made.values()]
+        dense = 100 * runs[0]["dense"]["metric"]
+        edge = edge_of([100 * run["compressed"]["metric"] for run in runs], dense, "max")
         for place, (label, number) in enumerate(numbers_of(sorted(found)).items()):
             colour, shape = look(number)
-            own, runs = label.startswith("SecondOrder"), found[label]
+            own, apart = label.startswith("SecondOrder"), APART ** (place - (len(found) - 1) / 2)
+            points = [
+                (
+                    100 * density * apart,
+                    100 * run["compressed"]["metric"],
+                    100 * standard_error(run["compressed"]["interval"]),
+                )
+                for density, run in found[label].items()
+            ]
             axes.errorbar(
-                [100 * density * APART ** (place - (len(found) - 1) / 2) for density in runs],
-                [100 * run["compressed"]["metric"] for run in runs.values()],
-                [100 * standard_error(run["compressed"]["interval"]) for run in runs.values()], capsize=2,
+                *zip(*(point for point in points if not is_beyond(point[1], edge, "max")), strict=True), capsize=2,
                 elinewidth=0.8, linewidth=2 if own else 1.2, color=LIGHT[colour], marker=MARKERS[shape],
                 markersize=7 if own else 6, label=label, zorder=3 if own else 2,
             )  # fmt: skip
-        any_run = next(iter(next(iter(found.values())).values()))
-        axes.axhline(100 * any_run["dense"]["metric"], color="grey", linewidth=0.8, linestyle="--", label="dense")
+            for x, y, _ in points:
+                if edge is not None and is_beyond(y, edge, "max"):
+                    axes.plot(x, edge, "v", color=LIGHT[colour])
+                    axes.annotate(f"{y:.1f}", (x, edge), (6, 0), textcoords="offset points", fontsize=8, va="center")
+        axes.axhline(dense, color="grey", linewidth=0.8, linestyle="--", label="dense")
         axes.set_xscale("log")
         ticks = [100 * density for density in next(iter(found.values()))]
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.set_xticks([], minor=True)
         axes.set(
             xlabel="density: % of the weights of the blocks' matrices",
-            ylabel=f"dev {SCORES[metrics[task]].partition(',')[0]} in %",
+            ylabel="dev metric in %",
             title=f"{NAMES[task]}, MiniLM-L6-H384",
         )
         axes.grid(alpha=0.3)

@@ -258,9 +258,10 @@ def _claims() -> Iterator[str]:
 def _ahead(claim: Claim, rows: dict[str, Row]) -> str:
     """Return for every pair of a claim in how many runs its first method is ahead, and the mean difference in points.
 
-    Nothing is returned for a claim on another value than the metric, or with a factor or a distance.
+    Nothing is returned for a claim on another value than the metric, or with a factor or a distance, or without rows.
     """
-    if (claim.value, claim.times, claim.by) != ("metric", 1.0, 0.0):
+    named = {label for pair in claim.pairs for label in pair}
+    if (claim.value, claim.times, claim.by) != ("metric", 1.0, 0.0) or not named <= rows.keys():
         return ""
     shown = []
     for above, below in claim.pairs:
@@ -309,19 +310,20 @@ def figures() -> Iterator[tuple[str, Any]]:
     from lit_compress.analysis.pareto import costs_of, mean_costs, pareto_figure
 
     for made, runs in comparisons():
-        _, dense = costs_of(runs)
+        several = grouped(runs)
+        costs, dense = costs_of([run for group in several for run in group])
+        each = iter(costs)
         groups = [
             {
                 "label": group[0]["label"], "mean": _mean(group, "compressed", "metric"),
-                "costs": mean_costs(costs_of(group)[0]),
+                "costs": mean_costs([next(each) for _ in group]),
                 "bar": mean(standard_error(run["compressed"]["interval"]) for run in group),
             }
-            for group in grouped(runs)
+            for group in several
         ]  # fmt: skip
         net = {"mean": mean(_teachers(runs).values()), "costs": dense}
         yield made["name"], pareto_figure(groups, net, f"dev {made['metric']['name']}", made["metric"]["mode"])
-    tasks = {made["name"]: runs for made, runs in comparisons()}
-    yield "curve", curve.figure(tasks, {made["name"]: made["metric"]["name"] for made, _ in comparisons()})
+    yield "curve", curve.figure({made["name"]: runs for made, runs in comparisons()})
     yield "front", front_table.figure()
 
 
