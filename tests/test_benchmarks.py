@@ -275,7 +275,7 @@ def test_the_front_table_has_what_is_finished(
     front.main()
     assert not commands
     monkeypatch.setattr(front_table, "load", lambda script: common.load(results))
-    picture, head, shown, left, made = front_table.sections()
+    picture, _, head, shown, left, made = front_table.sections()
     assert "figures/front.png" in picture
     (axes,) = front_table.figure().axes
     _, names = axes.get_legend_handles_labels()

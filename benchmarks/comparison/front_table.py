@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import ceil
 from typing import Any
 
-from benchmarks.common import load, origin, percent, table
+from benchmarks.common import HERE, load, origin, percent, table
 from benchmarks.comparison.front import BASE, ROWS, SCRIPT, TIMES
 from lit_compress.analysis.styles import LIGHT, MARKERS, look, numbers_of
 from lit_compress.evaluation.intervals import standard_error
@@ -67,9 +67,10 @@ def has_vnni(times: dict[str, Any] | None) -> bool:
 
 
 def sections() -> Iterator[str]:
-    """Yield the table of every task, if there are results."""
+    """Yield the picture, what the programs' numbers say, and the table of every task, if there are results."""
     if any(times for *_, times in fronts()):
         yield PICTURE
+        yield (HERE / "comparison" / "findings_programs.md").read_text()
     for task, rows, times in fronts():
         first = next(iter(rows.values()))
         name = first["program"]["name"]

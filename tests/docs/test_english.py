@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pages import PAGES, ROOT, blocks
 
-TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "benchmarks").glob("*/findings.md"))]
+TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "benchmarks").glob("*/findings*.md"))]
 ROOMS = sorted(path for path in (ROOT / "lit_compress").iterdir() if (path / "__init__.py").is_file())
 # exports hold a copy of these layers, by which later versions know them; the other holds code as text
 COPIED = ("lit_compress/layers/deployed/", "lit_compress/export/check.py")
