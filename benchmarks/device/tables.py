@@ -48,9 +48,12 @@ def accelerator() -> list[str]:
         for result in made["steps"] for row in result["rows"]
     ]  # fmt: skip
     head = ["method", "model", "largest logit", "device - CPU, both bf16", "CPU: bf16 - float32", "matrix products"]
+    left = [method for method in METHODS if method not in {result["method"] for result in made["contract"]}]
     return [
         ACCELERATOR, table(head, equal),
-        table(["method", "stage", "steps", "seconds", "peak memory so far, MiB"], times),
+        table(["method", "stage", "steps", "seconds", "peak memory so far, MiB"], times) if times
+        else "Seconds and memory of 200 steps: not measured.\n",
+        *([f"No row of {', '.join(left)}: not measured.\n"] if left else []),
         f"Made on {found[0]['hardware']['accelerator']}, torch {found[0]['versions']['torch']}.\n",
     ]  # fmt: skip
 
