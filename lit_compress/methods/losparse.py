@@ -41,7 +41,8 @@ class LowRankPlusSparse(RowPruning):
     """How the sparse matrix is pruned, and how many parameters the factors have.
 
     Args:
-        low_rank: share of the matrices' parameters that the factors get; at a smaller density there are only factors.
+        low_rank: share of the matrices' parameters that the factors get; None = 0.05, or half of a density below 0.1.
+            At a smaller density than this there are only factors.
         ratio: ``exact`` makes factors and kept rows together meet the density, ``nominal`` gives the rows
             density - low_rank as the authors do, although their ranks are rounded up (5.1 % for 5 % of BERT-base).
         weighting: ``none`` = the factors of the plain SVD, as the paper has them; ``kfac`` = the best ones under the
@@ -50,7 +51,7 @@ class LowRankPlusSparse(RowPruning):
             weighting ``kfac``, their cost under the same Fisher information before they are trained.
     """
 
-    low_rank: float = 0.05
+    low_rank: float | None = None
     ratio: Literal["exact", "nominal"] = "exact"
     weighting: Literal["none", "kfac"] = "none"
     rows: Literal["sensitivity", "kfac"] = "sensitivity"
@@ -68,6 +69,19 @@ class LowRankPlusSparse(RowPruning):
                 "prune.weighting: 'kfac' needs a model trained on the task, not prune.init pretrained; nearest: "
                 "prune.init finetuned"
             )
+
+
+def low_rank_share(low_rank: float | None, density: float) -> float:
+    """Return the share of the factors at a density, both of the matrices' parameters.
+
+    Args:
+        low_rank: as in :class:`LowRankPlusSparse`.
+        density: of factors and rows together.
+
+    >>> low_rank_share(None, 0.2), low_rank_share(None, 0.04), low_rank_share(0.3, 0.2)
+    (0.05, 0.02, 0.2)
+    """
+    return min(0.05, density / 2) if low_rank is None else min(low_rank, density)
 
 
 class LoSparse(Method):
@@ -96,7 +110,9 @@ class LoSparse(Method):
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
         kfac = (self.prune.weighting == "kfac", self.prune.rows == "kfac")
-        prune = RowSparsePruning(self.prune, self.density, self.prune.low_rank, self.prune.ratio, *kfac)
+        prune = RowSparsePruning(
+            self.prune, self.density, low_rank_share(self.prune.low_rank, self.density), self.prune.ratio, *kfac
+        )
         return [*self.dense_stage(), prune.rounded(self.round_to, self.pivot).or_plain()]
 
 

@@ -90,15 +90,16 @@ def test_allocation_reads_the_share_of_every_method():
     reports = [
         report("LowRankII", 0.2, 0.5), report("LoSparse", 0.2, 0.8, low_rank=0.05), report("ITP", 0.2, 0.6),
         report("LoSparse", 0.1, 0.7, low_rank=0.3), report("LowRankI", 0.2, 0.4),
+        report("LoSparse", 0.04, 0.3, low_rank=None),
     ]  # fmt: skip
     rows = pruning.allocation(reports)
     assert [(r["density"], r["low_rank"], r["metric"]) for r in rows] == [
-        (0.1, 0.1, 0.7), (0.2, 0.0, 0.6), (0.2, 0.05, 0.8), (0.2, 0.2, 0.5), (0.2, 0.2, 0.4),
+        (0.04, 0.02, 0.3), (0.1, 0.1, 0.7), (0.2, 0.0, 0.6), (0.2, 0.05, 0.8), (0.2, 0.2, 0.5), (0.2, 0.2, 0.4),
     ]  # fmt: skip
     assert all(r["measured_density"] == r["density"] - 0.001 and r["dense_metric"] == 0.9 for r in rows)
     (axes,) = FIGURES["allocation"](rows).axes
     assert {line.get_label(): list(line.get_xdata()) for line in axes.lines} == {
-        "sst2, density 0.1": [0.1], "sst2, density 0.2": [0.0, 0.05, 0.2, 0.2],
+        "sst2, density 0.04": [0.02], "sst2, density 0.1": [0.1], "sst2, density 0.2": [0.0, 0.05, 0.2, 0.2],
     }  # fmt: skip
     with pytest.raises(UserError, match="a run of LPAF has no share of factors"):
         pruning.allocation([report("LPAF", 0.2, 0.5)])

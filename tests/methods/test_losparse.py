@@ -328,6 +328,16 @@ def test_schedule_longer_than_training():
     stage.set_total_steps(76524)
 
 
+@pytest.mark.parametrize(("density", "share"), [(0.2, 0.05), (0.1, 0.05), (0.05, 0.025), (0.02, 0.01)])
+def test_the_usual_factors_leave_as_many_parameters_to_rows(density, share):
+    """Factors alone learn much less: with 0.05 of 0.05 there was no row."""
+    stage = LoSparse(task="sst2", backbone="b", teacher="t", density=density).stages()[-1]
+    assert stage.low_rank == pytest.approx(share)
+    given = LowRankPlusSparse(low_rank=0.05)
+    stage = LoSparse(task="sst2", backbone="b", teacher="t", density=density, prune=given).stages()[-1]
+    assert stage.low_rank == min(0.05, density)
+
+
 @pytest.mark.parametrize("low_rank", [0.1, 0.0])
 def test_rows_are_not_chosen_before_the_first_scores(low_rank):
     """A stage that ends within the first window would choose them by scores that are all zero; 0.0 is ITP."""

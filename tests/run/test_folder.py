@@ -98,6 +98,21 @@ def test_a_density_that_an_earlier_version_stored_is_the_usual_one(tmp_path):
         run.check_same(of_lpaf(density=0.25))
 
 
+def test_the_share_of_factors_was_a_number_in_earlier_versions(tmp_path):
+    def of_losparse(density, low_rank):
+        init = {"density": density, "prune": {"low_rank": low_rank}}
+        return CONFIG | {"model": {"class_path": "lit_compress.methods.LoSparse", "init_args": init}}
+
+    for density in (0.1, None):
+        run = Run(tmp_path / str(density))
+        run.begin(of_losparse(density, 0.05))
+        assert run.check_same(of_losparse(density, None)) == []
+    run = Run(tmp_path / "small")
+    run.begin(of_losparse(0.05, 0.05))
+    with pytest.raises(UserError, match=r"model.prune.low_rank was 0.05, now 0.025"):
+        run.check_same(of_losparse(0.05, None))
+
+
 @pytest.mark.parametrize(("method", "relative"), [("SecondOrder", True), ("LPAF", False)])
 def test_older_configs_say_whether_distances_were_relative(method, relative):
     config = {"model": {"class_path": f"lit_compress.methods.{method}", "init_args": {"distillation": {"alpha": 0.5}}}}
