@@ -42,7 +42,7 @@ class LowRankPlusSparse(RowPruning):
 
     Args:
         low_rank: share of the matrices' parameters that the factors get; None = 0.05, or half of a density below 0.1.
-            At a smaller density than this there are only factors.
+            With a share as large as the density no row is left.
         ratio: ``exact`` makes factors and kept rows together meet the density, ``nominal`` gives the rows
             density - low_rank as the authors do, although their ranks are rounded up (5.1 % for 5 % of BERT-base).
         weighting: ``none`` = the factors of the plain SVD, as the paper has them; ``kfac`` = the best ones under the
