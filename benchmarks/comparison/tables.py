@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.common import file_density, load, mean_and_deviation, origin, percent, table
 from benchmarks.comparison import curve, front_table
+from benchmarks.comparison.curve import USUAL, asked
 from benchmarks.comparison.front_table import NAMES, SCORES
 from lit_compress.cli.recipes import COMPARISONS, read_yaml
 from lit_compress.evaluation.claims import Claim, read_claims
@@ -19,7 +20,6 @@ TITLE = "All methods by one command"
 ABOUT = "`compare` on SST-2, STS-B and MRPC: one teacher trained to its end, as many steps for every method, one learning rate, the best epoch chosen on held-out rows."
 TASKS = ("sst2", "stsb", "mrpc")
 LONGER = "sst2_4000"  # some of the methods, trained longer
-USUAL = 0.1  # the density of all methods
 FIRST_SCREEN = 10  # rows
 
 ALL = """## Every method at a tenth of the weights
@@ -71,17 +71,13 @@ def comparisons(*names: str) -> Iterator[tuple[dict[str, Any], list[dict[str, An
     for name in names or TASKS:
         if name in found:
             runs = [of_its_program(run) for run in load(f"{STUDY}/{name}") if run["asked"].startswith("density=")]
-            yield found[name], sorted(runs, key=lambda run: (-_asked(run), -run["compressed"]["metric"]))
+            yield found[name], sorted(runs, key=lambda run: (-asked(run), -run["compressed"]["metric"]))
 
 
 def of_its_program(run: dict[str, Any]) -> dict[str, Any]:
     """Return a run as :func:`of_program`; the held-out rows were scored before there was a program."""
     small = of_program(run)
     return run if small is run else small | {"held_out": None}
-
-
-def _asked(run: dict[str, Any]) -> float:
-    return float(run["asked"].removeprefix("density="))
 
 
 def _held_out(runs: list[dict[str, Any]]) -> str:
@@ -99,8 +95,8 @@ def grouped(runs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Return the runs of every density and method, which differ in their seed; the best mean first at a density."""
     found: dict[tuple[float, str], list[dict[str, Any]]] = {}
     for run in runs:
-        found.setdefault((_asked(run), run["label"]), []).append(run)
-    return sorted(found.values(), key=lambda group: (-_asked(group[0]), -_mean(group, "compressed", "metric")))
+        found.setdefault((asked(run), run["label"]), []).append(run)
+    return sorted(found.values(), key=lambda group: (-asked(group[0]), -_mean(group, "compressed", "metric")))
 
 
 def _mean(runs: list[dict[str, Any]], *keys: str) -> float:
@@ -123,7 +119,7 @@ def _speedup(runs: list[dict[str, Any]]) -> str:
 def _table(runs: list[dict[str, Any]]) -> str:
     return table(COLUMNS, [
         [
-            f"{_asked(group[0]):g}", group[0]["label"], f"{mean(map(file_density, group)):.3f}",
+            f"{asked(group[0]):g}", group[0]["label"], f"{mean(map(file_density, group)):.3f}",
             percent(_mean(group, "compressed", "metric")), _held_out(group),
             percent(_mean(group, "compressed", "metric") / _mean(group, "dense", "metric")),
             f"{1 / _mean(group, 'ratios', 'flops'):.2f}x", _speedup(group), f"{_mean(group, 'ratios', 'bytes'):.3f}",
@@ -150,7 +146,7 @@ def rows_of() -> dict[str, Row]:
     for comparison, runs in comparisons():
         seeds[comparison["name"]] = seeds_of(runs)
         for run in sorted(runs, key=lambda run: run["seed"]):
-            name = run["label"] + (f" at {_asked(run):g}" if _asked(run) != USUAL else "")
+            name = run["label"] + (f" at {asked(run):g}" if asked(run) != USUAL else "")
             made.setdefault(name, {}).setdefault(comparison["name"], []).append(run)
     whole = {
         name: row for name, row in made.items() if all(seeds_of(row.get(task, [])) == seeds[task] for task in TASKS)
@@ -217,8 +213,14 @@ def facts() -> dict[str, str]:
         "errors": ", ".join(f"{percent((high - low) / 3.92)} ({task})" for task, (low, high) in errors.items()),
         "rows": str(len(_parts()[0])),
         "seeds": str(len(seeds_of(made[0][1]))),
-        "machine": " and ".join(sorted({run["hardware"]["accelerator"] or "CPU" for _, runs in made for run in runs})),
+        "machine": _accelerators() or made[0][0]["hardware"]["cpu"],
     }
+
+
+def _accelerators() -> str | None:
+    """Return the names of all accelerators that made runs; None without any."""
+    found = {run["hardware"]["accelerator"] for _, runs in comparisons() for run in runs} - {None}
+    return " and ".join(sorted(found)) or None
 
 
 def _all() -> Iterator[str]:
@@ -229,7 +231,8 @@ def _all() -> Iterator[str]:
     yield STORED
     yield table(["method, density 0.10", *SHORT], [_cells(name, row) for name, row in rest.items()])
     first = next(comparisons())[1][0]
-    yield origin(first, STUDY, first["threads"]).replace(first["hardware"]["accelerator"] or "", facts()["machine"])
+    machines = {"hardware": first["hardware"] | {"accelerator": _accelerators()}}
+    yield origin(first | machines, STUDY, first["threads"])
     yield from _claims()
     yield from curve.section({made["name"]: runs for made, runs in comparisons()})
 
@@ -245,11 +248,11 @@ def _claims() -> Iterator[str]:
                 papers[claim["text"]] = claim.get("paper") or ""
     pairs = sum(len(seeds_of(runs)) for _, runs in comparisons())
     yield CLAIMS.format(seeds=facts()["seeds"], pairs=pairs, chance=2 * 0.5**pairs)
-    rows, asked = rows_of(), {claim.text: claim for claim in read_claims(read_yaml(COMPARISONS / "claims.yaml"))}
+    rows, known = rows_of(), {claim.text: claim for claim in read_claims(read_yaml(COMPARISONS / "claims.yaml"))}
     yield table(
         ["claim", *SHOWN, "ahead", "the paper's numbers"],
         [
-            [text, *(found.get(task, "") for task in TASKS), _ahead(asked[text], rows), papers[text]]
+            [text, *(found.get(task, "") for task in TASKS), _ahead(known[text], rows), papers[text]]
             for text, found in verdicts.items()
         ],
     )

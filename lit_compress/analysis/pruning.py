@@ -16,7 +16,6 @@ from torch.nn.functional import avg_pool2d
 
 from lit_compress import methods
 from lit_compress.analysis.truncation import TableRows, as_matrix
-from lit_compress.methods.losparse import low_rank_share
 from lit_compress.models.sites import find_sites, linear_at
 from lit_compress.numerics.importance import row_sensitivity
 from lit_compress.numerics.losses import task_loss
@@ -123,7 +122,7 @@ def allocation(reports: Sequence[dict[str, Any]]) -> TableRows:
         density = _density(report)
         shares = {"LowRankI": density, "LowRankII": density, "ITP": 0.0}
         if method == "LoSparse":
-            share = low_rank_share(init["prune"]["low_rank"], density)
+            share = min(methods.LoSparse.spelled_out(init | {"density": density})["prune"]["low_rank"], density)
         elif method in shares:
             share = shares[method]
         else:

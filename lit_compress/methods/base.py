@@ -130,6 +130,16 @@ class Method(Checkpointed):
         """The kinds of removal that are tried on the dense model, to do the best (run/trials.py); () for no trials."""
         return ()
 
+    @classmethod
+    def spelled_out(cls, init: dict[str, Any]) -> dict[str, Any]:
+        """Return stored arguments with those named that follow from others; earlier versions stored some of them.
+
+        Args:
+            init: arguments of the constructor by name, as a config has them.
+        """
+        given = any(init.get(name) is not None for name in ("density", "rank", "rank_ratio"))
+        return init if given else init | {"density": cls.usual_density}
+
     def stages(self) -> list[Stage]:
         """Return the stages in order; the first is called ``dense`` unless a teacher is given."""
         raise NotImplementedError

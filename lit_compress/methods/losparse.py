@@ -17,7 +17,8 @@ The two variants of section 4.4 give the sparse part up:
     Low-rank II   S is pruned on the same schedule until nothing is left
 Both have rank = density * out * in / (out + in), so that all end with the same size (the paper gives no ranks).
 
-Deviations: as in stages/rows.py. Distillation from logits (``distillation.alpha``) is possible and off, as in the
+Deviations: as in stages/rows.py. By default the factors have half of a density below 0.1, where 5 % would leave fewer
+rows, or none. Distillation from logits (``distillation.alpha``) is possible and off, as in the
 paper's main tables. The dense model is the reference in the report, and the teacher where distillation is on.
 """
 
@@ -71,17 +72,13 @@ class LowRankPlusSparse(RowPruning):
             )
 
 
-def low_rank_share(low_rank: float | None, density: float) -> float:
-    """Return the share of the factors at a density, both of the matrices' parameters.
+def usual_low_rank(density: float) -> float:
+    """Return the share of the factors where none is given, at a density of factors and rows together.
 
-    Args:
-        low_rank: as in :class:`LowRankPlusSparse`.
-        density: of factors and rows together.
-
-    >>> low_rank_share(None, 0.2), low_rank_share(None, 0.04), low_rank_share(0.3, 0.2)
-    (0.05, 0.02, 0.2)
+    >>> usual_low_rank(0.2), usual_low_rank(0.04)
+    (0.05, 0.02)
     """
-    return min(0.05, density / 2) if low_rank is None else min(low_rank, density)
+    return min(0.05, density / 2)
 
 
 class LoSparse(Method):
@@ -107,12 +104,20 @@ class LoSparse(Method):
         super().__init__(density=density, distillation=distillation, **common)
         self.prune = prune
 
+    @classmethod
+    def spelled_out(cls, init: dict[str, Any]) -> dict[str, Any]:
+        """Name the share of the factors as well, which was a number in earlier versions."""
+        init = super().spelled_out(init)
+        prune = init.get("prune") or {}
+        if prune.get("low_rank", 0) is None:
+            init = init | {"prune": prune | {"low_rank": usual_low_rank(init["density"])}}
+        return init
+
     def stages(self) -> list[Stage]:
         """Return dense (without a teacher), prune."""
         kfac = (self.prune.weighting == "kfac", self.prune.rows == "kfac")
-        prune = RowSparsePruning(
-            self.prune, self.density, low_rank_share(self.prune.low_rank, self.density), self.prune.ratio, *kfac
-        )
+        share = usual_low_rank(self.density) if self.prune.low_rank is None else self.prune.low_rank
+        prune = RowSparsePruning(self.prune, self.density, share, self.prune.ratio, *kfac)
         return [*self.dense_stage(), prune.rounded(self.round_to, self.pivot).or_plain()]
 
 

@@ -29,7 +29,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress import methods
 from lit_compress.export.choices import Choices
-from lit_compress.methods.losparse import low_rank_share
 from lit_compress.models.backbones import DEFAULT
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import left_behind, read_json, remove, write_json, write_text
@@ -203,7 +202,7 @@ class Run:
         Raises:
             UserError: something does, and is not ``allowed`` or never may; the message names the first.
         """
-        old, new = (_ADDED | flatten(_with_shares(one)) for one in (self.config(), config))
+        old, new = (_ADDED | flatten(_spelled_out(one)) for one in (self.config(), config))
         changed = []
         for key in sorted({*old, *new} - _FREE):
             name = key.replace(".init_args", "")
@@ -254,16 +253,11 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def _with_shares(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config in which density and share of the factors are named that nothing says: earlier versions did."""
+def _spelled_out(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config whose method's arguments are those of :meth:`Method.spelled_out`."""
     model = config["model"]
-    kind, init = getattr(methods, model["class_path"].rpartition(".")[2], None), model["init_args"]
-    if not any(init.get(name) is not None for name in ("density", "rank", "rank_ratio")):
-        init = init | {"density": getattr(kind, "usual_density", None)}
-    prune = init.get("prune") or {}
-    if prune.get("low_rank", 0) is None:
-        init = init | {"prune": prune | {"low_rank": low_rank_share(None, init.get("density") or 1.0)}}
-    return config | {"model": model | {"init_args": init}}
+    kind = getattr(methods, model["class_path"].rpartition(".")[2], None)
+    return config | {"model": model | {"init_args": kind.spelled_out(model["init_args"])}} if kind else config
 
 
 def checked_config(what: str, stored: Any) -> dict[str, Any]:
