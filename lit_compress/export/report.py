@@ -181,14 +181,14 @@ def counted(report: dict[str, Any]) -> str:
     """Return of how many of how many rows the metric is, and of the training rows if it is not all: text for users.
 
     >>> counted({"metric": {"rows": 64, "available": 872}, "data": {"splits": [{"rows": 96, "available": 67349}]}})
-    '64 of 872 rows, after 96 of 67,349 training rows'
+    '64 of 872 rows; 96 of 67,349 training rows were used'
     """
     metric = report["metric"]
     splits = (report.get("data") or {}).get("splits") or [{"rows": 0, "available": 0}]
     train = splits[0]
     text = f"{of_all(metric['rows'], metric.get('available'))} rows"
     if train["rows"] < train["available"]:
-        text += f", after {of_all(train['rows'], train['available'])} training rows"
+        text += f"; {of_all(train['rows'], train['available'])} training rows were used"
     return text
 
 

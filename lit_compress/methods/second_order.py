@@ -4,7 +4,10 @@ No single paper: its parts come from
 
     K-FAC     James Martens, Roger Grosse, "Optimizing Neural Networks with Kronecker-factored Approximate Curvature",
               ICML 2015, https://arxiv.org/abs/1503.05671: the Fisher information of a matrix as a product of two
-    GFWSVD    https://arxiv.org/abs/2505.17974: the SVD of a matrix under both moments
+    GFWSVD    https://arxiv.org/abs/2505.17974: the SVD of a matrix under both moments; OBD-LLM,
+              https://arxiv.org/abs/2604.00821, IO-SVD, https://arxiv.org/abs/2605.15626, and KFAC-SVD with LEMS,
+              ICML 2026, have it as well
+    LLM Surgeon, https://arxiv.org/abs/2312.17244: rows, columns and single weights under both moments
     DRONE     Patrick Chen et al., NeurIPS 2021, and SVD-LLM, https://arxiv.org/abs/2403.07378: under inputs alone
     FWSVD     https://arxiv.org/abs/2207.00112: both with only sums of diagonals kept
 
@@ -28,6 +31,9 @@ states,
 
 The estimate (M) is one of small changes. So the model can go to its density in stages, e.g. 0.5 -> 0.25 -> 0.1: at each
 the factors are multiplied out, moments are collected again, and the new factors are trained.
+
+Other work under the same estimate compresses decoders, and ranks or structures alone. Here ranks, heads, neurons and
+blocks are on one scale, factors are stacked, biases take over the mean, and fine-tuned encoders are compressed as well.
 
 Choices where the sources differ or are silent:
     - Both moments are damped, by shares of the means of their diagonals; the report of ``factorize`` says by how much.

@@ -42,7 +42,7 @@ def splits(rows, available):
         ({"metric": {"name": "accuracy", "rows": 64, "available": 872}}, "64 of 872 rows"),
         ({"metric": {"name": "accuracy", "rows": 5_463, "available": None}}, "5,463 rows"),
         ({"data": splits(67_349, 67_349)}, "872 of 872 rows"),
-        ({"data": splits(96, 67_349)}, "872 of 872 rows, after 96 of 67,349 training rows"),
+        ({"data": splits(96, 67_349)}, "872 of 872 rows; 96 of 67,349 training rows were used"),
     ],
 )
 def test_the_metric_has_its_number_of_rows_and_its_standard_error(values, rows):

@@ -113,5 +113,5 @@ def test_a_run_shows_and_keeps_what_it_has_found(short_run, tmp_path, capsys, ti
     said = capsys.readouterr().out
     assert f"\ndev accuracy {score:.4f} ± {(high - low) / 3.919928:.4f} (30 of 40 rows)\n" in said
     card = (tmp_path / "run" / "export" / "README.md").read_text()
-    assert "The metric is measured on 30 of 40 rows of the dev set." in card
+    assert "The dev metric is measured on 30 of 40 rows" in card
     assert f"between {low:.4f} and {high:.4f}" in card
