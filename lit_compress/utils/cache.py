@@ -1,28 +1,25 @@
 """The cache folder: variable ``LIT_COMPRESS_CACHE``, else ``~/.cache/lit_compress``; all in it can be made again.
 
-Every entry is a folder with the sizes and checksums of its files in ``checksums.json``. An entry that differs from
-them, e.g. after a full disk or a crash of the machine, is made again.
+Every entry is a folder with a ``manifest.json`` (utils/manifest.py). An entry that differs from it, e.g. after a full
+disk or a crash of the machine, is made again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
 import time
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.manifest import MANIFEST, difference, write_manifest
 from lit_compress.utils.progress import note
 
-_SUMS = "checksums.json"
 DAY = 24 * 3600
-_whole: set[tuple[Path, int]] = set()  # entries whose checksums this process has compared
 
 
 def cache_folder() -> Path:
@@ -41,7 +38,7 @@ def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
     if folder.is_dir():
         if _is_whole(folder):
             return folder
-        if (folder / _SUMS).is_file():  # else an earlier version wrote it
+        if (folder / MANIFEST).is_file():  # else an earlier version wrote it
             note(f"the cache entry '{folder}' is broken; it is made again")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -54,8 +51,7 @@ def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
         ) from error
     try:
         fill(temporary)
-        sums = {str(path.relative_to(temporary)): _sum_of(path) for path in temporary.rglob("*") if path.is_file()}
-        (temporary / _SUMS).write_text(json.dumps(sums))
+        write_manifest(temporary)
         if folder.is_dir() and not _is_whole(folder):
             shutil.rmtree(folder)
         try:
@@ -77,27 +73,8 @@ def _remove_left_behind(folder: Path) -> None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Return whether the files of an entry are those that were written; sizes every time, contents once per process."""
-    try:
-        mark = (folder, (folder / _SUMS).stat().st_mtime_ns)
-        sums = json.loads((folder / _SUMS).read_text())
-        if any((folder / name).stat().st_size != size for name, (size, _) in sums.items()):
-            return False
-        whole = mark in _whole or all(_sum_of(folder / name) == tuple(recorded) for name, recorded in sums.items())
-    except (OSError, ValueError, TypeError, AttributeError):  # a file is gone, or the checksums are
-        return False
-    if whole:
-        _whole.add(mark)
-    return whole
-
-
-def _sum_of(path: Path) -> tuple[int, int]:
-    """Return size and CRC-32 of a file."""
-    checksum = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            checksum = zlib.crc32(block, checksum)
-    return path.stat().st_size, checksum
+    """Return whether the files of an entry are those that were written."""
+    return (folder / MANIFEST).is_file() and difference(folder) is None
 
 
 def short_hash(*parts: object) -> str:

@@ -124,7 +124,7 @@ def test_of_two_builders_one_wins_and_nothing_is_left(tmp_path):
         (folder / "second").touch()
 
     assert embedded.build_once(target, lose) == target
-    assert {entry.name for entry in target.iterdir()} == {"first", "checksums.json"}
+    assert {entry.name for entry in target.iterdir()} == {"first", "manifest.json"}
     assert [entry.name for entry in tmp_path.iterdir()] == ["made"]
 
 

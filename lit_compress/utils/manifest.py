@@ -1,0 +1,147 @@
+"""``manifest.json``: size and SHA-256 of the files in a folder, to notice files that are damaged or incomplete.
+
+A model's folder gets it as the last file, when everything else is written. Unlisted files are not compared, nor is the
+card, which people edit. The records of a run change one by one; while one is replaced, both versions are valid, so that
+a kill at any moment leaves a valid folder. This is no signature: whoever can change a file can change its manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from lit_compress.utils.errors import UserError
+from lit_compress.utils.files import write_json, write_text
+from lit_compress.utils.progress import note
+
+MANIFEST = "manifest.json"
+PROSE = ("README.md",)  # not listed
+BROKEN = f"its {MANIFEST} is broken"
+_FORM = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of a file that is not of this form
+_OURS = ("structure.json", "config.yaml")  # in the folder of a model, of a run
+_MOST = 2**22  # bytes of a manifest
+_LARGE = 2**20  # bytes of a file that is read once per process, while its size and time stay the same
+_hashes: dict[tuple[str, int, int, int], str] = {}
+
+Entry = dict[str, Any]
+
+
+def write_manifest(folder: Path) -> None:
+    """Write ``manifest.json``: ``{"files": {relative name: {"bytes": size, "sha256": hexadecimal}}}``."""
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {name: _entry(path) for name, path in paths.items() if name not in (MANIFEST, *PROSE)}
+    write_json(folder / MANIFEST, {"files": files})
+
+
+def write_record(path: Path, text: str) -> None:
+    """Write a text file atomically, and list it in the manifest of its folder."""
+    place, data = path.with_name(MANIFEST), text.encode()
+    try:
+        listed = _read(place) or {"files": {}}
+    except _FORM as error:
+        raise UserError(f"run_dir: '{path.parent}': {BROKEN}; delete it to go on without it") from error
+    new = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    before = listed.get("before", {})
+    if path.is_file() and difference(path.parent, path.name) is None:
+        before = before | {path.name: _entry(path)}
+    write_json(place, {"files": listed["files"] | {path.name: new}, "before": before})
+    write_text(path, text)
+
+
+def difference(folder: Path, name: str | None = None) -> str | None:
+    """Return in words how a folder differs from its manifest; None if it does not, or has none.
+
+    Args:
+        folder: of the manifest.
+        name: the only file to compare; None for all. Sizes are compared before contents.
+    """
+    try:
+        listed = _read(folder / MANIFEST)
+        valid: dict[str, list[Entry]] = {}
+        for files in (listed["files"], listed.get("before", {})) if listed else ():
+            for key, entry in files.items():
+                if name in (None, key):
+                    valid.setdefault(key, []).append(entry)
+        for key, entries in valid.items():
+            if not (folder / key).is_file():
+                return f"'{key}' is missing"
+            size = (folder / key).stat().st_size
+            if all(size != entry["bytes"] for entry in entries):
+                return f"'{key}' has {size:,} bytes, not {entries[0]['bytes']:,}"
+        for key, entries in valid.items():
+            if all(_sha256(folder / key) != entry["sha256"] for entry in entries):
+                return f"'{key}' has another SHA-256"
+    except OSError as error:
+        return f"a file cannot be read ({error.strerror})"
+    except _FORM:
+        return BROKEN
+    return None
+
+
+def check_manifest(what: str, folder: Path, name: str | None = None) -> None:
+    """Refuse a folder whose files are not as they were written; one without a manifest passes.
+
+    Args:
+        what: option and value, the start of the message.
+        folder: of a model, or of a run.
+        name: the only file to compare; None for all.
+
+    Raises:
+        UserError: a listed file is missing or differs, or the manifest is broken.
+    """
+    # a record of a run may be replaced between the two readings, of the manifest and of the record
+    found = difference(folder, name) and difference(folder, name)
+    if found == BROKEN and not any((folder / file).is_file() for file in _OURS):
+        return  # of another program
+    if found:
+        raise UserError(
+            f"{what}: {found}; it was damaged or changed since it was written; copy or make it again, or delete "
+            f"{MANIFEST} if you changed it yourself"
+        )
+    if name is None and not (folder / MANIFEST).is_file() and _says_manifest(folder / "report.json"):
+        note(f"{what} was written with a {MANIFEST}, which is missing: damaged files are not noticed")
+
+
+def _read(path: Path) -> Any:
+    """Return the content of a manifest; None if there is none.
+
+    Raises:
+        OSError: it cannot be read; one of :data:`_FORM`: it is of another form.
+    """
+    if not path.is_file():
+        return None
+    if path.stat().st_size > _MOST:
+        raise ValueError("too large")
+    listed = json.loads(path.read_bytes())
+    for name, entry in [*listed["files"].items(), *listed.get("before", {}).items()]:
+        inside = not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
+        if not (inside and isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str)):
+            raise ValueError(name)
+    return listed
+
+
+def _says_manifest(report: Path) -> bool:
+    """Return whether the report of an export says that it was written with a manifest."""
+    try:
+        return json.loads(report.read_bytes()).get("manifest") is True
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+
+
+def _entry(path: Path) -> Entry:
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
+    stat = path.stat()
+    key = (str(path.absolute()), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    if key not in _hashes:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if stat.st_size < _LARGE:
+            return found
+        _hashes[key] = found
+    return _hashes[key]
