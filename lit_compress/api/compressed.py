@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lit_compress.export.copying import copy_export
 from lit_compress.export.folder import check_out
 from lit_compress.export.modelling import write_model
 from lit_compress.export.push import push
@@ -21,6 +21,7 @@ from lit_compress.utils.devices import find_device, move
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import atomic_folder, read_json
 from lit_compress.utils.hub import is_name, model_snapshot
+from lit_compress.utils.manifest import check_manifest, write_manifest
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _save(net: Compressed, save_directory: str | Path) -> None:
         save_directory: an earlier export there is replaced.
 
     Raises:
-        UserError: it holds something else, or cannot be written.
+        UserError: it holds something else, or cannot be written; the export was damaged meanwhile.
     """
     out = Path(save_directory).expanduser()
     check_out(out)
@@ -134,13 +135,15 @@ def _save(net: Compressed, save_directory: str | Path) -> None:
         return
     with atomic_folder(out) as temporary:
         if _is_as_exported(net):
-            shutil.copytree(net.folder, temporary, dirs_exist_ok=True)
+            check_manifest(f"'{net.folder}'", net.folder)
+            copy_export(f"'{net.folder}'", net.folder, temporary)
             return
         from transformers import AutoTokenizer
 
         note(f"'{save_directory}': the weights are not those that were measured; report.json and the card are left out")
         write_model(net, temporary)
         AutoTokenizer.from_pretrained(net.folder, trust_remote_code=trusts_code()).save_pretrained(temporary)
+        write_manifest(temporary)
 
 
 def _is_as_exported(net: Compressed) -> bool:

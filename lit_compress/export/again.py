@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_compress.export.card import write_report_and_card
 from lit_compress.export.certificate import Certificate
 from lit_compress.export.choices import Choices
+from lit_compress.export.copying import PROGRAMS, copy_export
 from lit_compress.export.folder import check_out, read_task, write_programs
-from lit_compress.export.program import FILES
 from lit_compress.export.quantize import INTEGERS
 from lit_compress.models.storage import load_net
 from lit_compress.utils.errors import UserError
@@ -19,8 +18,6 @@ from lit_compress.utils.files import atomic_folder, read_json
 
 if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
-
-PROGRAMS = (*FILES.values(), "openvino_model.bin", "decode.*", "encode.*", "write.py", "writing.json")
 
 
 def check_again(source: Path, asked: dict[str, Any]) -> None:
@@ -51,13 +48,13 @@ def export_again(source: Path, out: Path, data: DataModule, choices: Choices) ->
         choices: ``format``, ``dtype`` if that is of integers, and ``max_drop``.
 
     Raises:
-        UserError: ``out`` has other files; the program cannot be written, or differs.
+        UserError: ``out`` has other files; ``source`` a link out of it; the program cannot be written, or differs.
     """
     choices.check()
     check_out(out)
     report = read_json("export", source / "report.json", dict)
     with atomic_folder(out) as temporary:
-        shutil.copytree(source, temporary, dirs_exist_ok=True)
+        copy_export(f"export: '{source}'", source, temporary)
         if choices.format == "hf":
             choices.check_drop(report)
             return report

@@ -11,8 +11,10 @@ from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
 from lit_compress.export.card import for_repository
+from lit_compress.export.copying import export_files
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.hub_errors import refused_push
+from lit_compress.utils.manifest import write_manifest
 
 
 def check_repository(name: str) -> None:
@@ -66,7 +68,9 @@ def check_push(name: str, private: bool = False) -> bool:
 
 
 def push(folder: Path, name: str, private: bool = False, kept: str | None = None) -> str:
-    """Upload all files of an export, and return the address of the repository, which is made where it is missing.
+    """Upload the files of an export and their manifest, and return the address of the repository.
+
+    The repository is made if it is missing.
 
     It is one commit, which also deletes files that the folder does not have. A repository that was made for a push that
     fails is removed.
@@ -78,20 +82,23 @@ def push(folder: Path, name: str, private: bool = False, kept: str | None = None
         kept: an error's words for the place of the export; None: ``folder``.
 
     Raises:
-        UserError: as :func:`check_push`; or the hub refuses the files; the folder stays.
+        UserError: as :func:`check_push`; or a link leads out of the folder, or the hub refuses the files; the folder
+            stays.
     """
+    files = export_files(f"push_to_hub: '{folder}'", folder)
     there, api, made = check_push(name, private), HfApi(), None
     try:
         address = api.create_repo(name, private=private, exist_ok=True)
         made = None if there else address.repo_id
         with tempfile.TemporaryDirectory() as work:
-            for path in (path for path in folder.rglob("*") if path.is_file()):
-                place = Path(work) / path.relative_to(folder)
+            for file, path in files.items():
+                place = Path(work) / file
                 place.parent.mkdir(parents=True, exist_ok=True)
                 if place == Path(work) / "README.md":
                     place.write_text(for_repository(path.read_text(), address.repo_id))
                 else:
                     place.symlink_to(path.resolve())
+            write_manifest(Path(work))
             api.upload_folder(
                 repo_id=address.repo_id, folder_path=work, commit_message="Export of lit_compress", delete_patterns="*"
             )

@@ -91,6 +91,12 @@ def _classes(auto_map: Any) -> dict[str, str]:
     return {name: ref for name, ref in plain.items() if isinstance(ref, str)}
 
 
+def brings_code(folder: Path) -> bool:
+    """Return whether an export is of a model that had code of its own, in other files than :data:`MODULE`."""
+    config = _read(folder / "config.json")
+    return bool(_classes(config.get(DENSE)) or _classes(config.get("auto_map")).get("AutoConfig"))
+
+
 def own_class(what: str, config: PreTrainedConfig, auto_class: str) -> str | None:
     """Return the name of the class of its own that a trusted model has; None if it has none, or is not trusted.
 

@@ -31,7 +31,7 @@ def clean(run: Run) -> dict[Path, int]:
 
 def removable(run: Run) -> list[Path]:
     """Return the files that :func:`clean` removes, in order."""
-    folders = [run.folder, *(path for path in run.folder.iterdir() if path.is_dir())]
+    folders = [run.folder, *(path for path in run.folder.iterdir() if path.is_dir() and not path.is_symlink())]
     return sorted(
         [
             *(path for stage in run.finished() for path in _checkpoints(run, stage)),
@@ -41,8 +41,11 @@ def removable(run: Run) -> list[Path]:
 
 
 def _checkpoints(run: Run, stage: str) -> list[Path]:
-    """Return the checkpoints of a finished stage; none while the model that was made of them is not there."""
-    if not (run.net(stage) / "model.safetensors").is_file():
+    """Return the checkpoints of a finished stage; none while the model that was made of them is not there.
+
+    A stage's folder that is a link is not followed: it may be another run's.
+    """
+    if run.stage(stage).is_symlink() or not (run.net(stage) / "model.safetensors").is_file():
         return []
     return [path for name in _CHECKPOINTS if (path := run.stage(stage) / name).is_file()]
 

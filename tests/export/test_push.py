@@ -41,7 +41,8 @@ def test_what_the_folder_no_longer_has_goes_in_the_same_commit(folder, mine):
     mine.add("me/small", {"model.onnx": b"old", "model.safetensors": b"old", ".gitattributes": b"x"}, private=True)
     pushes.push(folder, "me/small")
     made = mine.model("me/small")
-    assert sorted(made.files) == [".gitattributes", "1_Pooling/config.json", "README.md", "model.safetensors"]
+    names = [".gitattributes", "1_Pooling/config.json", "README.md", "manifest.json", "model.safetensors"]
+    assert sorted(made.files) == names and b'"1_Pooling/config.json"' in made.files["manifest.json"]
     assert len(made.commits) == 2 and made.files["model.safetensors"] == b"new" and made.private
 
 

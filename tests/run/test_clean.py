@@ -12,6 +12,7 @@ import pytest
 from lit_compress.__main__ import main
 from lit_compress.run.clean import clean, removable
 from lit_compress.run.folder import Run
+from lit_compress.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +118,19 @@ def test_a_run_that_was_cleaned_is_exported_and_validated(run, capsys, tmp_path,
     assert "val/accuracy" in capsys.readouterr().out
     first, second = (folder / "model.safetensors" for folder in (run.folder / "export", tmp_path / "out"))
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_links_are_not_followed(run, tmp_path):
+    """Not a stage's folder that is a link, not a stage whose name is a path, not a link beside them."""
+    other = tmp_path / "other"
+    shutil.copytree(run.stage("retrain"), other)
+    shutil.rmtree(run.stage("retrain"))
+    run.stage("retrain").symlink_to(other)
+    (run.folder / "more").symlink_to(other)
+    for name in ("best.ckpt", f".net.{gone()}.tmp"):
+        (other / name).write_text("mine")
+    assert not clean(run)
+    records = json.loads((run.folder / "stages.json").read_text())
+    (run.folder / "stages.json").write_text(json.dumps([records[0] | {"name": "../other"}]))
+    with pytest.raises(UserError, match="holds something else than the records of stages"):
+        clean(run)
