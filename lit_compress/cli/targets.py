@@ -29,6 +29,7 @@ from lit_compress.utils.devices import current_device, find_device
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import read_json
 from lit_compress.utils.hub import is_name, model_snapshot
+from lit_compress.utils.manifest import check_manifest
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class Target:
     folder: Path
     config: dict[str, Any] | None
     named: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a folder that differs from its manifest."""
+        check_manifest(self.what, self.folder)
 
     @property
     def place(self) -> Path:

@@ -18,6 +18,7 @@ from lit_compress.models.backbones import EMBEDDED
 from lit_compress.models.surgery import describe
 from lit_compress.tasks import task_type
 from lit_compress.utils.files import write_json
+from lit_compress.utils.manifest import write_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -114,7 +115,9 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
 
 
 def write_report_and_card(folder: Path, report: dict[str, Any], task: Task, net: PreTrainedModel) -> None:
-    """Write ``report.json`` and ``README.md`` into the folder of an export of ``net``."""
+    """Write ``report.json``, ``README.md`` and, as the last file, ``manifest.json`` into the folder of an export."""
+    report["manifest"] = True
     write_json(folder / "report.json", report)
     factors = any(spec.get("rank") for spec in describe(net).values())
     (folder / "README.md").write_text(card(report, task, factors))
+    write_manifest(folder)

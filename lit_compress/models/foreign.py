@@ -17,6 +17,7 @@ import torch
 
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import POINTER, is_pointer
+from lit_compress.utils.manifest import check_manifest
 
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 MERGE = "merge it first (merge_and_unload(), then save_pretrained) and give that folder"
@@ -41,12 +42,13 @@ def check_form(what: str, path: Path) -> None:
         path: the folder of a model, where some files may be missing, or the value given in its place.
 
     Raises:
-        UserError: it is a file; or the folder has an adapter, quantized weights, only weights of another program, or
-            a pointer or another text in place of a file.
+        UserError: it is a file; or the folder differs from its manifest, or has an adapter, quantized weights, only
+            weights of another program, or a pointer or another text in place of a file.
     """
     if path.is_file():
         raise UserError(f"{what} is a file; give the folder of a model, written by save_pretrained")
     names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
+    check_manifest(what, path)
     if adapter := next((name for name in ADAPTERS if name in names), None):
         raise UserError(f"{what} has a PEFT adapter ({adapter}), which is no whole model; {MERGE}")
     if method := _quantized(path, names):

@@ -18,6 +18,7 @@ from lit_compress.models.surgery import check_structure, describe, rebuild, repl
 from lit_compress.numerics.importance import Weighting
 from lit_compress.utils.devices import move
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.manifest import check_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -91,10 +92,12 @@ def load_net(folder: Path, as_stored: bool = False) -> PreTrainedModel:
     """Load a model that :func:`save_net` wrote, in float32; ``as_stored``: in the dtype of the file.
 
     Raises:
-        UserError: the folder is incomplete or broken; a tensor is missing, unexpected, of another shape or not finite.
+        UserError: the folder differs from its manifest, is incomplete or broken; a tensor is missing, unexpected, of
+            another shape or not finite.
     """
     from transformers import GenerationConfig
 
+    check_manifest(f"'{folder}'", folder)
     try:
         check_counts(f"'{folder}'", folder)
         config = config_of(folder)

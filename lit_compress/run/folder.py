@@ -22,16 +22,24 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_compress import methods
 from lit_compress.export.choices import Choices
+from lit_compress.export.sentences import write_sentences
 from lit_compress.models.backbones import DEFAULT
+from lit_compress.models.storage import save_net
 from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import left_behind, read_json, remove, write_json, write_text
+from lit_compress.utils.manifest import write_manifest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lit_compress.data.datamodule import DataModule
 
 ConfigChange = dict[str, Any]  # what, was, now; in changed.json also stage
 CHANGED = "changed.json"
@@ -106,7 +114,8 @@ class Run:
         """Return the records of the finished stages by name, in order."""
         path = self.folder / "stages.json"
         records = read_json("run_dir", path, list) if path.is_file() else []
-        if not all(isinstance(record, dict) and isinstance(record.get("name"), str) for record in records):
+        names = [record.get("name") if isinstance(record, dict) else None for record in records]
+        if not all(isinstance(name, str) and re.fullmatch(r"\w[\w-]*", name) for name in names):  # of their folders
             raise UserError(f"run_dir: '{path}' holds something else than the records of stages; it is broken")
         return {r["name"]: r for r in records}
 
@@ -242,6 +251,14 @@ class Run:
         """Record the changes from a stage on; equal ones are recorded once."""
         if new := [change for change in ({"stage": stage, **f} for f in changed) if change not in self.changes()]:
             write_json(self.folder / CHANGED, [*self.changes(), *new])
+
+
+def write_net(net: PreTrainedModel, data: DataModule, folder: Path) -> None:
+    """Write the model of a stage with its tokenizer, and the manifest of the folder as its last file."""
+    save_net(net, folder)
+    data.tokenizer.save_pretrained(folder)
+    write_sentences(folder, net.config, data)
+    write_manifest(folder)
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, Any]:

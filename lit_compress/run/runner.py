@@ -23,7 +23,6 @@ from lit_compress.export.folder import read_task
 from lit_compress.export.fuse import compact
 from lit_compress.export.report import reading_length
 from lit_compress.export.runtimes import peak_mib
-from lit_compress.export.sentences import write_sentences
 from lit_compress.methods.base import Method
 from lit_compress.models.accounting import dense_site_params
 from lit_compress.models.backbones import empty_net, load_config, load_finetuned, load_tokenizer, resolve
@@ -31,11 +30,10 @@ from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.foreign import check_weights
 from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import find_sites
-from lit_compress.models.storage import save_net
 from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar
 from lit_compress.run.changes import OtherData, check_unchanged, other_length
 from lit_compress.run.clean import remove_checkpoints
-from lit_compress.run.folder import Run, is_first_process
+from lit_compress.run.folder import Run, is_first_process, write_net
 from lit_compress.run.loggers import log_stage, stage_loggers
 from lit_compress.run.plan import RunPlan, StagePlan, budget_plan, target_density
 from lit_compress.run.solve import Outline, Storage, check_choices, outline
@@ -325,10 +323,7 @@ def _finish_stage(
     with atomic_folder(run.net(name)) as temporary:
         stage.deploy(merge_updates(net))
         stage.finish(net, temporary)
-        small = compact(net)
-        save_net(small, temporary)
-        parts.data.tokenizer.save_pretrained(temporary)
-        write_sentences(temporary, small.config, parts.data)
+        write_net(small := compact(net), parts.data, temporary)
     best = checkpoint["global_step"]
     log_stage(trainer.loggers, small, run.net(name), name, mark["total_steps"], mark["metrics"], best)
     scores = {"metric": mark["metrics"], "initial": mark["initial"]}
@@ -364,9 +359,7 @@ def _adopt_teacher(parts: Components, run: Run) -> None:
     method = parts.method
     net = load_finetuned(str(method.teacher), method.task, sites=method.sites)
     with atomic_folder(run.net("dense")) as temporary:
-        save_net(net, temporary)
-        parts.data.tokenizer.save_pretrained(temporary)
-        write_sentences(temporary, net.config, parts.data)
+        write_net(net, parts.data, temporary)
     metric = evaluate(net, parts.data)
     run.finish(
         {
