@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,12 @@ def fails(capsys, *args) -> str:
     lines = [line for line in re.split(r"[\r\n]", err) if line.startswith("error: ")]
     assert len(lines) == 1 and err.endswith(f"{lines[0]}\n") and "Traceback" not in err
     return lines[0]
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Write a file of a run or an export that is then without a manifest, as an earlier version left it."""
+    path.write_text(text)
+    (path.parent / "manifest.json").unlink(missing_ok=True)
 
 
 def fit(short_run, folder, *extra) -> list[str]:

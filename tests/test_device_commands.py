@@ -12,7 +12,7 @@ from typing import Any
 import processes
 import pytest
 import torch
-from mistakes import fails
+from mistakes import fails, rewrite
 from tiny import make_batch, write_model, write_texts
 
 from lit_compress.__main__ import main
@@ -206,7 +206,7 @@ def test_a_run_of_another_machine_is_read_on_this_one(model, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(model[0], run)
     config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(config.replace("accelerator: cpu", "accelerator: cuda"))
+    rewrite(run / "config.yaml", config.replace("accelerator: cpu", "accelerator: cuda"))
     assert (run / "config.yaml").read_text() != config
     assert said("validate", run) == said("validate", model[0])
 

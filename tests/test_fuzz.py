@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import shutil
 import sys
 import time
@@ -19,8 +20,14 @@ from mistakes import fails
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.reliability import cases, checks
+from lit_compress.cli.targets import find_target, load_checked, open_target
+from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.models.storage import load_net
+from lit_compress.run.details import details_of
+from lit_compress.run.folder import Run
+from lit_compress.run.results import read_report, read_results
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.manifest import write_manifest, write_record
 
 few = settings(
     derandomize=True, database=None, deadline=None, max_examples=10, suppress_health_check=list(HealthCheck)
@@ -147,3 +154,86 @@ def test_a_broken_configuration_of_a_model_or_a_report(tmp_path, capsys):
     report["config"]["model"]["init_args"]["prune"] = 5
     (out / "report.json").write_text(json.dumps(report))
     assert "has no options in model.prune; it is broken" in fails(capsys, "validate", out)
+
+
+RECORDS = {"data.json": {"splits": [{"rows": 140}]}, "budget.json": {"asked": "params=5M", "density": 0.25},
+           "details.json": {"layers": [{"rank": 3}], "changes": None}, "changed.json": [{"was": 1}]}  # fmt: skip
+
+
+@pytest.fixture
+def whole(tmp_path, monkeypatch):
+    """A finished run with everything that a run writes, but for events; its config names files relative to it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_COMPRESS_CACHE", str(tmp_path / "cache"))
+    for name in ("backbone", "data", "lpaf"):
+        shutil.copytree(checks.OLD / name, tmp_path / name, ignore=shutil.ignore_patterns("tensorboard"))
+    run = tmp_path / "lpaf"
+    for folder in (*run.glob("*/net"), run / "export"):
+        write_manifest(folder)
+    for name, value in RECORDS.items():
+        (run / name).write_text(json.dumps(value, indent=2))
+    for path in [path for path in run.iterdir() if path.is_file()]:
+        write_record(path, path.read_text())
+    return run
+
+
+def answers(run) -> dict[str, object]:
+    """Return all that the commands read of a run and its export, in the order of their work."""
+    record = Run(run)
+    read: dict[str, object] = {"records": [record.config(), record.finished(), record.facts(), record.changes()]}
+    read["density"] = record.density("params=5M")
+    read["results"] = [[one.report, one.stages, one.budget] for one in read_results(run).runs]
+    read["verify"] = read_report(run / "export")
+    read["details"] = details_of(run, look=False)
+    for name in record.finished():
+        net = load_net(record.net(name))
+        read[name] = [float(value.double().norm()) for value in net.state_dict().values()]
+    target = find_target(str(run), "validate")
+    parts = open_target(target, ["--data.path", "data"], "validate")
+    read["validate"] = evaluate(load_checked(target, parts, "validate"), parts.data)
+    return read
+
+
+def damaged(good: bytes, kind: str, rng: random.Random) -> bytes:
+    """Return bytes with one damage; signs and exponents are in the last bytes of numbers."""
+    bad, at = bytearray(good), rng.randrange(len(good))
+    if kind == "cut":
+        return good[:at]
+    if kind == "zero":
+        size = rng.choice([1, 4, 512, 4096])
+        bad[at : at + size] = bytes(len(bad[at : at + size]))
+    elif kind == "byte":
+        bad[at] = rng.randrange(256)
+    else:
+        at = at if kind == "bit" else min(at | 3, len(bad) - 1)
+        bad[at] ^= 1 << (7 if kind == "sign" else rng.randrange(6, 8) if kind == "exponent" else rng.randrange(8))
+    return bytes(bad)
+
+
+@pytest.mark.slow
+def test_no_damage_changes_an_answer(whole):
+    """200 cuts, flipped bits, signs and exponents, other bytes and zeros, in all files: one line, or no change."""
+    expected, seen, findings = answers(whole), {"line": 0, "same": 0}, []
+    files = sorted(path for path in whole.rglob("*") if path.is_file())
+    weights = [path for path in files if path.suffix == ".safetensors"]
+    for seed in range(200):
+        rng = random.Random(seed)
+        path = files[seed] if seed < len(files) else rng.choice(weights if seed % 2 else files)
+        kind = ("cut", "bit", "sign", "exponent", "byte", "zero")[seed % 6]
+        good = path.read_bytes()
+        path.write_bytes(damaged(good, kind, rng))
+        place = f"seed {seed}: {kind} of {path.relative_to(whole)}"
+        try:
+            read = answers(whole)
+            seen["same"] += 1
+            if read != expected:
+                findings.append(f"{place} is silent")
+        except UserError as error:
+            seen["line"] += 1
+            if len(str(error).splitlines()) != 1:
+                findings.append(f"{place}: {error}")
+        except Exception as error:
+            findings.append(f"{place}: {type(error).__name__}: {error}")
+        path.write_bytes(good)
+    assert not findings, "\n".join(findings)
+    assert seen["line"] > 150, seen

@@ -50,7 +50,7 @@ from lit_compress.run.trials import choose_removal, possible_kind
 from lit_compress.stages.distil import RATE, Recovery
 from lit_compress.tasks.records import Task
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import check_folder, read_json, write_json
+from lit_compress.utils.files import check_folder, read_json
 from lit_compress.utils.progress import note
 from lit_compress.utils.sharding import alone
 
@@ -348,12 +348,13 @@ def _report(run: Run, cli: CommandLine) -> dict[str, Any]:
     """Export the model, write the report and log it; return what is there already."""
     path = run.folder / "report.json"
     if path.is_file() and (run.folder / "export" / "report.json").is_file():
+        run.check("report.json")
         return read_json("run_dir", path, dict)
     parts = cli.build()
     parts.data.backbone = str(run.net("dense"))  # the tokenizer of the run, as a later export reads it
     report = export_run(run, run.folder / "export", parts.method, parts.data, parts.storage.choices)
     keep_details(run, parts.data)
-    write_json(path, report)
+    run.keep("report.json", report)
     log_report(run, report, parts.trainer.get("logger"))
     return report
 

@@ -44,6 +44,7 @@ from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json
 from lit_compress.utils.hub import is_name, model_snapshot
+from lit_compress.utils.manifest import check_manifest
 from lit_compress.utils.memory import return_freed_memory, trim
 from lit_compress.utils.progress import note
 
@@ -215,6 +216,7 @@ def analyze_runs(out: Path, folders: Sequence[str]) -> TableRows:
     for path in paths:
         if not path.is_file():
             raise UserError(f"analyze: no finished run (report.json) at '{path.parent}'; continue it with fit")
+        check_manifest(f"analyze: '{path.parent}'", path.parent, path.name)
     rows = pruning.allocation([read_json("analyze", path, dict) for path in paths])
     write_rows("allocation", rows, out)
     return rows

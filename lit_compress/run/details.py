@@ -18,7 +18,7 @@ from lit_compress.models.storage import load_net
 from lit_compress.run.curves import read_curves
 from lit_compress.run.folder import Run
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import write_text
+from lit_compress.utils.manifest import check_manifest
 
 if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
@@ -46,13 +46,13 @@ def keep_details(run: Run, data: DataModule) -> None:
         }
         for line in lines
     )
-    write_text(run.folder / ANSWERS, "".join(json.dumps(line) + "\n" for line in shown))
+    run.keep(ANSWERS, "".join(json.dumps(line) + "\n" for line in shown))
     details = {
         "layers": site_table(small, dense),
         "changes": changes(lines, data.record.kind, data.record.labels),
         "curves": read_curves(run.folder),
     }
-    write_text(run.folder / DETAILS, json.dumps(details) + "\n")
+    run.keep(DETAILS, json.dumps(details) + "\n")
 
 
 def details_of(folder: Path, look: bool = True) -> dict[str, Any]:
@@ -64,6 +64,7 @@ def details_of(folder: Path, look: bool = True) -> dict[str, Any]:
     """
     path = folder / DETAILS
     if path.is_file():
+        check_manifest(f"'{folder}'", folder, DETAILS)
         try:
             return json.loads(path.read_text())
         except ValueError:

@@ -9,11 +9,13 @@ RUN/stages.json            finished stages: name, metric before and after, steps
 RUN/<stage>/net/           the model after the stage (a Hugging Face folder, plus structure.json)
 RUN/<stage>/last.ckpt      where to continue; best.ckpt: the best epoch at budget; both go when the stage is finished
 RUN/export/, report.json   the result
+RUN/manifest.json          sizes and SHA-256 of these files (utils/manifest.py); every folder net and export has its own
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import socket
@@ -22,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -33,14 +35,15 @@ from lit_compress.export.sentences import write_sentences
 from lit_compress.models.backbones import DEFAULT
 from lit_compress.models.storage import save_net
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import left_behind, read_json, remove, write_json, write_text
-from lit_compress.utils.manifest import write_manifest
+from lit_compress.utils.files import left_behind, read_json, remove
+from lit_compress.utils.manifest import MANIFEST, check_manifest, write_manifest, write_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lit_compress.data.datamodule import DataModule
 
+T = TypeVar("T")
 ConfigChange = dict[str, Any]  # what, was, now; in changed.json also stage
 CHANGED = "changed.json"
 # What no run can continue with: its models and checkpoints would not fit.
@@ -95,6 +98,27 @@ class Run:
             return False
         return (self.folder / "stages.json").is_file() or any(self.folder.glob("*/*.ckpt"))
 
+    def check(self, name: str) -> None:
+        """Refuse a record that is not as the run wrote it.
+
+        Raises:
+            UserError: it differs from the manifest of the run.
+        """
+        check_manifest(f"run_dir: '{self.folder}'", self.folder, name)
+
+    def _read(self, name: str, kind: type[T]) -> T | None:
+        """Return the content of a JSON record; None if it is not there."""
+        path = self.folder / name
+        if not path.is_file():
+            return None
+        self.check(name)
+        return read_json("run_dir", path, kind)
+
+    def keep(self, name: str, content: Any) -> None:
+        """Write a record, as text or else as JSON, and list it in the manifest."""
+        text = content if isinstance(content, str) else json.dumps(content, indent=2, default=str) + "\n"
+        write_record(self.folder / name, text)
+
     def config(self) -> dict[str, Any]:
         """Return the config with which the run was started.
 
@@ -104,6 +128,7 @@ class Run:
         path = self.folder / "config.yaml"
         if not path.is_file():
             raise UserError(f"run_dir: '{self.folder}' is not a run folder (no config.yaml); give one made by fit")
+        self.check("config.yaml")
         try:
             stored = yaml.safe_load(path.read_text())
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -112,10 +137,10 @@ class Run:
 
     def finished(self) -> dict[str, dict[str, Any]]:
         """Return the records of the finished stages by name, in order."""
-        path = self.folder / "stages.json"
-        records = read_json("run_dir", path, list) if path.is_file() else []
+        records = self._read("stages.json", list) or []
         names = [record.get("name") if isinstance(record, dict) else None for record in records]
         if not all(isinstance(name, str) and re.fullmatch(r"\w[\w-]*", name) for name in names):  # of their folders
+            path = self.folder / "stages.json"
             raise UserError(f"run_dir: '{path}' holds something else than the records of stages; it is broken")
         return {r["name"]: r for r in records}
 
@@ -123,19 +148,17 @@ class Run:
         """Add the record of a finished stage, with the changes made to its config."""
         if changed := [change for change in self.changes() if change["stage"] == record["name"]]:
             record = record | {"changed": changed}
-        write_json(self.folder / "stages.json", [*self.finished().values(), record])
+        self.keep("stages.json", [*self.finished().values(), record])
 
     def facts(self) -> dict[str, Any] | None:
         """Return the facts of the data; None for runs of earlier versions."""
-        path = self.folder / "data.json"
-        return read_json("run_dir", path, dict) if path.is_file() else None
+        return self._read("data.json", dict)
 
     def density(self, asked: str) -> float | None:
         """Return the density that was found for a budget; None if it has not been yet, or was for another budget."""
         if (chosen := self.removal()) is not None and chosen["asked"][0] == asked:
             return float(chosen["density"])
-        path = self.folder / "budget.json"
-        budget = read_json("run_dir", path, dict) if path.is_file() else {}
+        budget = self._read("budget.json", dict) or {}
         return budget.get("density") if budget.get("asked") == asked else None
 
     def removal(self, asked: list[str] | None = None) -> dict[str, Any] | None:
@@ -147,19 +170,18 @@ class Run:
         Returns:
             None if it has not been chosen yet, or was for something else.
         """
-        path = self.folder / "removal.json"
-        chosen = read_json("run_dir", path, dict) if path.is_file() else None
+        chosen = self._read("removal.json", dict)
         return None if chosen is None or asked not in (None, chosen["asked"]) else chosen
 
     def keep_removal(self, chosen: dict[str, Any]) -> None:
         """Write the chosen kind of removal, see :meth:`removal`."""
-        write_json(self.folder / "removal.json", chosen)
+        self.keep("removal.json", chosen)
 
     @property
     def foreign(self) -> bool:
         """Whether the folder holds something, and is no run, not even one that was killed when it began."""
         there = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
-        ours = re.compile(rf"{re.escape(LOCK)}|\.config\.yaml\.\d+\.tmp")
+        ours = re.compile(rf"{re.escape(LOCK)}|{MANIFEST}|\.(config\.yaml|{MANIFEST})\.\d+\.tmp")
         return "config.yaml" not in there and not all(map(ours.fullmatch, there))
 
     @contextmanager
@@ -196,14 +218,14 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in [*left_behind(self.folder)]:
             remove(path)
-        write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+        self.keep("config.yaml", yaml.safe_dump(config, sort_keys=False))
         self._keep_budget(budget)
         if facts is not None:
-            write_json(self.folder / "data.json", facts)
+            self.keep("data.json", facts)
 
     def _keep_budget(self, budget: dict[str, Any] | None) -> None:
         if budget is not None:
-            write_json(self.folder / "budget.json", budget)
+            self.keep("budget.json", budget)
 
     def check_same(self, config: dict[str, Any], allowed: bool = False) -> list[ConfigChange]:
         """Compare ``config`` with the config at the run's start; return the differences that change the result.
@@ -231,8 +253,7 @@ class Run:
 
     def changes(self) -> list[ConfigChange]:
         """Return the run's changes with ``--allow_changed``, in order."""
-        path = self.folder / CHANGED
-        return read_json("run_dir", path, list) if path.is_file() else []
+        return self._read(CHANGED, list) or []
 
     def change(
         self, config: dict[str, Any], changed: list[ConfigChange], stage: str, budget: dict[str, Any] | None = None
@@ -240,7 +261,7 @@ class Run:
         """Give the run another config with its ``budget``, and record the differences, from ``stage`` on."""
         self.keep_changes(changed, stage)
         self._keep_budget(budget)
-        write_text(self.folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+        self.keep("config.yaml", yaml.safe_dump(config, sort_keys=False))
 
     def drop_checkpoints(self, stage: str) -> None:
         """Remove the checkpoints of an unfinished stage, since its model will be another: it begins again."""
@@ -250,7 +271,7 @@ class Run:
     def keep_changes(self, changed: list[ConfigChange], stage: str) -> None:
         """Record the changes from a stage on; equal ones are recorded once."""
         if new := [change for change in ({"stage": stage, **f} for f in changed) if change not in self.changes()]:
-            write_json(self.folder / CHANGED, [*self.changes(), *new])
+            self.keep(CHANGED, [*self.changes(), *new])
 
 
 def write_net(net: PreTrainedModel, data: DataModule, folder: Path) -> None:

@@ -17,6 +17,7 @@ from lit_compress.run.comparison import Cell, Job
 from lit_compress.run.details import ANSWERS
 from lit_compress.run.workers import Layout, is_running
 from lit_compress.utils.files import write_json
+from lit_compress.utils.manifest import check_manifest
 from lit_compress.utils.tables import screen_table
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ def _tried(place: Layout, job: Job) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Any:
+    """Return the content of a record of a run."""
+    check_manifest(f"out: '{path.parent}'", path.parent, path.name)
     return json.loads(path.read_text())
 
 
@@ -140,6 +143,7 @@ def _rows(report: dict[str, Any], folder: Path, net: str) -> tuple[float, ...] |
     path, metric = folder / ANSWERS, report["metric"]
     if metric["name"] not in FRACTIONS or not path.is_file():
         return None
+    check_manifest(f"out: '{folder}'", folder, ANSWERS)
     right = _right(path, net, path.stat().st_mtime_ns)
     same = len(right) == metric.get("rows") and abs(fsum(right) / len(right) - report[net]["metric"]) < 1e-6
     return right if same else None

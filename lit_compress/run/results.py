@@ -19,6 +19,7 @@ from lit_compress.evaluation.intervals import standard_error
 from lit_compress.export.report import of_program
 from lit_compress.run.folder import flatten
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.manifest import check_manifest
 
 COMPARISON = "compare.json"
 _BUDGETS = ("budget", "params", "rank", "rank_ratio", "density")  # options that say what may be left, first wins
@@ -145,7 +146,13 @@ def _below(folder: Path, depth: int) -> Iterable[Path]:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; None if it is missing or broken."""
+    """Return the content of a JSON file; None if it is missing or broken.
+
+    Raises:
+        UserError: it differs from the manifest of its folder.
+    """
+    if path.is_file():
+        check_manifest(f"'{path.parent}'", path.parent, path.name)
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -177,6 +184,8 @@ def _final(folder: Path) -> dict[str, Any] | None:
 
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
+    if path.is_file():
+        check_manifest(f"'{folder}'", folder, path.name)
     try:
         return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
     except (OSError, yaml.YAMLError):

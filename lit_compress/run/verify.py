@@ -19,6 +19,7 @@ from lit_compress.run.folder import Run
 from lit_compress.run.results import read_report
 from lit_compress.run.threads import use_threads
 from lit_compress.utils.errors import UserError
+from lit_compress.utils.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from lit_compress.data.datamodule import DataModule
@@ -51,9 +52,9 @@ def verify_run(run: Run, method: Method, data: DataModule) -> Iterator[Finding]:
         data: the same.
 
     Raises:
-        UserError: the run is not finished.
+        UserError: the run is not finished, or a file that is read differs from its manifest.
     """
-    old = read_report(run.folder / "export")
+    old = read_report(run.folder / "export")  # compared with its manifest; the other files with the repeated export
     if old is None:
         raise UserError(f"verify: '{run.folder}' has no export with a report; finish it with fit --ckpt_path last")
     use_threads(old["dense"]["params"]["sites"], old["hardware"].get("threads"))
@@ -108,14 +109,14 @@ def _data(run: Run, data: DataModule) -> Finding:
 
 
 def _files(was: Path, now: Path) -> Iterator[Finding]:
-    """Compare tensors, structure and other files of two exports, except their reports and cards."""
+    """Compare tensors, structure and other files of two exports, except reports, cards and manifests."""
     hashes = [_hash(folder / "model.safetensors") for folder in (was, now)]
     if hashes[0] == hashes[1]:
         yield Finding("same", f"tensors, sha256 {hashes[0][:12]}")
     else:
         yield Finding("differs", f"tensors: {_difference(was, now)}")
     files = (path for path in now.rglob("*") if path.is_file())
-    names = {str(path.relative_to(now)) for path in files} - {"model.safetensors", "report.json", "README.md"}
+    names = {str(path.relative_to(now)) for path in files} - {"model.safetensors", "report.json", "README.md", MANIFEST}
     other = [name for name in sorted(names) if _hash(was / name) != _hash(now / name)]
     code = f"{MODULE}.py"
     if code in other:

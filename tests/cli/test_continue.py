@@ -9,7 +9,7 @@ import time
 import processes
 import pytest
 import torch
-from mistakes import fails, fit
+from mistakes import fails, fit, rewrite
 
 from lit_compress.__main__ import main
 from lit_compress.run.callbacks import Checkpoints
@@ -50,7 +50,7 @@ def test_a_teacher_that_knows_nothing_is_named_under_the_table(run, tmp_path, ca
     report = json.loads((folder / "report.json").read_text())
     assert 0.5 <= report["constant"] < report["dense"]["metric"]
     report["constant"] = 1.0
-    (folder / "report.json").write_text(json.dumps(report))
+    rewrite(folder / "report.json", json.dumps(report))
     with pytest.warns(
         match=r"^the dense model has learned nothing: dev accuracy 0.\d+, the best constant answer has 1.0000$"
     ):
@@ -64,7 +64,7 @@ def stopped(run, tmp_path):
     shutil.copytree(run, folder, ignore=shutil.ignore_patterns("export", "report.json", "net"))
     shutil.copytree(run / "dense" / "net", folder / "dense" / "net")
     records = json.loads((folder / "stages.json").read_text())[:1]
-    (folder / "stages.json").write_text(json.dumps(records))
+    rewrite(folder / "stages.json", json.dumps(records))
     return folder
 
 
@@ -139,7 +139,7 @@ def test_a_changed_length_is_refused(run, stopped, capsys, short_run, tmp_path, 
     records = json.loads((stopped / "stages.json").read_text())
     for record in records:  # of an earlier version: they do not say with which data, the checkpoint does
         del record["data"]
-    (stopped / "stages.json").write_text(json.dumps(records))
+    rewrite(stopped / "stages.json", json.dumps(records))
     args = fit(short_run, stopped, "--checkpoint_every", "2")
     stop_at_a_checkpoint(args)
     line = fails(capsys, *args, "--ckpt_path", "last", "--data.path", str(data))

@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from mistakes import fails
+from mistakes import fails, rewrite
 
 from lit_compress.__main__ import main
 
@@ -49,7 +49,7 @@ def test_a_limit_on_validation_examples_is_no_limit_on_predictions(run, tmp_path
     shutil.copytree(run / "export", folder)
     report = json.loads((folder / "report.json").read_text())
     report["config"]["data"]["validation_examples"] = 7
-    (folder / "report.json").write_text(json.dumps(report))
+    rewrite(folder / "report.json", json.dumps(report))
 
     def said(command, *args):
         main([command, str(folder), *args])

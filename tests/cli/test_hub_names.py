@@ -12,7 +12,7 @@ import pytest
 import yaml
 from hub import as_a_new_process, running
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
-from mistakes import fails
+from mistakes import fails, rewrite
 
 from lit_compress.__main__ import main
 from lit_compress.cli import fitting
@@ -114,7 +114,7 @@ def stopped(run):
     shutil.rmtree(run / "export")
     shutil.rmtree(run / "retrain")
     (run / "report.json").unlink()
-    (run / "stages.json").write_text(json.dumps(json.loads((run / "stages.json").read_text())[:1]))
+    rewrite(run / "stages.json", json.dumps(json.loads((run / "stages.json").read_text())[:1]))
     return run
 
 
@@ -173,7 +173,7 @@ def test_a_run_of_an_earlier_version_goes_on_under_the_alias_of_its_name(made, s
     config = yaml.safe_load(path.read_text())
     del config["model"]["init_args"]["revision"], config["data"]["revision"]
     config["model"]["init_args"]["backbone"] = config["data"]["backbone"] = "bert-base-uncased"
-    path.write_text(yaml.safe_dump(config))
+    rewrite(path, yaml.safe_dump(config))
     hub.add("google-bert/bert-base-uncased", backbone_files(tiny_backbone))
     words = [w.replace("me/net", "google-bert/bert-base-uncased") for w in by_name(short_run, "--run_dir", stopped)]
     main([*words, "--ckpt_path", "last"])

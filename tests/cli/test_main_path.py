@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 import yaml
+from mistakes import rewrite
 from tiny import WORDS, make_net
 from transformers import AutoTokenizer
 
@@ -117,7 +118,7 @@ def test_a_resumed_run_keeps_its_teacher(model, reviews, tmp_path, capsys):
     main(args)
     (tmp_path / "run" / "report.json").unlink()
     records = json.loads((tmp_path / "run" / "stages.json").read_text())
-    (tmp_path / "run" / "stages.json").write_text(json.dumps(records[:1]))
+    rewrite(tmp_path / "run" / "stages.json", json.dumps(records[:1]))
     capsys.readouterr()
     main([*args, "--ckpt_path", "last"])
     assert "it is the teacher" not in capsys.readouterr().err  # was said when the run began
@@ -134,7 +135,7 @@ def test_a_resumed_run_keeps_the_labels_of_its_calibration(model, reviews, tmp_p
     config = yaml.safe_load(path.read_text())
     assert config["model"]["init_args"]["retrain"]["labels"] is None
     config["model"]["init_args"]["retrain"]["labels"] = "drawn"
-    path.write_text(yaml.safe_dump(config))
+    rewrite(path, yaml.safe_dump(config))
     monkeypatch.setattr("lit_compress.cli.fitting.run_stages", lambda build, *_, **__: asked.append(build()))
     main([*args, "--ckpt_path", "last"])
     assert [parts.method.retrain.labels for parts in asked] == ["drawn"]
@@ -145,7 +146,7 @@ def test_other_labels_are_fine_tuned_first(names, model, reviews, tmp_path, caps
     """Another order, or no names: the head could answer anything."""
     config = json.loads((model / "config.json").read_text())
     config["id2label"] = {str(key): name for key, name in names.items()}
-    (model / "config.json").write_text(json.dumps(config))
+    rewrite(model / "config.json", json.dumps(config))
     main(command(model, reviews, tmp_path / "run"))
     assert "it is the teacher" not in capsys.readouterr().err
     assert json.loads((tmp_path / "run" / "stages.json").read_text())[0]["steps"] > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from mistakes import fails
@@ -13,6 +14,7 @@ from lit_compress import methods
 from lit_compress.__main__ import main
 from lit_compress.cli.recipes import recipes
 from lit_compress.run.details import ANSWERS, DETAILS
+from lit_compress.utils.manifest import difference, write_manifest
 
 
 def said(capsys, *words):
@@ -58,6 +60,35 @@ def test_a_run_keeps_what_its_page_shows(run, capsys, tmp_path, monkeypatch):
     assert "Changed answers" in (tmp_path / "page" / "index.html").read_text()
 
 
+def test_a_run_lists_all_it_wrote(run, tmp_path, capsys):
+    """Every model and the records; a damaged record, and a damaged model, is a line of every command that reads it."""
+    for folder in (run, run / "dense" / "net", run / "retrain" / "net", run / "export"):
+        listed = set(json.loads((folder / "manifest.json").read_text())["files"])
+        files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        own = {name for name in files if folder != run or ("/" not in name and not name.startswith("."))}
+        assert listed | {"manifest.json"} == own - {"README.md"} and difference(folder) is None
+    assert json.loads((run / "report.json").read_text())["manifest"] is True
+    other = shutil.copytree(run, tmp_path / "other")
+    out = tmp_path / "out"
+    for file, commands in {
+        "config.yaml": (["validate", other], ["export", other, out], ["report", other], ["clean", other]),
+        "stages.json": (["export", other, out], ["report", other], ["list", "runs", other]),
+        "report.json": (["report", other], ["list", "runs", other]),
+        DETAILS: (["report", other],),
+        "export/report.json": (["validate", other / "export"], ["verify", other], ["report", other / "export"]),
+        "export/model.safetensors": (["predict", other], ["bench", other], ["export", other / "export", out]),
+        "dense/net/model.safetensors": (["verify", other], ["export", other, out], ["validate", other / "dense/net"]),
+        "retrain/net/tokenizer.json": (["export", other, out],),
+    }.items():
+        good = (other / file).read_bytes()
+        (other / file).write_bytes(good[:-2] + bytes([good[-2] ^ 1]) + good[-1:])
+        for words in commands:
+            line = fails(capsys, *words)
+            assert Path(file).name in line and ("another SHA-256" in line or "not readable JSON" in line), words
+        (other / file).write_bytes(good)
+    assert not out.exists() and difference(other) is None
+
+
 @pytest.mark.slow
 def test_verify_says_whether_a_run_is_what_its_record_makes(run, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
@@ -71,6 +102,9 @@ def test_verify_says_whether_a_run_is_what_its_record_makes(run, capsys, tmp_pat
     report = json.loads((other / "export" / "report.json").read_text())
     report["compressed"]["metric"] += 0.1
     (other / "export" / "report.json").write_text(json.dumps(report))
+    for damaged in (other / "export", path.parent):  # the line is the same until the folder has its manifest
+        assert "it was damaged or changed since it was written" in fails(capsys, "verify", other)
+        write_manifest(damaged)
     with pytest.raises(SystemExit) as stop:
         main(["verify", str(other)])
     assert stop.value.code == 1

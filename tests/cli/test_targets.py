@@ -18,7 +18,8 @@ from lit_compress.utils import progress
 def model(run, tmp_path):
     """The fine-tuned net of the run as a folder that no run made."""
     folder = shutil.copytree(run / "dense" / "net", tmp_path / "model")
-    (folder / "structure.json").unlink()
+    for name in ("structure.json", "manifest.json"):
+        (folder / name).unlink()
     return folder
 
 

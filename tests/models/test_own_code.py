@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 from hub import as_a_new_process
-from mistakes import fails, fit
+from mistakes import fails, fit, rewrite
 
 import lit_compress as lc
 from lit_compress.__main__ import main
@@ -172,7 +172,7 @@ def test_a_run_keeps_code_and_permission(own, ran, hub, short_run, tmp_path, cap
     shutil.rmtree(out / "export")
     shutil.rmtree(out / "retrain")
     (out / "report.json").unlink()
-    (out / "stages.json").write_text(json.dumps(json.loads((out / "stages.json").read_text())[:1]))
+    rewrite(out / "stages.json", json.dumps(json.loads((out / "stages.json").read_text())[:1]))
     resume = [*fit(with_own(short_run, "me/own"), out), "--model.dense.epochs", "1", "--ckpt_path", "last"]
     assert "trust_remote_code" in fails(capsys, *resume)
     main([*resume, "--trust_remote_code"])

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 import pytest
+from mistakes import rewrite
 
 from lit_compress.__main__ import main
 from lit_compress.run.clean import clean, removable
@@ -66,7 +67,7 @@ def test_what_is_not_needed_goes_and_all_else_stays(run, capsys):
 def test_what_a_resume_needs_stays(run):
     """The checkpoints of a stage that is not finished, files of a process that runs, a folder without a successor."""
     records = json.loads((run.folder / "stages.json").read_text())
-    (run.folder / "stages.json").write_text(json.dumps(records[:1]))
+    rewrite(run.folder / "stages.json", json.dumps(records[:1]))
     shutil.rmtree(run.net("retrain"))
     needed = [run.stage("retrain") / name for name in ("best.ckpt", "last.ckpt", ".best.ckpt.tmp")]
     needed += [run.folder / f".export.{os.getpid()}.tmp", run.stage("retrain") / f".net.{gone()}.old"]
@@ -131,6 +132,6 @@ def test_links_are_not_followed(run, tmp_path):
         (other / name).write_text("mine")
     assert not clean(run)
     records = json.loads((run.folder / "stages.json").read_text())
-    (run.folder / "stages.json").write_text(json.dumps([records[0] | {"name": "../other"}]))
+    rewrite(run.folder / "stages.json", json.dumps([records[0] | {"name": "../other"}]))
     with pytest.raises(UserError, match="holds something else than the records of stages"):
         clean(run)

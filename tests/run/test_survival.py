@@ -12,6 +12,7 @@ import processes
 import pytest
 import torch
 from lightning.pytorch import Callback
+from mistakes import rewrite
 from safetensors.torch import load_file
 
 from benchmarks.reliability.events import Refuse
@@ -84,7 +85,7 @@ def test_other_data_is_refused_between_stages_too(short_run, tiny_data, tmp_path
     command = [*args(short_run, tmp_path / "run", "--ckpt_path", "last"), "--data.path", str(data)]
     main(command)
     records = json.loads((tmp_path / "run" / "stages.json").read_text())
-    (tmp_path / "run" / "stages.json").write_text(json.dumps(records[:1]))  # as if it had been killed there
+    rewrite(tmp_path / "run" / "stages.json", json.dumps(records[:1]))  # as if it had been killed there
     (tmp_path / "run" / "report.json").unlink()
     lines = (data / "train.jsonl").read_text().splitlines()
     (data / "train.jsonl").write_text("\n".join(lines[::-1]) + "\n")
