@@ -49,7 +49,7 @@ def answers(nets: Sequence[tuple[PreTrainedModel, DataModule]]) -> list[dict[str
     lines = []
     for number, row in enumerate(rows):
         texts = {name: row[name] for name in task.text}
-        label = kind.given(task, row[task.label]) if task.label in row else None
+        label = kind.shown(task, row[task.label]) if task.label in row else None
         both = [next(iter(some[number].values())) for some in by_net]
         lines.append({"texts": texts, "given": label, "answers": both})
     return lines

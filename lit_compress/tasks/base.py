@@ -115,6 +115,10 @@ class TaskType:
         """Return how predictions show the label that is in a file: with its name, if it is a class."""
         return label
 
+    def shown(self, task: Task, label: Any) -> Any:
+        """Return a checked label, as :meth:`label_of` returns it, in the form of :meth:`answer`: names of classes."""
+        return label
+
     def classes_in(self, where: str, label: Any) -> list[Any]:
         """Return the classes in a row's label, as they are written: one, or one per word, or any number.
 

@@ -106,8 +106,15 @@ class Classification(TaskType):
         return class_number(task, where, row[task.label])
 
     def given(self, task: Task, label: Any) -> Any:
-        """Return the name of the class; other values stay."""
-        return class_name(task, label)
+        """Return the name of the class, or the names; other values stay."""
+        try:
+            return self.shown(task, self.label_of(task, "", {task.label: label}))
+        except UserError:
+            return label
+
+    def shown(self, task: Task, label: int) -> Any:
+        """Return the name of the class."""
+        return task.labels[label]
 
     def is_unlabelled(self, label: Any) -> bool:
         """Return whether the label is -1."""

@@ -62,12 +62,9 @@ class MultiLabel(Classification):
             raise UserError(f"{where} is {labels!r:.60}, 0 or 1 for every label; name the labels by data.custom.labels")
         return labels
 
-    def given(self, task: Task, label: Any) -> Any:
-        """Return the names of the labels; other values stay."""
-        try:
-            return [task.labels[number] for number in self.label_of(task, "", {task.label: label})]
-        except UserError:
-            return label
+    def shown(self, task: Task, label: Any) -> Any:
+        """Return the names of the labels."""
+        return [task.labels[number] for number in label]
 
     def is_unlabelled(self, label: Any) -> bool:
         """Return False: a list has no mark for secret labels."""

@@ -94,6 +94,10 @@ class Tagging(TaskType):
         except UserError:
             return label
 
+    def shown(self, task: Task, label: list[int]) -> list[str]:
+        """Return the names of the classes."""
+        return [task.labels[number] for number in label]
+
     def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
         """Return F1 of entities if the labels are tags of entities (B-PER, I-PER, O), else accuracy of words."""
         of_entities = all(label == "O" or label[1:2] == "-" for label in labels)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+import transformers
 from tiny import make_net
 
 from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.answers import answers, changes, sign_test
 from lit_compress.export.vocabulary import cut_vocabulary
+from lit_compress.tasks import task_type
+from lit_compress.tasks.records import Custom
 
 
 def lines(*triples):
@@ -55,3 +58,28 @@ def test_the_sign_test_is_exact():
     for wrong, right in ((9, 1), (5, 5), (0, 0), (30, 12)):
         expected = scipy.binomtest(wrong, wrong + right).pvalue if wrong + right else 1.0
         assert sign_test(wrong, right) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "rows", "given"),
+    [
+        ("classification", None, ["yes", "no", "yes"], ["yes", "no", "yes"]),
+        ("classification", ["5", "1", "0"], [0, 1, 5], ["0", "1", "5"]),  # a class number is also a class's name
+        ("multi_label", None, ["yes", "no|yes", ""], [["yes"], ["no", "yes"], []]),
+        ("tagging", None, ["B O", "O", "B"], [["B", "O"], ["O"], ["B"]]),
+        ("regression", None, [1.5, 0, 2], [1.5, 0.0, 2.0]),
+    ],
+)
+def test_given_labels_and_answers_have_one_form(tiny_backbone, tmp_path, kind, labels, rows, given):
+    texts = ["a film", "great", "plot"]
+    column = "tokens" if kind == "tagging" else "text"
+    for split in ("train", "validation"):
+        lines = [json.dumps({column: text, "label": row}) for text, row in zip(texts, rows, strict=True)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+    custom = Custom(kind=kind, text=[column], label="label", labels=labels)
+    data = DataModule("custom", str(tiny_backbone), str(tmp_path), batch_size=2, custom=custom)
+    config = transformers.AutoConfig.from_pretrained(tiny_backbone, **task_type(data.record).head(data.record))
+    net = getattr(transformers, task_type(data.record).auto_class).from_config(config).eval()
+    found = answers([(net, data)])
+    assert [line["given"] for line in found] == given
+    assert all(type(line["answers"][0]) is type(line["given"]) for line in found)
