@@ -21,7 +21,7 @@ from lit_compress.cli.one_shot import factorize_model, load_model
 from lit_compress.cli.options import CommandLine
 from lit_compress.cli.parsers import Parser, parse_one_shot
 from lit_compress.cli.pins import follows_branches
-from lit_compress.evaluation.evaluate import not_learned
+from lit_compress.evaluation.chance import near_chance
 from lit_compress.export.folder import check_out
 from lit_compress.export.speed_asked import Programs, programs
 from lit_compress.models.backbones import finetuned_on
@@ -361,9 +361,8 @@ def _report(run: Run, cli: CommandLine) -> dict[str, Any]:
 
 def warn_missed(report: dict[str, Any]) -> None:
     """Say that the export is beyond its budget, or may be, or that its teacher knew nothing; the run is not lost."""
-    constant = report.get("constant")  # of a run
-    if constant is not None and (found := not_learned(report["metric"]["name"], report["dense"]["metric"], constant)):
-        warnings.warn(f"the dense model has learned nothing: {found}", stacklevel=2)
+    if finding := near_chance(report):
+        warnings.warn(f"the dense model has hardly learned anything: {finding}", stacklevel=2)
     if (budget := report.get("budget")) and not budget["met"]:
         advice = f"ask for {'more' if budget['kind'] == 'speedup' else 'less'}"
         if budget["met"] is None:

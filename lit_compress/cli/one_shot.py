@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -14,8 +15,9 @@ from lit_compress.analysis import pruning, truncation
 from lit_compress.analysis.plots import write_rows
 from lit_compress.analysis.truncation import TableRows
 from lit_compress.calibration.by_block import calibration_parts
+from lit_compress.evaluation.chance import not_learned
 from lit_compress.evaluation.divergence import divergence
-from lit_compress.evaluation.evaluate import evaluate, interval_of
+from lit_compress.evaluation.evaluate import constant_answer, evaluate, interval_of
 from lit_compress.export.card import license_of
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
@@ -131,6 +133,9 @@ def factorize_model(
     if recovery.refine is not None:
         check_refinement(dense, stage.dense_states, name)
     texts = None if recovery.distil is None else data.texts_dataloader(recovery.texts)
+    scores, key, constant = evaluate(dense, data, sure=True), f"val/{data.record.metrics[0]}", constant_answer(data)
+    if finding := not_learned(data.record.metrics[0], scores[key], constant):
+        warnings.warn(f"model: '{method.backbone}' knows hardly anything of this task: {finding}", stacklevel=2)
     net, made = compressed(stage, method, dense, data)
     recovered: dict[str, Any] = {"refined": None, "distilled": None}
     if recovery.refine is not None:
@@ -141,13 +146,13 @@ def factorize_model(
         trim()
     if made is not None:
         made["measured_loss"] = divergence(net, dense, data)
-    scores, key = evaluate(dense, data, sure=True), f"val/{data.record.metrics[0]}"
     trim()
     with tempfile.TemporaryDirectory() as work:
         save_net(dense, Path(work))
         before = {"dense": Measured(dense, Path(work), scores[key], interval=interval_of(scores, key))}
         budget = (method.budget, method.density) if method.budget else None
         more: dict[str, Any] = {"calibration": made, "license": license_of(method.backbone), **recovered}
+        more |= {"constant": constant.score, "constant_error": constant.error}
         more |= {"tried": tried} if tried else {}
         source = Export(net, before, name, data, config, more=more, budget=budget, timed=timed)
         return write_export(out, source, choices)

@@ -1,9 +1,10 @@
-"""How probable a difference is by chance: Student's t, the sign test, and Holm's correction for several tests."""
+"""How probable a difference is by chance: Student's t, the sign test, Holm's correction, a constant answer's score."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import atan, comb, cos, floor, pi, sin, sqrt
+from typing import Any, NamedTuple
 
 
 def student(t: float, freedom: float) -> float:
@@ -49,3 +50,35 @@ def holm(chances: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(chances) - done) * chances[place]))
         corrected[place] = largest
     return corrected
+
+
+class Constant(NamedTuple):
+    """The first dev metric of the best constant answer, e.g. the accuracy of the majority class.
+
+    Attributes:
+        score: 0 for correlations, and if constant answers make no sense (the type of task has no ``constants``).
+        error: the standard error of a model that knows no more, on so many rows.
+    """
+
+    score: float
+    error: float = 0.0
+
+
+def not_learned(name: str, score: float, constant: Constant) -> str:
+    """Return in words that a dev metric is within two standard errors of a constant answer's; "" if it is better."""
+    if score <= constant.score:
+        return f"dev {name} {score:.4f}, the best constant answer has {constant.score:.4f}"
+    if score > constant.score + 2 * constant.error:
+        return ""
+    return (
+        f"dev {name} {score:.4f} is within two standard errors, 2 x {constant.error:.4f}, of the best constant "
+        f"answer's {constant.score:.4f}"
+    )
+
+
+def near_chance(report: dict[str, Any]) -> str:
+    """Return in words that the dense model's metric is near a constant answer's; "" if it is better, or not known."""
+    if (constant := report.get("constant")) is None:
+        return ""
+    answer = Constant(constant, report.get("constant_error", 0.0))
+    return not_learned(report["metric"]["name"], report["dense"]["metric"], answer)

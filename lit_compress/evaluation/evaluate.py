@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from lit_compress.evaluation.intervals import Interval, intervals
-from lit_compress.evaluation.metrics import bind, build_metrics
+from lit_compress.evaluation.chance import Constant
+from lit_compress.evaluation.intervals import Interval, intervals, standard_error
+from lit_compress.evaluation.metrics import Correlation, Matthews, bind, build_metrics
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.progress import track
@@ -95,18 +96,10 @@ def _bounds(metrics: MetricCollection, values: dict[str, float], rows: int) -> d
     return bounds
 
 
-def not_learned(name: str, score: float, constant: float) -> str:
-    """Return in words that a dev metric is not better than the best constant answer's; "" if it is."""
-    return "" if score > constant else f"dev {name} {score:.4f}, the best constant answer has {constant:.4f}"
-
-
-def constant_score(data: DataModule) -> float:
-    """Return the first dev metric of the best constant answer, e.g. the accuracy of the majority class.
-
-    It is 0 for correlations, and where constant answers make no sense (the type of task has no ``constants``).
-    """
+def constant_answer(data: DataModule) -> Constant:
+    """Return the score of the best constant answer on the first dev split."""
     record, kind = data.record, task_type(data.record)
-    scores = [0.0]
+    name, best = record.metrics[0], Constant(0.0)
     if constants := kind.constants(record):
         labels = torch.cat([batch["labels"] for batch in data.val_dataloader()[0]])
     for outputs in constants:
@@ -114,5 +107,15 @@ def constant_score(data: DataModule) -> float:
         for metric in metrics.values():
             metric.distributed_available_fn = lambda: False
         kind.observe(metrics, outputs.expand(len(labels), *outputs.shape[1:]), {"labels": labels})
-        scores.append(float(metrics.compute()[record.metrics[0]]))
-    return max(scores)
+        score = float(metrics.compute()[name])
+        if score > best.score or not best.error:
+            best = Constant(score, _error_of_chance(metrics, name, score, len(labels)))
+    return best
+
+
+def _error_of_chance(metrics: MetricCollection, name: str, score: float, rows: int) -> float:
+    """Return the standard error of a score of ``rows`` rows if the answers do not depend on the texts."""
+    if isinstance(metrics[name], Correlation | Matthews):  # a constant's is 0 in every sample, a random answer's is not
+        return (max(rows, 2) - 1) ** -0.5
+    bounds = intervals(metrics, {name: score}, rows)
+    return standard_error(bounds[name]) if name in bounds else 0.0

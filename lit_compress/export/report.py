@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lit_compress.evaluation.chance import near_chance
 from lit_compress.evaluation.intervals import FRACTIONS, Interval, standard_error, wilson
 from lit_compress.evaluation.metrics import higher_is_better
 from lit_compress.models.accounting import dense_site_params, forward_times, measure
@@ -184,8 +185,7 @@ def counted(report: dict[str, Any]) -> str:
     '64 of 872 rows; 96 of 67,349 training rows were used'
     """
     metric = report["metric"]
-    splits = (report.get("data") or {}).get("splits") or [{"rows": 0, "available": 0}]
-    train = splits[0]
+    train = ((report.get("data") or {}).get("splits") or [{"rows": 0, "available": 0}])[0]
     text = f"{of_all(metric['rows'], metric.get('available'))} rows"
     if train["rows"] < train["available"]:
         text += f"; {of_all(train['rows'], train['available'])} training rows were used"
@@ -310,7 +310,7 @@ def _ratio(report: dict[str, Any], label: str, value: Callable[[dict[str, Any]],
     if value is None or not (dense := value(report["dense"])) or not (small := value(report["compressed"])):
         return ""
     if label != _SPEED:
-        return f"{small / dense:.3f}"
+        return f"{small / dense:.3f}" + " (chance)" * bool(label == "{metric}" and near_chance(report))
     if gain := speedup_of(report):
         return f"{gain.median:.2f}x" if gain.is_named else "noise"
     return f"{dense / small:.2f}x"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.evaluation.evaluate import constant_score
+from lit_compress.evaluation.evaluate import constant_answer
 from lit_compress.export.choices import AS_IS, Choices
 from lit_compress.export.folder import Export, write_export
 from lit_compress.export.report import Measured
@@ -48,7 +48,9 @@ def export_run(run: Run, out: Path, method: Method, data: DataModule, choices: C
     more = {name: value for name, value in done[stages[-1]].items() if name == "calibration"}
     known = {"data": run.facts(), "changed": run.changes(), "license": done["dense"].get("license")}
     known["tried"] = (run.removal() or {}).get("tried")
-    more |= {name: value for name, value in known.items() if value} | {"constant": constant_score(data)}
+    constant = constant_answer(data)
+    more |= {name: value for name, value in known.items() if value}
+    more |= {"constant": constant.score, "constant_error": constant.error}
     budget = (method.budget, run.density(method.budget.asked) or method.density) if method.budget else None
     source = Export(last.net, nets, type(method).__name__, data, run.config(), last.initial, more, budget)
     return write_export(out, source, choices)

@@ -17,7 +17,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from lit_compress.evaluation.evaluate import constant_score, evaluate, not_learned
+from lit_compress.evaluation.chance import not_learned
+from lit_compress.evaluation.evaluate import constant_answer, evaluate
 from lit_compress.export.card import license_of
 from lit_compress.export.folder import read_task
 from lit_compress.export.fuse import compact
@@ -370,18 +371,19 @@ def _adopt_teacher(parts: Components, run: Run) -> None:
 
 
 def _check_teacher(parts: Components, run: Run) -> None:
-    """Compare the teacher's dev metric with the best constant answer's; warn if it is not better.
+    """Compare the teacher's dev metric with the best constant answer's; warn if it is not clearly better.
 
     Raises:
         UserError: a given teacher is worse than a constant answer; its labels may be in another order.
     """
     method, name = parts.method, parts.data.record.metrics[0]
-    score, floor = run.finished()["dense"]["metric"][f"val/{name}"], constant_score(parts.data)
+    score, floor = run.finished()["dense"]["metric"][f"val/{name}"], constant_answer(parts.data)
     if not (finding := not_learned(name, score, floor)):
         return
+    little = "nothing" if score <= floor.score else "hardly anything"
     if not method.teacher:
-        rank_zero_warn(f"model.dense: the teacher has learned nothing ({finding}); add e.g. --model.dense.epochs 10")
-    elif score < floor and method.distillation.alpha > 0:
+        rank_zero_warn(f"model.dense: the teacher has learned {little} ({finding}); add e.g. --model.dense.epochs 10")
+    elif score < floor.score and method.distillation.alpha > 0:
         raise UserError(f"model.teacher: '{method.teacher}' has {finding}; are its labels in another order?")
     else:
         rank_zero_warn(f"model.teacher: '{method.teacher}' has {finding}; it can teach little")

@@ -66,6 +66,12 @@ def test_only_what_was_drawn_is_known_of_other_metrics():
     assert score_line(made) == "dev matthews 0.8165 (872 of 872 rows)" and "standard error" not in markdown(made)
 
 
+@pytest.mark.parametrize(("constant", "marked"), [({"constant": 0.9, "constant_error": 0.01}, True), ({}, False),
+                                                  ({"constant": 0.9, "constant_error": 0.005}, False)])  # fmt: skip
+def test_the_ratio_of_a_dense_model_near_a_constant_answer_is_marked(constant, marked):
+    assert ("0.887 (chance) |" in markdown(report(**constant))) == marked
+
+
 def test_a_report_of_an_earlier_version_is_shown():
     made = report(metric={"name": "accuracy", "mode": "max"})
     assert score_line(made) == "dev accuracy 0.8165" and "0.8165" in markdown(made)

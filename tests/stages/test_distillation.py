@@ -10,7 +10,7 @@ from helpers import step
 from tiny import TINY, make_batch, make_net
 from torch import nn
 
-from lit_compress.evaluation.evaluate import constant_score
+from lit_compress.evaluation.evaluate import constant_answer
 from lit_compress.methods import LPAF, SVD, Magnitude
 from lit_compress.methods.base import Distillation
 from lit_compress.methods.cofi.distillation import CoFiDistillation
@@ -206,16 +206,17 @@ class Data:
 
 
 @pytest.mark.parametrize(
-    ("data", "expected"),
+    ("data", "expected", "error"),
     [
-        (Data("mnli", 0, 2, 2, 1, 2, 0, 1, 0, 2, 2), 0.5),
-        (Data("sst2", 1, 0, 1, 1), 0.75),
-        (Data("cola", 1, 0, 1, 1), 0.0),
-        (Data("stsb", 1.0, 0.5, 3.0, 5.0), 0.0),
+        (Data("mnli", 0, 2, 2, 1, 2, 0, 1, 0, 2, 2), 0.5, 0.134),
+        (Data("sst2", *[1, 1, 1, 0] * 100), 0.75, (0.75 * 0.25 / 400) ** 0.5),
+        (Data("cola", *[1, 1, 1, 0] * 100), 0.0, 400**-0.5),
+        (Data("stsb", *[1.0, 0.5, 3.0, 5.0] * 100), 0.0, 400**-0.5),
     ],
 )
-def test_constant_score(data, expected):
-    assert constant_score(data) == pytest.approx(expected)
+def test_the_best_constant_answer(data, expected, error):
+    answer = constant_answer(data)
+    assert answer.score == pytest.approx(expected) and answer.error == pytest.approx(error, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +227,10 @@ def test_constant_score(data, expected):
         ("given", 0.75, 0.5, UserWarning),
         ("given", 0.07, 0.0, UserWarning),
         (None, 0.75, 0.5, UserWarning),
-        ("given", 0.76, 0.5, None),
-        (None, 0.76, 0.0, None),
+        ("given", 0.78, 0.5, UserWarning),  # within two standard errors
+        (None, 0.78, 0.5, UserWarning),
+        ("given", 0.81, 0.5, None),
+        (None, 0.81, 0.0, None),
     ],
 )
 def test_teacher_that_knows_nothing(teacher, metric, alpha, finding, tmp_path, recwarn):
@@ -236,7 +239,7 @@ def test_teacher_that_knows_nothing(teacher, metric, alpha, finding, tmp_path, r
     run = Run(tmp_path)
     run.finish({"name": "dense", "metric": {"val/accuracy": metric}})
     assert json.loads((tmp_path / "stages.json").read_text())
-    parts = stages.Components(method, Data("sst2", 1, 0, 1, 1), {}, 0)
+    parts = stages.Components(method, Data("sst2", *[1, 1, 1, 0] * 100), {}, 0)
     if finding is UserError:
         with pytest.raises(UserError, match=rf"model.teacher: 'given' has dev accuracy {metric:.4f}.* has 0.7500"):
             stages._check_teacher(parts, run)
