@@ -106,6 +106,7 @@ class Target:
             return load_finetuned(str(self.folder), task, self.what.partition(":")[0])
         net = load_net(self.folder, as_stored=True)
         check_head(self.what, net.config, task)
+        task_type(task).configure(net, task)
         trained = (self.config or {}).get("data", {}).get("task", task.name)
         if trained != task.name:
             note(f"{self.what} was trained on {trained}, not on {task.name}")

@@ -69,8 +69,9 @@ class DataModule(Splits):
         stride: number of tokens that neighbouring windows of a context share (span_qa); without it 128.
         null_threshold: by how much the score of "no answer" must exceed the best span's score to be given (span_qa);
             without it the task's; for custom every question has an answer.
-        target_length: longest generated text, in tokens (summarization); without it 128.
-        num_beams: number of beams in beam search (summarization); without it 8.
+        target_length: longest generated text, in tokens (summarization); without it the model's own, or 128. Reference
+            texts are cut to it in training, or to 128.
+        num_beams: number of beams in beam search (summarization); without it the model's own, or 8.
         length_penalty: the log-likelihood of a generated text is divided by its length to this power (summarization);
             without it 1.
         pooling: how a text's vector is made of the states of its tokens (embedding): mean, cls (the first one),
@@ -110,9 +111,9 @@ class DataModule(Splits):
             path, revision = str(repository.folder), None
         self.record: Task = custom_task(custom, path, seed, encoding) if task == CUSTOM else get_task(task)
         spans = _asked(self.record.spans, stride=stride, null_threshold=null_threshold)
-        writing = _asked(
-            self.record.writing, target_length=target_length, num_beams=num_beams, length_penalty=length_penalty
-        )
+        asked = {"target_length": target_length, "num_beams": num_beams, "length_penalty": length_penalty}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        writing = replace(self.record.writing, **asked, asked=tuple(asked))
         self.record = replace(self.record, spans=spans, writing=writing)
         self._asked_pooling = {"tokens": pooling, "normalize": normalize}
         if self.record.kind == "embedding":

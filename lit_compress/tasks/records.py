@@ -38,17 +38,19 @@ class Spans:
 
 @dataclass(frozen=True)
 class Writing:
-    """How texts are generated; other settings come from the backbone's ``generation_config``.
+    """How texts are generated if the model's ``generation_config`` says nothing else.
 
     Attributes:
         target_length: longest text in tokens; longer reference texts are truncated in training.
         num_beams: number of beams in beam search.
         length_penalty: a text's log-likelihood is divided by its length to this power.
+        asked: names of those above that options ask for, which replace the model's own.
     """
 
     target_length: int = 128
     num_beams: int = 8
     length_penalty: float = 1.0
+    asked: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,9 @@ def get_task(name: str) -> Task:
     if name.startswith("{"):
         record: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in json.loads(name).items()}
         groups = {"spans": Spans, "writing": Writing, "pooling": Pooling}
-        return Task(**record | {name: group(**record[name]) for name, group in groups.items() if name in record})
+        for name in groups.keys() & record.keys():
+            record[name] = groups[name](**{k: tuple(v) if isinstance(v, list) else v for k, v in record[name].items()})
+        return Task(**record)
     if name not in TASKS:
         raise UserError(f"data.task: unknown task '{name}'; {nearest(name, TASKS)}")
     return TASKS[name]

@@ -16,8 +16,9 @@ from lit_compress.data.datamodule import DataModule
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.models.backbones import load_net
 from lit_compress.tasks import KINDS
-from lit_compress.tasks.records import Writing, get_task
+from lit_compress.tasks.records import Writing, get_task, task_name
 from lit_compress.tasks.summarization import as_bytes, as_texts
+from lit_compress.utils import progress
 from lit_compress.utils.errors import UserError
 
 KIND, TASK = KINDS["summarization"], get_task("xsum")
@@ -100,16 +101,43 @@ def test_true_texts_are_scored_whole(backbone, texts, monkeypatch):
         assert found[f"val/{name}"] == pytest.approx(sum(scores) / 10, abs=1e-6)
 
 
-def test_lengths_of_the_backbone_do_not_stay():
-    """A published one may write 56 to 142 tokens, whatever is asked for; the longest leaves a position to begin at."""
+OWN = {"num_beams": 4, "length_penalty": 2.0, "min_length": 6, "max_length": 20, "no_repeat_ngram_size": 3}
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "expected"),
+    [
+        (OWN, {}, OWN),
+        ({}, {}, {"num_beams": 8, "length_penalty": 1.0, "max_new_tokens": 63}),
+        ({"max_new_tokens": 9}, {}, {"num_beams": 8, "length_penalty": 1.0, "max_new_tokens": 9}),
+        (OWN, {"num_beams": 2}, OWN | {"num_beams": 2}),
+        (OWN, {"target_length": 30}, OWN | {"max_new_tokens": 30, "max_length": None}),
+        (OWN, {"target_length": 5}, OWN | {"max_new_tokens": 5, "max_length": None, "min_length": None}),
+    ],
+)
+def test_a_model_writes_as_its_own_settings_say_unless_options_do(own, asked, expected, capsys):
     net = make_net("bart", "xsum")
-    net.generation_config.update(min_length=56, max_length=142, min_new_tokens=3, num_beams=4, no_repeat_ngram_size=3)
-    KIND.configure(net, replace(TASK, writing=Writing(63, 2, 0.5)))
-    found = net.generation_config
-    assert (found.min_length, found.max_length, found.min_new_tokens, found.max_new_tokens) == (0, None, None, 63)
-    assert (found.num_beams, found.length_penalty, found.no_repeat_ngram_size) == (2, 0.5, 3)
+    net.generation_config.update(**own)
+    progress._noted.clear()
+    writing = replace(Writing(target_length=63), **asked, asked=tuple(asked))
+    for _ in range(2):  # the second time, as of an export
+        KIND.configure(net, replace(TASK, writing=writing))
+        found = {name: getattr(net.generation_config, name) for name in {**OWN, "max_new_tokens": 0}}
+        assert found == dict.fromkeys(found) | expected
+    assert ("does not set num_beams 8, length_penalty 1.0" in capsys.readouterr().err) == ("num_beams" not in own)
+
+
+def test_a_text_is_not_longer_than_the_positions():
+    """The longest leaves a position to begin at."""
     with pytest.raises(UserError, match=r"data.target_length: 64 is more than '' can write; the largest is 63"):
-        KIND.configure(net, replace(TASK, writing=Writing(64)))
+        KIND.configure(make_net("bart", "xsum"), replace(TASK, writing=Writing(64)))
+
+
+def test_options_of_writing_are_known_as_such(backbone, texts):
+    """They count for an export too, whose settings are its own."""
+    record = DataModule("xsum", backbone, str(texts), num_beams=3).record
+    assert record.writing.asked == ("num_beams",) and get_task(task_name(record)) == record
+    assert repr(record) == repr(replace(TASK, writing=Writing(num_beams=3)))  # fingerprints of earlier runs hold
 
 
 def test_other_heads_are_refused(tmp_path, texts):
