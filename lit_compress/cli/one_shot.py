@@ -15,7 +15,6 @@ from lit_compress.analysis import pruning, truncation
 from lit_compress.analysis.plots import write_rows
 from lit_compress.analysis.truncation import TableRows
 from lit_compress.calibration.by_block import calibration_parts
-from lit_compress.evaluation.chance import not_learned
 from lit_compress.evaluation.divergence import divergence
 from lit_compress.evaluation.evaluate import constant_answer, evaluate, interval_of
 from lit_compress.export.card import license_of
@@ -134,7 +133,7 @@ def factorize_model(
         check_refinement(dense, stage.dense_states, name)
     texts = None if recovery.distil is None else data.texts_dataloader(recovery.texts)
     scores, key, constant = evaluate(dense, data, sure=True), f"val/{data.record.metrics[0]}", constant_answer(data)
-    if finding := not_learned(data.record.metrics[0], scores[key], constant):
+    if finding := constant.near(data.record.metrics[0], scores[key]):
         warnings.warn(f"model: '{method.backbone}' knows hardly anything of this task: {finding}", stacklevel=2)
     net, made = compressed(stage, method, dense, data)
     recovered: dict[str, Any] = {"refined": None, "distilled": None}

@@ -63,17 +63,16 @@ class Constant(NamedTuple):
     score: float
     error: float = 0.0
 
-
-def not_learned(name: str, score: float, constant: Constant) -> str:
-    """Return in words that a dev metric is within two standard errors of a constant answer's; "" if it is better."""
-    if score <= constant.score:
-        return f"dev {name} {score:.4f}, the best constant answer has {constant.score:.4f}"
-    if score > constant.score + 2 * constant.error:
-        return ""
-    return (
-        f"dev {name} {score:.4f} is within two standard errors, 2 x {constant.error:.4f}, of the best constant "
-        f"answer's {constant.score:.4f}"
-    )
+    def near(self, name: str, metric: float) -> str:
+        """Return in words that the dev metric ``name`` is within two standard errors of this; "" if it is better."""
+        if metric <= self.score:
+            return f"dev {name} {metric:.4f}, the best constant answer has {self.score:.4f}"
+        if metric > self.score + 2 * self.error:
+            return ""
+        return (
+            f"dev {name} {metric:.4f} is within two standard errors, 2 x {self.error:.4f}, of the best constant "
+            f"answer's {self.score:.4f}"
+        )
 
 
 def near_chance(report: dict[str, Any]) -> str:
@@ -81,4 +80,4 @@ def near_chance(report: dict[str, Any]) -> str:
     if (constant := report.get("constant")) is None:
         return ""
     answer = Constant(constant, report.get("constant_error", 0.0))
-    return not_learned(report["metric"]["name"], report["dense"]["metric"], answer)
+    return answer.near(report["metric"]["name"], report["dense"]["metric"])

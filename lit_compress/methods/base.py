@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
 from lit_compress.methods.checkpoints import Checkpointed
 from lit_compress.models.attention_masks import padding_known
-from lit_compress.models.backbones import DEFAULT
+from lit_compress.models.backbones import DEFAULT, finetuned_on
 from lit_compress.models.budget import parse_budget
 from lit_compress.models.sites import blocks
 from lit_compress.models.storage import load_net
@@ -122,6 +122,7 @@ class Method(Checkpointed):
         self._hidden: list[list[tuple[Tensor, ...]]] | None = None  # of this step's forwards; None: off
         self.val_metrics: Any = nn.ModuleList([build_metrics(self.task) for _ in self.task.validation])
         self.initial: dict[str, float] = {}
+        self.untrained = -inf
         self._padded: bool | None = None  # this batch; None: not known
         self.skips = False  # this optimizer step; its gradients are gone, as some were not finite
 
@@ -371,7 +372,8 @@ class Method(Checkpointed):
         """Log the dev metrics, and ``val/score``, by which the best epoch is chosen.
 
         The score is the first metric (negated where less is better), or -inf while the model is above its budget. The
-        metrics before the first step, e.g. right after a factorization, are kept in ``initial``.
+        metrics before the first step, e.g. right after a factorization, are kept in ``initial``, the score in
+        ``untrained``: -inf too for a head that is new.
         """
         values: dict[str, Tensor] = {}
         for i, metrics in enumerate(self.val_metrics):
@@ -380,10 +382,12 @@ class Method(Checkpointed):
                 values |= {f"{prefix}/{name}": value for name, value in metrics.compute().items()}
                 metrics.reset()
         main = float(values[f"val/{self.task.metrics[0]}"])
+        score = main if higher_is_better(self.task) else -main
+        at_budget = not hasattr(self, "stage") or self.stage.at_budget(self.trainer.global_step)
         if self.trainer.sanity_checking:
             self.initial = {name: float(value) for name, value in values.items()}
+            learned = self._previous is not None or finetuned_on(self.backbone, self.task)
+            self.untrained = score if at_budget and learned else -inf
             return
-        at_budget = not hasattr(self, "stage") or self.stage.at_budget(self.trainer.global_step)
         self.log_dict(values, prog_bar=True)
-        score = main if higher_is_better(self.task) else -main
         self.log("val/score", score if at_budget else -inf)

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from lit_compress.numerics.foreach import largest
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.progress import Lines
+from lit_compress.utils.progress import Lines, note
 from lit_compress.utils.sharding import local, sum_over_ranks
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 class Checkpoints(Callback):
     """Keep ``last.ckpt`` (to continue from) and ``best.ckpt`` (weights of the best epoch at budget, else the last).
 
+    The model before training counts as an epoch, the last one to be chosen of equal scores.
+
     ``last.ckpt`` is never written after the last batch of an epoch or of the fit: a run continued from there would
     skip the validation that follows; nor after a step that was left out, as the weights may be broken. Both files are
     renamed into place when complete. The ``last.ckpt`` before is kept as ``previous.ckpt``, for a disk that loses one.
@@ -41,16 +43,24 @@ class Checkpoints(Callback):
 
     def __init__(self, folder: Path, every: int) -> None:
         self.folder, self.every = folder, every
-        self.best = -inf
+        self.best, self._untrained = -inf, False
         self._saved = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best score so far and the step of ``last.ckpt``."""
-        return {"best": self.best, "saved": self._saved}
+        """Return the best score so far, whether it is from before training, and the step of ``last.ckpt``."""
+        return {"best": self.best, "untrained": self._untrained, "saved": self._saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the best score so far and the step of ``last.ckpt``."""
+        """Set what :meth:`state_dict` returned; earlier versions did not keep the model before training."""
         self.best, self._saved = state_dict["best"], state_dict["saved"]
+        self._untrained = state_dict.get("untrained", False)
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save ``best.ckpt`` if the model before training is at budget and has learned the task."""
+        score = float(pl_module.untrained)  # type: ignore[arg-type]
+        if score > -inf and trainer.max_epochs:
+            self.best, self._untrained = score, True
+            self._save(trainer, "best.ckpt", weights_only=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save ``last.ckpt`` if it is due or SIGTERM ends the process; let ``max_steps`` end with a validation."""
@@ -67,14 +77,21 @@ class Checkpoints(Callback):
         if trainer.sanity_checking:
             return
         score = float(trainer.callback_metrics["val/score"])
-        if score > self.best or self.best == -inf or not (self.folder / "best.ckpt").exists():
-            self.best = score
+        better = score > self.best or (self._untrained and score == self.best)
+        if better or self.best == -inf or not (self.folder / "best.ckpt").exists():
+            self.best, self._untrained = score, False
             self._save(trainer, "best.ckpt", weights_only=True)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the untrained model of a stage without epochs."""
+        """Save the untrained model of a stage without epochs; say that no epoch was better than it."""
         if trainer.max_epochs == 0:
             self._save(trainer, "best.ckpt", weights_only=True)
+        if self._untrained:
+            stage, metric = self.folder.name, pl_module.task.metrics[0]  # type: ignore[union-attr]
+            note(
+                f"{stage}: the model before training, dev {metric} {abs(self.best):.4f}, is better than every epoch at "
+                f"the budget: it is kept; try a smaller {stage}.learning_rate"
+            )
 
     def _save(self, trainer: Trainer, name: str, weights_only: bool = False) -> None:
         temporary, path = self.folder / f".{name}.tmp", self.folder / name

@@ -17,7 +17,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from lit_compress.evaluation.chance import not_learned
 from lit_compress.evaluation.evaluate import constant_answer, evaluate
 from lit_compress.export.card import license_of
 from lit_compress.export.folder import read_task
@@ -378,11 +377,10 @@ def _check_teacher(parts: Components, run: Run) -> None:
     """
     method, name = parts.method, parts.data.record.metrics[0]
     score, floor = run.finished()["dense"]["metric"][f"val/{name}"], constant_answer(parts.data)
-    if not (finding := not_learned(name, score, floor)):
+    if not (finding := floor.near(name, score)):
         return
-    little = "nothing" if score <= floor.score else "hardly anything"
     if not method.teacher:
-        rank_zero_warn(f"model.dense: the teacher has learned {little} ({finding}); add e.g. --model.dense.epochs 10")
+        rank_zero_warn(f"model.dense: the teacher has hardly learned anything ({finding}); add --model.dense.epochs 10")
     elif score < floor.score and method.distillation.alpha > 0:
         raise UserError(f"model.teacher: '{method.teacher}' has {finding}; are its labels in another order?")
     else:

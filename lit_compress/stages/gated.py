@@ -249,7 +249,7 @@ class GatedStage(Stage):
 
     def at_budget(self, step: int) -> bool:
         """Return whether the model that is evaluated after ``step`` has the final density."""
-        if step < self._warmup:
+        if step < max(1, self._warmup):
             return False
         with torch.no_grad():
             gap = float(self.size.density(self.log_alphas)) - self.density

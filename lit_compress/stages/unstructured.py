@@ -125,7 +125,7 @@ class CubicStage(Stage):
 
     def at_budget(self, step: int) -> bool:
         """Return whether the schedule has arrived at the final density."""
-        return step >= self.total_steps - self._end
+        return step >= max(1, self.total_steps - self._end)  # weights are zeroed after a step
 
 
 class UnstructuredPruning(CubicStage):

@@ -76,7 +76,7 @@ WHOLE = {
             prune:
               {epochs: 12, learning_rate: 4.0e-5, warmup: 0.0, low_rank: 0.4, start: 12800, end: 51200, interval: 100,
                beta: 0.85}
-        data: {task: cnn_dailymail, batch_size: 32}
+        data: {task: cnn_dailymail, batch_size: 32, num_beams: 8}
     """,
     "losparse_bert_rte": """
         model:

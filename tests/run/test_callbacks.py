@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from itertools import pairwise
+from math import inf
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,9 @@ import torch
 from lit_compress.__main__ import main
 from lit_compress.run.callbacks import Checkpoints, StageBar
 from lit_compress.stages.base import Stage
+from lit_compress.stages.gated import GatedStage
+from lit_compress.stages.unstructured import CubicStage
+from lit_compress.tasks.records import get_task
 
 
 def args(short_run, folder, *extra):
@@ -35,7 +40,7 @@ def test_last_is_never_written_after_the_last_batch_or_inside_a_window(accumulat
     assert last and all(not inside and not end for _, _, inside, end in last)
     steps = [step for _, step, _, _ in last]
     assert all(1 <= b - a <= 4 or b < a for a, b in pairwise(steps))
-    best = [entry for entry in seen if entry[0] == "best.ckpt"]
+    best = [entry for entry in seen if entry[0] == "best.ckpt" and entry[1]]  # step 0: before training
     assert best and all(end for _, _, _, end in best)  # after a validation, which ends an epoch
 
 
@@ -102,10 +107,67 @@ def test_where_no_epoch_is_at_budget_the_last_is_kept(short_run, tmp_path, monke
 
 
 def test_an_epoch_at_budget_stays_when_later_ones_are_not(short_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(Stage, "at_budget", lambda self, step: step <= self.total_steps // 2)
+    monkeypatch.setattr(Stage, "at_budget", lambda self, step: 0 < step <= self.total_steps // 2)
     main(args(short_run, tmp_path / "run", "--model.retrain.epochs", "2"))
     record = json.loads((tmp_path / "run" / "stages.json").read_text())[-1]
     assert record["best_step"] == record["steps"] // 2 and record["at_budget"]
+
+
+class Trainer:
+    """Stands for Lightning's: validations with given scores."""
+
+    def __init__(self, folder):
+        self.folder, self.sanity_checking, self.max_epochs, self.global_step = folder, False, 3, 0
+        self.is_global_zero, self.callback_metrics = True, {}
+
+    def save_checkpoint(self, path, weights_only):
+        path.write_text(str(self.global_step))
+
+
+@pytest.mark.parametrize(
+    ("untrained", "scores", "best"),
+    [
+        (0.865, [0.83, 0.83], 0),
+        (0.83, [0.83, 0.83], 1),  # equal: an epoch, the first one
+        (0.5, [0.83, 0.9], 2),
+        (-inf, [0.83, 0.9], 2),  # above the budget before training
+        (0.9, [-inf, -inf], 0),
+        (0.9, [-inf, 0.95], 2),
+    ],
+)
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_model_before_training_counts_as_epoch_0(untrained, scores, best, killed, tmp_path, capsys):
+    trainer, module = Trainer(tmp_path), SimpleNamespace(untrained=untrained, task=get_task("sst2"))
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.on_sanity_check_end(trainer, module)
+    for step, score in enumerate(scores, start=1):
+        if killed:
+            state, checkpoints = checkpoints.state_dict(), Checkpoints(tmp_path, 1)
+            checkpoints.load_state_dict(state)
+        trainer.global_step, trainer.callback_metrics = step, {"val/score": torch.tensor(score)}
+        checkpoints.on_validation_end(trainer, module)
+    checkpoints.on_fit_end(trainer, module)
+    assert (tmp_path / "best.ckpt").read_text() == str(best)
+    told = f"the model before training, dev accuracy {untrained:.4f}, is better than every epoch at the budget"
+    assert (told in capsys.readouterr().err) == (best == 0)
+
+
+def test_training_that_makes_it_worse_is_not_exported(short_run, tmp_path, capsys):
+    """The model right after the factorization is; the first stage's new head is no model to keep."""
+    folder = tmp_path / "run"
+    main(args(short_run, folder, "--model.retrain.learning_rate", "0.3", "--trainer.gradient_clip_val", "100"))
+    dense, retrain = json.loads((folder / "stages.json").read_text())
+    assert retrain["best_step"] == 0 and retrain["metric"] == retrain["initial"] and retrain["steps"] == 26
+    assert "retrain: the model before training" in capsys.readouterr().err
+    report = json.loads((folder / "report.json").read_text())
+    assert report["compressed"]["metric"] == pytest.approx(retrain["initial"]["val/accuracy"]) > 0.5
+    assert dense["best_step"] > 0
+
+
+@pytest.mark.parametrize("kind", [CubicStage, GatedStage])
+def test_gradual_pruning_is_not_at_budget_before_a_step(kind):
+    stage = SimpleNamespace(_warmup=0, total_steps=10, _end=10)
+    assert not kind.at_budget(stage, 0)
 
 
 def test_a_fit_that_max_steps_ends_in_mid_epoch_leaves_its_net(short_run, tmp_path):
