@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 FORMAT = 2  # to be raised when the columns written here change, so that old caches are not read
 ROWS_PER_PROCESS = 20_000  # with fewer rows another process does not pay
+# settings that change tokens and are no part of the backend, with their usual values: hashed only if they differ, so
+# that a stopped run keeps its key
+_OWN = {"truncation_side": "right", "split_special_tokens": False, "tgt_lang": None}
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -31,7 +34,8 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
     # arguments of the last call, no property of the tokenizer
     backend["truncation"] = backend["padding"] = None
     inserted = tokenizer.bos_token, tokenizer.unk_token  # inserted by types of task, not by the backend
-    return short_hash(type(tokenizer).__name__, json.dumps(backend), tokenizer.model_input_names, inserted)
+    own = [(name, value) for name, usual in _OWN.items() if (value := getattr(tokenizer, name, usual)) != usual]
+    return short_hash(type(tokenizer).__name__, json.dumps(backend), tokenizer.model_input_names, inserted, *own)
 
 
 def content_key(dataset: Dataset) -> str:

@@ -84,6 +84,39 @@ def test_whatever_decides_the_result_changes_the_key(rows, tokenizer):
     assert len(set(keys)) == 9
 
 
+CHANGES = {
+    "truncation_side": "left", "split_special_tokens": True, "tgt_lang": "fr_XX", "bos_token": "film",
+    "unk_token": "film", "model_input_names": ["input_ids", "attention_mask"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_setting_of_a_tokenizer_that_changes_tokens_changes_its_key(tokenizer, name):
+    before = room.tokenizer_key(tokenizer)
+    setattr(tokenizer, name, CHANGES[name])
+    assert room.tokenizer_key(tokenizer) != before
+
+
+@pytest.mark.parametrize("name", ["normalizer", "pre_tokenizer", "post_processor"])
+def test_every_part_of_the_backend_that_changes_tokens_changes_the_key(tokenizer, name):
+    from tokenizers import normalizers, pre_tokenizers, processors
+
+    parts = {
+        "normalizer": normalizers.NFC(), "pre_tokenizer": pre_tokenizers.WhitespaceSplit(),
+        "post_processor": processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)),
+    }  # fmt: skip
+    before = room.tokenizer_key(tokenizer)
+    setattr(tokenizer.backend_tokenizer, name, parts[name])
+    assert room.tokenizer_key(tokenizer) != before
+
+
+def test_texts_cut_at_the_left_are_not_read_from_the_cache_of_those_cut_at_the_right(rows, tokenizer):
+    right = encode(rows, tokenizer, SST2, 4)[0]["input_ids"]
+    tokenizer.truncation_side = "left"
+    left = encode(rows, tokenizer, SST2, 4)[0]["input_ids"]
+    assert tokenizer.decode(right) == "[CLS] the film [SEP]" and tokenizer.decode(left) == "[CLS] good. [SEP]"
+
+
 def test_how_the_rows_are_held_does_not_change_the_key(rows, tokenizer):
     twice = Dataset.from_dict({"sentence": rows["sentence"][:] * 2, "label": rows["label"][:] * 2})
     assert room.content_key(twice.select([0, 1])) == room.content_key(twice.select([2, 3])) == room.content_key(rows)
