@@ -23,14 +23,13 @@ FORMAT = 2  # raise it when labels are read in another way, so that old caches a
 _NUMBER = re.compile(r"-?\d+([.]\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
-def custom_task(settings: Custom, path: str | None, seed: int, encoding: str | None = None) -> Task:
+def custom_task(settings: Custom, path: str | None, encoding: str | None = None) -> Task:
     """Return the record of the user's task.
 
     Args:
         settings: type of task, columns and labels; None for the type's usual columns, and for the labels of the
             training rows.
         path: a file, or a folder with ``train``, or one written by ``save_to_disk`` of the library datasets.
-        seed: decides how a single file is split.
         encoding: of text files; None: UTF-8.
 
     Raises:
@@ -59,7 +58,7 @@ def custom_task(settings: Custom, path: str | None, seed: int, encoding: str | N
     labels = tuple(label.strip() for label in settings.labels or ()) if kind.classes else ()
     numbered = True
     if settings.label is None and (kind.own_columns or (isinstance(kind, Classification) and not labels)):
-        draft = replace(draft, label_columns=find_columns(draft, path, labels, seed, encoding))
+        draft = replace(draft, label_columns=find_columns(draft, path, labels, encoding))
     if draft.label_columns:
         labels = labels or tuple(name.strip() for name in draft.label_columns)
         if {*labels} != {name.strip() for name in draft.label_columns}:
@@ -68,7 +67,7 @@ def custom_task(settings: Custom, path: str | None, seed: int, encoding: str | N
                 f"{', '.join(draft.label_columns)}, in any order, or leave it out"
             )
     if kind.classes and not labels:
-        sources = custom_sources(draft, path, ["train"], seed, encoding)
+        sources = custom_sources(draft, path, ["train"], encoding)
         if "train" not in sources:
             raise UserError(f"data.path: '{path}' has no file for 'train', and data.custom.labels names no classes")
         labels, numbered = find_labels(draft, sources["train"])

@@ -63,7 +63,9 @@ class DataModule(Splits):
         hold_out: number of training rows (drawn by seed) that are not trained on. They take the place of the dev set
             while a stage trains, so that they choose its best epoch; the dev set is measured when it is finished.
         num_workers: processes that load batches ahead; does not change results.
-        seed: decides the order of the batches, which training examples are drawn, and the splits made of a single file.
+        seed: decides the order of the batches, and which training examples are drawn.
+        split_seed: decides which rows of a single file are its training, dev and test rows; it does not follow
+            seed_everything, so that runs with different seeds share one dev set.
         custom: type, columns and labels of task custom.
         encoding: of text files, e.g. cp1252 or utf-16; without it UTF-8.
         stride: number of tokens that neighbouring windows of a context share (span_qa); without it 128.
@@ -95,6 +97,7 @@ class DataModule(Splits):
         hold_out: int | None = None,
         num_workers: int = 0,
         seed: int = 42,
+        split_seed: int = 42,
         custom: Custom = Custom(),
         encoding: str | None = None,
         stride: int | None = None,
@@ -109,7 +112,7 @@ class DataModule(Splits):
         super().__init__()
         if path is not None and (repository := located(task, path, revision, custom.configuration)) is not None:
             path, revision = str(repository.folder), None
-        self.record: Task = custom_task(custom, path, seed, encoding) if task == CUSTOM else get_task(task)
+        self.record: Task = custom_task(custom, path, encoding) if task == CUSTOM else get_task(task)
         spans = _asked(self.record.spans, stride=stride, null_threshold=null_threshold)
         asked = {"target_length": target_length, "num_beams": num_beams, "length_penalty": length_penalty}
         asked = {name: value for name, value in asked.items() if value is not None}
@@ -126,6 +129,7 @@ class DataModule(Splits):
             ("validation_examples", validation_examples, 1),
             ("hold_out", hold_out, 1),
             ("num_workers", num_workers, 0),
+            ("split_seed", split_seed, 0),
             ("stride", stride, 0),
             ("target_length", target_length, 2),
             ("num_beams", num_beams, 1),
@@ -142,7 +146,7 @@ class DataModule(Splits):
         self.validation_examples = validation_examples
         self.hold_out = hold_out
         self.num_workers = num_workers
-        self.seed = seed
+        self.seed, self.split_seed = seed, split_seed
         self.encoding = encoding
         self.reads_labels = True  # False: the training rows may have none, as only their texts are read
         self.whole_file = False  # a single file is not split, every split is all of it

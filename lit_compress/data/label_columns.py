@@ -32,7 +32,7 @@ def checked_columns(kind: TaskType, names: list[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def find_columns(task: Task, path: str, labels: Collection[str], seed: int, encoding: str | None) -> tuple[str, ...]:
+def find_columns(task: Task, path: str, labels: Collection[str], encoding: str | None) -> tuple[str, ...]:
     """Return the columns of 0 and 1 of a file without a label column, one for each label.
 
     They are the classes where these are known; else all columns but texts and ids.
@@ -41,7 +41,6 @@ def find_columns(task: Task, path: str, labels: Collection[str], seed: int, enco
         task: has the names of the other columns.
         path: as :func:`custom_task`.
         labels: names of the classes; () if they are not known.
-        seed: as :func:`custom_task`.
         encoding: as :func:`custom_task`.
 
     Returns:
@@ -53,7 +52,7 @@ def find_columns(task: Task, path: str, labels: Collection[str], seed: int, enco
 
     def read(columns: list[str]) -> tuple[str, list[str], Iterator[Row]] | None:
         """Return the name of a source, the names of its columns, and its rows, which have ``columns``."""
-        sources = custom_sources(replace(task, label_columns=tuple(columns)), path, ["train"], seed, encoding)
+        sources = custom_sources(replace(task, label_columns=tuple(columns)), path, ["train"], encoding)
         if (source := sources.get("train", next(iter(sources.values()), None))) is None:
             return None
         table = source.read()

@@ -76,7 +76,7 @@ def has_split(task: Task, path: str | None, split: str, revision: str | None = N
         UserError: as :func:`load_split_files`, for the folder or the hub.
     """
     if path is not None and (task.name == CUSTOM or _is_whole(path)):
-        return split in custom_sources(task, path, [split], 0)
+        return split in custom_sources(task, path, [split])
     if path is not None and find_split(task, path, split) is not None:
         return True
     return split in _whole_sources(task, path, revision)
@@ -132,7 +132,7 @@ def load_split_files(
     if encoding is not None:
         _check_encoding(encoding, path)
     if path is not None and (task.name == CUSTOM or _is_whole(path)):
-        sources = custom_sources(task, path, wanted, seed, encoding, whole)
+        sources = custom_sources(task, path, wanted, encoding, whole, seed)
     elif path is not None and not is_repository(Path(path).expanduser()):
         sources = _local(task, path, wanted, encoding)
     else:
@@ -189,7 +189,7 @@ _PARTS = {
 
 
 def custom_sources(
-    task: Task, path: str, wanted: Iterable[str], seed: int, encoding: str | None = None, whole: bool = False
+    task: Task, path: str, wanted: Iterable[str], encoding: str | None = None, whole: bool = False, seed: int = 0
 ) -> Sources:
     """Return the splits ``wanted`` of the user's own data; those without a file are parts of the training file.
 
@@ -197,9 +197,9 @@ def custom_sources(
         task: has the names of the columns.
         path: a file, or a folder with ``train``, or one written by ``save_to_disk`` of the library datasets.
         wanted: names of splits, or ``all`` for every row of one table.
-        seed: of the choice of the parts.
         encoding: of text files; None: UTF-8.
         whole: every split is all rows of one table.
+        seed: of the choice of the parts.
 
     Raises:
         UserError: ``path`` is none of these.

@@ -60,6 +60,7 @@ class Splits(LightningDataModule):
     hold_out: int | None
     eval_batch_size: int
     seed: int
+    split_seed: int
     reads_labels: bool
     whole_file: bool
 
@@ -86,7 +87,8 @@ class Splits(LightningDataModule):
         max_length = self.max_length  # checked before anything is read
         optional = () if self.reads_labels else ("train",)
         loaded = load_split_files(
-            self.record, self.path, names, labelled, self.seed, self.encoding, self.whole_file, optional, self.revision
+            self.record, self.path, names, labelled, self.split_seed, self.encoding, self.whole_file, optional,
+            self.revision,
         )
         for name in names:
             rows = loaded.get(name)
@@ -135,7 +137,7 @@ class Splits(LightningDataModule):
     def _texts_of(self, path: str) -> Split:
         """Return all rows of a file as a split without labels."""
         try:
-            rows = load_split_files(self.record, path, [ALL], False, self.seed, self.encoding)[ALL]
+            rows = load_split_files(self.record, path, [ALL], False, encoding=self.encoding)[ALL]
         except UserError as error:
             raise UserError(str(error).replace("data.path", "--distil_texts")) from error
         return self._encoded(ALL, rows, self.max_length, labelled=False)

@@ -1,4 +1,4 @@
-"""The user's own files: columns by name, labels found, one file split by seed; and whole runs on every kind of task."""
+"""The user's own files: columns by name, labels found, one file split; and whole runs on every kind of task."""
 
 import json
 
@@ -71,19 +71,19 @@ def test_the_same_file_read_with_other_settings(tmp_path, backbone):
         _module(backbone, file, kind="span_qa", max_length=32).setup("fit")
 
 
-def test_one_file_is_split_by_seed(tmp_path, backbone):
+def test_one_file_is_split_in_one_way_for_all_seeds(tmp_path, backbone):
     file = _write(tmp_path / "a.jsonl", REVIEWS)
 
-    def texts(seed):
-        dm = _module(backbone, file, text=["review"], label="stars", seed=seed)
+    def texts(**seeds):
+        dm = _module(backbone, file, text=["review"], label="stars", **seeds)
         dm.setup("fit")
         dm.setup("test")
         return {name: set(dm._split(name).rows["review"]) for name in ("train", "validation", "test")}
 
-    parts = texts(1)
+    parts = texts(seed=1)
     assert {name: len(part) for name, part in parts.items()} == {"train": 32, "validation": 4, "test": 4}
     assert set().union(*parts.values()) == {row["review"] for row in REVIEWS}
-    assert texts(1) == parts != texts(2)
+    assert texts() == texts(seed=2) == parts != texts(split_seed=1)
 
 
 def test_a_test_file_is_left_alone(tmp_path, backbone):

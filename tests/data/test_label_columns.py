@@ -47,7 +47,7 @@ def settings(label=None, labels=None, kind="multi_label"):
 
 def labels_in(file, **asked):
     """Return the record of a file, and the labels of its rows as names."""
-    task = custom_task(settings(**asked), str(file), 0)
+    task = custom_task(settings(**asked), str(file))
     rows = load_split_files(task, str(file), ["train"], whole=True)["train"]
     return task, [[task.labels[number] for number in on] for on in rows[task.label]]
 
@@ -93,11 +93,11 @@ def test_0_and_1_however_they_are_written(tmp_path, values):
 
 def test_columns_that_are_named_choose_and_order_the_labels(tmp_path):
     file = write("parquet", tmp_path, rows_of(20))
-    assert custom_task(settings(label=["insult", "toxic"]), str(file), 0).labels == ("insult", "toxic")
+    assert custom_task(settings(label=["insult", "toxic"]), str(file)).labels == ("insult", "toxic")
     order = ["insult", "toxic", "severe_toxic"]
     task, found = labels_in(file, label=NAMES, labels=order)
     assert task.labels == tuple(order) and found == [sorted(on, key=order.index) for on in expected(rows_of(20))]
-    assert custom_task(settings(labels=order), str(file), 0).label_columns == tuple(order)
+    assert custom_task(settings(labels=order), str(file)).label_columns == tuple(order)
 
 
 def test_blanks_around_the_name_of_a_column_are_left_out(tmp_path):
@@ -195,7 +195,7 @@ def place(tiny_backbone, tmp_path_factory):
     (folder / "data").mkdir()
     write_csv(folder / "data" / "train.csv", rows_of(48))
     write_csv(folder / "data" / "validation.csv", rows_of(24, 1))
-    task = custom_task(settings(labels=[*reversed(NAMES)]), str(folder / "data"), 0)
+    task = custom_task(settings(labels=[*reversed(NAMES)]), str(folder / "data"))
     model = shutil.copytree(tiny_backbone, folder / "model")
     make_net("bert", task_name(task), dropout=0.0, initializer_range=0.3).save_pretrained(model)
     return folder

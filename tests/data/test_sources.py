@@ -201,7 +201,7 @@ def test_a_missing_folder(tmp_path):
 
 @pytest.mark.parametrize("name", ["mine.csv", "mine.CSV", "mine.json"])
 def test_a_single_file_of_a_shipped_task(tmp_path, name):
-    """It is split by the seed for fit, read whole for predict, and for validate and test where that is said."""
+    """It is split for fit, read whole for predict, and for validate and test where that is said."""
     rows = [(f"text {i}", i % 2) for i in range(20)]
     file = (
         _write(tmp_path / name, rows)

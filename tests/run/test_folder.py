@@ -113,6 +113,17 @@ def test_the_share_of_factors_was_a_number_in_earlier_versions(tmp_path):
         run.check_same(of_losparse(0.05, None))
 
 
+def test_a_run_whose_seed_split_its_file_keeps_that_split(tmp_path):
+    run = Run(tmp_path)
+    run.begin(CONFIG | {"seed_everything": 7})
+    assert run.config()["data"]["split_seed"] == 7
+    now = CONFIG | {"seed_everything": 7, "data": CONFIG["data"] | {"split_seed": 42}}
+    with pytest.raises(UserError, match=r"data.split_seed was 7, now 42; give the same config"):
+        run.check_same(now)
+    run.begin(now)
+    assert run.config() == now
+
+
 @pytest.mark.parametrize(("method", "relative"), [("SecondOrder", True), ("LPAF", False)])
 def test_older_configs_say_whether_distances_were_relative(method, relative):
     config = {"model": {"class_path": f"lit_compress.methods.{method}", "init_args": {"distillation": {"alpha": 0.5}}}}
