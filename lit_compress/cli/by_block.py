@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +19,7 @@ from lit_compress.calibration.by_block import BlockStatistics, Sweeps, calibrati
 from lit_compress.calibration.sliced_by_block import BlockAxes
 from lit_compress.calibration.statistics import TOKENS, Statistic
 from lit_compress.cli.one_shot import one_shot_stage
-from lit_compress.evaluation.divergence import divergence
+from lit_compress.evaluation.divergence import ROWS, divergence
 from lit_compress.evaluation.evaluate import evaluate
 from lit_compress.export.by_block import check_choices_by_block, write_parts, write_report, write_shards
 from lit_compress.export.card import license_of
@@ -50,6 +50,7 @@ from lit_compress.utils.memory import return_freed_memory
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
     from lit_compress.calibration.uses import Batch
@@ -270,8 +271,22 @@ class _Walks:
 
     def divergence(self) -> float:
         """Return the divergence of the export's outputs from those of the dense model."""
-        own, theirs = (Ending(sweeps.net, sweeps.last) for sweeps in (self.after, self.before))
-        return divergence(own, theirs, self.data)  # type: ignore[arg-type]
+        drawn, dev = torch.tensor(self.data.sample(ROWS)), self.dev[: len(self.data.val_dataloader()[0])]
+        masks = [torch.isin(batch["index"], drawn) for batch in dev]
+        batches = [
+            {name: column[own] for name, column in batch.items()}
+            for batch, own in zip(dev, masks, strict=True) if own.any()
+        ]  # fmt: skip
+
+        def ending(sweeps: Sweeps) -> Ending:
+            def last() -> Iterator[Tensor]:
+                for states, own in zip(sweeps.last(), masks, strict=False):  # a row may have several texts
+                    if own.any():
+                        yield states.unflatten(0, (len(own), -1))[own].flatten(0, 1)
+
+            return Ending(sweeps.net, last)
+
+        return divergence(ending(self.after), ending(self.before), self.data, batches)  # type: ignore[arg-type]
 
 
 def _checked(stage: CompressedStage, method: Method, dense: PreTrainedModel, data: DataModule) -> Compression:

@@ -15,7 +15,7 @@ from lit_compress.data.custom import custom_task
 from lit_compress.data.facts import DataFacts, data_facts
 from lit_compress.data.repository import located
 from lit_compress.data.sources import ALL, CUSTOM, has_split
-from lit_compress.data.splits import HELD_OUT, Split, Splits
+from lit_compress.data.splits import HELD_OUT, VALIDATION_SEED, Split, Splits
 from lit_compress.data.targets import pooling_of, vectors_of, with_vectors
 from lit_compress.models.backbones import DEFAULT, load_config, resolve
 from lit_compress.models.positions import usable_positions
@@ -309,6 +309,16 @@ class DataModule(Splits):
             note(f"too few training rows: {both} of the {len(chosen)} held-out rows also calibrate")
         return self._loader(replace(split, encoded=split.encoded.select(sorted(chosen))), self.eval_rows, shuffle=False)
 
+    def sample_dataloader(self, rows: int) -> ResumableLoader:
+        """Return the batches of the rows of the first dev split that :meth:`sample` draws."""
+        split = self._validation()[0]
+        drawn = replace(split, encoded=split.encoded.select(self.sample(rows)))
+        return self._loader(drawn, self.eval_rows, shuffle=False)
+
+    def sample(self, rows: int) -> list[int]:
+        """Return the numbers of at most ``rows`` rows of the first dev split, drawn alike for every seed."""
+        return sorted(drawn_order(len(self._validation()[0].encoded), VALIDATION_SEED)[:rows])
+
     def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
         """Note in ``padded`` whether the batch has padding: on the device, the host would wait for the answer."""
         self.padded = not all(bool(mask.all()) for mask in task_type(self.record).masks(batch))
@@ -382,15 +392,6 @@ class DataModule(Splits):
         others = {"test": ("test", True), "predict": (self.predicted, False)}
         splits = [self._split(*others[stage])] if stage in others else self._validation()
         return [None if task_type(self.record).one_text else split.available for split in splits]
-
-    def train_tokens(self) -> Dataset:
-        """Return the training examples as token ids."""
-        self.setup("fit")
-        return self._split("train").encoded
-
-    def train_size(self) -> int:
-        """Return the number of training examples."""
-        return len(self.train_tokens())
 
     def batches_per_epoch(self, world_size: int = 1) -> int:
         """Return the number of training batches of one process."""

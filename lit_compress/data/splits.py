@@ -128,6 +128,15 @@ class Splits(LightningDataModule):
         split = self._split("train")
         return split.rows, split.encoded
 
+    def train_tokens(self) -> Dataset:
+        """Return the training examples as token ids."""
+        self.setup("fit")
+        return self._split("train").encoded
+
+    def train_size(self) -> int:
+        """Return the number of training examples."""
+        return len(self.train_tokens())
+
     def _split(self, name: str, labelled: bool = True) -> Split:
         """Return a split that :meth:`setup` has read."""
         split = self._splits[name, labelled]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,17 +13,19 @@ from lit_compress.utils.devices import current_device, move, to_device
 from lit_compress.utils.progress import track
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
+    from torch import Tensor
     from transformers import PreTrainedModel
 
+    from lit_compress.data.batching import ResumableLoader
     from lit_compress.data.datamodule import DataModule
 
 ROWS = 512  # enough for two digits
 
 
 def divergence(
-    net: PreTrainedModel, dense: PreTrainedModel, data: DataModule, rows: int = ROWS, loader: DataLoader | None = None
-) -> float:
+    net: PreTrainedModel, dense: PreTrainedModel, data: DataModule,
+    batches: ResumableLoader | Sequence[dict[str, Tensor]] | None = None,
+) -> float:  # fmt: skip
     """Return the mean over examples of KL(dense || model), summed over the distributions of an example (e.g. tokens).
 
     That is the loss that ``net`` adds for labels drawn from ``dense``. For regression and vectors, half the squared
@@ -31,22 +34,19 @@ def divergence(
     Args:
         net: the compressed model, in evaluation mode; on the CPU afterwards, like ``dense``.
         dense: the model before the compression.
-        data: has the task, and its first validation split is read.
-        rows: at most so many examples, the first ones.
-        loader: of other examples, in place of the validation split.
+        data: has the task.
+        batches: of examples; None: :data:`ROWS` of the first dev split, as ``data.sample_dataloader`` draws them.
     """
     device = current_device()
     net, dense = move(net, device).eval(), move(dense, device).eval()
     kind, total, seen = task_type(data.record), 0.0, 0
-    loader = data.val_dataloader()[0] if loader is None else loader
-    for batch in track(loader, "compare", min(len(loader), -(-rows // (loader.batch_size or 1)))):
-        batch = to_device({name: column[: rows - seen] for name, column in batch.items()}, device)
+    batches = data.sample_dataloader(ROWS) if batches is None else batches
+    for batch in track(batches, "compare", len(batches)):
+        batch = to_device(batch, device)
         with torch.inference_mode():
             ours, theirs = (kind.logits(kind.run(n, batch), batch) for n in (net, dense))
             total += summed_divergence(kind, ours, theirs, batch)
         seen += len(theirs)
-        if seen >= rows:
-            break
     move(net, "cpu")
     move(dense, "cpu")
     return total / seen

@@ -128,7 +128,7 @@ def _try(
     stage = _stage(build, removes, dense, density)
     net, _ = compress(dense, stage.compression(None), method.task, data, device, keep=True, measured=measured)
     rows = min(ROWS, max(32, POSITIONS // data.max_length))
-    diverged = divergence(net, dense, data, rows, stage.other_texts(data, rows))
+    diverged = divergence(net, dense, data, stage.other_texts(data, rows))
     return Trial(removes, density, diverged, gains.get(density), stage.round_to or 1, why)
 
 

@@ -208,6 +208,8 @@ def test_vectors_by_blocks_are_those_of_the_net_in_memory(embedder, rows, weight
     line = ["--data.task", "custom", "--data.custom.kind", "embedding", "--data.path", embedder / rows,
             "--density", "0.6", "--data.batch_size", "5", *weighting]  # fmt: skip
     line += ["--data.custom.text", "[query,document]"] if rows == "pairs" else []
+    for module in ("evaluation.divergence", "cli.by_block"):
+        monkeypatch.setattr(f"lit_compress.{module}.ROWS", 5)
     with monkeypatch.context() as patch:
         patch.setattr("lit_compress.export.folder.check_export", lambda net, path: 0.0)
         whole = factorize(embedder / "model", tmp_path / "whole", *line)
@@ -218,7 +220,7 @@ def test_vectors_by_blocks_are_those_of_the_net_in_memory(embedder, rows, weight
     for stage in ("dense", "compressed"):
         assert blocks[stage]["metric"] == pytest.approx(whole[stage]["metric"], abs=1e-5), stage
     assert blocks["metric"] == whole["metric"]
-    if not weighting:
+    if not weighting:  # of 5 drawn rows
         for key in ("estimated_loss", "measured_loss"):
             assert blocks["calibration"][key] == pytest.approx(whole["calibration"][key], rel=1e-4, abs=1e-6)
     for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):

@@ -103,6 +103,23 @@ def test_drawn_validation_examples_are_nested_and_those_of_every_seed(make):
     assert rows(validation_examples=11) == every
 
 
+def test_a_sample_of_dev_rows_is_drawn_and_the_same_for_every_seed(make):
+    """They were the longest: evaluation reads rows by falling length."""
+
+    def drawn(**options):
+        dm = make(eval_batch_size=2, **options)
+        loader = dm.sample_dataloader(5)
+        ids = {tuple(row["input_ids"]) for row in loader.dataset.encoded}
+        every = [tuple(row["input_ids"]) for row in dm.val_dataloader()[0].dataset.encoded]
+        assert len(loader.dataset) == 5 and ids == {every[row] for row in dm.sample(5)}
+        return dm.sample(5), sorted(every, key=len)[-5:], ids
+
+    numbers, longest, ids = drawn()
+    assert not set(longest) <= ids and numbers not in (list(range(5)), list(range(6, 11)))
+    assert drawn(seed=1, batch_size=3)[0] == numbers == sorted(set(numbers))
+    assert make().sample(512) == list(range(11))
+
+
 def test_validation_examples_are_those_of_fit_and_validate_alone(make, sst2):
     """The test split stays whole; predict takes what it goes through whole unless it is given the option."""
     dm = make(validation_examples=4)
