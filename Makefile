@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # process would compile torch and all the others anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart test lint docs clean
+.PHONY: quickstart test lint docs lock clean
 
 # torch goes first and pinned, so that nothing else pulls in another build of it: without an NVIDIA driver the
 # CPU build, wherever pip is set up to find it, else the registry's.
@@ -18,8 +18,8 @@ BUILD := hatchling editables setuptools setuptools_scm
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	{ ! command -v nvidia-smi >/dev/null && $(BIN)/python -m pip install -q --no-compile "$(TORCH)+cpu" $(BUILD) 2>/dev/null; } \
-		|| $(BIN)/python -m pip install -q --no-compile "$(TORCH)" $(BUILD)
+	{ ! command -v nvidia-smi >/dev/null && $(BIN)/python -m pip install -q --no-compile -c constraints.txt "$(TORCH)+cpu" $(BUILD) 2>/dev/null; } \
+		|| $(BIN)/python -m pip install -q --no-compile -c constraints.txt "$(TORCH)" $(BUILD)
 	$(BIN)/python -m pip install -q --no-compile --no-build-isolation -c constraints.txt -e '.[dev]'
 	touch $@
 
@@ -39,6 +39,12 @@ lint: $(READY)
 # the site, into site/; a dead link or a missing docstring is an error
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/mkdocs build -q
+
+# the tested version of every package, also of those that only others need; it needs uv (pip install uv). Pinned versions
+# stay, unless UPGRADE names one: make lock UPGRADE="-P transformers"
+lock:
+	uv pip compile -q pyproject.toml --extra dev --python-version 3.11.5 --no-emit-index-url --no-annotate \
+		--custom-compile-command "make lock" $(UPGRADE) -o constraints.txt
 
 clean:
 	rm -rf $(VENV) runs site

@@ -7,11 +7,13 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from lit_compress.version import __version__
 
@@ -104,13 +106,53 @@ def test_an_undeclared_package_is_seen(code, names):
     assert undeclared(code, set(declared()), set(declared("onnx"))) == names
 
 
+# what the registry's build of torch brings along for its GPUs, which the CPU's build does without
+FOR_GPUS = re.compile(r"(nvidia|cuda)-.*|triton")
+
+
+def pins() -> dict[str, str]:
+    """Return the versions of constraints.txt by name."""
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    found = dict(line.split("==") for line in lines)
+    assert len(lines) == len(found) == len({canonicalize_name(name) for name in found})
+    return {canonicalize_name(name): pin for name, pin in found.items()}
+
+
+def pulled_in(*extras: str) -> set[str]:
+    """Return the names of all installed packages that the package and some extras need, by way of others too."""
+    waiting, seen = list(declared(*extras).values()), set()
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in ["", *requirement.extras]:
+            if name != "lit-compress" and (name, extra) not in seen:
+                seen.add((name, extra))
+                wanted = map(Requirement, metadata.requires(name) or ())
+                waiting += [r for r in wanted if r.marker is None or r.marker.evaluate({"extra": extra})]
+    return {name for name, _ in seen}
+
+
 def test_every_declared_package_has_a_tested_version():
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = dict(line.lower().replace("_", "-").split("==") for line in lines if not line.startswith("#"))
+    tested = pins()
     for name, requirement in declared("dev", "benchmarks").items():
         if name != "lit-compress":
-            assert name in pins, name
-            assert requirement.specifier.contains(pins[name]), f"{requirement} is not tested with {pins[name]}"
+            assert requirement.specifier.contains(tested[name]), f"{requirement} is not tested with {tested[name]}"
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="made for Python 3.11")
+def test_the_lock_has_every_package_that_is_pulled_in_and_no_other():
+    """After a change in pyproject.toml `make lock` writes it again."""
+    assert {name for name in pins().keys() ^ pulled_in("dev") if not FOR_GPUS.fullmatch(name)} == set()
+
+
+def test_the_lock_names_no_place():
+    assert not re.search(r"://|--|@", (ROOT / "constraints.txt").read_text())
+
+
+def test_actions_are_named_by_commit():
+    workflows = [path.read_text() for path in (ROOT / ".github" / "workflows").iterdir()]
+    named = re.findall(r"uses: (\S+)", "".join(workflows))
+    assert named and all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", name) for name in named)
 
 
 def test_every_file_of_tests_has_a_name_of_its_own():
