@@ -9,7 +9,7 @@ RUN/stages.json            finished stages: name, metric before and after, steps
 RUN/<stage>/net/           the model after the stage (a Hugging Face folder, plus structure.json)
 RUN/<stage>/last.ckpt      where to continue; best.ckpt: the best epoch at budget; both go when the stage is finished
 RUN/export/, report.json   the result
-RUN/manifest.json          sizes and SHA-256 of these files (utils/manifest.py); every folder net and export has its own
+RUN/manifest.json          sizes and SHA-256 of these files (utils/manifest.py); the folder of every model has its own
 """
 
 from __future__ import annotations
