@@ -193,7 +193,7 @@ def test_a_revision_of_a_folder_is_refused(short_run, capsys, tmp_path):
 def named(made, hub, tmp_path, monkeypatch):
     """A hub with a fine-tuned model, ``me/trained``, and an export, ``me/small``; the working folder is empty."""
     net = {path.name: path.read_bytes() for path in (made[0] / "run" / "dense" / "net").iterdir()}
-    del net["structure.json"]
+    del net["structure.json"], net["manifest.json"]
     hub.add("me/trained", net | {"README.md": CARD})
     hub.add("me/small", made[0] / "run" / "export")
     (tmp_path / "here").mkdir()
