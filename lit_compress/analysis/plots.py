@@ -186,7 +186,10 @@ def write_rows(kind: str, rows: TableRows, out: Path) -> None:
     with atomic_folder(out) as folder:
         for path in out.iterdir() if out.exists() else ():
             if path.stem != kind and path.suffix != f".{kind}":
-                (shutil.copytree if path.is_dir() else shutil.copy2)(path, folder / path.name)
+                if path.is_dir() and not path.is_symlink():
+                    shutil.copytree(path, folder / path.name, symlinks=True)
+                else:
+                    shutil.copy2(path, folder / path.name, follow_symlinks=False)
         with (folder / f"{kind}.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0].keys())
             writer.writeheader()

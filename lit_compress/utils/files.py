@@ -154,7 +154,7 @@ def _as_umask(folder: Path) -> None:
         probe.touch()
         mode = stat.S_IMODE(probe.stat().st_mode)
     for path in folder.rglob("*"):
-        if path.is_file():
+        if path.is_file() and not path.is_symlink():  # its file may be elsewhere
             path.chmod(mode)
 
 

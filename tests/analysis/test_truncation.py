@@ -133,3 +133,17 @@ def test_another_analysis_stays_beside_it(net, tmp_path):
     assert (tmp_path / "mine").is_dir()
     assert sorted(path.name for path in tmp_path.glob("*.*g")) == ["ranks.png", "spectra.png"]
     assert sorted(path.suffix for path in tmp_path.glob("events.*")) == [".ranks", ".spectra"]
+
+
+def test_links_in_the_folder_stay_links(tmp_path):
+    """Neither their content nor their permissions are of this folder."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "file").write_text("secret")
+    (tmp_path / "secret" / "file").chmod(0o600)
+    net, out = make_net("bert"), tmp_path / "out"
+    write_rows("ranks", truncation.ranks(net), out)
+    (out / "file").symlink_to(tmp_path / "secret" / "file")
+    (out / "folder").symlink_to(tmp_path / "secret")
+    write_rows("ranks", truncation.ranks(net), out)
+    assert (out / "file").is_symlink() and (out / "folder").is_symlink()
+    assert (tmp_path / "secret" / "file").stat().st_mode & 0o777 == 0o600
