@@ -128,6 +128,9 @@ def read_pooling(folder: Path, option: str) -> Pooling | None:
     if modules is None:
         return None
     what = f"{option}: '{folder}'"
+    for _, path in modules:
+        if not (folder / str(path)).resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"{what} names a module outside of its folder, '{path}' (modules.json)")
     names = [name for name, _ in modules]
     usual = ["Transformer", "Pooling", *["Dense"] * names.count("Dense"), *["Normalize"] * ("Normalize" in names)]
     if names != usual:

@@ -217,6 +217,14 @@ def test_broken_files_are_named(place, tmp_path):
     data = DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
     with pytest.raises(UserError, match=r"Dense module '.*2_Dense' cannot be read"):
         data.setup("fit")
+    modules = (model / "modules.json").read_text()
+    shutil.move(model / "2_Dense", tmp_path / "elsewhere")
+    for path in ("../elsewhere", str(tmp_path / "elsewhere"), "2_Dense"):  # the last is a link
+        (model / "modules.json").write_text(modules.replace("2_Dense", path))
+        with pytest.raises(UserError, match=r"names a module outside of its folder, '.*' \(modules.json\)"):
+            DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
+        if path != "2_Dense" and not (model / "2_Dense").exists():
+            (model / "2_Dense").symlink_to(tmp_path / "elsewhere")
     (model / "modules.json").write_text("[{}]")
     with pytest.raises(UserError, match=r"model.backbone: '.*': its modules.json is broken"):
         DataModule("custom", str(model), str(place / "texts"), custom=TEXTS)
