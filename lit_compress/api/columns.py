@@ -156,12 +156,12 @@ def _labels(
         return names
     head = _head_names(config) if trained else None
     if getattr(feature, "dtype", "") in _STRINGS:
+        columns = (some for some in splits.values() if label in some.features)
+        values = [row for some in columns for row in (some[label] if listed else some.unique(label))]
+        sign = KINDS[kind].sign_in(values)
         classes = {
-            str(value).strip()
-            for some in splits.values() if label in some.features
-            for row in (some[label] if listed else some.unique(label))
-            for value in (KINDS[kind].classes_in(f"data: '{label}'", row))
-        }  # fmt: skip
+            str(value).strip() for row in values for value in KINDS[kind].classes_in(f"data: '{label}'", row, sign)
+        }
         if head and classes <= set(head):
             return head
         return None if "train" in splits else sorted(classes)

@@ -14,6 +14,7 @@ from lit_compress.data.readers import CHUNK, Row, Rows, need_columns
 from lit_compress.tasks import task_type
 from lit_compress.tasks.classification import UNLABELLED
 from lit_compress.tasks.records import Task
+from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.cache import build_once, cache_folder, short_hash
 from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.progress import note
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 FEWEST_TO_SPLIT = 10
 IDS = ("id", "idx")  # columns that predictions keep
 KEPT = "__kept__"  # in rows for predictions: ids and given labels as they are in the file, as JSON
-FORMAT = 2  # to be raised when the checks or the columns written here change, so that old caches are not read
+FORMAT = 3  # to be raised when the checks or the columns written here change, so that old caches are not read
 
 
 @dataclass(frozen=True)
@@ -217,9 +218,10 @@ def _text(where: str, name: str, value: Any) -> str:
 
 
 def _words(where: str, name: str, value: Any) -> list[str]:
-    """Return the words of a list, or of a text with spaces between words."""
+    """Return the words of a list, or of a text of one or with spaces between words."""
     if isinstance(value, str):
-        value = value.split()
+        words = list_in(f"{where}: '{name}'", value)
+        value = value.split() if words is None else words
     if not isinstance(value, list):
         raise UserError(f"{where}: '{name}' is {value!r:.60} ({type(value).__name__}); give a list of words")
     if not value:

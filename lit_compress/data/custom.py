@@ -19,7 +19,7 @@ from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.progress import note
 
 MOST_LABELS = 1000  # more are numbers or texts, not classes
-FORMAT = 2  # raise it when labels are read in another way, so that old caches are not read
+FORMAT = 3  # raise it when labels are read in another way, so that old caches are not read
 _NUMBER = re.compile(r"-?\d+([.]\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -112,13 +112,15 @@ def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
         raise UserError(f"{source.where} has no column '{task.label}'; {nearest(task.label, table.names)}")
     if table.classes:
         return table.classes, True
+    meant = KINDS[task.kind]
+    sign = meant.sign_in(row.get(task.label) for row in source.read().rows)
     values: dict[str, int] = {}
     first: tuple[type, str] | None = None
     for number, row in enumerate(table.rows, start=1):
         where = f"{source.where} row {number}"
         if task.label not in row:
             raise UserError(f"{where} has no '{task.label}'; {nearest(task.label, row)}")
-        for value in KINDS[task.kind].classes_in(f"{where}: '{task.label}'", row[task.label]):
+        for value in meant.classes_in(f"{where}: '{task.label}'", row[task.label], sign):
             name = label_name(where, value)
             kind = str if isinstance(value, str) else bool if isinstance(value, bool) else int
             first = first or (kind, where)

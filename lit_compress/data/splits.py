@@ -89,7 +89,7 @@ class Splits(LightningDataModule):
         loaded = load_split_files(
             self.record, self.path, names, labelled, self.split_seed, self.encoding, self.whole_file, optional,
             self.revision,
-        )
+        )  # fmt: skip
         for name in names:
             rows = loaded.get(name)
             if rows is None:

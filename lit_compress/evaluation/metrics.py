@@ -31,6 +31,7 @@ from lit_compress.evaluation.vector_metrics import TeacherCosine
 from lit_compress.tasks.records import Task
 from lit_compress.tasks.span_qa import Piece, as_pieces, merge, n_best
 from lit_compress.tasks.spans import best_threshold, exact_match, normalize, token_f1
+from lit_compress.tasks.tagging import entity_tags
 from lit_compress.utils.errors import UserError, nearest
 
 
@@ -100,35 +101,36 @@ class Correlation(KeptRows):
 class Entities(KeptRows):
     """Precision, recall and F1 of the entities in tagged words, as ``seqeval`` counts them, and the words' accuracy.
 
-    An entity is correct if its type, its first and its last word are. Takes per word the predicted class, the true
-    class, the number of its row and its own number in the row (int [words] each); the words of a row may come in
-    several batches.
+    Labels that are no tags of entities, see :func:`entity_tags`, have the accuracy alone. An entity is correct if its
+    type, its first and its last word are. Takes per word the predicted class, the true class, the number of its row and
+    its own number in the row (int [words] each); the words of a row may come in several batches.
     """
 
     words: list[Tensor]
 
     def __init__(self, labels: Sequence[str]) -> None:
         super().__init__()
-        self.names = tuple(labels)
+        self.names, self.tags = tuple(labels), entity_tags(labels)
 
     def update(self, preds: Tensor, target: Tensor, example: Tensor, word: Tensor) -> None:
         """Add one batch."""
         self.keep(torch.stack([example, word, preds, target], dim=1))
 
     def compute(self) -> dict[str, Tensor]:
-        """Return entity_f1, entity_precision, entity_recall and word_accuracy of all words of all ranks."""
+        """Return word_accuracy and, of tags of entities, entity_f1, entity_precision, entity_recall of all ranks."""
         words = dim_zero_cat(self.words) if len(self.words) else torch.zeros(0, 4, dtype=torch.long)
         rows = sorted(words.tolist())  # by row, then by word
-        predicted, true = ([(row[0], self.names[row[i]]) for row in rows] for i in (2, 3))
-        predicted_set, true_set = set(entities(predicted)), set(entities(true))
-        right, n_predicted, n_true = len(predicted_set & true_set), len(predicted_set), len(true_set)
-        same = sum(row[2] == row[3] for row in rows)
-        values = {
-            "entity_f1": _ratio(2 * right, n_predicted + n_true),
-            "entity_precision": _ratio(right, n_predicted),
-            "entity_recall": _ratio(right, n_true),
-            "word_accuracy": _ratio(same, len(rows)),
-        }
+        values = {}
+        if self.tags is not None:
+            tags = [self.tags.get(name) for name in self.names]
+            predicted, true = (set(entities([(row[0], tags[row[i]]) for row in rows])) for i in (2, 3))
+            right = len(predicted & true)
+            values = {
+                "entity_f1": _ratio(2 * right, len(predicted) + len(true)),
+                "entity_precision": _ratio(right, len(predicted)),
+                "entity_recall": _ratio(right, len(true)),
+            }
+        values["word_accuracy"] = _ratio(sum(row[2] == row[3] for row in rows), len(rows))
         return {name: torch.tensor(value, device=self.device) for name, value in values.items()}
 
 
@@ -136,19 +138,19 @@ def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-def entities(words: Sequence[tuple[int, str]]) -> list[tuple[str, int, int]]:
+def entities(words: Sequence[tuple[int, tuple[str, str] | None]]) -> list[tuple[str, int, int]]:
     """Return (type, first word, last word) of the entities in ``words``, which are (row, tag), ordered by row.
 
-    Tags are ``O`` or a prefix and a type, ``B-PER``: B begins an entity, I continues one of the same type or else
-    begins one (IOB1, IOB2), E ends one, S is an entity of one word.
+    A tag is None or a letter and a type: B begins an entity, I continues one of the same type or else begins one (IOB1,
+    IOB2), E ends one, S is an entity of one word.
     """
     spans: list[tuple[str, int, int]] = []
     last: tuple[int, str, bool] | None = None  # entity of the word before: its row, its type, whether it may go on
     for place, (row, tag) in enumerate(words):
-        prefix, _, kind = tag.partition("-")
-        if prefix == "O":
+        if tag is None:
             last = None
             continue
+        prefix, kind = tag
         if prefix in "IE" and last == (row, kind, True):
             spans[-1] = (kind, spans[-1][1], place)
         else:

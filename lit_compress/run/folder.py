@@ -326,8 +326,8 @@ _NEW = ("parameters", "lora")  # of a retraining; earlier versions trained all p
 def bring_up_to_date(config: dict[str, Any]) -> dict[str, Any]:
     """Return a stored config with the names and the meaning of today, if an earlier version wrote it.
 
-    Exports had no choices; a single file was split by the run's seed; gates had other names; a rank was allowed with any density; distances of hidden states were
-    relative in one method; a retraining trained all parameters.
+    Exports had no choices; a single file was split by the run's seed; gates had other names; a rank was allowed with
+    any density; distances of hidden states were relative in one method; a retraining trained all parameters.
     """
     config.setdefault("export", asdict(Choices()))
     if isinstance(config.get("data"), dict) and "seed_everything" in config:

@@ -10,6 +10,7 @@ Data (``label_of``, ``encode``), methods (``logits``, ``counted``, ``observe``) 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -119,8 +120,17 @@ class TaskType:
         """Return a checked label, as :meth:`label_of` returns it, in the form of :meth:`answer`: names of classes."""
         return label
 
-    def classes_in(self, where: str, label: Any) -> list[Any]:
+    def sign_in(self, labels: Iterable[Any]) -> str | None:
+        """Return the sign between the classes in the texts of a column of labels; None if they have none."""
+        return None
+
+    def classes_in(self, where: str, label: Any, sign: str | None = None) -> list[Any]:
         """Return the classes in a row's label, as they are written: one, or one per word, or any number.
+
+        Args:
+            where: the start of error messages.
+            label: of a row.
+            sign: that :meth:`sign_in` found in the whole column.
 
         Raises:
             UserError: the label has another form; the message begins with ``where``.

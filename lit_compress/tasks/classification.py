@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.tasks.base import TaskType
+from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -115,6 +116,12 @@ class Classification(TaskType):
     def shown(self, task: Task, label: int) -> Any:
         """Return the name of the class."""
         return task.labels[label]
+
+    def classes_in(self, where: str, label: Any, sign: str | None = None) -> list[Any]:
+        """Return the label; the text of a list is none, as ``['joy']``."""
+        if isinstance(label, str) and list_in(where, label) is not None:
+            raise UserError(f"{where} is {label!r:.60}, a list; kind multi_label reads lists")
+        return [label]
 
     def is_unlabelled(self, label: Any) -> bool:
         """Return whether the label is -1."""

@@ -8,8 +8,7 @@ transformers uses for ``problem_type: multi_label_classification``.
 
 from __future__ import annotations
 
-import ast
-import json
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from lit_compress.tasks.base import Columns
 from lit_compress.tasks.classification import Classification, class_number, whole_number
+from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from lit_compress.tasks.records import Task
 
-SEPARATORS = "|;,"  # between the labels of a text; the first that occurs in it counts
+SEPARATORS = "|;,"  # between the labels of a text
 
 
 class MultiLabel(Classification):
@@ -48,16 +48,22 @@ class MultiLabel(Classification):
         """Return the class numbers of a row, in order."""
         if isinstance(row[task.label], dict):
             return [number for number, name in enumerate(task.labels) if _is_on(where, name, row[task.label])]
-        labels = _listed(where, row[task.label])
+        labels = _listed(where, row[task.label], known=task.labels)
         if (flags := _flags(where, labels, len(task.labels))) is not None:
             return [number for number, on in enumerate(flags) if on]
         return sorted({class_number(task, where, label) for label in labels})
 
-    def classes_in(self, where: str, label: Any) -> list[Any]:
+    def sign_in(self, labels: Iterable[Any]) -> str | None:
+        """Return the sign between the labels of a column's texts: the first of :data:`SEPARATORS` in any of them."""
+        texts = (label for label in labels if isinstance(label, str) and list_in("", label, bare=True) is None)
+        seen = {sign for text in texts for sign in SEPARATORS if sign in text}
+        return next((sign for sign in SEPARATORS if sign in seen), None)
+
+    def classes_in(self, where: str, label: Any, sign: str | None = None) -> list[Any]:
         """Return the labels of a row, whose names become classes; 0 and 1 for every label have no names."""
         if isinstance(label, dict):
             return list(label)
-        labels = _listed(where, label)
+        labels = _listed(where, label, sign)
         if len(labels) > 1 and _are_flags(labels):
             raise UserError(f"{where} is {labels!r:.60}, 0 or 1 for every label; name the labels by data.custom.labels")
         return labels
@@ -140,26 +146,32 @@ def is_missing(value: Any) -> bool:
     return value is None or value != value
 
 
-def _listed(where: str, label: Any) -> list[Any]:
-    """Return the labels of a list; of a text written like a list, or with ``|``, ``;`` or ``,`` between its labels.
+def _listed(where: str, label: Any, sign: str | None = None, known: Sequence[str] = ()) -> list[Any]:
+    """Return the labels of a list; of a text written like a list, or with a sign between its labels.
+
+    Args:
+        where: the start of the message.
+        label: of a row.
+        sign: between the labels of a text, see :meth:`MultiLabel.sign_in`.
+        known: all labels, which decide the sign: the first of ``|``, ``;`` and ``,`` between labels that are known.
 
     Raises:
-        UserError: the label is null.
+        UserError: the label is null, or a list that cannot be read.
     """
     if is_missing(label):
         raise UserError(f"{where}: the label is null; write [] if the row has no label")
     if not isinstance(label, str):
         return list(label) if isinstance(label, list | tuple) else [label]
-    if label.strip().startswith("["):
-        for read in (json.loads, ast.literal_eval):
-            try:
-                if isinstance(labels := read(label.strip()), list):
-                    return labels
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                continue
-    separator = next((sign for sign in SEPARATORS if sign in label), "\n")
-    names = [name for part in label.split(separator) if (name := part.strip())]
+    if (items := list_in(where, label, bare=True)) is not None:
+        return items
+    ways = [_parts(label, way) for way in ([sign or "\n"] if not known else ["\n", *SEPARATORS])]
+    fitting = (names for names in ways if set(names) <= {*known})
+    names = next(fitting, None) or next((names for names in ways if len(names) > 1), ways[0])
     return [int(name) for name in names] if len(names) > 1 and set(names) <= {"0", "1"} else names
+
+
+def _parts(text: str, sign: str) -> list[str]:
+    return [name for part in text.split(sign) if (name := part.strip())]
 
 
 def _are_flags(labels: list[Any]) -> bool:

@@ -7,6 +7,7 @@ before they are scored. A word that the tokenizer drops (a lone control characte
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from lit_compress.tasks.base import IGNORED, Columns, TaskType, token_columns
 from lit_compress.tasks.classification import class_name, class_number
+from lit_compress.tasks.text_lists import list_in
 from lit_compress.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,9 +82,11 @@ class Tagging(TaskType):
         useful = [any(numbers) for numbers in columns["word"]]  # an input may have only the middle of a huge word
         return {name: [v for v, keep in zip(values, useful, strict=True) if keep] for name, values in columns.items()}
 
-    def classes_in(self, where: str, label: Any) -> list[Any]:
-        """Return the labels of a list, or of a text with spaces between labels."""
-        labels = label.split() if isinstance(label, str) else label
+    def classes_in(self, where: str, label: Any, sign: str | None = None) -> list[Any]:
+        """Return the labels of a list, or of a text of one or with spaces between labels."""
+        labels = label
+        if isinstance(label, str) and (labels := list_in(where, label, bare=True)) is None:
+            labels = label.split()
         if not isinstance(labels, list):
             raise UserError(f"{where} is {labels!r:.60} ({type(labels).__name__}); give a list")
         return labels
@@ -99,9 +103,8 @@ class Tagging(TaskType):
         return [task.labels[number] for number in label]
 
     def metrics(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return F1 of entities if the labels are tags of entities (B-PER, I-PER, O), else accuracy of words."""
-        of_entities = all(label == "O" or label[1:2] == "-" for label in labels)
-        return ("entity_f1",) if of_entities else ("word_accuracy",)
+        """Return F1 of entities if the labels are tags of entities, see :func:`entity_tags`, else accuracy of words."""
+        return ("word_accuracy",) if entity_tags(labels) is None else ("entity_f1",)
 
     def counted(self, batch: dict[str, Tensor]) -> Tensor:
         """Return which tokens are the first of a word."""
@@ -133,6 +136,31 @@ class Tagging(TaskType):
     def meaning(self, task: Task) -> str:
         """Return the meaning of the classes, and the tokens at which they count."""
         return "For every token; a word has the label of its first token:\n\n" + super().meaning(task)
+
+
+# letters of the schemes IOB, IOE, BIOES, BILOU, BMES and BMEWO -> what they mean in BIOES
+_LETTERS = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S", "W": "S"}
+
+
+def entity_tags(labels: Sequence[str]) -> dict[str, tuple[str, str]] | None:
+    """Return the letter of every tag, in BIOES, and the type of its entity; ``O`` has none.
+
+    >>> entity_tags(["O", "U-PER", "L_LOC"])
+    {'U-PER': ('S', 'PER'), 'L_LOC': ('E', 'LOC')}
+
+    Args:
+        labels: all tags: ``O``, and a letter with a type, ``B-PER`` or ``B_PER``, or alone where there is one type.
+
+    Returns:
+        None if the labels are no tags of entities, e.g. parts of speech.
+    """
+    tags = {}
+    for label in (label for label in labels if label != "O"):
+        letter, sign, kind = label[:1], label[1:2], label[2:]
+        if letter not in _LETTERS or not ((sign in ("-", "_") and kind) or (not sign and "O" in labels)):
+            return None
+        tags[label] = _LETTERS[letter], kind
+    return tags or None
 
 
 def _first_pieces(

@@ -130,3 +130,9 @@ def test_tags_are_read_like_labels(tmp_path, backbone):
 def test_numbers_of_the_shipped_tasks_are_the_hubs():
     assert class_number(get_task("sst2"), "", "1") == class_number(get_task("sst2"), "", 1.0) == 1
     assert class_number(get_task("sst2"), "", "1.0") == class_number(get_task("sst2"), "", "positive ") == 1
+
+
+def test_the_text_of_a_list_is_no_class(tmp_path, backbone):
+    csv(tmp_path, "train", "['joy']", "['anger']")
+    with pytest.raises(UserError, match=r"row 1: 'label' is .*a list; kind multi_label reads lists"):
+        module(backbone, tmp_path)

@@ -8,6 +8,7 @@ import random
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from mistakes import fails
@@ -15,12 +16,13 @@ from tiny import WORDS, make_batch, make_net
 
 import lit_compress as lc
 from lit_compress.__main__ import main
+from lit_compress.data.custom import custom_task
 from lit_compress.evaluation.intervals import intervals
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.models.checks import is_finetuned
 from lit_compress.numerics.losses import distillation_loss, example_losses, task_loss
 from lit_compress.tasks import KINDS
-from lit_compress.tasks.records import TASKS, Task, task_name
+from lit_compress.tasks.records import TASKS, Custom, Task, task_name
 from lit_compress.utils.errors import UserError
 
 NAMES = ("toxic", "insult", "threat")
@@ -41,6 +43,22 @@ def _row(label, task=TASK):
 def test_labels_are_read_as_they_are_written(label):
     assert _row(label) == [0, 2]
     assert KIND.given(TASK, label) == ["toxic", "threat"]
+
+
+@pytest.mark.parametrize("write", [str, tuple, np.array, lambda on: "{" + ",".join(on) + "}"], ids=str)
+def test_the_text_of_a_list_is_a_list(write):
+    assert _row(str(write(["threat", "toxic"]))) == [0, 2] and KIND.classes_in("", str(write(["b", "a"]))) == ["b", "a"]
+
+
+def test_a_column_has_one_separator(tmp_path):
+    """A name may hold the signs that separate the names of other columns."""
+    labels = ["Music|Arts, Crafts", "Arts, Crafts", "Music", "Film; TV|Music"]
+    rows = [f'text {i},"{labels[i % 4]}"\n' for i in range(12)]
+    (tmp_path / "train.csv").write_text("text,labels\n" + "".join(rows))
+    task = custom_task(Custom("multi_label"), str(tmp_path))
+    assert task.labels == ("Arts, Crafts", "Film; TV", "Music")
+    assert [_row(label, task) for label in labels] == [[0, 2], [0], [2], [1, 2]]
+    assert KIND.sign_in(["a, b", "c", None, ["d|e"], "['f|g']"]) == "," and KIND.sign_in(["a", "b"]) is None
 
 
 @pytest.mark.parametrize("label", [[], "", "[]", [0, 0, 0], [0.0, 0.0, 0.0]])

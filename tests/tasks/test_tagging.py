@@ -1,20 +1,26 @@
 """First pieces carry the labels, nothing is lost to truncation, entities are those of seqeval."""
 
+import csv
+import json
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 from seqeval.metrics import f1_score, precision_score, recall_score
 from tiny import make_net
 
+from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule, PaddedBatches
 from lit_compress.data.encode import encode
+from lit_compress.data.sources import load_split_files
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.numerics.losses import consistency_loss, distillation_loss, example_losses, task_loss
 from lit_compress.tasks import KINDS
-from lit_compress.tasks.records import get_task
+from lit_compress.tasks.records import Custom, get_task
 from lit_compress.tasks.tagging import _first_pieces
 
 NER, KIND = get_task("conll2003"), KINDS["tagging"]
@@ -94,13 +100,16 @@ def _tagged(rng, names, count):
     return [[rng.choice(names) for _ in range(rng.randint(1, 12))] for _ in range(count)]
 
 
-@pytest.mark.parametrize("prefixes", ["BI", "I", "BIES"])
-def test_entity_scores_are_those_of_seqeval(prefixes):
-    """Random tags: every legal and illegal sequence; shuffled words in batches of their own."""
-    from dataclasses import replace
+OF_BIOES = str.maketrans("MLUW", "IESS")
 
+
+@pytest.mark.parametrize("sign", ["-", "_", ""], ids=["dash", "underscore", "none"])
+@pytest.mark.parametrize("prefixes", ["BI", "I", "IE", "BIES", "BILU", "BMES", "BMEW"])
+def test_entity_scores_are_those_of_seqeval(prefixes, sign):
+    """Random tags: every legal and illegal sequence; shuffled words in batches of their own."""
     rng = random.Random(len(prefixes))
-    names = ["O", *(f"{p}-{kind}" for p in prefixes for kind in ("PER", "LOC", "some-thing"))]
+    types = ("PER", "LOC", "some-thing") if sign else ("",)
+    names = ["O", *(f"{p}{sign}{kind}" for p in prefixes for kind in types)]
     task = replace(NER, labels=tuple(names))
     true, predicted = _tagged(rng, names, 300), []
     predicted = [[tag if rng.random() < 0.7 else rng.choice(names) for tag in row] for row in true]
@@ -114,6 +123,10 @@ def test_entity_scores_are_those_of_seqeval(prefixes):
     for start in range(0, len(words), 100):
         metrics.update(*torch.tensor(words[start : start + 100]).unbind(1))
     found = {name: value.item() for name, value in metrics.compute().items()}
+    true, predicted = (
+        [[tag[0].translate(OF_BIOES) + tag[1:].replace("_", "-", 1) for tag in row] for row in rows]
+        for rows in (true, predicted)
+    )
     assert found == pytest.approx(
         {
             "entity_f1": f1_score(true, predicted), "entity_precision": precision_score(true, predicted),
@@ -175,8 +188,37 @@ def test_windows_of_a_row_are_put_in_order():
 
 def test_labels_say_whether_there_are_entities():
     assert KIND.metrics(("B-PER", "O")) == ("entity_f1",)
-    assert KIND.metrics(("A", "B")) == KIND.metrics(("O", "B-PER", "MISC")) == ("word_accuracy",)
+    assert KIND.metrics(("O", "U_PER", "L_PER")) == KIND.metrics(("O", "B", "I")) == ("entity_f1",)
+    for labels in (
+        ("A", "B"),
+        ("O", "B-PER", "MISC"),
+        ("NOUN", "VERB"),
+        ("O", "X-PER"),
+        ("S", "B"),
+        ("O",),
+        ("O", "B-"),
+    ):
+        assert KIND.metrics(labels) == ("word_accuracy",)
+
+
+def test_parts_of_speech_have_no_entities():
+    task = replace(NER, labels=("NOUN", "VERB", "O"), metrics=("word_accuracy",))
+    metrics = build_metrics(task)
+    metrics.update(*torch.tensor([(0, 1, 0, 1), (1, 1, 0, 2)]).unbind(1))
+    assert {name: float(value) for name, value in metrics.compute().items()} == {"word_accuracy": 0.5}
 
 
 def test_a_token_may_begin_with_the_blank_before_its_word():
     assert _first_pieces([["ab", "c"]], [0], [[(0, 0), (0, 2), (2, 4), (0, 0)]]) == [[0, 1, 2, 0]]
+
+
+@pytest.mark.parametrize("write", [str, tuple, np.array, json.dumps], ids=str)
+def test_a_table_may_hold_lists_as_text(tmp_path, write):
+    """As pandas and datasets write them into a CSV."""
+    tokens, tags = ["EU", "rejects", "it's"], ["B-ORG", "O", "O"]
+    with (tmp_path / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("tokens", "tags"), *[(write(tokens), write(tags))] * 12])
+    task = custom_task(Custom("tagging"), str(tmp_path / "data.csv"))
+    assert task.labels == ("B-ORG", "O") and task.metrics == ("entity_f1",)
+    [train] = load_split_files(task, str(tmp_path / "data.csv"), ["train"], whole=True).values()
+    assert train[0] == {"tokens": tokens, "tags": [0, 1, 1]}
