@@ -64,8 +64,7 @@ class DataModule(Splits):
             while a stage trains, so that they choose its best epoch; the dev set is measured when it is finished.
         num_workers: processes that load batches ahead; does not change results.
         seed: decides the order of the batches, and which training examples are drawn.
-        split_seed: decides which rows of a single file are its training, dev and test rows; it does not follow
-            seed_everything, so that runs with different seeds share one dev set.
+        split_seed: decides how a single file is split; other than the seed, so that all seeds share one dev set.
         custom: type, columns and labels of task custom.
         encoding: of text files, e.g. cp1252 or utf-16; without it UTF-8.
         stride: number of tokens that neighbouring windows of a context share (span_qa); without it 128.
@@ -117,7 +116,7 @@ class DataModule(Splits):
         asked = {"target_length": target_length, "num_beams": num_beams, "length_penalty": length_penalty}
         asked = {name: value for name, value in asked.items() if value is not None}
         writing = replace(self.record.writing, **asked, asked=tuple(asked))
-        self.record = replace(self.record, spans=spans, writing=writing)
+        self.record = replace(self.record, spans=spans, writing=writing, split_words=custom.split_words)
         self._asked_pooling = {"tokens": pooling, "normalize": normalize}
         if self.record.kind == "embedding":
             self._pool_as(pooling_of(self._place_of(backbone), teacher and self._place_of(teacher)))
@@ -129,7 +128,6 @@ class DataModule(Splits):
             ("validation_examples", validation_examples, 1),
             ("hold_out", hold_out, 1),
             ("num_workers", num_workers, 0),
-            ("split_seed", split_seed, 0),
             ("stride", stride, 0),
             ("target_length", target_length, 2),
             ("num_beams", num_beams, 1),
@@ -140,12 +138,9 @@ class DataModule(Splits):
         self.backbone = backbone
         self.teacher: str | None = teacher or backbone  # None: texts that want its vectors get them by :meth:`label_by`
         self.path, self.revision = path, revision
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.train_examples = train_examples
-        self.validation_examples = validation_examples
-        self.hold_out = hold_out
-        self.num_workers = num_workers
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.train_examples, self.validation_examples = train_examples, validation_examples
+        self.hold_out, self.num_workers = hold_out, num_workers
         self.seed, self.split_seed = seed, split_seed
         self.encoding = encoding
         self.reads_labels = True  # False: the training rows may have none, as only their texts are read

@@ -72,7 +72,10 @@ class Splits(LightningDataModule):
     @functools.cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The backbone's tokenizer."""
-        return load_tokenizer(self.backbone, self.record)
+        tokenizer = load_tokenizer(self.backbone, self.record)
+        if line := task_type(self.record).reads_otherwise(self.record, tokenizer):
+            note(line)
+        return tokenizer
 
     @property
     def max_length(self) -> int:

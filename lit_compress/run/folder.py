@@ -57,7 +57,7 @@ _FREE = {
     "trainer.callbacks", "trainer.log_every_n_steps", "trainer.enable_model_summary", "trainer.profiler",
 }  # fmt: skip
 # options that earlier versions had not -> what they did
-_ADDED = {"model.init_args.shape": "free", "trust_remote_code": False}
+_ADDED = {"model.init_args.shape": "free", "data.custom.split_words": False, "trust_remote_code": False}
 
 
 FORMER = {"bert-base-uncased": DEFAULT}  # names on the hub in earlier configs

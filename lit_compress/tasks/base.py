@@ -175,6 +175,10 @@ class TaskType:
             columns["labels"] = batch[task.label]
         return columns
 
+    def reads_otherwise(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> str | None:
+        """Return a note for the user if models that were trained elsewhere may read other tokens of the same row."""
+        return None
+
     # ------------------------------------------------------------------------------ the model
 
     def head(self, task: Task) -> dict[str, Any]:

@@ -71,6 +71,8 @@ class Custom:
             where labels or a table of the library datasets gives the order.
         configuration: which part of a data set of the hub is read, if its card names several, e.g. sst2 of
             nyu-mll/glue.
+        split_words: true: the tokenizer reads words as a list, with is_split_into_words, as run_ner.py of transformers
+            trains; false: joined by spaces. Both are the same for most tokenizers (tagging).
     """
 
     kind: KindName = "classification"
@@ -79,6 +81,7 @@ class Custom:
     labels: list[str] | None = None
     numbered: bool | None = None
     configuration: str | None = None
+    split_words: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Task:
         spans: how answer spans are found (span_qa).
         writing: how texts are generated (summarization).
         pooling: how vectors are made (embedding); neither this nor the next is in ``repr``.
+        split_words: whether words are a list for the tokenizer, else joined by spaces (tagging).
         numbered: whether labels in files may be numbers of classes. Fingerprints of data in checkpoints are made from
             ``repr``.
     """
@@ -121,6 +125,7 @@ class Task:
     numbered: bool = field(default=True, repr=False)
     configuration: str | None = field(default=None, repr=False)
     label_columns: tuple[str, ...] = field(default=(), repr=False)
+    split_words: bool = field(default=False, repr=False)
 
     @property
     def num_labels(self) -> int:

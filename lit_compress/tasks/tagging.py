@@ -63,16 +63,22 @@ class Tagging(TaskType):
         self, batch: Columns, rows: list[int], tokenizer: PreTrainedTokenizerBase, task: Task, max_length: int
     ) -> Columns:
         """Tokenise words; a row may become several inputs."""
+        sentences = batch[task.text[0]]
         tokens = tokenizer(
-            [" ".join(words) for words in batch[task.text[0]]], truncation=True, max_length=max_length,
-            return_overflowing_tokens=True, return_offsets_mapping=True,
+            sentences if task.split_words else [" ".join(words) for words in sentences], truncation=True,
+            max_length=max_length, is_split_into_words=task.split_words, return_overflowing_tokens=True,
+            return_offsets_mapping=True,
         )  # fmt: skip
         columns = token_columns(tokens)
         columns["truncated"] = [False] * len(columns["length"])  # nothing is lost
         sources = tokens["overflow_to_sample_mapping"]
         columns["example"] = [rows[i] for i in sources]
-        columns["word"] = _first_pieces(batch[task.text[0]], sources, tokens["offset_mapping"])
-        if dropped := _dropped(batch[task.text[0]], sources, columns["word"], tokenizer.unk_token):
+        if task.split_words:
+            numbers = [[0 if i is None else i + 1 for i in encoding.word_ids] for encoding in tokens.encodings]
+        else:
+            numbers = _numbers(sentences, sources, tokens["offset_mapping"])
+        columns["word"] = _first_pieces(sources, numbers)
+        if dropped := _dropped(sentences, sources, columns["word"], tokenizer.unk_token):
             return self.encode({**batch, task.text[0]: dropped}, rows, tokenizer, task, max_length)
         if task.label in batch:
             columns["labels"] = [
@@ -81,6 +87,17 @@ class Tagging(TaskType):
             ]
         useful = [any(numbers) for numbers in columns["word"]]  # an input may have only the middle of a huge word
         return {name: [v for v, keep in zip(values, useful, strict=True) if keep] for name, values in columns.items()}
+
+    def reads_otherwise(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> str | None:
+        """Return a note if a list of words and the same words joined by spaces are different tokens."""
+        words = ["New", "York"]
+        ways = tokenizer(" ".join(words))["input_ids"], tokenizer(words, is_split_into_words=True)["input_ids"]
+        if task.split_words or ways[0] == ways[1]:
+            return None
+        return (
+            "words are joined by spaces, and this tokenizer reads a list of words otherwise; for a model that was "
+            "trained on lists (is_split_into_words=True, as run_ner.py does) add --data.custom.split_words true"
+        )
 
     def classes_in(self, where: str, label: Any, sign: str | None = None) -> list[Any]:
         """Return the labels of a list, or of a text of one or with spaces between labels."""
@@ -130,8 +147,8 @@ class Tagging(TaskType):
         return {"labels": [task.labels[classes[number]] for number in sorted(classes)]}
 
     def example(self, task: Task) -> str:
-        """Return words joined by spaces, as they are tokenised here."""
-        return '"some words"'
+        """Return words as they are tokenised here."""
+        return '["some", "words"], is_split_into_words=True' if task.split_words else '"some words"'
 
     def meaning(self, task: Task) -> str:
         """Return the meaning of the classes, and the tokens at which they count."""
@@ -163,28 +180,37 @@ def entity_tags(labels: Sequence[str]) -> dict[str, tuple[str, str]] | None:
     return tags or None
 
 
-def _first_pieces(
-    sentences: list[list[str]], sources: list[int], offsets: list[list[tuple[int, int]]]
-) -> list[list[int]]:
-    """Return for every token of every input the number of the word, counted from 1, whose first token it is, else 0.
+def _numbers(sentences: list[list[str]], sources: list[int], offsets: list[list[tuple[int, int]]]) -> list[list[int]]:
+    """Return for every token of every input the number of its word, counted from 1; 0 for special tokens.
 
     A token may begin with the space before its word, so the word is found by the token's last character.
 
     Args:
         sentences: the words of each row, which were joined by spaces.
-        sources: number of the row of every input; inputs of one row follow each other.
+        sources: number of the row of every input.
         offsets: first and last character of every token in the joined text; equal for special tokens.
     """
     starts = [list(accumulate((len(word) + 1 for word in words[:-1]), initial=0)) for words in sentences]
-    seen = [0] * len(sentences)
-    firsts = []
-    for source, spans in zip(sources, offsets, strict=True):
-        numbers = []
-        for start, end in spans:
-            number = bisect_right(starts[source], end - 1) if end > start else 0
-            numbers.append(number if number > seen[source] else 0)
+    return [
+        [bisect_right(starts[source], end - 1) if end > start else 0 for start, end in spans]
+        for source, spans in zip(sources, offsets, strict=True)
+    ]
+
+
+def _first_pieces(sources: list[int], words: list[list[int]]) -> list[list[int]]:
+    """Return for every token of every input the number of the word whose first token it is, else 0.
+
+    Args:
+        sources: number of the row of every input; inputs of one row follow each other.
+        words: number of every token's word, counted from 1; 0 for special tokens.
+    """
+    seen = dict.fromkeys(sources, 0)
+    firsts: list[list[int]] = []
+    for source, numbers in zip(sources, words, strict=True):
+        firsts.append([])
+        for number in numbers:
+            firsts[-1].append(number if number > seen[source] else 0)
             seen[source] = max(seen[source], number)
-        firsts.append(numbers)
     return firsts
 
 

@@ -14,14 +14,14 @@ from tiny import make_net
 
 from lit_compress.data.custom import custom_task
 from lit_compress.data.datamodule import DataModule, PaddedBatches
-from lit_compress.data.encode import encode
+from lit_compress.data.encode import encode, encoding_key
 from lit_compress.data.sources import load_split_files
 from lit_compress.evaluation.metrics import build_metrics
 from lit_compress.models.backbones import load_tokenizer
 from lit_compress.numerics.losses import consistency_loss, distillation_loss, example_losses, task_loss
 from lit_compress.tasks import KINDS
 from lit_compress.tasks.records import Custom, get_task
-from lit_compress.tasks.tagging import _first_pieces
+from lit_compress.tasks.tagging import _first_pieces, _numbers
 
 NER, KIND = get_task("conll2003"), KINDS["tagging"]
 
@@ -209,7 +209,46 @@ def test_parts_of_speech_have_no_entities():
 
 
 def test_a_token_may_begin_with_the_blank_before_its_word():
-    assert _first_pieces([["ab", "c"]], [0], [[(0, 0), (0, 2), (2, 4), (0, 0)]]) == [[0, 1, 2, 0]]
+    numbers = _numbers([["ab", "c"]], [0], [[(0, 0), (0, 1), (1, 2), (2, 4), (0, 0)]])
+    assert numbers == [[0, 1, 1, 2, 0]] and _first_pieces([0], numbers) == [[0, 1, 0, 2, 0]]
+
+
+def byte_level(prefix):
+    """A tokenizer as GPT-2's: a word after a space is another token than the word alone."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["[PAD]"], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(["film plot wit", "film", "plot", "wit"] * 5, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]")
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_words_are_a_list_where_the_model_was_trained_so(prefix):
+    """Both ways are the same if the tokenizer puts a space before the first word."""
+    tokenizer, words = byte_level(prefix), ["film", "wit", "zz", "plot"]
+    batch = {"tokens": [words], "ner_tags": [[1, 2, 3, 4]]}
+    listed = replace(NER, split_words=True)
+    joined, split = (KIND.encode(batch, [0], tokenizer, task, 4) for task in (NER, listed))
+    theirs = tokenizer(words, is_split_into_words=True)
+    assert [i for ids in split["input_ids"] for i in ids] == theirs["input_ids"]
+    numbers = theirs.word_ids()
+    first = [number + 1 if number not in numbers[:i] else 0 for i, number in enumerate(numbers)]
+    assert [number for part in split["word"] for number in part] == first
+    assert (joined["input_ids"] == split["input_ids"]) is prefix
+    note = KIND.reads_otherwise(NER, tokenizer)
+    assert prefix is (note is None) and (prefix or "--data.custom.split_words true" in note)
+    assert KIND.reads_otherwise(listed, tokenizer) is None
+
+
+def test_how_words_are_read_is_part_of_the_key(encoded):
+    tokenizer, rows = encoded((["film"], [1]))
+    assert len({encoding_key(rows, tokenizer, replace(NER, split_words=on), 8) for on in (False, True)}) == 2
 
 
 @pytest.mark.parametrize("write", [str, tuple, np.array, json.dumps], ids=str)
