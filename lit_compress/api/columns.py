@@ -127,8 +127,13 @@ def _texts(rows: Dataset, label: str | Sequence[str] | None) -> Sequence[str]:
             return names
     if len(texts) == 1:
         return texts
+    if not texts:
+        tokens = (
+            ", only the tokens of texts; give the data before it was tokenised" if "input_ids" in rows.features else ""
+        )
+        raise UserError(f"text: no column holds texts{tokens}; columns: {', '.join(rows.column_names)}")
     raise UserError(
-        f"text: which column holds the texts is not clear; name it, e.g. text='{(texts or rows.column_names)[0]}'; "
+        f"text: which column holds the texts is not clear; name it, e.g. text='{texts[0]}'; "
         f"columns: {', '.join(rows.column_names)}"
     )
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from transformers.utils import logging as transformers_logging
 
@@ -19,12 +20,12 @@ _SEED = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Run one call as a command runs, and leave random numbers, warnings and logging as they were."""
+    """Run one call as a command runs, with gradients, and leave random numbers, warnings and logging as they were."""
     known = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
     levels = {logger: logger.level for logger in known}
     shown, seeds = warnings.formatwarning, {name: os.environ.get(name) for name in _SEED}
     bars = transformers_logging.is_progress_bar_enabled()
-    with isolate_rng(), warnings.catch_warnings():
+    with torch.inference_mode(False), torch.enable_grad(), isolate_rng(), warnings.catch_warnings():
         silence_libraries()
         transformers_logging.disable_progress_bar()  # of its files, which are parts of the work
         try:

@@ -123,7 +123,7 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
     rows = enumerate(map(partial(_with_label, task), table.rows), start=1)
     number, row = next(rows, (0, {}))
     if not number:
-        raise UserError(f"{source.where} is empty (0 rows)")
+        raise no_rows(source.where, table.names)
     names = dict.fromkeys([*(table.names or ()), *row])
     if labelled and len(absent := _absent(task, names)) < len(task.label_columns):
         for name in absent:
@@ -155,6 +155,12 @@ def _write(task: Task, source: Source, labelled: bool, folder: Path) -> None:
                 number, row = next(rows, (0, {}))
             stream.write_table(pa.Table.from_pylist(chunk, schema=schema))
     (folder / "facts.json").write_text(json.dumps({"names": list(names), "empty": empty}))
+
+
+def no_rows(where: str, names: Sequence[str] | None) -> UserError:
+    """Return the error for a file without rows, whose columns are known if they do not come with the rows."""
+    header = f"a header ({', '.join(names)}) and " if names else ""
+    return UserError(f"{where} has {header}no rows")
 
 
 def _absent(task: Task, names: Collection[str]) -> list[str]:

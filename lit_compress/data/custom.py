@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lit_compress.data.checks import no_rows
 from lit_compress.data.label_columns import checked_columns, find_columns
 from lit_compress.data.lines import check_encoding
 from lit_compress.data.sources import Source, custom_sources
@@ -135,6 +136,8 @@ def _read_labels(task: Task, source: Source) -> tuple[list[str], bool]:
                     f"{where}: label {value!r:.60} is the {len(values)}th different one; give a column of classes, or "
                     "kind regression"
                 )
+    if not values:
+        raise no_rows(source.where, table.names)
     if len(values) < 2:
         raise UserError(f"{source.where}: all labels are '{', '.join(values)}'; give two or more")
     names = _without_fractions(source.where, values)

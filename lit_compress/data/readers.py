@@ -64,6 +64,7 @@ def check_types(task: Task, where: str, schema: pa.Schema) -> None:
     """
     import pyarrow as pa
 
+    _check_header(where, schema.names)
     need_columns(task, where, schema.names)
     for name in task.text:
         kind = item = schema.field(name).type
@@ -71,7 +72,9 @@ def check_types(task: Task, where: str, schema: pa.Schema) -> None:
             item = kind.value_type
         if pa.types.is_dictionary(item):  # a pandas categorical
             item = item.value_type
-        if not (pa.types.is_string(item) or pa.types.is_large_string(item)):
+        if not any(
+            is_text(item) for is_text in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+        ):
             wanted = "text or lists of words" if task_type(task).words else "text (string)"
             raise UserError(f"{where} column '{name}' is of type {kind}; give {wanted}")
 
@@ -151,7 +154,7 @@ def _read_json(task: Task, where: str, file: Path, encoding: str) -> Rows:
 
 
 # how the fields of a table may be separated -> the suffix of such a file
-_DELIMITERS = {",": ".csv", "\t": ".tsv", ";": ".csv"}
+_DELIMITERS = {",": ".csv", "\t": ".tsv", ";": ".csv", "|": ".csv"}
 _JSON = "JSON"
 
 
@@ -182,7 +185,9 @@ def _read_separated(usual: str) -> Reader:
         first = next(lines, "")
         if _looks_like(first, task) == _JSON:
             raise UserError(f"{where} is JSON by its first line, not a table; call it .jsonl or .json")
-        delimiter = _delimiter(task, where, first, usual)
+        if excel := re.fullmatch(r'"?sep=(.)"?\s*', first):  # the first line for Excel alone
+            first = next(lines, "")
+        delimiter = _delimiter(task, where, first, excel[1] if excel else usual)
         plain = delimiter == "\t" == usual and not _has_quoted_fields(where, file, encoding)
         quoting: Literal[0, 3] = csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL
         reader = csv.reader(chain([first], lines), delimiter=delimiter, quoting=quoting, strict=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lit_compress.data.checks import Source, checked
 from lit_compress.data.lines import check_encoding
-from lit_compress.data.readers import READERS, Rows, check_suffix
+from lit_compress.data.readers import READERS, Rows, check_suffix, suffix_of
 from lit_compress.data.repository import (
     Sources,
     file_source,
@@ -215,6 +215,8 @@ def custom_sources(
         sources = {split: file_source(task, [file], encoding) for split, file in files.items() if file is not None}
         if not sources and is_repository(place):
             sources = read_repository(task, place, f"data.path: '{path}'", encoding)
+        if not sources:
+            raise UserError(f"data.path: '{path}' has no file for train, validation or test; {_there(place)}")
     if is_one_table(place) and (whole or ALL in wanted):
         return dict.fromkeys((split for split in wanted if split not in task.validation[1:]), sources["train"])
     missing = tuple(split for split in ("validation", "test") if split not in sources)
@@ -224,6 +226,14 @@ def custom_sources(
     if "validation" in sources and task.validation[0] != "validation":  # MNLI
         sources[task.validation[0]] = sources.pop("validation")
     return sources
+
+
+def _there(folder: Path) -> str:
+    """Return what a folder without known files holds, as the end of an error message."""
+    if part := next((path for path in sorted(folder.glob("*=*/*")) if suffix_of(path) in READERS), None):
+        return f"it is a table in parts by value ({part.parent.name}); write it as one file"
+    names = sorted(path.name for path in folder.iterdir())
+    return f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "it is empty"
 
 
 def _saved(task: Task, folder: Path) -> Sources:

@@ -8,6 +8,7 @@ layers in the transformer blocks", and only with these sites do their published 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -99,6 +100,7 @@ _GEMMA = replace(
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": _BERT,
     "roberta": _BERT,
+    "camembert": _BERT,
     "xlm-roberta": _BERT,
     # like T5, all layers share the heads of one bias of relative positions
     "mpnet": Architecture(
@@ -238,10 +240,12 @@ def get_architecture(net: PreTrainedModel) -> Architecture:
     """
     name = net.config.model_type
     if name not in ARCHITECTURES and getattr(net.config, PATTERN, None) is None:
+        inside = (part for part, module in net.named_modules() if hasattr(module, "in_features"))
+        names = sorted({part.rpartition(".")[2] for part in inside if re.search(r"[.]\d+[.]", part)})
         raise UserError(
             f"model.backbone: architecture '{name}' is not supported; {nearest(name, ARCHITECTURES)} Else add a record "
             "(docs/how_to/add_an_architecture.md), or name its Linears for low-rank methods and pruning of weights: "
-            "--model.sites 'encoder.*.(fc1|fc2)'"
+            f"--model.sites '({'|'.join(names)})'"
         )
     return ARCHITECTURES.get(name, _UNKNOWN)
 

@@ -73,6 +73,10 @@ def make_trainer(**arguments: Any) -> Trainer:
         if "invalid strategy name" in str(error):
             hint = nearest(arguments["strategy"], ["auto", *StrategyRegistry.available_strategies()])
             raise UserError(f"trainer.strategy: unknown strategy '{arguments['strategy']}'; {hint}") from error
+        if "ModelCheckpoint" in str(error):
+            raise UserError(
+                "trainer.callbacks: ModelCheckpoint: a stage keeps checkpoints of its own; leave it out"
+            ) from error
         named = next((name for name in arguments if f"`{name}`" in str(error)), None)
         option = f"trainer.{named}: '{arguments[named]}'" if named else "trainer"
         raise UserError(f"{option}: {error}") from error

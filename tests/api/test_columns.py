@@ -56,6 +56,12 @@ def test_whole_numbers_with_a_point_are_the_classes_of_a_trained_head():
     [
         ({"a": ["x"], "b": ["y"], "label": [0]}, {}, "text: which column holds the texts is not clear; name it"),
         (
+            {"input_ids": [[1]], "label": [0]},
+            {},
+            "text: no column holds texts, only the tokens of texts; give the data",
+        ),
+        ({"n": [1], "label": ["a"]}, {}, "text: no column holds texts; columns: n, label"),
+        (
             {"text": ["x"], "label": [0]},
             {"text": "texts"},
             "text: the data has no column 'texts'; did you mean 'text'?",

@@ -11,9 +11,9 @@ def jsonl(*rows) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def parquet(**columns) -> bytes:
+def parquet(table=None, /, **columns) -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(pa.table(columns), buffer)
+    pq.write_table(pa.table(columns) if table is None else table, buffer)
     return buffer.getvalue()
 
 
@@ -21,9 +21,7 @@ def classes(names, *labels) -> bytes:
     """A table that brings names for its numbers, as the library datasets writes them."""
     features = {"label": {"names": names, "_type": "ClassLabel"}}
     table = pa.table({"sentence": ["good"] * len(labels), "label": labels})
-    buffer = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}), buffer)
-    return buffer.getvalue()
+    return parquet(table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}))
 
 
 def sst2(*labels, text="good") -> bytes:

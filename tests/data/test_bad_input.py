@@ -15,15 +15,16 @@ from lit_compress.utils.errors import UserError
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1334\n"
 GOOD = {"sst2": sst2(0, 1), "conll2003": ner(["bad"], ["B-PER"]), "squad": qa("film", 5), "squad_v2": qa("film", 5)}
 TABLE = parquet(sentence=["good", "bad", "film"] * 2000, label=[0, 1, 0] * 2000)
+TWICE = parquet(pa.table([["a"], [1], ["b"]], names=["sentence", "label", "sentence"]))
 PAIR = b"sentence1,sentence2,label\n"
 
 # name -> task, name of the training file, its bytes, what the line says besides the file
 REFUSED = {
     # files
     "no bytes": ("sst2", "train.csv", b"", ["0 bytes"]),
-    "no rows": ("sst2", "train.csv", b"sentence,label\n", ["0 rows"]),
-    "no rows in a table": ("sst2", "train.parquet", parquet(sentence=pa.array([], pa.string()), label=pa.array([], pa.int64())), ["0 rows"]),
-    "only blank lines": ("sst2", "train.jsonl", b"\n\n", ["0 rows"]),
+    "no rows": ("sst2", "train.csv", b"sentence,label\n", ["has a header (sentence, label) and no rows"]),
+    "no rows in a table": ("sst2", "train.parquet", parquet(sentence=pa.array([], pa.string()), label=pa.array([], pa.int64())), ["has a header (sentence, label) and no rows"]),
+    "only blank lines": ("sst2", "train.jsonl", b"\n\n", ["has no rows"]),
     "truncated table": ("sst2", "train.parquet", TABLE[:-60], ["no readable parquet"]),
     "half a table": ("sst2", "train.parquet", TABLE[: len(TABLE) // 2], ["no readable parquet"]),
     "damaged table": ("sst2", "train.parquet", TABLE[:40] + b"\xff" * 60 + TABLE[100:], ["no readable parquet"]),
@@ -42,6 +43,8 @@ REFUSED = {
     "column missing in a row": ("sst2", "train.jsonl", sst2(1) + b'{"label": 1}\n', ["row 2", "no 'sentence'"]),
     "the second text is missing": ("mrpc", "train.csv", b"sentence1,label\na,1\n", ["no column 'sentence2'"]),
     "a column twice": ("sst2", "train.csv", b"sentence,label,label\na,1,1\n", ["'label' twice"]),
+    "a column twice in a table": ("sst2", "train.parquet", TWICE, ["has the column 'sentence' twice; rename one"]),
+    "a header alone": ("custom", "train.csv", b"text,label\n", ["has a header (text, label) and no rows"]),
     "too few fields": ("sst2", "train.csv", b"sentence,label\na,1\nb\n", ["row 2", "1 fields"]),
     "too many fields": ("sst2", "train.tsv", b"sentence\tlabel\na\t1\nb\tc\t1\n", ["row 2", "3 fields"]),
     "quote not closed": ("sst2", "train.csv", b'sentence,label\na,1\n"b,1\nc,1\n', ["row 2"]),
@@ -190,6 +193,10 @@ READ = {
     "quoted line ends in TSV": ("sst2", {"train.tsv": b'sentence\tlabel\n"good\nfilm"\t1\nbad\t0\n'}, 2, []),
     "a mark and semicolons": ("sst2", {"train.csv": b'\xef\xbb\xbfsentence;label\ngood;1\nbad;0\n'}, 2, ["separated by ';'"]),
     "semicolons": ("sst2", {"train.csv": b'sentence;label\n"good; film, bad";1\nbad;0\n'}, 2, ["separated by ';'"]),
+    "bars": ("sst2", {"train.csv": b'sentence|label\n"good| film, bad"|1\nbad|0\n'}, 2, ["separated by '|'"]),
+    "first line for Excel": ("sst2", {"train.csv": b'\xef\xbb\xbfsep=,\r\nsentence,label\r\ngood,1\r\nbad,0\r\n'}, 2, []),
+    "first line for Excel with bars": ("sst2", {"train.csv": b'"sep=|"\nsentence|label\ngood|1\nbad|0\n'}, 2, []),
+    "views of strings": ("sst2", {"train.parquet": parquet(sentence=pa.array(["good", "bad"]).cast(pa.string_view()), label=[0, 1])}, 2, []),
     "tabs called csv": ("sst2", {"train.csv": b'sentence\tlabel\n"good\tfilm"\t1\nbad\t0\n'}, 2, ["separated by '\\t'"]),
     "commas called tsv": ("sst2", {"train.tsv": b'sentence,label\n"good, film",1\nbad,0\n'}, 2, ["separated by ','"]),
     "one label with a blank": ("custom", {"train.csv": b"text,label\ngood,1\nbad,3\nfilm,1 \n"}, 3, []),
@@ -308,6 +315,15 @@ def test_a_folder_without_training_rows(tmp_path, backbone):
     (tmp_path / "test.jsonl").write_bytes(own("a"))
     with pytest.raises(UserError, match=r"has no file for 'train', and data\.custom\.labels names no classes"):
         module("custom", backbone, tmp_path)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_folder_without_splits(tmp_path, backbone):
+    for name, line in (("mine.csv", "it holds mine.csv$"), ("label=a/0.csv", r"by value \(label=a\); write it as one")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"text\ngood\n")
+        with pytest.raises(UserError, match=f"no file for train, validation or test; .*{line}"):
+            module("custom", backbone, tmp_path)
 
 
 @pytest.mark.usefixtures("cache")

@@ -53,7 +53,9 @@ def test_head_attributes_are_those_of_the_attention(family):
 def test_what_a_family_lacks_is_one_line():
     """The error names the families that have it."""
     able = families_with(lambda record: record.has_removable_sublayers)
-    assert able == "bert, roberta, xlm-roberta, electra, distilbert, deberta-v2, modernbert, opt, gpt2, gpt_neox, bart"
+    assert able == (
+        "bert, roberta, camembert, xlm-roberta, electra, distilbert, deberta-v2, modernbert, opt, gpt2, gpt_neox, bart"
+    )
     with pytest.raises(UserError, match=f"sub-layers of 'albert' cannot be gated; those of {able} can"):
         sublayers(make_net("albert"))
     able = families_with(lambda record: record.has_residual_stream)

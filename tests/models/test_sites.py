@@ -22,6 +22,7 @@ BERT = [*SELF, "attention.output.dense", "intermediate.dense", "output.dense"]
 NAMES = {
     "bert": (["bert.encoder.layer.0", "bert.encoder.layer.1"], BERT),
     "roberta": (["roberta.encoder.layer.0", "roberta.encoder.layer.1"], BERT),
+    "camembert": (["roberta.encoder.layer.0", "roberta.encoder.layer.1"], BERT),
     "xlm-roberta": (["roberta.encoder.layer.0", "roberta.encoder.layer.1"], BERT),
     "mpnet": (
         ["mpnet.encoder.layer.0", "mpnet.encoder.layer.1"],

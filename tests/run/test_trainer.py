@@ -59,3 +59,10 @@ def test_checkpoints_of_a_users_own_plugin_stay(tmp_path):
     assert isinstance(make_trainer(**quiet).strategy.checkpoint_io, PlainFiles)
     own = PlainFiles()
     assert make_trainer(**quiet, plugins=[own]).strategy.checkpoint_io is own
+
+
+def test_a_checkpoint_callback_is_one_line():
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    with pytest.raises(UserError, match=r"trainer.callbacks: ModelCheckpoint: a stage keeps checkpoints of its own"):
+        make_trainer(callbacks=[ModelCheckpoint()], logger=False, enable_checkpointing=False, accelerator="cpu")
