@@ -10,8 +10,6 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
 from lit_compress.api.columns import Columns
 from lit_compress.api.compressed import with_export
 from lit_compress.api.inputs import Inputs, check_model, check_tokenizer, write_tokenizer
@@ -28,7 +26,7 @@ from lit_compress.run.comparison import words_of
 from lit_compress.run.folder import Run, bring_up_to_date
 from lit_compress.tasks import task_type
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import check_folder, write_text
+from lit_compress.utils.files import check_folder, write_text, yaml_text
 
 if TYPE_CHECKING:
     import torch
@@ -267,7 +265,7 @@ def compare(
             out = Path(out or "runs/compare").expanduser()
             check_folder("out", out)
             out.mkdir(parents=True, exist_ok=True)
-            content = yaml.safe_dump(json.loads(json.dumps(dict(config))), sort_keys=False)
+            content = yaml_text(json.loads(json.dumps(dict(config))))
             write_text(out / "comparison.yaml", content)  # that the command that makes it again names
             config = out / "comparison.yaml"
         own = {name: options.pop(name) for name, *_ in OWN if name in options}

@@ -180,6 +180,8 @@ class CommandLine(LightningCLI):
         if not 0 <= seed < 2**32:
             near = 0 if seed < 0 else 2**32 - 1
             raise UserError(f"seed_everything: {seed} is not in [0, {2**32 - 1}]; nearest valid {near}")
+        if self.config.model.init_args.get("backbone") is None:
+            raise UserError("model.backbone: it is null; give a model (./null for a folder of this name)")
         if self.config.model.class_path.endswith(".Method"):  # options of every method were given, and no method
             raise UserError(no_method())
         self._check_budget()
@@ -268,7 +270,12 @@ class CommandLine(LightningCLI):
         """Return the whole config as plain values."""
         _take_plain_words(self.config)
         self._dump_config()
-        self.config_dump["model"]["init_args"]["task"] = self.config.data.task  # otherwise known only after build()
+        init = self.config_dump["model"]["init_args"]
+        # a name such as 1e5 is dumped as the number
+        init |= {
+            name: text for name, text in self.config.model.init_args.items() if name in init and isinstance(text, str)
+        }
+        init["task"] = self.config.data.task  # otherwise known only after build()
         return self.config_dump
 
 

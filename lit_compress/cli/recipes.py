@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from lit_compress.utils.errors import UserError, nearest
+from lit_compress.utils.files import yaml_text
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 FOLDER = _PACKAGE / "configs" if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent / "configs"
@@ -85,7 +86,7 @@ def resolve_config(name: str, task: str | None = None) -> tuple[str, str | None]
     if task is None:
         raise UserError(f"config: '{name}' has a row per task; choose one with --data.task: {', '.join(table)}")
     merged = merge_row(head, {**table.get(task, {}), "data.task": task})
-    return yaml.safe_dump(merged, sort_keys=False), None if task in table else _no_row(path, task, table)
+    return yaml_text(merged), None if task in table else _no_row(path, task, table)
 
 
 def shipped_comparisons() -> dict[str, tuple[Path, str | None]]:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from lit_compress.cli.arguments import last_value, named_task
 from lit_compress.cli.options import CommandLine
 from lit_compress.data.sources import CUSTOM, is_one_table
@@ -27,7 +25,7 @@ from lit_compress.run.folder import Run, checked_config
 from lit_compress.tasks import task_type
 from lit_compress.utils.devices import current_device, find_device
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import read_json
+from lit_compress.utils.files import read_json, yaml_text
 from lit_compress.utils.hub import is_name, model_snapshot
 from lit_compress.utils.manifest import check_manifest
 from lit_compress.utils.progress import note
@@ -186,7 +184,7 @@ def parse_stored(config: dict[str, Any], rest: list[str], command: str, net: Pat
     if command == "predict":
         data.pop("validation_examples", None)  # it limited what fit and validate take; here it is given again
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump({**config, "model": model, "data": data, "trainer": trainer}, file)
+        file.write(yaml_text({**config, "model": model, "data": data, "trainer": trainer}))
         file.flush()
         cli = CommandLine(["--config", file.name, *rest], command, own_options(command))
     cli.origin = origin  # whose vectors may be the labels

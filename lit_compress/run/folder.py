@@ -35,7 +35,7 @@ from lit_compress.export.sentences import write_sentences
 from lit_compress.models.backbones import DEFAULT
 from lit_compress.models.storage import save_net
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import left_behind, read_json, remove
+from lit_compress.utils.files import left_behind, read_json, remove, yaml_text
 from lit_compress.utils.manifest import MANIFEST, check_manifest, write_manifest, write_record
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in [*left_behind(self.folder)]:
             remove(path)
-        self.keep("config.yaml", yaml.safe_dump(config, sort_keys=False))
+        self.keep("config.yaml", yaml_text(config))
         self._keep_budget(budget)
         if facts is not None:
             self.keep("data.json", facts)
@@ -261,7 +261,7 @@ class Run:
         """Give the run another config with its ``budget``, and record the differences, from ``stage`` on."""
         self.keep_changes(changed, stage)
         self._keep_budget(budget)
-        self.keep("config.yaml", yaml.safe_dump(config, sort_keys=False))
+        self.keep("config.yaml", yaml_text(config))
 
     def drop_checkpoints(self, stage: str) -> None:
         """Remove the checkpoints of an unfinished stage, since its model will be another: it begins again."""

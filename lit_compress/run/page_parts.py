@@ -21,6 +21,7 @@ from lit_compress.run.changes import changed_line
 from lit_compress.run.curves import thin
 from lit_compress.run.details import details_of
 from lit_compress.run.results import RunResult, budget_order, groups
+from lit_compress.utils.files import yaml_text
 
 VERDICTS = {"held": "held", "not held": "not", "within noise": "noise", "not measured": "unknown"}  # verdict: class
 FEW = 12  # runs: what was not kept is read from their models and events
@@ -148,10 +149,8 @@ def shown_generation(report: dict[str, Any] | None) -> dict[str, str] | None:
 
 
 def _config_text(report: dict[str, Any]) -> str:
-    import yaml
-
     config = {key: report["config"].get(key) for key in ("model", "data", "seed_everything")}
-    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    return yaml_text(config, unicode=True)
 
 
 def curve_charts(

@@ -16,7 +16,7 @@ from lit_compress.run import page_parts as parts
 from lit_compress.run.changes import changed_line
 from lit_compress.run.results import Results, RunResult, read_results
 from lit_compress.utils.errors import UserError
-from lit_compress.utils.files import atomic_folder, check_folder, write_json
+from lit_compress.utils.files import atomic_folder, check_folder, write_json, yaml_text
 from lit_compress.utils.tables import markdown_table
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
@@ -95,9 +95,7 @@ def _files(studies: list[dict[str, Any]]) -> list[str]:
 
 
 def _yaml(config: dict[str, Any] | None) -> str:
-    import yaml
-
-    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True) if config else ""
+    return yaml_text(config, unicode=True) if config else ""
 
 
 def _number(value: float | None, digits: int = 4) -> str:

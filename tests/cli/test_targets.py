@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import datasets
 import pytest
+import yaml
 from mistakes import fails
 from safetensors.torch import load_file, save_file
 
 from lit_compress.__main__ import main
+from lit_compress.cli.options import CommandLine
+from lit_compress.cli.targets import parse_stored
 from lit_compress.utils import progress
+from lit_compress.utils.files import yaml_text
 
 
 @pytest.fixture
@@ -177,3 +182,32 @@ def test_a_teacher_that_is_no_model_is_named_as_what_it_is(short_run, capsys, tm
     args = ["fit", "--model", "SVD", *short_run, "--run_dir", tmp_path / "new", "--model.teacher"]
     assert f"model.teacher: '{tmp_path}' holds no config.json" in fails(capsys, *args, tmp_path)
     assert "model.teacher: no folder '/nowhere'" in fails(capsys, *args, "/nowhere")
+
+
+def test_names_like_numbers_stay_text_in_a_run():
+    """Of a model, a folder, a file and columns: all that is stored is read again as it was given."""
+    given = {
+        "model.backbone": "1e5",
+        "model.teacher": "1e-6",
+        "run_dir": "1e-4",
+        "data.path": "0o7",
+        "data.custom.label": "1e3",
+    }
+    args = ["--model=SVD", "--data.task=sst2", "--data.custom.text=[2e2,b]", *(f"--{k}={v}" for k, v in given.items())]
+    stored = CommandLine(args, "fit").dump()
+    init = stored["model"]["init_args"]
+    assert [init["backbone"], init["teacher"], stored["run_dir"], stored["data"]["path"]] == [
+        "1e5",
+        "1e-6",
+        "1e-4",
+        "0o7",
+    ]
+    again = parse_stored(yaml.safe_load(yaml_text(stored)), [], "validate", Path("1e9")).dump()
+    assert again["model"]["init_args"]["backbone"] == "1e9"
+    assert again["run_dir"] == "1e-4" and again["data"]["custom"] == stored["data"]["custom"]
+
+
+def test_a_model_called_null_is_one_line(capsys):
+    assert "model.backbone: it is null; give a model (./null for a folder" in fails(
+        capsys, "fit", "--model.backbone", "null"
+    )
