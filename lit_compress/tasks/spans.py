@@ -73,10 +73,11 @@ def best_threshold(scores: Iterable[tuple[float, float, float]]) -> tuple[float,
             no answer.
     """
     ordered = sorted(scores)
+    after = [margin for margin, *_ in ordered[1:]] + [None]
     total = best = sum(none for *_, none in ordered)
     threshold = 0.0
-    for margin, answered, none in ordered:
+    for (margin, answered, none), following in zip(ordered, after, strict=True):
         total += answered - none
-        if total > best:
+        if total > best and margin != following:  # a threshold gives all answers of one margin, or none
             best, threshold = total, margin
     return best / max(1, len(ordered)), threshold

@@ -90,3 +90,10 @@ def test_best_threshold_is_that_of_a_loop():
     best, threshold = best_threshold(scores)
     assert best == pytest.approx(max(means.values())) and best == pytest.approx(means[threshold])
     assert best_threshold([(1.0, 0.0, 1.0)]) == (1.0, 0.0)
+
+
+def test_answers_of_one_margin_are_given_together():
+    scores = [(0.5, 1.0, 0.0), (0.5, 0.0, 1.0), (0.5, 0.0, 1.0), (2.0, 1.0, 0.0)]
+    means = {t: sum(a if m <= t else n for m, a, n in scores) / 4 for t in (-1.0, 0.5, 2.0)}
+    assert best_threshold(scores) == (max(means.values()), 0.0) == (0.5, 0.0)
+    assert best_threshold(scores * 3) == best_threshold(scores)
