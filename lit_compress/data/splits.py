@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lightning.pytorch import LightningDataModule
@@ -147,12 +148,15 @@ class Splits(LightningDataModule):
         return split
 
     def _texts_of(self, path: str) -> Split:
-        """Return all rows of a file as a split without labels."""
+        """Return all rows of a file as a split without labels; for vectors a row is one text, whatever the task has."""
+        data = copy.copy(self)
+        if self.record.kind == "embedding":
+            data.record = replace(self.record, text=self.record.text[:1], label="")
         try:
-            rows = load_split_files(self.record, path, [ALL], False, encoding=self.encoding)[ALL]
+            rows = load_split_files(data.record, path, [ALL], False, encoding=self.encoding)[ALL]
         except UserError as error:
             raise UserError(str(error).replace("data.path", "--distil_texts")) from error
-        return self._encoded(ALL, rows, self.max_length, labelled=False)
+        return data._encoded(ALL, rows, self.max_length, labelled=False)
 
     def _limited(self, name: str, rows: Dataset) -> Dataset:
         """Return the examples of a split, drawn if the user limits their number."""

@@ -37,3 +37,14 @@ def test_a_named_model_pools_as_its_repository_says(hub, tmp_path, tiny_backbone
     asked = {"path": str(tmp_path / "texts.csv"), "custom": Custom("embedding")}
     assert DataModule("custom", "me/cls", **asked).record.pooling == CLS
     assert DataModule("custom", "me/cls", teacher="me/last", **asked).record.pooling == LAST
+
+
+def test_a_line_of_another_file_is_a_text_whatever_a_row_of_the_task_is(tmp_path, tiny_backbone):
+    (tmp_path / "texts.txt").write_text("a film\na great plot\n")
+    (tmp_path / "pairs.csv").write_text("text,document\n" + "a film,a plot\n" * 12)
+    data = DataModule(
+        "custom", str(tiny_backbone), str(tmp_path / "pairs.csv"), custom=Custom("embedding", ["text", "document"])
+    )
+    [batch] = data.texts_dataloader(str(tmp_path / "texts.txt"))
+    assert batch["input_ids"].shape[0] == 2 and not any(name.endswith("_2") for name in batch)
+    assert data.record.text == ("text", "document")
