@@ -30,7 +30,7 @@ USAGE = """usage: python -m lit_compress COMMAND ...
   bench OUT [--baseline DENSE] [--batch 1 32] [--length 128] [--threads 1]
                          time a model and its dense model in the runtimes of this machine: tables and figure
   clean RUN              delete checkpoints of finished stages, and leftovers of killed processes
-  factorize MODEL OUT --data.task NAME [--rank_ratio 0.33] [--weighting fisher] [--axis in]
+  factorize MODEL OUT --data.task NAME|--data.path FILE [--rank_ratio 0.33] [--weighting fisher] [--axis in]
                          compress a fine-tuned model without training, and export it
   analyze truncation|sweep|spectra|ranks|neurons|pattern|allocation MODEL OUT --data.task NAME
                          measure the effect of truncation or pruning on a model: table and figure

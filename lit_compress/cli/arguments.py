@@ -59,8 +59,7 @@ def resolve_configs(args: list[str]) -> list[str]:
         configs += ["--config", config]
         if note:
             _say(f"note: {note}")
-    path = last_value(args, "--data.path")
-    if task is None and path and Path(path).expanduser().is_file() and not any(map(_names_task, configs[1::2])):
+    if task is None and inferred_task(args) and not any(map(_names_task, configs[1::2])):
         options.append(f"--data.task={CUSTOM}")
     return [*configs, *chosen, *options]
 
@@ -69,6 +68,12 @@ def named_task(args: list[str]) -> str | None:
     """Return the task that options name; only ``custom`` has columns and labels of the user's."""
     given = any(arg.startswith("--data.custom.") for arg in args)
     return last_value(args, "--data.task") or (CUSTOM if given else None)
+
+
+def inferred_task(args: list[str]) -> str | None:
+    """Return the task that options name, or the user's own where they give a file; None without either."""
+    path = last_value(args, "--data.path")
+    return named_task(args) or (CUSTOM if path and Path(path).expanduser().is_file() else None)
 
 
 def after_configs(args: list[str], words: list[str]) -> list[str]:

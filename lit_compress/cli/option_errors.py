@@ -67,7 +67,11 @@ def _unknown(key: str, method: type[Method] | None, own: Sequence[str]) -> str:
     """Return what is said of an unknown option: the nearest one of the method at hand, the data and the trainer."""
     if method and (line := _not_a_stage(key, method)):
         return line
-    known = [*own, *option_names(method)]
+    known, last = [*own, *option_names(method)], key.rpartition(".")[2]
+    name = {"lr": "learning_rate"}.get(last, last)
+    stages = [option for option in known if option.startswith("model.") and option.endswith(f".{name}")]
+    if key in (last, f"model.{last}") and len(stages) > 1:
+        return f"unknown option '{key}'; every stage has its own: {', '.join(stages)}"
     groups = ("model.", "data.", "export.", "trainer.")
     whole_names = ("model",) if key == "method" else (group + key for group in groups)
     direct = next((name for name in whole_names if name in known), None)

@@ -8,7 +8,7 @@ import os
 import warnings
 from typing import NoReturn
 
-from lit_compress.cli.arguments import named_task
+from lit_compress.cli.arguments import inferred_task
 from lit_compress.cli.exporting import typed_choices
 from lit_compress.cli.options import CommandLine
 from lit_compress.utils.devices import current_device
@@ -87,8 +87,8 @@ def parse_one_shot(parser: Parser, args: list[str], command: str) -> tuple[argpa
     parser.add_argument(
         "--device", help="cpu, cuda, mps, xpu, ... (default the accelerator if there is one)", metavar="NAME"
     )
-    task = named_task(args)
-    meaning = "task of the fine-tuned model, e.g. sst2"
+    task = inferred_task(args)
+    meaning = "task of the fine-tuned model, e.g. sst2; default custom if --data.path is a file"
     parser.add_argument("--data.task", dest="task", required=task is None, help=meaning)
     parser.epilog = "Further options: all of fit's, e.g. --data.path DIR, --data.batch_size 16."
     given, rest = parser.parse_known_args(args)

@@ -12,6 +12,7 @@ YAML file without ``tasks`` is an ordinary config. The config of a comparison ma
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def find_config(name: str) -> tuple[Path, str | None]:
             if task in (_table(file, read_yaml(file)) or ()):
                 return file, task
     names = [*shipped(), *(f"{recipe}.yaml" for recipe, tasks in recipes().items() if tasks)]
-    raise UserError(f"config: no file or shipped config '{name}'; {nearest(name, names)}")
+    raise UserError(f"config: no file or shipped config '{name}'; {_near(name, names)}")
 
 
 def resolve_config(name: str, task: str | None = None) -> tuple[str, str | None]:
@@ -89,6 +90,12 @@ def resolve_config(name: str, task: str | None = None) -> tuple[str, str | None]
     return yaml_text(merged), None if task in table else _no_row(path, task, table)
 
 
+def _near(name: str, names: Iterable[str]) -> str:
+    """Return the end of a message on an unknown config; the ending .yaml makes no two names alike."""
+    hint = nearest(Path(name).name.removesuffix(".yaml"), (known.removesuffix(".yaml") for known in names))
+    return hint.replace("'?", ".yaml'?")
+
+
 def shipped_comparisons() -> dict[str, tuple[Path, str | None]]:
     """Return file and row of every config of ``compare``; their names are ``<file>_<task>.yaml``, or the file's."""
     rows = ((file, task) for file in sorted(COMPARISONS.glob("compare*.yaml"))
@@ -113,7 +120,7 @@ def resolve_comparison(name: str, task: str | None = None) -> tuple[Path, dict[s
     file = next((path for path in (Path(name).expanduser(), COMPARISONS / full) if path.is_file()), None)
     if file is None:
         if full not in shipped:
-            raise UserError(f"config: no file or shipped comparison '{name}'; {nearest(name, list(shipped))}")
+            raise UserError(f"config: no file or shipped comparison '{name}'; {_near(name, shipped)}")
         file, task = shipped[full]
     content = read_yaml(file)
     if (table := _table(file, content)) is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_compress.cli.arguments import last_value, named_task
+from lit_compress.cli.arguments import inferred_task, last_value
 from lit_compress.cli.options import CommandLine
 from lit_compress.data.sources import CUSTOM, is_one_table
 from lit_compress.models.backbones import load_finetuned
@@ -75,7 +75,7 @@ class Target:
         """
         if self.config is not None:
             return parse_stored(self.config, rest, command, self.folder)
-        if named_task(rest) is None:
+        if inferred_task(rest) is None:
             raise UserError(f"{self.what} was not made by a run; name what it was fine-tuned on, e.g. --data.task sst2")
         model = ["--model", "FWSVD", f"--model.backbone={self.folder}"]  # any method; none is run
         return CommandLine([*model, *self._labels(rest), *rest], command, own_options(command))
@@ -83,7 +83,7 @@ class Target:
     def _labels(self, rest: list[str]) -> list[str]:
         """Return the option that gives the classes of a task of the user's own the names that the model has."""
         given = any(arg.startswith("--data.custom.labels") for arg in rest)
-        if given or named_task(rest) != CUSTOM:
+        if given or inferred_task(rest) != CUSTOM:
             return []
         try:
             classes = json.loads((self.folder / "config.json").read_text()).get("id2label") or {}

@@ -238,6 +238,11 @@ def check_head(what: str, config: PreTrainedConfig, task: Task) -> None:
         raise UserError(f"{what} has its labels in another order ({given}) than {task.name} ({wanted}){mend}")
     if all(re.fullmatch(rf"(LABEL_)?{i}", name) for i, name in enumerate(names)):
         note(f"{what}: its labels have no names; they are taken as {wanted}, in this order")
+    elif task.name == "custom" and task.labels == tuple(map(str, range(len(names)))):
+        raise UserError(
+            f"{what} has the labels {given}, the data {wanted}; if they mean the same in this order, give "
+            f"--data.custom.labels {shlex.quote(json.dumps(names, ensure_ascii=False))}"
+        )
     else:
         raise UserError(
             f"{what} has the labels {given}; {task.name} has {wanted}; give a model fine-tuned on this task, or name "

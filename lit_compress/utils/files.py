@@ -197,8 +197,7 @@ def write_json(path: Path, value: Any) -> None:
 def yaml_text(value: Any, unicode: bool = False) -> str:
     """Return plain values as YAML that every reader takes for the same values; ``unicode``: not only of ASCII.
 
-    Texts that begin like a number are quoted: ``1e5`` is one in YAML 1.2, by which options are read, but not in PyYAML's
-    1.1.
+    Texts that begin like a number are quoted: ``1e5`` is one in YAML 1.2, by which options are read, and none in 1.1.
 
     >>> yaml_text({"run_dir": "1e-4", "epochs": 3})
     "run_dir: '1e-4'\\nepochs: 3\\n"

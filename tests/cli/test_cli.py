@@ -44,6 +44,12 @@ CONFIG = ("fit", "--config", "lpaf_sst2.yaml")
         ((*CONFIG, "--data.task", "sst3"), "data.task: unknown task 'sst3'; did you mean 'sst2'?"),
         ((*CONFIG, "--model", "LPAFF"), "unknown method 'LPAFF'; did you mean 'LPAF'?"),
         ((*CONFIG, "--model.densty", "0.3"), "unknown option 'model.densty'; did you mean 'model.density'?"),
+        (
+            (*CONFIG, "--model.lr", "1"),
+            "unknown option 'model.lr'; every stage has its own: model.dense.learning_rate, model.prune.learning_rate, "
+            "model.retrain.learning_rate",
+        ),
+        ((*CONFIG, "--epochs", "1"), "unknown option 'epochs'; every stage has its own: model.dense.epochs, "),
         ((*CONFIG, "--model.prune.scor", "signed"), "did you mean 'model.prune.score'?"),
         ((*CONFIG, "--model.prune.score", "sign"), "model.prune.score: 'sign' is not a valid value of"),
         ((*CONFIG, "--data.pth", "x"), "unknown option 'data.pth'; did you mean 'data.path'?"),

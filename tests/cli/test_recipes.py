@@ -256,6 +256,7 @@ def test_a_config_of_ones_own(mine, capsys):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("nosuch.yaml", "no file or shipped config 'nosuch.yaml'; valid: "),
         ("lpaff.yaml", "no file or shipped config 'lpaff.yaml'; did you mean 'lpaf.yaml'?"),
         ("losparse_bret_rte", "no file or shipped config 'losparse_bret_rte'; did you mean 'losparse_bert_rte.yaml'?"),
         ("lpaf_wnli.yaml", "no file or shipped config 'lpaf_wnli.yaml'; did you mean 'lpaf_"),

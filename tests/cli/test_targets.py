@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from lit_compress.__main__ import main
 from lit_compress.cli.options import CommandLine
+from lit_compress.cli.parsers import Parser, parse_one_shot
 from lit_compress.cli.targets import parse_stored
 from lit_compress.utils import progress
+from lit_compress.utils.errors import UserError
 from lit_compress.utils.files import yaml_text
 
 
@@ -85,7 +87,7 @@ def test_a_model_of_the_users_own_task_names_the_classes(model, tiny_data, capsy
     texts = tmp_path / "texts.csv"
     texts.write_text("text\na great film\na dull plot\n")
     out = tmp_path / "p.jsonl"
-    main(["predict", str(model), "--data.task", "custom", "--data.path", str(texts), "--output", str(out)])
+    main(["predict", str(model), "--data.path", str(texts), "--output", str(out)])  # a file is of the user's own task
     assert {json.loads(line)["label"] for line in out.read_text().splitlines()} <= {"negative", "positive"}
 
 
@@ -182,6 +184,18 @@ def test_a_teacher_that_is_no_model_is_named_as_what_it_is(short_run, capsys, tm
     args = ["fit", "--model", "SVD", *short_run, "--run_dir", tmp_path / "new", "--model.teacher"]
     assert f"model.teacher: '{tmp_path}' holds no config.json" in fails(capsys, *args, tmp_path)
     assert "model.teacher: no folder '/nowhere'" in fails(capsys, *args, "/nowhere")
+
+
+def test_a_file_is_of_the_users_own_task(tmp_path):
+    """As for fit, factorize and analyze need no --data.task then."""
+    (tmp_path / "mine.csv").write_text("text,label\n")
+    for args, task in (([f"--data.path={tmp_path / 'mine.csv'}"], "custom"), (["--data.task", "sst2"], "sst2")):
+        parser = Parser()
+        parser.add_argument("model")
+        _, cli = parse_one_shot(parser, [str(tmp_path), *args], "analyze")
+        assert cli.config.data.task == task
+    with pytest.raises(UserError, match=r"required: --data\.task"):
+        parse_one_shot(Parser(), [f"--data.path={tmp_path}"], "analyze")
 
 
 def test_names_like_numbers_stay_text_in_a_run():

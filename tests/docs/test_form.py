@@ -78,6 +78,16 @@ def test_every_command_is_known():
         assert lit_compress_words(item.text) or item.text.split()[0] in others, f"{item.where}: {item.text}"
 
 
+def test_no_shell_expands_an_option():
+    """Brackets and stars outside of quotes are patterns for file names."""
+    for page in PAGES:
+        lines = [item.text for item in items(page) if item.language == "bash"]
+        prose = "\n".join(text for _, language, text in blocks(page) if language == "prose")
+        lines += [code for code in re.findall(r"`([^`\n]+)`", prose) if re.search(r"(^| )--[a-z]", code)]
+        for line in lines:
+            assert not re.search(r"[][{}*?&()]", re.sub(r"'[^']*'|\"[^\"]*\"", "", line)), f"{page.name}: quote {line}"
+
+
 def test_the_map_has_every_room():
     text = named("house").read_text(encoding="utf-8")
     rooms = set(re.findall(r"^  (\w+)/ ", text, flags=re.M))

@@ -152,6 +152,13 @@ def test_labels_of_a_trained_head_are_those_of_the_task(labels, words, folder, n
         load_finetuned(str(folder), SST2)
 
 
+def test_numbers_in_the_data_are_named_by_an_option(folder):
+    configure(folder, id2label={0: "negative", 1: "positive"}, label2id={"negative": 0, "positive": 1})
+    option = r"""--data\.custom\.labels '\["negative", "positive"\]'"""
+    with pytest.raises(UserError, match=f"labels negative, positive, the data 0, 1; if they mean the same .*{option}"):
+        load_finetuned(str(folder), replace(SST2, name="custom", labels=("0", "1")))
+
+
 def test_a_cross_encoder_of_classes_is_no_reranker(folder):
     with pytest.raises(UserError, match=r"has 2 labels, wiki_qa has 1; nearest: .*--data.custom.kind classification"):
         load_finetuned(str(folder), get_task("wiki_qa"))
