@@ -108,6 +108,8 @@ def export(args: list[str]) -> None:
     given = parser.parse_args(args)
     if given.push_to_hub:
         check_push(given.push_to_hub, given.private)
+    elif given.private:
+        raise UserError("--private: export reads it with --push_to_hub only; leave it out")
     silence_libraries()
     out, source, asked = Path(given.out).expanduser(), Path(given.run).expanduser(), typed_choices(given)
     if is_export(source):
@@ -268,7 +270,7 @@ def _target(args: list[str], command: str) -> tuple[str, Path | None, list[str]]
         metavar="TARGET",
         help="folder of a finished run, an export, a model of a run, or any fine-tuned model (with --data.task),"
         " or a name on the hub, OWNER/NAME[@REVISION];"
-        " then any option of fit, e.g. --data.path DIR, --device cpu",
+        " then fit's options of the data, e.g. --data.path DIR, --device cpu",
     )
     if command == "predict":
         parser.add_argument(

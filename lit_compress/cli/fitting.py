@@ -62,13 +62,6 @@ if TYPE_CHECKING:
     from lit_compress.methods import Method
     from lit_compress.stages.weighting import Removes
 
-_SET_HERE = {
-    "max_epochs": "would hold for every stage; set model.<stage>.epochs",
-    "enable_checkpointing": "has no effect, a stage always keeps last.ckpt; set checkpoint_every",
-    "num_sanity_val_steps": "has no effect, every stage scores the dev set before it trains; leave it out",
-    "default_root_dir": "has no effect; set run_dir",
-}  # arguments of the Trainer that a stage has of its own -> what to do
-
 
 def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
     """Run or continue all stages of a method, and export the model.
@@ -84,10 +77,6 @@ def run_fit(args: list[str]) -> tuple[Run, dict[str, Any] | None]:
     """
     cli = CommandLine(args, "fit")
     config = cli.config
-    for name, why in _SET_HERE.items():
-        given = config.trainer[name]
-        if given is not None and given is not True:
-            raise UserError(f"trainer.{name}: {given} {why}")
     for name in ("checkpoint_every", "max_skipped"):
         if config[name] < 1:
             raise UserError(f"{name}: {config[name]} is below 1, the smallest valid value")
@@ -164,6 +153,8 @@ def run_factorize(args: list[str], about: str | None) -> tuple[str, dict[str, An
     )
     given, cli = parse_one_shot(parser, args, "factorize")
     recovery = Recovery(given.refine, given.distil, given.distil_texts, given.distil_rate)
+    if recovery.distil is None and "trainer.precision" in cli.given:
+        raise UserError("trainer.precision: factorize reads it with --distil only; leave it out")
     out = Path(given.out).expanduser()
     check_out(out)
     parts = cli.ready()

@@ -33,6 +33,7 @@ from lit_compress.numerics.decompose import Axis
 from lit_compress.run.expected_memory import check_factorize
 from lit_compress.run.expected_time import factorize_line
 from lit_compress.run.folder import Run
+from lit_compress.run.runner import check_sizes
 from lit_compress.run.solve import check_choices
 from lit_compress.stages.calibration import collected
 from lit_compress.stages.compression import CompressedStage
@@ -46,7 +47,7 @@ from lit_compress.utils.errors import UserError, nearest
 from lit_compress.utils.files import check_folder, read_json
 from lit_compress.utils.hub import is_name, model_snapshot
 from lit_compress.utils.manifest import check_manifest
-from lit_compress.utils.memory import return_freed_memory, trim
+from lit_compress.utils.memory import freed_memory_returned, trim
 from lit_compress.utils.progress import note
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def factorize_model(
     Raises:
         UserError: the model, the data or ``out`` cannot be used; nothing would be factorized for ``pivot``.
     """
-    return_freed_memory()
+    check_sizes(method)
     stage, name = one_shot_stage(method), type(method).__name__
     if choices.pivot and stage.rule is None:
         raise UserError(f"factorize: --pivot is for factors, and {name} makes none; leave it out")
@@ -127,7 +128,8 @@ def factorize_model(
     outline = without_values(lambda: empty_net(shapes))
     note(check_factorize(method, stage, outline, data, recovery.distil is not None))
     note(factorize_line(method, stage, [outline, stage.outline(copy.deepcopy(outline))], data, recovery=recovery))
-    dense = load_model(method.backbone, method)
+    with freed_memory_returned():
+        dense = load_model(method.backbone, method)
     check_choices(choices, method, dense)
     if recovery.refine is not None:
         check_refinement(dense, stage.dense_states, name)
@@ -135,12 +137,15 @@ def factorize_model(
     scores, key, constant = evaluate(dense, data, sure=True), f"val/{data.record.metrics[0]}", constant_answer(data)
     if finding := constant.near(data.record.metrics[0], scores[key]):
         warnings.warn(f"model: '{method.backbone}' knows hardly anything of this task: {finding}", stacklevel=2)
-    net, made = compressed(stage, method, dense, data)
+    with freed_memory_returned():  # in a training, a call to the system for every tensor would take half of the time
+        net, made = compressed(stage, method, dense, data)
+    trim()
     recovered: dict[str, Any] = {"refined": None, "distilled": None}
     if recovery.refine is not None:
         recovered["refined"] = _refined(dense, net, stage, data, recovery.refine)
     if texts is not None:
-        told = distil(dense, net, method.kind, texts, recovery, current_device(), stage.layer_loss)
+        layer_loss = stage.layer_loss if stage.dense_states else None
+        told = distil(dense, net, method.kind, texts, recovery, current_device(), layer_loss)
         recovered["distilled"] = told | {"file": recovery.texts and Path(recovery.texts).name}
         trim()
     if made is not None:

@@ -26,6 +26,7 @@ from lit_compress.cli.help import fit_help
 from lit_compress.cli.option_errors import explain, no_method
 from lit_compress.cli.option_names import method_names, parameters_of
 from lit_compress.cli.pins import pin, recall
+from lit_compress.cli.unread import check_read, names_of
 from lit_compress.data.datamodule import DataModule
 from lit_compress.data.sources import CUSTOM
 from lit_compress.export.choices import Choices
@@ -91,10 +92,14 @@ class CommandLine(LightningCLI):
         args: without the command.
         command: its name.
         own: options that only this command has; they are no longer among ``args``.
+        typed: those of ``args`` that the user has typed; None for all.
     """
 
-    def __init__(self, args: list[str], command: str, own: Iterable[str] = ()) -> None:
+    def __init__(
+        self, args: list[str], command: str, own: Iterable[str] = (), typed: Iterable[str] | None = None
+    ) -> None:
         self.command = command
+        self.given = names_of(args if typed is None else typed)
         self.density: float | None = None  # that meets the budget, once it is known
         self.removes: str | None = None  # that is best, once it is known
         self.tokens: int | None = None  # that the export's vocabulary has, once it is known
@@ -176,6 +181,7 @@ class CommandLine(LightningCLI):
         if "--print_config" in given and not given & {"--model", "--config", "-c"}:
             raise UserError(no_method())
         self.config = parser.parse_args(resolved)
+        check_read(self.command, self.given, self.config)
         seed = self.config.seed_everything
         if not 0 <= seed < 2**32:
             near = 0 if seed < 0 else 2**32 - 1

@@ -11,6 +11,7 @@ from typing import NoReturn
 from lit_compress.cli.arguments import inferred_task
 from lit_compress.cli.exporting import typed_choices
 from lit_compress.cli.options import CommandLine
+from lit_compress.cli.unread import is_read
 from lit_compress.utils.devices import current_device
 from lit_compress.utils.errors import UserError, as_shown
 
@@ -82,25 +83,27 @@ class Parser(argparse.ArgumentParser):
 
 def parse_one_shot(parser: Parser, args: list[str], command: str) -> tuple[argparse.Namespace, CommandLine]:
     """Parse the arguments of ``parser``, the short options and fit's, for a method on MODEL."""
-    for name, (_, meaning) in SHORT.items():
-        parser.add_argument(f"--{name}", help=meaning, metavar="")
+    for name, (option, meaning) in SHORT.items():
+        if is_read(command, option):
+            parser.add_argument(f"--{name}", help=meaning, metavar="")
     parser.add_argument(
         "--device", help="cpu, cuda, mps, xpu, ... (default the accelerator if there is one)", metavar="NAME"
     )
     task = inferred_task(args)
     meaning = "task of the fine-tuned model, e.g. sst2; default custom if --data.path is a file"
     parser.add_argument("--data.task", dest="task", required=task is None, help=meaning)
-    parser.epilog = "Further options: all of fit's, e.g. --data.path DIR, --data.batch_size 16."
+    parser.epilog = "Further options: fit's of the data and the model, e.g. --data.path DIR, --data.batch_size 16."
     given, rest = parser.parse_known_args(args)
     typed = {option[2:] for action in parser._actions for option in action.option_strings if option[:2] == "--"}
-    values = {option: getattr(given, name) for name, (option, _) in SHORT.items()}
+    values = {option: getattr(given, name, None) for name, (option, _) in SHORT.items()}
     short = [f"--{option}={value}" for option, value in values.items() if value is not None]
     model = given.model if isinstance(given.model, str) else given.model[0]
     method = _method_of(given, rest) if command == "factorize" else "FWSVD"
     shared = ["--model", method, f"--model.backbone={model}", f"--data.task={task}"]
     short += [f"--export.{name}={value}" for name, value in typed_choices(given).items() if name not in SHORT]
     short += [f"--device={given.device}"] if given.device else []
-    cli = CommandLine([*shared, *short, *rest], command, (name for name in vars(given) if name in typed))
+    own = (name for name in vars(given) if name in typed)
+    cli = CommandLine([*shared, *short, *rest], command, own, [*short, *rest])
     current_device()  # refuses one that is not here before anything is loaded
     return given, cli
 

@@ -78,7 +78,7 @@ class Target:
         if inferred_task(rest) is None:
             raise UserError(f"{self.what} was not made by a run; name what it was fine-tuned on, e.g. --data.task sst2")
         model = ["--model", "FWSVD", f"--model.backbone={self.folder}"]  # any method; none is run
-        return CommandLine([*model, *self._labels(rest), *rest], command, own_options(command))
+        return CommandLine([*model, *self._labels(rest), *rest], command, own_options(command), rest)
 
     def _labels(self, rest: list[str]) -> list[str]:
         """Return the option that gives the classes of a task of the user's own the names that the model has."""
@@ -186,7 +186,7 @@ def parse_stored(config: dict[str, Any], rest: list[str], command: str, net: Pat
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(yaml_text({**config, "model": model, "data": data, "trainer": trainer}))
         file.flush()
-        cli = CommandLine(["--config", file.name, *rest], command, own_options(command))
+        cli = CommandLine(["--config", file.name, *rest], command, own_options(command), rest)
     cli.origin = origin  # whose vectors may be the labels
     return cli
 

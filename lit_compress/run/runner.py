@@ -66,23 +66,20 @@ class Components:
     storage: Storage = field(default_factory=Storage)
 
 
-def _check_rounding(method: Method) -> None:
-    """Refuse ``round_to`` for methods that choose no sizes, and invalid numbers."""
-    if method.round_to is None:
-        return
-    if method.round_to < 1:
-        raise UserError(f"model.round_to: {method.round_to} is below 1, the smallest valid value; usual: 8")
-    if all(stage.round_to is None for stage in method.stages()):
-        raise UserError(
-            f"model.round_to: {type(method).__name__} chooses no ranks or widths, only weights or rows; leave it out"
-        )
+def check_sizes(method: Method) -> None:
+    """Refuse ``round_to`` for methods that choose no sizes, and invalid numbers; one shape for all layers likewise.
 
-
-def _check_shape(method: Method) -> None:
-    """Refuse the same shape for all layers where a method leaves none."""
+    Raises:
+        UserError: see above.
+    """
+    name, step = type(method).__name__, method.round_to
+    if step is not None and step < 1:
+        raise UserError(f"model.round_to: {step} is below 1, the smallest valid value; usual: 8")
+    if step is not None and all(stage.round_to is None for stage in method.stages()):
+        raise UserError(f"model.round_to: {name} chooses no ranks or widths, only weights or rows; leave it out")
     if method.shape == "uniform" and not any(stage.uniform for stage in method.stages()):
         raise UserError(
-            f"model.shape: 'uniform' is for heads and neurons that go at once, which {type(method).__name__} does not; "
+            f"model.shape: 'uniform' is for heads and neurons that go at once, which {name} does not; "
             "nearest: LLMPruner, or SecondOrder with model.retrain.removes structures"
         )
 
@@ -106,8 +103,7 @@ def check_stages(parts: Components) -> RunPlan:
     number = processes(trainer)
     data.prepare_data()
     planned = []
-    _check_rounding(method)
-    _check_shape(method)
+    check_sizes(method)
     for stage in method.stages():
         stage.check(net)
         stage.check_data(data.train_size())

@@ -7,7 +7,7 @@ from tiny import make_net
 
 from lit_compress import methods
 from lit_compress.__main__ import main
-from lit_compress.run.runner import _check_rounding, _check_shape
+from lit_compress.run.runner import check_sizes
 from lit_compress.utils.errors import UserError
 
 
@@ -26,14 +26,14 @@ def test_what_can_be_rounded():
     able, names = set(), {*methods.__all__} - {"Method"}
     for name in names:
         try:
-            _check_rounding(getattr(methods, name)(task="sst2", round_to=8))
+            check_sizes(getattr(methods, name)(task="sst2", round_to=8))
             able.add(name)
         except UserError as error:
             assert str(error).startswith(f"model.round_to: {name} chooses no ranks or widths")
     assert names - able == {"BlockMovement", "ITP", "Movement", "Magnitude", "FirstOrder", "PLATON", "Layers",
                             "Theseus"}  # fmt: skip
     with pytest.raises(UserError, match=r"model\.round_to: 0 is below 1"):
-        _check_rounding(methods.CoFi(task="sst2", round_to=0))
+        check_sizes(methods.CoFi(task="sst2", round_to=0))
     with pytest.raises(UserError, match=r"model\.round_to: 8 needs prune\.exact_target true"):
         methods.SP3(task="sst2", round_to=8, fidelity="official").stages()
 
@@ -43,7 +43,7 @@ def test_whose_layers_can_have_one_shape():
     able, names = set(), {*methods.__all__} - {"Method"}
     for name in names:
         try:
-            _check_shape(getattr(methods, name)(task="sst2", shape="uniform"))
+            check_sizes(getattr(methods, name)(task="sst2", shape="uniform"))
             able.add(name)
         except UserError as error:
             assert str(error).startswith("model.shape: 'uniform' is for heads and neurons that go at once, which ")

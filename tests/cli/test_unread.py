@@ -1,0 +1,147 @@
+"""An option that a command does not read is an error; the table of what it reads is compared with what it does."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import get_args
+
+import pytest
+
+from lit_compress import methods
+from lit_compress.__main__ import main
+from lit_compress.cli.one_shot import one_shot_stage
+from lit_compress.cli.option_names import option_names, parameters_of
+from lit_compress.cli.parsers import SHORT
+from lit_compress.cli.unread import check_read, is_read, names_of
+from lit_compress.run.runner import check_sizes
+from lit_compress.stages.lora import Retraining
+from lit_compress.utils.errors import UserError
+
+ONE_SHOT = ("SVD", "FWSVD", "SecondOrder", "LLMPruner", "SliceGPT", "Layers")
+COMMANDS = ("factorize", "analyze", "validate", "test", "predict", "bench", "export")
+OTHER = {  # values that are valid, and are not the default
+    "density": 0.6, "rank": 3, "rank_ratio": 0.4, "budget": "density=0.3", "round_to": 8, "shape": "uniform",
+    "teacher": "other", "revision": "main", "sites": "x", "recompute": True, "slicing": 0.2, "blocks": 1,
+    "labels": "true", "axis": "out", "removes": "components", "allocation": "uniform", "scope": "all",
+    "weighting": "none", "importance": "element2", "reduction": "max", "price": "flops",
+    "through": [0.9],
+}  # fmt: skip
+
+
+def other(option, default, hint):
+    """Return a valid value that is not the default; None if the option is a whole group."""
+    if option in OTHER and OTHER[option] != default:
+        return OTHER[option]
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, int | float):
+        return default + 1 if isinstance(default, int) else default / 2
+    choices = [v for v in get_args(hint) if isinstance(v, str) and v != default]
+    return choices[0] if choices else 7
+
+
+def compression(method):
+    """Return all that `factorize` may read of a method, besides the training of its last stage."""
+    stage = one_shot_stage(method)
+    training = {f.name for f in fields(Retraining)}
+    kept = {f.name: getattr(stage.settings, f.name) for f in fields(stage.settings) if f.name not in training}
+    state = {name: value for name, value in vars(stage).items() if name not in ("settings", "notes")}
+    return str((state, kept, method.backbone, method.sites, method.budget, method.kinds, method.rule))
+
+
+@pytest.mark.parametrize("name", ONE_SHOT)
+def test_factorize_reads_what_it_says(name):
+    """Every option of a method: it changes the compression, or it is refused."""
+    kind = getattr(methods, name)
+    plain, wrong = compression(kind()), {}
+    for option, parameter in parameters_of(kind).items():
+        group = parameter.default if is_dataclass(parameter.default) else None
+        for field in fields(group) if group else (None,):
+            if option in ("task", "backbone", "teacher"):  # the command's; the vectors that a dev metric compares with
+                continue
+            shown = f"model.{option}.{field.name}" if field else f"model.{option}"
+            default = getattr(group, field.name) if field else parameter.default
+            if is_dataclass(default):
+                assert not is_read("factorize", shown)
+                continue
+            try:
+                value = other(shown.rpartition(".")[2], default, field.type if field else parameter.annotation)
+                check_sizes(method := kind(**{option: replace(group, **{field.name: value}) if field else value}))
+                changed = compression(method) != plain
+            except UserError:  # the setting was looked at: it does not go with others
+                changed = True
+            if changed != is_read("factorize", shown):
+                wrong[shown] = changed
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_read_or_refused_by_name(command):
+    options = option_names()
+    read = [option for option in options if is_read(command, option)]
+    check_read(command, read, None)
+    assert {"data.path", "trainer.accelerator", "seed_everything"} <= {*read}
+    refused = [option for option in options if option not in read]
+    assert {"trainer.gradient_clip_val", "model.dense.epochs", "run_dir", "ckpt_path"} <= {*refused}
+    for option in refused:
+        with pytest.raises(UserError, match=f"^{option}: {command} does not read it; "):
+            check_read(command, [option], None)
+
+
+def test_short_options_are_read():
+    assert all(is_read("factorize", option) for option, _ in SHORT.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["--distil", "5", "--trainer.gradient_clip_val", "5"], "trainer.gradient_clip_val"),
+        (["--distil", "5", "--trainer.accumulate_grad_batches=4"], "trainer.accumulate_grad_batches"),
+        (["--distil", "5", "--model.distillation.alpha", "0.1"], "model.distillation.alpha"),
+        (["--distil", "5", "--model.init_args.retrain.learning_rate", "0.1"], "model.retrain.learning_rate"),
+        (["--trainer.precision", "bf16-mixed"], "trainer.precision"),
+        (["--run_dir", "x"], "run_dir"),
+    ],
+)
+def test_factorize_refuses_options_without_effect_in_one_line(words, option, tiny_backbone, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["factorize", str(tiny_backbone), str(tmp_path / "out"), "--data.task", "sst2", *words])
+    err = capsys.readouterr().err.splitlines()
+    assert err[-1].startswith(f"error: {option}: factorize ") and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "line"),
+    [
+        (
+            "validate",
+            ["--data.batch_size", "4"],
+            "data.batch_size: validate does not read it; nearest: eval_batch_size",
+        ),
+        ("predict", ["--model.density", "0.5"], "model.density: predict does not read it; leave it out"),
+        ("test", ["--trainer.precision", "bf16-mixed"], "trainer.precision: test does not read it; leave it out"),
+    ],
+)
+def test_an_evaluation_refuses_options_without_effect(command, words, line, tiny_backbone, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([command, str(tiny_backbone), "--data.task", "sst2", *words])
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {line}"
+
+
+@pytest.mark.parametrize("option", ["min_steps", "min_epochs", "limit_test_batches"])
+@pytest.mark.parametrize("command", ["fit", "plan"])
+def test_arguments_of_the_trainer_without_effect_are_refused(command, option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([command, "--config", "svd_sst2.yaml", f"--trainer.{option}", "5"])
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: trainer.{option}: 5 has no effect")
+
+
+def test_private_is_for_a_push(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["export", str(tmp_path), str(tmp_path / "out"), "--private"])
+    assert capsys.readouterr().err == "error: --private: export reads it with --push_to_hub only; leave it out\n"
+
+
+def test_names_are_those_of_a_config():
+    words = ["TARGET", "--device=cpu", "--model.init_args.density", "-0.5", "-c", "a.yaml"]
+    assert names_of(words) == ["trainer.accelerator", "model.density", "config"]
