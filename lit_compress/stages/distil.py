@@ -5,7 +5,7 @@ as in a stage of ``fit`` with weight 0 of the labels,
 
     L = L_logits + 10 sum over l of MSE(H^l, H_dense^l) / Var(H_dense^l)
 
-with the same ratio of both terms as the stages of SecondOrder; hidden states are left out if they differ in width.
+with the same ratio of both terms as the stages of SecondOrder; hidden states are left out if they have other axes.
 AdamW, its groups, its schedule, the clipping of gradients and the texts of a step (``data.batch_size``) are also as in
 ``fit``. Nothing is dropped out.
 """
@@ -117,7 +117,7 @@ def part_losses(
 
 def distil(
     dense: PreTrainedModel, net: PreTrainedModel, kind: TaskType, texts: DataLoader, recovery: Recovery,
-    device: torch.device, layer_loss: LayerLoss,
+    device: torch.device, layer_loss: LayerLoss | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train all parameters of ``net``, in place, to give the outputs of ``dense``; return the report's entry.
 
@@ -129,19 +129,19 @@ def distil(
             model go through it in parts of 512 tokens.
         recovery: steps of AdamW, their learning rate and precision.
         device: of the passes.
-        layer_loss: distance between the hidden states of both models (Stage.layer_loss).
+        layer_loss: distance between the hidden states of both models (Stage.layer_loss); None: they have other axes.
 
     Raises:
         UserError: the model reads labels, and the texts have none.
     """
     start, read, settings, steps = time.perf_counter(), 0, LOSSES, recovery.distil
     assert steps is not None, "no steps"
-    if net.config.hidden_size != dense.config.hidden_size:
-        settings = replace(settings, alpha_layers=0.0)
+    stage, losses = Stage("distil", recovery.training), list[Tensor]()
+    if layer_loss is None:
+        settings, layer_loss = replace(settings, alpha_layers=0.0), stage.layer_loss
     move(dense, device).eval()
     move(net, device).eval()
     kind.freeze(net)
-    stage, losses = Stage("distil", recovery.training), []
     stage.set_total_steps(steps)
     precision = "bf16-mixed" if recovery.mixed else "32-true"
     optimizer = build_adamw(stage, net, precision)

@@ -9,10 +9,13 @@ import pytest
 import torch
 from tiny import make_batch, make_net
 
+from lit_compress.cli import one_shot
+from lit_compress.cli.fitting import run_factorize
 from lit_compress.numerics.losses import distillation_loss, relative_layer_loss
 from lit_compress.stages.base import Stage, Training
 from lit_compress.stages.distil import LOSSES, Recovery, distil, part_losses
 from lit_compress.tasks import KINDS
+from lit_compress.utils import memory
 from lit_compress.utils.errors import UserError
 
 CPU, LAYERS = torch.device("cpu"), Stage("distil", Training()).layer_loss
@@ -127,3 +130,20 @@ def test_a_model_that_reads_labels_needs_them():
 def test_what_cannot_work_is_one_line(settings, message):
     with pytest.raises(UserError, match=message):
         Recovery(**settings)
+
+
+def test_a_sliced_model_learns_the_logits_alone(tiny_backbone, tiny_data, tmp_path, monkeypatch):
+    """Its hidden states are narrower; while it trains, the allocator keeps freed memory for the next step."""
+    limits, trained = [], []
+    monkeypatch.setattr(memory, "_mallopt", lambda option, value: limits.append((option, value)))
+
+    def watched(*args):
+        trained.append(limits[-2:])
+        return distil(*args)
+
+    monkeypatch.setattr(one_shot, "distil", watched)
+    monkeypatch.setattr(one_shot, "write_export", lambda out, source, choices: source.more)
+    words = ["--data.task", "sst2", "--data.path", str(tiny_data), "--method", "SliceGPT", "--data.batch_size", "8"]
+    _, told = run_factorize([str(tiny_backbone), str(tmp_path / "out"), *words, "--distil", "20"], None)
+    assert told["distilled"]["loss"][1] < told["distilled"]["loss"][0]
+    assert trained == [[(memory._MMAP_THRESHOLD, memory._MOST), (memory._TRIM_THRESHOLD, 2 * memory._MOST)]]
