@@ -16,6 +16,7 @@ from zlib import crc32
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torchmetrics import MeanMetric
 
 from lit_compress.evaluation.metrics import bind, build_metrics, higher_is_better
 from lit_compress.methods.checkpoints import Checkpointed
@@ -121,6 +122,7 @@ class Method(Checkpointed):
         self._teacher: tuple[PreTrainedModel, ...] = ()  # a tuple hides it from state dict, optimizer and DDP
         self._hidden: list[list[tuple[Tensor, ...]]] | None = None  # of this step's forwards; None: off
         self.val_metrics: Any = nn.ModuleList([build_metrics(self.task) for _ in self.task.validation])
+        self.dev_loss = MeanMetric()
         self.initial: dict[str, float] = {}
         self.untrained = -inf
         self._padded: bool | None = None  # this batch; None: not known
@@ -349,10 +351,6 @@ class Method(Checkpointed):
 
     # ---------------------------------------------------------------- evaluation
 
-    def _update(self, metrics: Any, outputs: Tensor, batch: dict[str, Tensor]) -> None:
-        real = batch["index"] >= 0  # the others only fill up the last batches of a rank
-        self.kind.observe(metrics, outputs[real], {name: column[real] for name, column in batch.items()})
-
     def on_validation_start(self) -> None:
         """Give the data's rows to the metrics that need texts or labels from them."""
         if self.kind.needs_rows:
@@ -364,9 +362,13 @@ class Method(Checkpointed):
         self.stage.before_validation(self.net, self.trainer.global_step)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Update the dev metrics of one validation split."""
-        tokenizer = self.trainer.datamodule.tokenizer  # type: ignore[attr-defined]
-        self._update(self.val_metrics[dataloader_idx], self.kind.outputs(self.net, batch, tokenizer), batch)
+        """Update the dev metrics of one validation split, and the loss on the first."""
+        outputs = self.kind.outputs(self.net, batch, self.trainer.datamodule.tokenizer)  # type: ignore[attr-defined]
+        real = batch["index"] >= 0  # the others only fill up the last batches of a rank
+        outputs, batch = outputs[real], {name: column[real] for name, column in batch.items()}
+        self.kind.observe(self.val_metrics[dataloader_idx], outputs, batch)
+        if not dataloader_idx and len(outputs) and (loss := self.kind.dev_loss(outputs, batch)) is not None:
+            self.dev_loss.update(loss, len(outputs))
 
     def on_validation_epoch_end(self) -> None:
         """Log the dev metrics, and ``val/score``, by which the best epoch is chosen.
@@ -381,6 +383,8 @@ class Method(Checkpointed):
                 prefix = "val" if i == 0 else self.task.validation[i].replace("validation", "val")
                 values |= {f"{prefix}/{name}": value for name, value in metrics.compute().items()}
                 metrics.reset()
+        loss = self.dev_loss.compute() if self.dev_loss._update_called else None
+        self.dev_loss.reset()
         main = float(values[f"val/{self.task.metrics[0]}"])
         score = main if higher_is_better(self.task) else -main
         at_budget = not hasattr(self, "stage") or self.stage.at_budget(self.trainer.global_step)
@@ -390,4 +394,4 @@ class Method(Checkpointed):
             self.untrained = score if at_budget and learned else -inf
             return
         self.log_dict(values, prog_bar=True)
-        self.log("val/score", score if at_budget else -inf)
+        self.log_dict({"val/score": score if at_budget else -inf} | ({} if loss is None else {"val/loss": loss}))

@@ -42,7 +42,7 @@ class Checkpointed(pl.LightningModule):
             "metrics": {
                 name: float(value)
                 for name, value in self.trainer.callback_metrics.items()
-                if name.startswith("val") and name != "val/score"
+                if name.startswith("val") and name not in ("val/score", "val/loss")
             }
             or self.initial,  # of a stage of no epochs
         }

@@ -6,6 +6,7 @@ They do not change the computation while loss and gradients are finite.
 from __future__ import annotations
 
 import os
+import sys
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,13 +216,20 @@ class EpochLines(Callback):
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         shown = [f"{short} {values[name]:.4f}" for name, short in _SHOWN.items() if name in values]
         shown += [
-            f"{name.removeprefix('val/')} {value:.4f}" for name, value in values.items() if name.startswith("val")
+            f"{name.removeprefix('val/')} {value:.4f}"
+            for name, value in values.items()
+            if name.startswith("val") and name not in _SHOWN
         ]
         place = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, step {trainer.global_step}"
         tqdm.write(f"{self.title}: {place}: {', '.join(s for s in shown if not s.startswith('score '))}")
 
 
-_SHOWN = {"train/loss": "loss", "train/density": "density"}
+_SHOWN = {"train/loss": "loss", "val/loss": "dev loss", "train/density": "density"}
+
+
+def shows_bar(asked: bool | None) -> bool:
+    """Return whether a stage has a progress bar: if it is not said, in a terminal only; a file would get fragments."""
+    return sys.stdout.isatty() if asked is None else asked
 
 
 class StageBar(TQDMProgressBar):

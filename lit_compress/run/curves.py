@@ -29,7 +29,7 @@ def thin(points: list[tuple[float, float]], most: int = MOST) -> list[tuple[floa
 
 
 def _wanted(name: str) -> bool:
-    return name.startswith(_WANTED) and not name.endswith("/score")
+    return name.startswith(_WANTED) and not name.endswith(("/score", "val/loss"))
 
 
 def _events(folder: Path) -> Curves:

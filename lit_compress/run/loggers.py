@@ -162,7 +162,7 @@ def log_stage(
             log_histograms(logger.experiment, net, _offset(logger) + steps)
         for name, figure in shown.items():
             log_figure(logger, name, figure, steps, stage)
-        logger.log_metrics({f"stage/{stage} {key}": value for key, value in scores.items()}, best)
+        logger.log_metrics({f"stage/{stage}/{key}": value for key, value in scores.items()}, best)
         if isinstance(logger, RunLogger):
             logger.close()
         else:

@@ -30,7 +30,7 @@ from lit_compress.models.checks import refuse_compressed
 from lit_compress.models.foreign import check_weights
 from lit_compress.models.shapes import without_values
 from lit_compress.models.sites import find_sites
-from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar
+from lit_compress.run.callbacks import Checkpoints, EpochLines, FiniteSteps, StageBar, shows_bar
 from lit_compress.run.changes import OtherData, check_unchanged, other_length
 from lit_compress.run.clean import remove_checkpoints
 from lit_compress.run.folder import Run, is_first_process, write_net
@@ -236,7 +236,8 @@ def _trainer(
     """
     offset = sum(record["steps"] for record in run.finished().values())
     arguments = dict(parts.trainer)
-    if arguments.get("enable_progress_bar") is not False:
+    arguments["enable_progress_bar"] = shows_bar(arguments.get("enable_progress_bar"))
+    if arguments["enable_progress_bar"]:
         callbacks.append(StageBar(title))
     arguments["logger"] = stage_loggers(arguments.get("logger"), run, stage.name, offset, step)
     given = arguments.get("callbacks") or []

@@ -39,10 +39,9 @@ class RunLogger(TensorBoardLogger):
         self.offset = offset
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Log metrics at the step of the run; the epoch and the score, which is a metric's again, are left out."""
-        shown = {k: v for k, v in metrics.items() if k not in ("epoch", "val/score")}
-        if shown:
-            super().log_metrics(shown, (step or 0) + self.offset)
+        """Log metrics at the step of the run; the score, which is a metric's again, is left out."""
+        shown = {k: v for k, v in metrics.items() if k != "val/score"}
+        super().log_metrics(shown, (step or 0) + self.offset)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

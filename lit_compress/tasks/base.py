@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lit_compress.numerics.losses import task_loss
 from lit_compress.tasks.output_layer import run_to_output_layer
 
 if TYPE_CHECKING:
@@ -272,6 +273,10 @@ class TaskType:
     def observe(self, metrics: MetricCollection, outputs: Tensor, batch: dict[str, Tensor]) -> None:
         """Update the metrics with a batch."""
         metrics.update(outputs, batch["labels"])
+
+    def dev_loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
+        """Return the mean task loss of a batch from its :meth:`outputs`; None if they have none."""
+        return task_loss(outputs, batch["labels"], self.loss)
 
     def check_answers(self) -> None:
         """Refuse to predict, before a model is loaded, if a row has no answer.

@@ -170,6 +170,9 @@ class Embedding(TaskType):
         else:
             metrics.update(vectors, labels, index=batch["index"])
 
+    def dev_loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+        """Return None: their loss is of whole batches."""
+
     def answer(self, task: Task, row: dict[str, Any], pieces: list[Tensor]) -> dict[str, Any]:
         """Return ``vector``; of several texts ``similarity``, the cosine of the first two, and ``vectors``."""
         vectors = pieces[0]

@@ -88,6 +88,10 @@ class LanguageModelling(TaskType):
         """Update the metrics with the likelihoods."""
         metrics.update(outputs, self.counted(batch))
 
+    def dev_loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        """Return the mean over the counted tokens."""
+        return outputs[self.counted(batch)].mean()
+
     def pieces(self, task: Task, outputs: Tensor, batch: dict[str, Tensor]) -> list[tuple[int, Any]]:
         """Refuse predictions: a language model has none for a row."""
         self.check_answers()

@@ -142,6 +142,9 @@ class Summarization(TaskType):
         """Update the metrics with generated and reference texts."""
         metrics.update(as_texts(outputs), as_texts(batch["reference"]))
 
+    def dev_loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> None:
+        """Return None: texts have no likelihood."""
+
     def answer(self, task: Task, row: dict[str, Any], pieces: list[Tensor]) -> dict[str, Any]:
         """Return the generated text under the name of the label column."""
         return {task.label: as_texts(pieces[0][None])[0]}

@@ -15,6 +15,7 @@ from lit_compress.utils.errors import as_shown
 
 T = TypeVar("T")
 LONG = 5.0  # seconds; a phase that takes less prints no lines
+PAUSE = 60.0  # seconds between two lines of a phase, at least
 SHORT = 1.0  # seconds; work of less says little about the rest: on an accelerator its first step is the slowest by far
 _noted: set[str] = set()
 
@@ -39,11 +40,12 @@ def _with_lines(items: Iterable[T], description: str, total: int | None) -> Iter
 
 
 class Lines:
-    """Two lines for a phase whose output is no terminal: when it begins, with its expected time, and when it ends.
+    """Lines for a phase whose output is no terminal: when it begins, with its expected time, how much is left, its end.
 
-    The time follows from the first part of the work; if that takes less than :data:`SHORT`, from the parts after it. A
-    phase shorter than :data:`LONG` prints nothing. If its first part takes longer, the line comes before it is done and
-    has no time. Nothing is printed in a terminal.
+    A line with the time left comes after every tenth of the phase, but not more often than every :data:`PAUSE`. The
+    time follows from the first part of the work; if that takes less than :data:`SHORT`, from the parts after it. A
+    phase shorter than :data:`LONG` prints nothing. If its first part takes longer, the first line comes before it is
+    done and has no time. Nothing is printed in a terminal.
 
     Args:
         description: of the phase.
@@ -54,6 +56,7 @@ class Lines:
         self.description, self.total, self._done, self._began = description, total, 0.0, False
         self._off = _terminal() or not _first()
         self._first_part = (0.0, 0.0)  # seconds and amount of the first part
+        self._next = 0.0  # seconds after the start, at which the next line is due
         self._start = time.perf_counter()
         self._lock, self._timer = threading.Lock(), threading.Timer(LONG, self._begin)
         self._timer.daemon = True
@@ -72,9 +75,9 @@ class Lines:
             self._print(f"{'stopped' if error else 'ended'} after {spoken(time.perf_counter() - self._start)}")
 
     def advance(self, amount: float) -> None:
-        """Count work that is done; print the first line if the whole will take long."""
+        """Count work that is done; print the first line if the whole will take long, later the time that is left."""
         self._done += amount
-        if self._off or self._began or not self._done:
+        if self._off or not self._done:
             return
         gone = time.perf_counter() - self._start
         seconds, first = self._first_part = self._first_part if self._first_part[1] else (gone, self._done)
@@ -85,8 +88,12 @@ class Lines:
             whole = seconds + (gone - seconds) * (self.total - first) / (self._done - first)
         elif self.total:
             whole = gone * self.total / self._done
-        if max(gone, whole) >= LONG:
+        if not self._began and max(gone, whole) >= LONG:
+            self._next = gone + max(PAUSE, whole / 10)
             self._begin(f", about {spoken(whole)}" if self.total else "")
+        elif self._began and self.total and self._next <= gone and self._done < self.total:
+            self._next = gone + max(PAUSE, whole / 10)
+            self._print(f"{self._done / self.total:.0%} done, about {spoken(whole - gone)} left")
 
     def _begin(self, expected: str = "") -> None:
         with self._lock:

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from in_memory import estimate_fisher
-from tiny import make_net
+from tiny import make_batch, make_net
 
 from lit_compress.evaluation.metrics import bind, build_metrics
 from lit_compress.models.backbones import empty_net, load_config, load_finetuned
 from lit_compress.models.backbones import load_net as load_backbone
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net, save_net
-from lit_compress.numerics.losses import example_losses
+from lit_compress.numerics.losses import example_losses, logits_losses
 from lit_compress.tasks import KINDS, inputs_of, task_type, task_type_of_net
 from lit_compress.tasks.records import TASKS, Writing, get_task
 from lit_compress.utils.errors import UserError
@@ -151,3 +151,19 @@ def test_a_threshold_decides_for_no_answer():
         assert values["exact_match"] == pytest.approx(exact)
         assert values["exact_match_unanswerable"] == float(threshold < 0)
         assert values["best_exact_match"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("family", "task"), [("bert", "sst2"), ("bert", "stsb"), ("llama", "plain_text"), ("bert", "stsb_embedding")]
+)
+def test_the_dev_loss_is_the_task_loss_of_training(family, task):
+    net, kind, batch = make_net(family, task).eval(), task_type(get_task(task)), make_batch()
+    if task == "plain_text":
+        batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    if task == "stsb_embedding":
+        assert kind.dev_loss(torch.zeros(4, 2, 32), batch) is None
+        return
+    with torch.no_grad():
+        found = kind.dev_loss(kind.outputs(net, batch, None), batch)
+        terms = logits_losses(kind.logits(kind.run(net, batch), batch), batch["labels"], kind.loss)
+    torch.testing.assert_close(found, terms["task"])

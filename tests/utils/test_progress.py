@@ -33,8 +33,24 @@ def consume(clock, seconds, name="decompose", total=4):
 def test_a_long_phase_says_when_it_begins_and_ends(clock, capsys):
     consume(clock, 90)
     assert capsys.readouterr().err.splitlines() == [
-        "decompose: begins, about 6 min", "decompose: ended after 6 min"
-    ]  # fmt: skip
+        "decompose: begins, about 6 min",
+        "decompose: 50% done, about 3 min left",
+        "decompose: 75% done, about 2 min left",
+        "decompose: ended after 6 min",
+    ]
+
+
+def test_a_phase_that_began_without_a_time_gets_one(clock, capsys):
+    """Its first part took long; and a phase of hours has about ten lines."""
+    with Lines("distil", 1000) as lines:
+        lines._begin()
+        for _ in range(1000):
+            clock.now += 7.2
+            lines.advance(1)
+    found = capsys.readouterr().err.splitlines()
+    assert found[:2] == ["distil: begins", "distil: 0% done, about 2 h 0 min left"]
+    assert found[-2:] == ["distil: 91% done, about 11 min left", "distil: ended after 2 h 0 min"]
+    assert len(found) == 12
 
 
 def test_the_first_line_comes_after_the_first_part(clock, capsys):
@@ -58,7 +74,9 @@ def test_a_short_first_part_is_no_measure_of_the_rest(clock, capsys):
     """The first step on a GPU took 0.7 s, the others 0.08 s: "about 12 min" of training ended after 82 s."""
     for i, _ in enumerate(track(range(1000), "training", 1000)):
         clock.now += 0.08 if i else 0.72
-    assert capsys.readouterr().err.splitlines() == ["training: begins, about 81 s", "training: ended after 81 s"]
+    assert capsys.readouterr().err.splitlines() == [
+        "training: begins, about 81 s", "training: 76% done, about 20 s left", "training: ended after 81 s"
+    ]  # fmt: skip
 
 
 def test_a_phase_of_unknown_size_has_no_time(clock, capsys):
