@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from lit_compress.tasks.records import Task
 
+LEAST = "5.0"  # version of transformers that loads an export: earlier ones read other tokenizers, and wider attentions
 HERE = "."  # as the code of a card calls its folder
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
@@ -108,7 +109,7 @@ def card(report: dict[str, Any], task: Task, factors: bool) -> str:
         licence = license_of(f"{name}@{revision}" if revision else model["backbone"])
     made = ModelCard.from_template(
         _metadata(report, task, name, licence), str(TEMPLATE), report=report, task=task, kind=task_type(task),
-        name=name, commit=revision, factors=factors, here=HERE, refusal=REFUSAL, rows=counted(report),
+        name=name, commit=revision, factors=factors, here=HERE, least=LEAST, refusal=REFUSAL, rows=counted(report),
         table=markdown(report), speed=speed_lines(report), number=lambda x: "-" if x is None else f"{x:.1e}",
     )  # fmt: skip
     return f"{made}\n"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from torch import nn
 
 from lit_compress.layers.deployed.removed import Removed, Returns
-from lit_compress.layers.deployed.sized import SizedLinear
 from lit_compress.layers.deployed.sized_stream import SizedEmbedding
 from lit_compress.models.architectures import families_with, get_architecture
 from lit_compress.models.pattern import named_linears
@@ -92,10 +91,10 @@ def module_at(net: nn.Module, name: str, kind: type[Module]) -> Module:
     return module
 
 
-def linear_at(net: nn.Module, name: str) -> nn.Linear | SizedLinear:
+def linear_at(net: nn.Module, name: str) -> nn.Linear:
     """Return the Linear ``name`` of ``net``, or the smaller one in its place."""
     linear = net.get_submodule(name)
-    assert isinstance(linear, nn.Linear | SizedLinear), f"{name} is {type(linear).__name__}"
+    assert isinstance(linear, nn.Linear), f"{name} is {type(linear).__name__}"
     return linear
 
 
@@ -211,8 +210,8 @@ def stacks(net: PreTrainedModel) -> dict[str, tuple[str, ...]]:
 
     They read the same input in every forward; see :func:`shared_inputs`.
     """
-    whole = (nn.Linear, SizedLinear)
-    groups = [g for g in shared_inputs(net) if len(g) > 1 and all(isinstance(net.get_submodule(n), whole) for n in g)]
+    shared = (group for group in shared_inputs(net) if len(group) > 1)
+    groups = [group for group in shared if all(isinstance(net.get_submodule(name), nn.Linear) for name in group)]
     return {group[0]: group for group in groups}
 
 

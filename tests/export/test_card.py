@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from lit_compress.__main__ import main
-from lit_compress.export.card import card, license_of, model_name
+from lit_compress.export.card import LEAST, card, license_of, model_name
 from lit_compress.tasks.records import get_task
 
 
@@ -42,7 +42,8 @@ def test_the_hub_reads_what_was_measured(run):
     head = yaml.safe_load(text.split("---")[1])
     assert head["model-index"][0]["name"] == "backbone0-sst2-svd"
     assert "\n# backbone0 on sst2, compressed by SVD to " in text and str(run.parent.parent) not in text
-    assert "of 40 rows" in text
+    assert "of 40 rows" in text and f"torch and transformers {LEAST} or later are enough" in text
+    assert f'"transformers>={LEAST}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
 
 def test_its_code_runs_as_it_stands(run, tmp_path, monkeypatch, capsys):

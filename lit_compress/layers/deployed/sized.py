@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 
-class SizedLinear(nn.Module):
+class SizedLinear(nn.Linear):
     """y = weight x + bias, smaller than the model's configuration says because heads or neurons were removed.
+
+    To other libraries it is the Linear that it is: LoRA of peft adapts it.
 
     Attributes:
         weight: [out_features, in_features]; either may be 0.
@@ -23,18 +24,16 @@ class SizedLinear(nn.Module):
 
     kind = "sized"
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+    def reset_parameters(self) -> None:
+        """Draw no random values: a file or the caller has all."""
 
     @classmethod
     def from_tensors(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> SizedLinear:
         """Return the layer with weight [out, in] and bias [out]."""
         layer = cls(weight.shape[1], weight.shape[0], bias is not None)
         layer.weight = nn.Parameter(weight.detach().contiguous())
-        layer.bias = None if bias is None else nn.Parameter(bias.detach())
+        if bias is not None:
+            layer.bias = nn.Parameter(bias.detach())
         return layer
 
     def spec(self) -> dict[str, Any]:
@@ -43,7 +42,3 @@ class SizedLinear(nn.Module):
             "kind": self.kind, "in_features": self.in_features, "out_features": self.out_features,
             "bias": self.bias is not None,
         }  # fmt: skip
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [..., in_features] to [..., out_features]."""
-        return F.linear(x, self.weight, self.bias)
