@@ -91,7 +91,7 @@ def command_line(options: Any, method: str, mixed: int = 0) -> Any:
         *common.source(TASK, options.work / ("mixed" if mixed else "data")), "--data.max_length", options.length,
         "--data.train_examples", mixed or options.calibrated, "--trainer.accelerator", "cpu",
     ]  # fmt: skip
-    return CommandLine([str(word) for word in words], "factorize")
+    return CommandLine([str(word) for word in words], "factorize", typed=())
 
 
 def compressed(options: Any, method: str, densities: Sequence[float]) -> Iterator[tuple[float, Any, dict[str, float]]]:

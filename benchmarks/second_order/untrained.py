@@ -55,7 +55,7 @@ class Untrained:
             "--model.backbone", self.options.teachers / self.task, *common.source(self.task, folder, self.texts),
             "--data.batch_size", 32, "--seed_everything", SEED, "--trainer.accelerator", "cpu",
         ]  # fmt: skip
-        return CommandLine([str(word) for word in words], "factorize")
+        return CommandLine([str(word) for word in words], "factorize", typed=())
 
     @cached_property
     def folders(self) -> tuple[Path, Path]:
