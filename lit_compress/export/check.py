@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_compress.models.accounting import padded_inputs
+from lit_compress.models.own_code import references
 from lit_compress.models.positions import usable_positions
 from lit_compress.tasks import task_type_of_net
 from lit_compress.utils.errors import UserError
@@ -30,9 +31,9 @@ import sys
 sys.modules["lit_compress"] = None  # an import of it fails from here on
 import torch, transformers
 from safetensors.torch import load_file, save_file
-folder, probe, result, auto_class, *names = sys.argv[1:]
+folder, trust, probe, result, auto_class, *names = sys.argv[1:]
 auto_class = getattr(transformers, auto_class)
-net = auto_class.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
+net = auto_class.from_pretrained(folder, trust_remote_code=trust == "True", dtype=torch.float32).eval()
 with torch.inference_mode():
     output = net(**load_file(probe))
     save_file({name: output[name].clone() for name in names}, result)
@@ -42,13 +43,17 @@ with torch.inference_mode():
 def check_export(net: PreTrainedModel, folder: Path) -> float:
     """Load ``folder`` in another process and return the largest difference of its logits from the logits of ``net``.
 
-    Both get a random batch with padding.
+    Both get a random batch with padding. The code in the folder runs, which is the package's, or was trusted before.
 
     Raises:
-        UserError: the folder does not load, or the logits differ by more than ``TOLERANCE`` (relative above 1).
+        UserError: the folder does not load, or the logits differ by more than ``TOLERANCE`` (relative above 1); or it
+            names code that is not in it.
     """
     from safetensors.torch import load_file, save_file
 
+    named = list(references(folder))
+    if elsewhere := next((ref for ref in named if "--" in ref or "/" in ref), None):
+        raise UserError(f"export: '{folder}' names code that is not in it: '{elsewhere}'; nothing was exported")
     kind = task_type_of_net(net.config)
     length = min(37, usable_positions(net.config) or 37)
     if kind.over_vocabulary:
@@ -60,8 +65,8 @@ def check_export(net: PreTrainedModel, folder: Path) -> float:
         save_file({name: value.contiguous() for name, value in probe.items()}, Path(work) / "probe.safetensors")
         environment = os.environ | {"HF_MODULES_CACHE": work, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(
-            [sys.executable, "-I", "-c", _LOADER, str(folder.resolve()), "probe.safetensors", "result.safetensors",
-             kind.auto_class, *kind.results],
+            [sys.executable, "-I", "-c", _LOADER, str(folder.resolve()), str(bool(named)), "probe.safetensors",
+             "result.safetensors", kind.auto_class, *kind.results],
             cwd=work, env=environment, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode:

@@ -30,6 +30,7 @@ from lit_compress.export.vocabulary import cut_vocabulary
 from lit_compress.export.writing import write_writing
 from lit_compress.models.accounting import dense_site_params, density
 from lit_compress.models.budget import Budget
+from lit_compress.models.own_code import forget_code
 from lit_compress.models.sites import find_sites
 from lit_compress.models.storage import load_net
 from lit_compress.models.surgery import with_same_parameters
@@ -266,4 +267,5 @@ def write_tokenizer(data: DataModule, folder: Path, config: PreTrainedConfig) ->
     if task_type(data.record).cuts_ends:
         tokenizer.backend_tokenizer.enable_truncation(data.deployed_length, direction=tokenizer.truncation_side)
     tokenizer.save_pretrained(folder)
+    forget_code(folder)
     write_sentences(folder, config, data)

@@ -141,9 +141,9 @@ def distil(source: Path, folder: Path) -> None:
     from model2vec.distill import distill_from_model
     from transformers import AutoModel, AutoTokenizer
 
-    stored = (source / "structure.json").is_file()
-    body: Any = load_net(source).base_model if stored else AutoModel.from_pretrained(source, dtype=torch.float32)
-    tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    stored, plain = (source / "structure.json").is_file(), {"dtype": torch.float32, "trust_remote_code": False}
+    body: Any = load_net(source).base_model if stored else AutoModel.from_pretrained(source, **plain)
+    tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     body.name_or_path = str(source)  # without it the package asks the hub
     with silent():
         made = distill_from_model(body, tokenizer, device="cpu")

@@ -7,6 +7,7 @@ wherever the model goes, into the folders of a run and into the export, because 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 MODULE = "modeling_compressed"  # the modelling file of an export
 DENSE = "dense_auto_map"  # in the configuration of an export: the classes of the model that it was made from
+_MAPS = ("auto_map", DENSE)
+_FILES = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")  # that have them
+_KERNELS = ("attn_implementation", "experts_implementation")  # with a slash: a repository of compiled code
 _trusted = False
 
 
@@ -49,18 +53,21 @@ def check_code(what: str, folder: Path) -> None:
     import transformers
 
     config = _read(folder / "config.json")
-    named = _classes(config.get("auto_map")) | _classes(config.get(DENSE))
+    named = _classes(config.get("auto_map")) | (_classes(config.get(DENSE)) if is_exported(folder) else {})
     own = sorted({ref for auto, ref in named.items() if auto == "AutoConfig" or auto.startswith("AutoModel")})
     own = [ref for ref in own if ref.partition(".")[0] != MODULE]
     of_words = sorted(set(_classes(_read(folder / "tokenizer_config.json").get("auto_map")).values()))
+    keys = _MAPS if _trusted else (DENSE,)  # a model that is not trusted forgets the other, see forget_code
+    if elsewhere := next((ref for ref in references(folder, keys) if "--" in ref), None):
+        repository, _, file = elsewhere.partition("--")
+        raise UserError(
+            f"{what}: its code is in the repository '{repository}', whose revision nothing names; put "
+            f"{file.partition('.')[0]}.py next to its config.json, and take '{repository}--' out of auto_map there"
+        )
     if _trusted:
-        if elsewhere := next((ref for ref in (*own, *of_words) if "--" in ref), None):
-            repository, _, file = elsewhere.partition("--")
-            raise UserError(
-                f"{what}: its code is in the repository '{repository}', whose revision nothing names; put "
-                f"{file.partition('.')[0]}.py next to its config.json, and take '{repository}--' out of auto_map there"
-            )
         return
+    if kernel := next((ref for ref in references(folder, _KERNELS) if "/" in ref), None):
+        raise UserError(f"{what} asks for the compiled code '{kernel}', which is not run; take it out of config.json")
     files = [f"{ref.rpartition('--')[2].partition('.')[0]}.py" for ref in (*own, *of_words)]
     if strange := [ref for ref in own if not hasattr(transformers, ref.rpartition(".")[2])]:
         raise UserError(
@@ -71,6 +78,46 @@ def check_code(what: str, folder: Path) -> None:
         note(f"{what}: its code ({files[0]}) is not run; transformers has the class {own[0].rpartition('.')[2]}")
     if of_words:
         note(f"{what}: the code of its tokenizer ({files[-1]}) is not run; tokenizer.json is read without it")
+
+
+def is_exported(folder: Path) -> bool:
+    """Return whether a folder is an export with a modelling file, whose configuration has keys of ours."""
+    return (folder / f"{MODULE}.py").is_file() and (folder / "structure.json").is_file()
+
+
+def references(folder: Path, keys: Sequence[str] = _MAPS) -> Iterator[str]:
+    """Yield all code that the files of a model name, at any depth, under these keys."""
+    for name in _FILES:
+        yield from _below(_read(folder / name), keys)
+
+
+def _below(value: Any, keys: Sequence[str], inside: bool = False) -> Iterator[str]:
+    """Yield the strings in a JSON value that are below one of ``keys``; all of them if it is ``inside`` one."""
+    if inside and isinstance(value, str):
+        yield value
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    for key, child in value.items() if isinstance(value, dict) else ():
+        yield from _below(child, keys, inside or key in keys)
+
+
+def forget_code(folder: Path) -> None:
+    """Take the code that a model's files name out of them, if it is not trusted; an export keeps its modelling file.
+
+    Nobody may get from us a folder that names code which we did not write.
+    """
+    for name in () if _trusted else _FILES:
+        content = _read(folder / name)
+        ours = {auto: ref for auto, ref in _classes(content.get("auto_map")).items() if ref.startswith(f"{MODULE}.")}
+        kept = _without_code(content) | ({"auto_map": ours} if ours else {})
+        if kept != content:
+            (folder / name).write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+
+
+def _without_code(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_code(child) for key, child in value.items() if key not in _MAPS}
+    return [_without_code(child) for child in value] if isinstance(value, list) else value
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -110,6 +157,7 @@ def own_class(what: str, config: PreTrainedConfig, auto_class: str) -> str | Non
     Raises:
         UserError: its code has no class of this type, only others.
     """
+    config.__dict__.pop(DENSE, None)  # of exports alone, whose configurations are read elsewhere
     if not _trusted:
         config.__dict__.pop("auto_map", None)
         return None

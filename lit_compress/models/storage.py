@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lit_compress.models.backbones import empty_net
 from lit_compress.models.checks import check_counts, check_finite
-from lit_compress.models.own_code import DENSE, check_code, save_code, trusts_code
+from lit_compress.models.own_code import DENSE, check_code, forget_code, is_exported, save_code, trusts_code
 from lit_compress.models.shapes import empty_parameters, without_values
 from lit_compress.models.shards import WHOLE, load_tensors, net_shapes, only_dtype, write_shard
 from lit_compress.models.surgery import check_structure, describe, rebuild, replace
@@ -83,6 +83,7 @@ def save_form(net: PreTrainedModel, folder: Path) -> None:
         net.config.architectures = [type(net).__name__]  # names the task head
     save_code(net, folder)
     net.config.save_pretrained(folder)
+    forget_code(folder)
     if net.can_generate():
         net.generation_config.save_pretrained(folder)
     (folder / "structure.json").write_text(json.dumps(describe(net), indent=2) + "\n")
@@ -134,12 +135,14 @@ def config_of(folder: Path) -> PreTrainedConfig:
 
     check_code(f"'{folder}'", folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code())
-    if hasattr(config, "structure"):  # of an export, whose class puts layers of its own into the model
+    own, names = (config.__dict__.pop(key, None) for key in (DENSE, ACTIVATIONS))
+    if is_exported(folder):  # its class puts layers of its own into the model
         config.__dict__.pop("auto_map", None)
-        if own := config.__dict__.pop(DENSE, None):
+        if own and trusts_code():
             config.auto_map = own
-    for name, value in config.__dict__.pop(ACTIVATIONS, {}).items():
-        setattr(config, name, value)
+        for name, value in (names or {}).items():
+            if hasattr(config, name) and name[:1] != "_" and not isinstance(value, dict | list):
+                setattr(config, name, value)
     return config
 
 
